@@ -1,0 +1,123 @@
+"""Every error that convattn raises on purpose.
+
+One `except ConvAttnError` catches them all; the second base class keeps them compatible with what Python code expects::
+
+    ConvAttnError (Exception)
+    ├── ArgumentError (ValueError)            an argument has a wrong value
+    │   ├── ShapeError                        a tensor has a wrong rank or size
+    │   ├── UnknownNameError                  a name is not one of the known ones; says the nearest
+    │   ├── EncodingRangeError                a table was asked for a displacement that it does not hold
+    │   └── RecipeError                       a training recipe has an unknown key or a value out of range
+    ├── ConversionError                       a conversion cannot give a correct result
+    │   └── UnsupportedModelError             a module is of a kind that the converter does not understand
+    ├── DataError                             a data file is missing, unreadable or of the wrong form
+    ├── CheckpointError                       a saved model or run is missing, damaged or of another version
+    ├── DeviceError                           the device or dtype cannot do what was asked
+    └── MissingDependencyError (ImportError)  an optional package is not installed; says the install line
+"""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ArgumentError",
+    "CheckpointError",
+    "ConvAttnError",
+    "ConversionError",
+    "DataError",
+    "DeviceError",
+    "EncodingRangeError",
+    "MissingDependencyError",
+    "RecipeError",
+    "ShapeError",
+    "UnknownNameError",
+    "UnsupportedModelError",
+]
+
+
+class ConvAttnError(Exception):
+    """Root of every error that the library raises on purpose."""
+
+
+class ArgumentError(ConvAttnError, ValueError):
+    """An argument has a value that the call cannot take."""
+
+    @classmethod
+    def expected(cls, argument: str, expectation: str, value: object) -> "ArgumentError":
+        """Builds the message in the one form that the library uses.
+
+        Args:
+            argument: Name of the argument, as in the signature.
+            expectation: What would have been right, completing "must be …".
+            value: What came instead; shown by `repr`.
+
+        Returns:
+            The error, ready to be raised.
+
+        Example:
+            >>> print(ArgumentError.expected("stride", "an integer of at least 1", 0))
+            stride must be an integer of at least 1, but is 0
+        """
+        return cls(f"{argument} must be {expectation}, but is {value!r}")
+
+
+class ShapeError(ArgumentError):
+    """A tensor has a rank or a size that the call cannot take."""
+
+
+class UnknownNameError(ArgumentError):
+    """A name is not among the known ones.
+
+    Example:
+        >>> print(UnknownNameError("encoding", "quadratik", ["distance", "quadratic"]))
+        unknown encoding 'quadratik': did you mean 'quadratic'? Known: distance, quadratic
+    """
+
+    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
+        """Names the kind of thing looked up, the name that came and those that would have been right."""
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        nearest = difflib.get_close_matches(str(name), self.known, n=1, cutoff=0.5)
+        hint = f" did you mean {nearest[0]!r}?" if nearest else ""
+        super().__init__(f"unknown {kind} {name!r}:{hint} Known: {', '.join(self.known)}")
+
+
+class EncodingRangeError(ArgumentError):
+    """A table of displacements was asked for one that it does not hold."""
+
+
+class RecipeError(ArgumentError):
+    """A training recipe has an unknown key or a value out of range."""
+
+
+class ConversionError(ConvAttnError):
+    """A conversion cannot give a correct result; the message says why."""
+
+
+class UnsupportedModelError(ConversionError):
+    """A module is of a kind that the converter does not understand; the message names it."""
+
+
+class DataError(ConvAttnError):
+    """A data file is missing, unreadable or not of the expected form."""
+
+
+class CheckpointError(ConvAttnError):
+    """A saved model or run is missing, damaged or of another version."""
+
+
+class DeviceError(ConvAttnError):
+    """The device or the dtype cannot do what was asked."""
+
+
+class MissingDependencyError(ConvAttnError, ImportError):
+    """An optional package is needed and not installed.
+
+    Example:
+        >>> print(MissingDependencyError("scikit-learn", "train"))
+        this needs scikit-learn, which is not installed; run: pip install "convattn[train]"
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        """Names the package and the extra that brings it."""
+        self.package, self.extra = package, extra
+        super().__init__(f'this needs {package}, which is not installed; run: pip install "convattn[{extra}]"')
