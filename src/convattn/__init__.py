@@ -1,0 +1,106 @@
+"""Self-attention that is a convolution, and back.
+
+The names below are the whole public interface. Each is imported from its private module when it is first asked for, so
+that `import convattn` is quick and loads no torch.
+
+Example:
+    >>> import convattn
+    >>> convattn.__version__
+    '0.1.0'
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from convattn.__about__ import __version__
+
+if TYPE_CHECKING:
+    from convattn.convert import attention_to_conv, conv_to_attention, load_layer, save_layer
+    from convattn.encodings import (
+        Distance,
+        GeneralizedQuadratic,
+        LearnedAxial,
+        LearnedTable,
+        LinearDistance,
+        Quadratic,
+        Sinusoidal,
+    )
+    from convattn.errors import ConvAttnError
+    from convattn.layers import (
+        Content,
+        GatedRelativeAttention2d,
+        RelativeAttention1d,
+        RelativeAttention2d,
+        RelativeAttention3d,
+    )
+    from convattn.models import AttentionNet, ConvNet, resnet18
+    from convattn.records import Certificate, RunRecord
+    from convattn.training import load_recipe, train
+
+__all__ = [
+    "AttentionNet",
+    "Certificate",
+    "Content",
+    "ConvAttnError",
+    "ConvNet",
+    "Distance",
+    "GatedRelativeAttention2d",
+    "GeneralizedQuadratic",
+    "LearnedAxial",
+    "LearnedTable",
+    "LinearDistance",
+    "Quadratic",
+    "RelativeAttention1d",
+    "RelativeAttention2d",
+    "RelativeAttention3d",
+    "RunRecord",
+    "Sinusoidal",
+    "__version__",
+    "attention_to_conv",
+    "conv_to_attention",
+    "load_layer",
+    "load_recipe",
+    "resnet18",
+    "save_layer",
+    "train",
+]
+
+_HOMES = {
+    "AttentionNet": "convattn.models",
+    "Certificate": "convattn.records",
+    "Content": "convattn.layers",
+    "ConvAttnError": "convattn.errors",
+    "ConvNet": "convattn.models",
+    "Distance": "convattn.encodings",
+    "GatedRelativeAttention2d": "convattn.layers",
+    "GeneralizedQuadratic": "convattn.encodings",
+    "LearnedAxial": "convattn.encodings",
+    "LearnedTable": "convattn.encodings",
+    "LinearDistance": "convattn.encodings",
+    "Quadratic": "convattn.encodings",
+    "RelativeAttention1d": "convattn.layers",
+    "RelativeAttention2d": "convattn.layers",
+    "RelativeAttention3d": "convattn.layers",
+    "RunRecord": "convattn.records",
+    "Sinusoidal": "convattn.encodings",
+    "attention_to_conv": "convattn.convert",
+    "conv_to_attention": "convattn.convert",
+    "load_layer": "convattn.convert",
+    "load_recipe": "convattn.training",
+    "resnet18": "convattn.models",
+    "save_layer": "convattn.convert",
+    "train": "convattn.training",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw this function would accept any name at all
+
+    def __getattr__(name: str) -> object:
+        """Import a public name from its home when it is first used."""
+        if name not in _HOMES:
+            message = f"module 'convattn' has no attribute {name!r}"
+            raise AttributeError(message)
+        return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
