@@ -1,0 +1,53 @@
+# A fresh machine needs Python 3.11 or later and make; uv is used where it is on PATH, else venv and pip.
+PYTHON ?= python3
+VENV ?= .venv
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help demo test check fix constraints clean
+
+PY := $(VENV)/bin/python
+UV := $(shell command -v uv 2>/dev/null)
+ifdef UV
+  NEW_VENV = uv venv --python $(PYTHON) $(VENV)
+  INSTALL = uv pip install --python $(PY) --constraint constraints.txt
+else
+  NEW_VENV = $(PYTHON) -m venv $(VENV)
+  INSTALL = $(PY) -m pip install --constraint constraints.txt
+endif
+
+help:                    ## List the commands
+	@sed -nE 's/^([a-z]+):.*## (.*)$$/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+demo: $(VENV)/.demo      ## Convert, train and certify on embedded data, and write a page
+	$(VENV)/bin/convattn demo
+
+test: $(VENV)/.dev       ## Run every test but the slow ones
+	$(PY) -m pytest -m "not slow"
+
+check: $(VENV)/.dev      ## Format, lint, types, imports and the quickest tests, in under two minutes
+	VENV=$(VENV) scripts/check
+
+fix: $(VENV)/.dev        ## Repair what can be repaired
+	VENV=$(VENV) scripts/fix
+
+constraints:             ## Pin today's versions in constraints.txt (needs uv)
+	@command -v uv >/dev/null || { echo "make constraints needs uv" >&2; exit 1; }
+	{ head -n 1 constraints.txt; \
+	  uv pip compile pyproject.toml --universal --python-version 3.11 --upgrade --quiet \
+	    --extra dev --extra timm --extra hf --no-header --no-annotate; } > constraints.txt.new
+	mv constraints.txt.new constraints.txt
+
+clean:                   ## Remove the environment and everything that is written by tools
+	rm -rf $(VENV) build dist demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp says which extras the environment holds; newer requirements make it stale.
+$(VENV)/.dev $(VENV)/.demo: pyproject.toml constraints.txt | $(PY)
+	$(INSTALL) --editable ".[$(if $(filter %.dev,$@),dev,train)]"
+	touch $@
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "convattn needs Python 3.11 or later: make PYTHON=python3.11 ...")'
+	$(NEW_VENV)
