@@ -1,0 +1,85 @@
+"""The documents: README code runs, examples run, commands exist, and every relative link leads somewhere."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOT_OURS = {"build", "dist", "runs", "demo", "node_modules"}
+PAGES = sorted(
+    page
+    for page in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part in NOT_OURS for part in page.relative_to(ROOT).parts)
+)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [code for found, code in FENCE.findall(page.read_text(encoding="utf-8")) if found == language]
+
+
+def anchors(page: Path) -> set[str]:
+    """Give the fragment of every heading, the way GitHub derives it."""
+    headings = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def relative_links(page: Path) -> list[str]:
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+    targets = re.findall(r"\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)", text)
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+
+
+def broken_links(page: Path) -> list[str]:
+    broken = []
+    for link in relative_links(page):
+        path, _, fragment = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        lost_anchor = fragment and target.suffix == ".md" and target.exists() and fragment not in anchors(target)
+        if not target.exists() or lost_anchor:
+            broken.append(link)
+    return broken
+
+
+def test_readme_python_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = blocks(ROOT / "README.md", "python")
+    assert found
+    namespace = {"__name__": "readme"}
+    for number, code in enumerate(found, start=1):
+        exec(compile(code, f"README.md, python block {number}", "exec"), namespace)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name)
+def test_example_runs(example, tmp_path, monkeypatch):
+    assert "assert" in example.read_text(encoding="utf-8"), "an example ends by asserting what it showed"
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(example), run_name="__main__")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_relative_links_resolve(page):
+    assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_make_commands_exist(page):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
+    commands = "\n".join(blocks(page, "sh") + re.findall(r"`(make [^`\n]*)`", page.read_text(encoding="utf-8")))
+    assert set(re.findall(r"^make ([a-z]+)", commands, flags=re.MULTILINE)) <= targets
+
+
+def test_a_broken_link_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One *two*\n[a](#one-two) [b](#three) [c](gone.md) [d](page.md#one-two) [e](https://example.org)\n"
+    )
+    assert broken_links(page) == ["#three", "gone.md"]
