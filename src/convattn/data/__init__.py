@@ -1,0 +1,16 @@
+"""Image data sets held whole in memory, and augmentation of whole batches on their device."""
+
+from convattn.data.augment import horizontal_flip, normalise, random_crop
+from convattn.data.cifar10 import load_cifar10
+from convattn.data.dataset import ImageDataset, ImageSplit
+from convattn.data.digits import load_digits
+
+__all__ = [
+    "ImageDataset",
+    "ImageSplit",
+    "horizontal_flip",
+    "load_cifar10",
+    "load_digits",
+    "normalise",
+    "random_crop",
+]

@@ -1,0 +1,101 @@
+"""Random crops and flips of whole batches, on the device that holds them, from an explicit generator.
+
+Pixels go in and out as they are stored (bytes), so that padding is black as in the paper's code; normalise last.
+"""
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from torch.nn import functional as F
+
+from convattn.errors import ArgumentError, ShapeError
+
+__all__ = ["horizontal_flip", "normalise", "random_crop"]
+
+
+def random_crop(
+    images: UInt8[Tensor, "batch channels rows cols"], *, padding: int, generator: torch.Generator
+) -> UInt8[Tensor, "batch channels rows cols"]:
+    """Moves each image by its own random whole-pixel shift, filling with black what comes in from outside.
+
+    ``y[b, c, i, j] = x̃[b, c, i + r_b, j + s_b]`` with x̃ the image padded by `padding` zeros on every side and r_b,
+    s_b uniform on 0 … 2·padding: the usual "pad, then crop at random".
+
+    Args:
+        images: Pixel values.
+        padding: Largest shift along each axis, in pixels, at least 0.
+        generator: Source of the shifts. They are drawn on its device, so one CPU generator gives one sequence
+            everywhere.
+
+    Returns:
+        The shifted images, of the same shape.
+
+    Raises:
+        ArgumentError: The padding is negative.
+
+    Example:
+        >>> image = torch.full((1, 1, 2, 2), 7, dtype=torch.uint8)
+        >>> random_crop(image, padding=0, generator=torch.Generator()).tolist()
+        [[[[7, 7], [7, 7]]]]
+    """
+    if padding < 0:
+        raise ArgumentError(f"padding must be an integer of at least 0, but is {padding}")
+    batch, _, rows, cols = images.shape
+    drawn = torch.randint(0, 2 * padding + 1, (2, batch), generator=generator, device=generator.device)
+    row_shift, col_shift = drawn.to(images.device)
+    pixels = rearrange(F.pad(images, (padding,) * 4), "batch channels rows cols -> batch rows cols channels")
+    row_index = row_shift[:, None] + torch.arange(rows, device=images.device)
+    col_index = col_shift[:, None] + torch.arange(cols, device=images.device)
+    image_index = torch.arange(batch, device=images.device)
+    cropped = pixels[image_index[:, None, None], row_index[:, :, None], col_index[:, None, :]]
+    return rearrange(cropped, "batch rows cols channels -> batch channels rows cols")
+
+
+def horizontal_flip(
+    images: UInt8[Tensor, "batch channels rows cols"], *, generator: torch.Generator
+) -> UInt8[Tensor, "batch channels rows cols"]:
+    """Mirrors each image left to right with probability one half.
+
+    Args:
+        images: Pixel values.
+        generator: Source of the coin tosses, drawn on its device.
+
+    Returns:
+        The images, some of them mirrored.
+
+    Example:
+        >>> image = torch.tensor([[[[1, 2]]]], dtype=torch.uint8)
+        >>> horizontal_flip(image, generator=torch.Generator().manual_seed(0)).tolist()
+        [[[[2, 1]]]]
+    """
+    tossed = torch.rand(len(images), generator=generator, device=generator.device) < 0.5
+    return torch.where(tossed.to(images.device)[:, None, None, None], images.flip(-1), images)
+
+
+def normalise(
+    images: UInt8[Tensor, "batch channels rows cols"], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float[Tensor, "batch channels rows cols"]:
+    """Scales bytes to numbers of about zero mean and unit variance, ``(x / 255 − mean_c) / std_c``, in float32.
+
+    Args:
+        images: Pixel values.
+        mean: Mean of each channel, in units of the full range [0, 1].
+        std: Standard deviation of each channel, positive, in the same units.
+
+    Returns:
+        What a network takes.
+
+    Raises:
+        ShapeError: The mean or the standard deviation has not one value for each channel.
+
+    Example:
+        >>> normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), (0.5,), (0.25,)).tolist()
+        [[[[-2.0, 2.0]]]]
+    """
+    channels = images.shape[1]
+    if not len(mean) == len(std) == channels:
+        raise ShapeError(f"mean and std need one value for each of {channels} channels: got {len(mean)} and {len(std)}")
+    shift = torch.tensor(mean, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
+    scale = torch.tensor(std, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
+    return (images - shift) / scale

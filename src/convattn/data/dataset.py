@@ -1,0 +1,102 @@
+"""Labelled images held whole in memory, with what is needed to say later exactly which ones they were."""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from convattn.errors import DataError
+from convattn.records import DataRecord
+
+__all__ = ["ImageDataset", "ImageSplit"]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSplit:
+    """Images and their labels, in one fixed order.
+
+    Attributes:
+        images: Pixel values 0 to 255, (images, channels, rows, cols).
+        labels: Class of each image, from 0.
+
+    Raises:
+        DataError: The split is empty, or the numbers of images and labels differ.
+    """
+
+    images: UInt8[Tensor, "images channels rows cols"]
+    labels: Int64[Tensor, " labels"]
+
+    def __post_init__(self) -> None:
+        """Checks that every image has one label."""
+        if len(self.images) != len(self.labels) or len(self.images) == 0:
+            raise DataError(
+                f"a split needs at least one image and one label for each: "
+                f"it has {len(self.images)} images and {len(self.labels)} labels"
+            )
+
+    def __len__(self) -> int:
+        """Returns the number of images."""
+        return len(self.labels)
+
+    def sha256(self) -> str:
+        """Returns the SHA-256 of the pixels followed by the labels (int64, little endian)."""
+        digest = hashlib.sha256(self.images.contiguous().cpu().numpy().tobytes())
+        digest.update(self.labels.cpu().numpy().astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def to(self, device: torch.device | str) -> "ImageSplit":
+        """Returns the split with both tensors on a device."""
+        return ImageSplit(self.images.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDataset:
+    """A training and a test split of labelled images.
+
+    Attributes:
+        train: Images to learn from.
+        test: Images to measure on.
+        num_classes: Number of classes; labels are below it.
+        mean: Mean of each channel that normalises, in units of the full range [0, 1].
+        std: Standard deviation of each channel, in the same units.
+        record: Name, source, hashes, counts and how the splits were made.
+
+    Raises:
+        DataError: A label is outside [0, num_classes), or the splits differ in image shape.
+    """
+
+    train: ImageSplit
+    test: ImageSplit
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    record: DataRecord
+
+    def __post_init__(self) -> None:
+        """Checks the labels and that both splits hold images of one shape."""
+        for name, split in (("train", self.train), ("test", self.test)):
+            wrong = ((split.labels < 0) | (split.labels >= self.num_classes)).nonzero()
+            if len(wrong):
+                row = int(wrong[0])
+                raise DataError(
+                    f"{self.record.name}, {name} split: row {row}: label must be from 0 to {self.num_classes - 1}, "
+                    f"but is {int(split.labels[row])}"
+                )
+        if self.train.images.shape[1:] != self.test.images.shape[1:]:
+            raise DataError(
+                f"{self.record.name}: both splits must hold images of one shape, but train has "
+                f"{tuple(self.train.images.shape[1:])} and test {tuple(self.test.images.shape[1:])}"
+            )
+
+    @property
+    def name(self) -> str:
+        """Name of the data set and the copy."""
+        return self.record.name
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, rows and columns of every image."""
+        channels, rows, cols = self.train.images.shape[1:]
+        return channels, rows, cols

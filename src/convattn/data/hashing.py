@@ -1,0 +1,20 @@
+"""Hashes that say which data a result is about."""
+
+import hashlib
+from pathlib import Path
+
+__all__ = ["file_sha256"]
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's content, in lower-case hexadecimal digits.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = (file := Path(folder, "empty")).write_bytes(b"")
+        ...     file_sha256(file)[:16]
+        'e3b0c44298fc1c14'
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

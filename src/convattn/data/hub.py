@@ -1,0 +1,59 @@
+"""Files of a data set on the Hugging Face Hub, checked against the hash that the Hub states for them."""
+
+import re
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download
+
+from convattn.data.hashing import file_sha256
+from convattn.errors import DataError
+
+__all__ = ["fetch_from_hub"]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def fetch_from_hub(repository: str, files: dict[str, str]) -> tuple[dict[str, Path], str]:
+    """Fetches files into the Hub's cache, or finds them there without a connection, and checks their content.
+
+    The cache keeps each large file under the SHA-256 that the Hub states for it, also for later use without a
+    connection.
+
+    Args:
+        repository: Data set on the Hub, ``owner/name``.
+        files: Path inside the repository of each file, by a name of the caller's choice.
+
+    Returns:
+        Local path of each file by the same names, and where they came from in words.
+
+    Raises:
+        DataError: The Hub cannot be reached and the cache lacks a file; or a file's content is not what the Hub
+            states, or cannot be checked against it.
+    """
+    paths = {}
+    for name, file in files.items():
+        try:
+            paths[name] = Path(hf_hub_download(repository, file, repo_type="dataset"))
+        except OSError as error:
+            raise DataError(
+                f"cannot fetch {file} of {repository} from the Hub ({type(error).__name__}: {error}); "
+                f"give a local folder that holds {' and '.join(Path(item).name for item in files.values())} instead"
+            ) from None
+        _check_content(paths[name])
+    revisions = sorted(
+        {path.parents[file.count("/")].name for path, file in zip(paths.values(), files.values(), strict=True)}
+    )
+    return paths, f"Hugging Face Hub, {repository}, revision {' and '.join(revisions)}"
+
+
+def _check_content(path: Path) -> None:
+    """Holds a cached file against the name that the cache keeps it under."""
+    stated, found = path.resolve().name, file_sha256(path)
+    if not _SHA256.fullmatch(stated):
+        raise DataError(
+            f"{path}: the Hub's cache states no SHA-256 for it; give the folder of a copy that you trust instead"
+        )
+    if stated != found:
+        raise DataError(
+            f"{path}: the Hub states SHA-256 {stated}, but the content has {found}; delete the file and fetch it again"
+        )
