@@ -32,7 +32,26 @@ __all__ = [
     "ShapeError",
     "UnknownNameError",
     "UnsupportedModelError",
+    "must_be",
 ]
+
+
+def must_be(argument: str, expectation: str, value: object) -> str:
+    """Words a message about an argument in the one form that the library uses.
+
+    Args:
+        argument: Name of the argument, as in the signature.
+        expectation: What would have been right, completing "must be …".
+        value: What came instead; shown by `repr`.
+
+    Returns:
+        The message.
+
+    Example:
+        >>> must_be("stride", "an integer of at least 1", 0)
+        'stride must be an integer of at least 1, but is 0'
+    """
+    return f"{argument} must be {expectation}, but is {value!r}"
 
 
 class ConvAttnError(Exception):
@@ -41,24 +60,6 @@ class ConvAttnError(Exception):
 
 class ArgumentError(ConvAttnError, ValueError):
     """An argument has a value that the call cannot take."""
-
-    @classmethod
-    def expected(cls, argument: str, expectation: str, value: object) -> "ArgumentError":
-        """Builds the message in the one form that the library uses.
-
-        Args:
-            argument: Name of the argument, as in the signature.
-            expectation: What would have been right, completing "must be …".
-            value: What came instead; shown by `repr`.
-
-        Returns:
-            The error, ready to be raised.
-
-        Example:
-            >>> print(ArgumentError.expected("stride", "an integer of at least 1", 0))
-            stride must be an integer of at least 1, but is 0
-        """
-        return cls(f"{argument} must be {expectation}, but is {value!r}")
 
 
 class ShapeError(ArgumentError):

@@ -5,17 +5,20 @@ Each record carries a schema version, its units in its docstring, and what it do
 
 import dataclasses
 import json
+import math
 import os
 import tempfile
 import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 from convattn.errors import CheckpointError
 
 __all__ = ["Certificate", "DataRecord", "Record", "RunRecord", "write_atomically"]
+
+R = TypeVar("R", bound="Record")
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path:
@@ -61,12 +64,16 @@ class Record:
     schema_version: ClassVar[int] = 1
 
     def to_json(self) -> str:
-        """Returns the record as indented JSON; numbers that are not finite become the strings "inf" and "nan"."""
+        """Writes the record as text.
+
+        Returns:
+            Indented JSON; numbers that are not finite become the strings "inf" and "nan".
+        """
         content = {"record": type(self).__name__, "schema_version": self.schema_version, **dataclasses.asdict(self)}
         return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls: type[R], text: str) -> R:
         """Reads a record back.
 
         Args:
@@ -92,8 +99,14 @@ class Record:
         return write_atomically(path, self.to_json())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls: type[R], path: str | os.PathLike[str]) -> R:
         """Reads a record from a file.
+
+        Args:
+            path: File that `save` wrote.
+
+        Returns:
+            An equal record.
 
         Raises:
             CheckpointError: The file is missing, unreadable or not such a record.
@@ -151,13 +164,14 @@ class Certificate(Record):
 
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text."""
+        kind = f"{'exact' if self.exact else 'approximate'}, {self.heads} heads, {self.dtype}"
+        allowed = f"{self.bound + self.rounding:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}"
         lines = [
-            f"{self.direction.replace('_', ' ')}: {'passed' if self.passed else 'FAILED'}"
-            f" ({'exact' if self.exact else 'approximate'}, {self.heads} heads, {self.dtype})",
+            f"{self.direction.replace('_', ' ')}: {'passed' if self.passed else 'FAILED'} ({kind})",
             f"  from            {self.source}",
             f"  to              {self.result}",
             f"  measured error  {self.measured_error:.3g}  on a standard normal input {self.check_shape}",
-            f"  allowed         {self.bound + self.rounding:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}",
+            f"  allowed         {allowed}",
         ]
         if self.sharpness is not None:
             lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; mass off the tap at most {self.leak:.3g}")
@@ -228,7 +242,7 @@ class RunRecord(Record):
 
 def _plain(value: Any) -> Any:
     """Makes JSON's own types of a value; JSON has no inf or nan, so these become strings."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and (not math.isfinite(value)):
         return repr(value)
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
