@@ -1,0 +1,220 @@
+"""Grids of queries and keys in n dimensions: positions, sizes, padding and displacement tables.
+
+Everything here is integers and index tensors. Keys are the pixels of the padded image; a query stands at the middle
+of the
+window that a convolution with the same arguments would look at; a displacement is δ = key − query, in pixels of the
+key grid.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
+
+__all__ = ["PADDING_MODES", "Axis", "Geometry", "axis_lists"]
+
+PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
+"""How the image goes on outside its border; the names of `torch.nn.Conv2d`."""
+
+PerAxis: TypeAlias = int | Sequence[int]
+"""One integer for all axes, or one per axis."""
+
+Padding: TypeAlias = int | str | Sequence[int] | Sequence[tuple[int, int]]
+"""As in `torch.nn.Conv2d`, and pairs (before, after) per axis."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Queries and keys along one axis.
+
+    Attributes:
+        queries: Positions of the queries, in pixels of the key grid.
+        keys: Number of keys; they stand at 0, 1, …, keys − 1.
+
+    Example:
+        >>> axis = Axis(range(1, 6, 2), 7)
+        >>> axis.lowest, axis.highest
+        (-5, 5)
+        >>> axis.index()[0].tolist()
+        [4, 5, 6, 7, 8, 9, 10]
+    """
+
+    queries: range
+    keys: int
+
+    @property
+    def lowest(self) -> int:
+        """Smallest displacement, from the last query to the first key."""
+        return -self.queries[-1]
+
+    @property
+    def highest(self) -> int:
+        """Largest displacement, from the first query to the last key."""
+        return self.keys - 1 - self.queries[0]
+
+    def displacements(self, device: torch.device | None = None) -> Int[Tensor, " displacements"]:
+        """Returns every displacement from the lowest to the highest."""
+        return torch.arange(self.lowest, self.highest + 1, device=device)
+
+    def index(self, device: torch.device | None = None) -> Int[Tensor, "queries keys"]:
+        """Returns, for each query and key, where their displacement stands in `displacements()`."""
+        queries = torch.arange(self.queries.start, self.queries.stop, self.queries.step, device=device)
+        keys = torch.arange(self.keys, device=device)
+        return keys[None, :] - queries[:, None] - self.lowest
+
+
+def axis_lists(name: str, value: PerAxis, dims: int, *, least: int) -> tuple[int, ...]:
+    """Reads an argument that is one integer for all axes or one per axis.
+
+    Args:
+        name: Name of the argument, for the error.
+        value: What the user gave.
+        dims: Number of axes.
+        least: Smallest value allowed.
+
+    Returns:
+        One integer per axis.
+
+    Raises:
+        ArgumentError: The value is not such integers, or one of them is too small.
+
+    Example:
+        >>> axis_lists("stride", 2, 3, least=1)
+        (2, 2, 2)
+    """
+    values = (value,) * dims if isinstance(value, int) else value
+    valid = isinstance(values, Sequence) and not isinstance(values, str) and len(values) == dims
+    if not valid or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in values):
+        raise ArgumentError(must_be(name, f"an integer of at least {least}, or {dims} of them", value))
+    return tuple(values)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where queries stand on the padded key grid: the size arithmetic of `torch.nn.ConvNd` and `ConvTransposeNd`.
+
+    The window (`kernel_size` and `dilation`) fixes the number of queries and the point where each stands; it does
+    not limit
+    which keys a query attends to. With the default window of one pixel and no padding, queries and keys are the
+    same pixels.
+
+    Attributes:
+        kernel_size: Size of the window, in taps per axis.
+        stride: Step from one query to the next, in pixels per axis.
+        padding: Pixels added (before, after) per axis; negative ones are cut off.
+        padding_mode: One of `PADDING_MODES`.
+        dilation: Step from one tap of the window to the next, in pixels per axis.
+        input_dilation: Step from one input pixel to the next on the key grid; the gaps hold zeros, as in a transposed
+            convolution.
+    """
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    padding_mode: str
+    dilation: tuple[int, ...]
+    input_dilation: tuple[int, ...]
+
+    @classmethod
+    def parse(
+        cls,
+        dims: int,
+        *,
+        kernel_size: PerAxis = 1,
+        stride: PerAxis = 1,
+        padding: Padding = 0,
+        padding_mode: str = "zeros",
+        dilation: PerAxis = 1,
+        input_dilation: PerAxis = 1,
+    ) -> "Geometry":
+        """Reads the arguments of a convolution as users write them.
+
+        Args:
+            dims: Number of axes, at least 1.
+            kernel_size: Taps per axis, ≥ 1.
+            stride: Step of the queries, ≥ 1.
+            padding: An integer, one per axis, a pair (before, after) per axis, "valid" or "same".
+            padding_mode: One of `PADDING_MODES`.
+            dilation: Step of the taps, ≥ 1.
+            input_dilation: Step of the input pixels on the key grid, ≥ 1.
+
+        Returns:
+            The geometry, with one entry per axis in each field.
+
+        Raises:
+            ArgumentError: A value is out of range, or "same" is asked with a stride.
+            UnknownNameError: The padding mode is unknown.
+        """
+        kernel = axis_lists("kernel_size", kernel_size, dims, least=1)
+        steps = axis_lists("stride", stride, dims, least=1)
+        spread = axis_lists("dilation", dilation, dims, least=1)
+        if padding_mode not in PADDING_MODES:
+            raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
+        if padding == "same" and set(steps) != {1}:
+            raise ArgumentError(must_be("stride", 'all 1 with padding="same"', stride))
+        pairs = tuple(_padding_pairs(padding, dims, kernel, spread))
+        gaps = axis_lists("input_dilation", input_dilation, dims, least=1)
+        return cls(kernel, steps, pairs, padding_mode, spread, gaps)
+
+    @property
+    def anchor(self) -> tuple[int, ...]:
+        """Where the query stands in its window, in pixels: at the middle tap, of an even window at the one before."""
+        return tuple(d * ((k - 1) // 2) for k, d in zip(self.kernel_size, self.dilation, strict=True))
+
+    @property
+    def keeps_grid(self) -> bool:
+        """Whether the keys are the image's own pixels: no padding and no input dilation."""
+        return all(pair == (0, 0) for pair in self.padding) and set(self.input_dilation) == {1}
+
+    def axes(self, spatial: Sequence[int]) -> tuple[Axis, ...]:
+        """Lays queries and keys out for an image.
+
+        Args:
+            spatial: Sizes of the image, in pixels per axis.
+
+        Returns:
+            One `Axis` per axis; the output has `len(axis.queries)` pixels along it.
+
+        Raises:
+            ShapeError: The padded image is smaller than the dilated window.
+        """
+        return tuple(self._axis(number, size) for number, size in enumerate(spatial))
+
+    def _axis(self, number: int, size: int) -> Axis:
+        """Lays one axis out."""
+        keys = (size - 1) * self.input_dilation[number] + 1 + sum(self.padding[number])
+        window = self.dilation[number] * (self.kernel_size[number] - 1) + 1
+        if size < 1 or keys < window:
+            padded = f" ({keys} after padding)" if keys != size else ""
+            raise ShapeError(f"x must have at least {window} padded pixels along axis {number}, but has {size}{padded}")
+        count = (keys - window) // self.stride[number] + 1
+        first, step = self.anchor[number], self.stride[number]
+        return Axis(range(first, first + step * (count - 1) + 1, step), keys)
+
+    def taps(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Yields each tap of the window as (index, displacement from the query in pixels), in row-major order."""
+        for index in product(*(range(size) for size in self.kernel_size)):
+            yield index, tuple(i * d - a for i, d, a in zip(index, self.dilation, self.anchor, strict=True))
+
+
+def _padding_pairs(
+    padding: Padding, dims: int, kernel: tuple[int, ...], dilation: tuple[int, ...]
+) -> Iterator[tuple[int, int]]:
+    """Yields (before, after) per axis; pairs may be negative, integers may not, as in torch."""
+    if isinstance(padding, str):
+        if padding not in ("same", "valid"):
+            raise UnknownNameError("padding", padding, ("same", "valid"))
+        totals = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
+        yield from ((total // 2, total - total // 2) for total in totals)
+    elif isinstance(padding, Sequence) and padding and all(isinstance(p, Sequence) for p in padding):
+        if len(padding) != dims or not all(len(p) == 2 and all(isinstance(v, int) for v in p) for p in padding):  # type: ignore[arg-type]
+            raise ArgumentError(must_be("padding", f"{dims} pairs (before, after) of integers", padding))
+        yield from ((before, after) for before, after in padding)  # type: ignore[misc]
+    else:
+        yield from ((p, p) for p in axis_lists("padding", padding, dims, least=0))  # type: ignore[arg-type]
