@@ -1,0 +1,66 @@
+"""Function of distance: a small network from the logarithm of a displacement to the heads' scores."""
+
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from convattn.encodings.encoding import Encoding
+from convattn.grid import axis_lists
+
+__all__ = ["Distance"]
+
+
+@final
+class Distance(Encoding):
+    """Score V·relu(U·sign(δ)log(1 + |δ|) + u): neighbouring displacements get neighbouring scores, at any distance.
+
+    Source: Liu et al. 2022 (Swin Transformer V2), §3.3, continuous relative position bias in log-spaced coordinates.
+
+    Attributes:
+        inner: Linear map from the dims log-displacements to the hidden units.
+        outer: Linear map from the hidden units to the heads, without bias.
+
+    Example:
+        >>> Distance(9, 2)(torch.zeros(5, 2)).shape
+        torch.Size([9, 5])
+    """
+
+    def __init__(self, num_heads: int, dims: int, *, hidden: int = 64) -> None:
+        """Builds the encoding.
+
+        Args:
+            num_heads: Number of heads, ≥ 1.
+            dims: Number of axes, ≥ 1.
+            hidden: Number of hidden units, ≥ 1.
+
+        Raises:
+            ArgumentError: A size is out of range.
+        """
+        super().__init__(num_heads, dims)
+        (self.hidden,) = axis_lists("hidden", hidden, 1, least=1)
+        self.inner = nn.Linear(dims, self.hidden)
+        self.outer = nn.Linear(self.hidden, num_heads, bias=False)
+
+    @property
+    def feature_width(self) -> int:
+        """The hidden units."""
+        return self.hidden
+
+    def options(self) -> dict[str, Any]:
+        """Returns hidden."""
+        return {"hidden": self.hidden}
+
+    def _score(self, displacement: Tensor) -> Tensor:
+        scores = functional.linear(self._features(displacement), self.outer.weight.to(displacement.dtype))
+        return scores.movedim(-1, 0)
+
+    def _features(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points hidden"]:
+        logs = displacement.sign() * torch.log1p(displacement.abs())
+        kind = displacement.dtype
+        return functional.relu(functional.linear(logs, self.inner.weight.to(kind), self.inner.bias.to(kind)))
+
+    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
+        """Accepts every displacement."""

@@ -1,0 +1,67 @@
+"""Generalised quadratic encoding: each head looks at an ellipse around a centre."""
+
+from typing import final
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.encodings.encoding import Encoding
+
+__all__ = ["GeneralizedQuadratic"]
+
+
+@final
+class GeneralizedQuadratic(Encoding):
+    """Score −½(δ − Δ_h)ᵀ Σ_h⁻¹ (δ − Δ_h) with Σ_h⁻¹ = S_hᵀ S_h: attention is a Gaussian of covariance Σ_h around Δ_h.
+
+    The factor S keeps Σ⁻¹ positive semi-definite; a head whose S loses rank attends to a whole line, or to everything.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §4.2 and appendix; features are the monomials (δ_iδ_j for i ≤ j, δ_i).
+
+    Attributes:
+        centres: Δ, (heads, dims), in pixels; drawn from N(0, 2²).
+        shape: S, (heads, dims, dims), in 1/pixel; the identity plus N(0, 0.01²).
+
+    Example:
+        >>> encoding = GeneralizedQuadratic(3, 2)
+        >>> encoding(encoding.centres.detach()).diagonal().abs().max().item()
+        0.0
+    """
+
+    def __init__(self, num_heads: int, dims: int) -> None:
+        """Builds the encoding.
+
+        Args:
+            num_heads: Number of heads, ≥ 1.
+            dims: Number of axes, ≥ 1.
+        """
+        super().__init__(num_heads, dims)
+        self.centres = nn.Parameter(torch.randn(num_heads, dims) * 2)
+        self.shape = nn.Parameter(torch.eye(dims) + 0.01 * torch.randn(num_heads, dims, dims))
+
+    @property
+    def precision(self) -> Float[Tensor, "heads dims dims"]:
+        """Σ⁻¹ = SᵀS per head, in 1/pixel²."""
+        return self.shape.mT @ self.shape
+
+    @property
+    def feature_width(self) -> int:
+        """Number of monomials of degree one and two."""
+        return self.dims * (self.dims + 1) // 2 + self.dims
+
+    def _score(self, displacement: Tensor) -> Tensor:
+        offset = displacement - self.centres.to(displacement.dtype).view(
+            self.num_heads, *(1,) * (displacement.ndim - 1), self.dims
+        )
+        shape = self.shape.to(displacement.dtype)
+        scaled = einsum(shape, offset, "heads rows dims, heads ... dims -> heads ... rows")
+        return -(scaled**2).sum(-1) / 2
+
+    def _features(self, displacement: Tensor) -> Tensor:
+        first, second = torch.triu_indices(self.dims, self.dims, device=displacement.device)
+        return torch.cat([displacement[..., first] * displacement[..., second], displacement], dim=-1)
+
+    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
+        """Accepts every displacement."""

@@ -1,0 +1,82 @@
+"""Learned axial encoding: one table of vectors per axis, shared by the heads (the paper's "learned")."""
+
+from typing import Any, final
+
+import torch
+from einops import einsum
+from torch import Tensor, nn
+
+from convattn.encodings.encoding import AxisAdditiveEncoding
+from convattn.encodings.tables import read_table, require_extent
+from convattn.grid import PerAxis, axis_lists
+
+__all__ = ["LearnedAxial"]
+
+
+@final
+class LearnedAxial(AxisAdditiveEncoding):
+    """Score Σ_a v_h,a · r_a[δ_a]: per axis a table of vectors shared by the heads, and one vector per head.
+
+    Between integer displacements the tables are interpolated linearly; beyond them the encoding raises.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §4.3 ("learned"); features are r_δ = [r_1[δ_1], …, r_n[δ_n]].
+
+    Attributes:
+        tables: r_a, one (2·extent − 1, width) per axis; drawn from N(0, 1).
+        head_vectors: v, (dims, heads, width), drawn from N(0, 0.02²); or None, and then the score is zero and the
+            encoding serves by its features alone (the paper's "learned + content").
+
+    Example:
+        >>> encoding = LearnedAxial(9, 2, extent=16, width=400)
+        >>> sum(parameter.numel() for parameter in encoding.parameters())
+        32000
+    """
+
+    def __init__(
+        self, num_heads: int, dims: int, *, extent: PerAxis = 16, width: int = 400, head_vectors: bool = True
+    ) -> None:
+        """Builds the encoding.
+
+        Args:
+            num_heads: Number of heads, ≥ 1.
+            dims: Number of axes, ≥ 1.
+            extent: E ≥ 1, for all axes or one each: displacements from −(E − 1) to E − 1 are held, which is what a grid
+                of E pixels has.
+            width: Width of the vectors, ≥ 1.
+            head_vectors: Whether heads have vectors of their own.
+
+        Raises:
+            ArgumentError: A size is out of range.
+        """
+        super().__init__(num_heads, dims)
+        self.extent = axis_lists("extent", extent, dims, least=1)
+        (self.width,) = axis_lists("width", width, 1, least=1)
+        self.tables = nn.ParameterList(torch.randn(2 * size - 1, self.width) for size in self.extent)
+        self.head_vectors = nn.Parameter(0.02 * torch.randn(dims, num_heads, self.width)) if head_vectors else None
+
+    @property
+    def feature_width(self) -> int:
+        """The axes' vectors, concatenated."""
+        return self.dims * self.width
+
+    def options(self) -> dict[str, Any]:
+        """Returns extent, width and head_vectors."""
+        return {"extent": list(self.extent), "width": self.width, "head_vectors": self.head_vectors is not None}
+
+    def _axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+        if self.head_vectors is None:
+            return displacement.new_zeros(self.num_heads, *displacement.shape)
+        scores = einsum(
+            self.tables[axis].to(displacement.dtype),
+            self.head_vectors[axis].to(displacement.dtype),
+            "displacements width, heads width -> displacements heads",
+        )
+        return read_table(scores, displacement[..., None]).movedim(-1, 0)
+
+    def _features(self, displacement: Tensor) -> Tensor:
+        return torch.cat(
+            [read_table(table, displacement[..., axis, None]) for axis, table in enumerate(self.tables)], dim=-1
+        )
+
+    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
+        require_extent("LearnedAxial", self.extent, axis, lowest, highest)

@@ -1,0 +1,60 @@
+"""Linear distance: attention falls off exponentially with the distance to a centre."""
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.encodings.encoding import AxisAdditiveEncoding
+
+__all__ = ["LinearDistance"]
+
+
+@final
+class LinearDistance(AxisAdditiveEncoding):
+    """Score −m_h‖δ − Δ_h‖₁ with slope m_h = exp(log_slope_h) > 0.
+
+    Source: Press et al. 2022 (ALiBi), with a centre per head and on any number of axes.
+
+    Attributes:
+        centres: Δ, (heads, dims), in pixels; drawn from N(0, 2²).
+        log_slope: log m, (heads,); m starts at ALiBi's 2^(−8(h + 1)/heads), in 1/pixel.
+
+    Example:
+        >>> LinearDistance(8, 1).slope[0].item()
+        0.5
+    """
+
+    def __init__(self, num_heads: int, dims: int) -> None:
+        """Builds the encoding.
+
+        Args:
+            num_heads: Number of heads, ≥ 1.
+            dims: Number of axes, ≥ 1.
+        """
+        super().__init__(num_heads, dims)
+        self.centres = nn.Parameter(torch.randn(num_heads, dims) * 2)
+        ranks = torch.arange(1, num_heads + 1) / num_heads
+        self.log_slope = nn.Parameter(-8 * ranks * torch.tensor(2.0).log())
+
+    @property
+    def slope(self) -> Float[Tensor, " heads"]:
+        """M per head, in 1/pixel."""
+        return self.log_slope.exp()
+
+    @property
+    def feature_width(self) -> int:
+        """None: the centre stands inside the norm."""
+        return 0
+
+    def _axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+        shape = (-1,) + (1,) * displacement.ndim
+        centre = self.centres[:, axis].to(displacement.dtype).view(shape)
+        return -self.slope.to(displacement.dtype).view(shape) * (displacement - centre).abs()
+
+    def _features(self, displacement: Tensor) -> Tensor:
+        return displacement[..., :0]
+
+    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
+        """Accepts every displacement."""

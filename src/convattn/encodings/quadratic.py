@@ -1,0 +1,89 @@
+"""Quadratic encoding: each head looks at a disc around a centre (paper, eq. 9)."""
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.encodings.encoding import AxisAdditiveEncoding
+from convattn.errors import ArgumentError, ShapeError, must_be
+
+__all__ = ["Quadratic"]
+
+
+@final
+class Quadratic(AxisAdditiveEncoding):
+    """Score −α_h‖δ − Δ_h‖²: attention is a Gaussian of variance 1/(2α_h) around the centre Δ_h.
+
+    As α → ∞ a head attends to the one pixel at its centre, which makes it a tap of a convolution. The sharpness is
+    stored as its root, α = ½·root², as in the authors' code, so that it stays positive.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, eq. 9; D_p = n + 1 features (‖δ‖², δ₁, …, δ_n).
+
+    Attributes:
+        centres: Δ, (heads, dims), in pixels.
+        root_sharpness: √(2α), (heads,), in 1/pixel.
+
+    Example:
+        >>> encoding = Quadratic(1, 2, centres=[[0.0, 1.0]], sharpness=2.0)
+        >>> encoding(torch.tensor([[0.0, 1.0], [1.0, 1.0]])).tolist()
+        [[-0.0, -2.0]]
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        dims: int,
+        *,
+        centres: Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None = None,
+        sharpness: float | None = None,
+    ) -> None:
+        """Builds the encoding.
+
+        Args:
+            num_heads: Number of heads, ≥ 1.
+            dims: Number of axes, ≥ 1.
+            centres: Δ in pixels, (heads, dims); drawn from N(0, 2²) where None.
+            sharpness: α > 0 in 1/pixel², for all heads; √(2α) is drawn from N(1, 0.01²) where None.
+
+        Raises:
+            ArgumentError: A size or the sharpness is out of range.
+            ShapeError: The centres are not (heads, dims).
+        """
+        super().__init__(num_heads, dims)
+        if centres is None:
+            start = torch.randn(num_heads, dims) * 2
+        else:
+            start = torch.as_tensor(centres, dtype=torch.get_default_dtype()).detach().clone()
+            if start.shape != (num_heads, dims):
+                raise ShapeError(must_be("centres", f"of shape {(num_heads, dims)}", tuple(start.shape)))
+        if sharpness is not None and not (math.isfinite(sharpness) and sharpness > 0):
+            raise ArgumentError(must_be("sharpness", "a positive finite number", sharpness))
+        root = torch.full((num_heads,), (2 * sharpness) ** 0.5) if sharpness else 1 + 0.01 * torch.randn(num_heads)
+        self.centres = nn.Parameter(start)
+        self.root_sharpness = nn.Parameter(root)
+
+    @property
+    def sharpness(self) -> Float[Tensor, " heads"]:
+        """α = ½·root² per head, in 1/pixel²."""
+        return self.root_sharpness**2 / 2
+
+    @property
+    def feature_width(self) -> int:
+        """D_p = n + 1."""
+        return self.dims + 1
+
+    def _axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+        shape = (-1,) + (1,) * displacement.ndim
+        centre = self.centres[:, axis].to(displacement.dtype).view(shape)
+        root = self.root_sharpness.to(displacement.dtype).view(shape)
+        return -((root * (displacement - centre)) ** 2) / 2
+
+    def _features(self, displacement: Tensor) -> Tensor:
+        return torch.cat([(displacement**2).sum(-1, keepdim=True), displacement], dim=-1)
+
+    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
+        """Accepts every displacement."""

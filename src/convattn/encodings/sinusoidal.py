@@ -1,0 +1,74 @@
+"""Sinusoidal encoding: fixed waves along each axis, weighted by each head."""
+
+import math
+from typing import Any, final
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.encodings.encoding import AxisAdditiveEncoding
+from convattn.errors import ArgumentError, must_be
+from convattn.grid import axis_lists
+
+__all__ = ["Sinusoidal"]
+
+
+@final
+class Sinusoidal(AxisAdditiveEncoding):
+    """Score Σ_a v_h,a · (sin ωδ_a, cos ωδ_a)_ω with fixed ω_i = max_period^(−i/F), i = 0, …, F − 1.
+
+    Source: Dai et al. 2019 (Transformer-XL), §3.3, with the frequencies of Vaswani et al. 2017, along each axis of
+        a grid.
+
+    Attributes:
+        head_vectors: v, (dims, heads, 2·frequencies), sines first; drawn from N(0, 0.02²).
+
+    Example:
+        >>> Sinusoidal(4, 2, frequencies=8).feature_width
+        32
+    """
+
+    def __init__(self, num_heads: int, dims: int, *, frequencies: int = 64, max_period: float = 10_000.0) -> None:
+        """Builds the encoding.
+
+        Args:
+            num_heads: Number of heads, ≥ 1.
+            dims: Number of axes, ≥ 1.
+            frequencies: F ≥ 1, waves per axis.
+            max_period: Ratio of the fastest to (nearly) the slowest frequency, > 1.
+
+        Raises:
+            ArgumentError: A value is out of range.
+        """
+        super().__init__(num_heads, dims)
+        (self.frequencies,) = axis_lists("frequencies", frequencies, 1, least=1)
+        if not (math.isfinite(max_period) and max_period > 1):
+            raise ArgumentError(must_be("max_period", "a finite number above 1", max_period))
+        self.max_period = float(max_period)
+        self.head_vectors = nn.Parameter(0.02 * torch.randn(dims, num_heads, 2 * self.frequencies))
+
+    @property
+    def feature_width(self) -> int:
+        """Sines and cosines of all axes."""
+        return self.dims * 2 * self.frequencies
+
+    def options(self) -> dict[str, Any]:
+        """Returns frequencies and max_period."""
+        return {"frequencies": self.frequencies, "max_period": self.max_period}
+
+    def _waves(self, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "*points waves"]:
+        steps = torch.arange(self.frequencies, device=displacement.device, dtype=displacement.dtype)
+        phase = displacement[..., None] * self.max_period ** (-steps / self.frequencies)
+        return torch.cat([phase.sin(), phase.cos()], dim=-1)
+
+    def _axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+        vectors = self.head_vectors[axis].to(displacement.dtype)
+        return einsum(vectors, self._waves(displacement), "heads waves, ... waves -> heads ...")
+
+    def _features(self, displacement: Tensor) -> Tensor:
+        return torch.cat([self._waves(displacement[..., axis]) for axis in range(self.dims)], dim=-1)
+
+    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
+        """Accepts every displacement."""
