@@ -1,0 +1,22 @@
+"""Self-attention on grids as modules, with the arguments of `torch.nn.ConvNd`."""
+
+from convattn.layers.content import Content
+from convattn.layers.gated import GatedRelativeAttention2d
+from convattn.layers.relative import (
+    RelativeAttention,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
+from convattn.layers.values import FactoredValues, MergedValues
+
+__all__ = [
+    "Content",
+    "FactoredValues",
+    "GatedRelativeAttention2d",
+    "MergedValues",
+    "RelativeAttention",
+    "RelativeAttention1d",
+    "RelativeAttention2d",
+    "RelativeAttention3d",
+]

@@ -1,0 +1,128 @@
+"""Queries and keys from the input, and which terms of the relative score they make."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.encodings import Encoding
+from convattn.errors import ArgumentError, must_be
+from convattn.functional import content_scores, query_pixels
+from convattn.grid import Axis, axis_lists
+
+__all__ = ["Content", "ContentScores"]
+
+
+@dataclass(frozen=True)
+class Content:
+    """Which content terms a layer's score has; `content=True` means `Content()`.
+
+    The score is ``((q + u)·k + q·Ŵr_δ)/√key_width + s_h(δ)`` with q = W_q x, k = W_k x: the four terms of
+    Transformer-XL, where the encoding's own score s_h(δ) is the position bias.
+
+    Attributes:
+        key_width: Width of queries and keys per head, ≥ 1; None means in_channels // num_heads, at least 1.
+        position: Whether there is a content–position term q·Ŵr_δ; None means where the encoding has features r_δ.
+        project_position: Whether Ŵ is learned per head; without it r_δ is used as is and must be key_width wide.
+        content_bias: Whether there is a bias u of its own.
+        query_bias: Whether W_q has a bias, which then serves as u and as a position bias at once (the paper's
+            networks).
+        key_bias: Whether W_k has a bias; the softmax cancels it, some networks have it all the same.
+    """
+
+    key_width: int | None = None
+    position: bool | None = None
+    project_position: bool = True
+    content_bias: bool = True
+    query_bias: bool = False
+    key_bias: bool = False
+
+
+@final
+class ContentScores(nn.Module):
+    """Scores from queries and keys: content–content, content–position and content bias.
+
+    Attributes:
+        query: Linear map to (heads · key_width) queries.
+        key: Linear map to (heads · key_width) keys.
+        position: Ŵ, (heads, key_width, feature_width), or None.
+        content_bias: u, (heads, key_width), or None.
+    """
+
+    def __init__(self, content: Content, in_channels: int, num_heads: int, feature_width: int) -> None:
+        """Draws the maps.
+
+        Args:
+            content: Which terms to make.
+            in_channels: Channels of the key image.
+            num_heads: Number of heads.
+            feature_width: Width D_p of the encoding's features, 0 where it has none.
+
+        Raises:
+            ArgumentError: The key width is out of range, or the terms asked do not fit the encoding.
+        """
+        super().__init__()
+        width = max(1, in_channels // num_heads) if content.key_width is None else content.key_width
+        (width,) = axis_lists("content.key_width", width, 1, least=1)
+        self.num_heads, self.uses_position = num_heads, content.position is not False and feature_width > 0
+        if content.position and not feature_width:
+            raise ArgumentError(must_be("content.position", "None or False with an encoding without features", True))
+        if self.uses_position and not content.project_position and feature_width != width:
+            raise ArgumentError(
+                must_be(
+                    "content.key_width", f"the encoding's feature width {feature_width} without project_position", width
+                )
+            )
+        self.query = nn.Linear(in_channels, num_heads * width, bias=content.query_bias)
+        self.key = nn.Linear(in_channels, num_heads * width, bias=content.key_bias)
+        projected = self.uses_position and content.project_position
+        self.position = (
+            nn.Parameter(torch.randn(num_heads, width, feature_width) * feature_width**-0.5) if projected else None
+        )
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, width)) if content.content_bias else None
+
+    def forward(
+        self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis], encoding: Encoding
+    ) -> Float[Tensor, "images heads queries_flat keys_flat"]:
+        """Scores every query and key of every image.
+
+        Args:
+            keys: Key images.
+            axes: Queries and keys along each axis.
+            encoding: Where the features r_δ come from.
+
+        Returns:
+            Scores in at least float32, without the encoding's own score.
+        """
+        query = self._heads(self.query, query_pixels(keys, axes))
+        key = self._heads(self.key, keys)
+        with torch.autocast(keys.device.type, enabled=False):
+            position = self._positions(axes, encoding, query) if self.uses_position else None
+            return content_scores(query, key, position, self.content_bias)
+
+    def _heads(self, linear: nn.Linear, pixels: Tensor) -> Float[Tensor, "images heads pixels width"]:
+        flat = rearrange(pixels, "images channels ... -> images (...) channels")
+        return rearrange(linear(flat), "images pixels (heads width) -> images heads pixels width", heads=self.num_heads)
+
+    def _positions(
+        self, axes: Sequence[Axis], encoding: Encoding, query: Tensor
+    ) -> Float[Tensor, "heads_or_one queries keys width"]:
+        """Returns Ŵr_δ for every query and key."""
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        encoding.require_axes(axes)
+        offsets = [axis.displacements(query.device)[axis.index(query.device)].to(dtype) for axis in axes]
+        grids = torch.meshgrid(*(offset.flatten() for offset in offsets), indexing="ij")
+        sizes = [size for axis in axes for size in (len(axis.queries), axis.keys)]
+        displacement = torch.stack(grids, dim=-1).view(*sizes, len(axes))
+        dims = range(len(axes))
+        displacement = displacement.permute(*(2 * d for d in dims), *(2 * d + 1 for d in dims), 2 * len(axes))
+        features = encoding.features(displacement.flatten(0, len(axes) - 1).flatten(1, -2))
+        if self.position is None:
+            return features[None]
+        return einsum(
+            self.position.to(dtype), features, "heads width features, queries keys features -> heads queries keys width"
+        )

@@ -1,0 +1,312 @@
+"""Relative self-attention in one, two and three dimensions."""
+
+from abc import ABC
+from collections.abc import Sequence
+from typing import Any, ClassVar, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.encodings import AxisAdditiveEncoding, Encoding, create_encoding
+from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
+from convattn.functional import (
+    attend,
+    attention_weights,
+    displacement_scores,
+    gated_weights,
+    pad_keys,
+    separable_attention,
+)
+from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists
+from convattn.layers.content import Content, ContentScores
+from convattn.layers.values import FactoredValues, MergedValues
+
+__all__ = ["PATHS", "RelativeAttention", "RelativeAttention1d", "RelativeAttention2d", "RelativeAttention3d"]
+
+PATHS = ("auto", "reference", "separable")
+"""Ways to compute the layer, for its argument `impl`."""
+
+
+class RelativeAttention(nn.Module, ABC):
+    """Multi-head self-attention on a grid, whose heads score displacements: y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k].
+
+    A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores where asked. Keys are the pixels of
+    the padded image; queries stand where a convolution with the same arguments has the middle of its window.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §2; `docs/theory.md` §1.
+
+    Attributes:
+        dims: Number of spatial axes.
+        encoding: Displacement → score per head.
+        values: W_h, merged or factored.
+        content: Content scores, or None.
+        bias: b, (out_channels,), or None.
+        gate: λ, (heads,), of a gated layer, or None.
+        geometry: Window, stride, padding and dilation, one entry per axis.
+        dropout: Probability with which an attention weight is dropped in training.
+        impl: Path demanded, or "auto".
+    """
+
+    dims: ClassVar[int]
+    gate: nn.Parameter | None
+
+    def __init__(  # noqa: PLR0913 - the arguments of nn.ConvNd, plus those of attention
+        self,
+        in_channels: int,
+        out_channels: int,
+        num_heads: int,
+        encoding: str | Encoding,
+        *,
+        head_width: int | None = None,
+        content: bool | Content = False,
+        kernel_size: PerAxis = 1,
+        stride: PerAxis = 1,
+        padding: Padding = 0,
+        padding_mode: str = "zeros",
+        dilation: PerAxis = 1,
+        input_dilation: PerAxis = 1,
+        groups: int = 1,
+        bias: bool = True,
+        dropout: float = 0.0,
+        impl: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Builds the layer.
+
+        Args:
+            in_channels: D_in ≥ 1.
+            out_channels: D_out ≥ 1.
+            num_heads: N_h ≥ 1.
+            encoding: Name of an encoding, built with its defaults, or an encoding for as many heads and axes.
+            head_width: D_h ≥ 1; None holds each W_h whole ("merged" heads, of full rank).
+            content: Whether scores depend on the input, or which of their terms do.
+            kernel_size: Window that gives the output its size, as in `nn.ConvNd`; it does not limit what is
+                attended to.
+            stride: Step of the queries, ≥ 1.
+            padding: An integer, one per axis, a pair (before, after) per axis, "same" or "valid".
+            padding_mode: "zeros", "reflect", "replicate" or "circular"; padded pixels are keys as well.
+            dilation: Step of the window's taps, ≥ 1; it enters the output's size only.
+            input_dilation: Step of the input pixels on the key grid, ≥ 1; above 1 as in a transposed convolution.
+            groups: Number of blocks of each W_h, dividing in_channels and out_channels.
+            bias: Whether there is a bias b.
+            dropout: Probability in [0, 1) with which an attention weight is dropped in training; without content one
+                draw serves the whole batch.
+            impl: "auto", "reference" (explicit scores) or "separable" (axis-additive encodings without content).
+            device: Where to put the parameters.
+            dtype: Dtype of the parameters, the encoding's included.
+
+        Raises:
+            ArgumentError: An argument is out of range or does not fit the others.
+            UnknownNameError: The name of the encoding, the padding mode or the path is unknown.
+        """
+        super().__init__()
+        sizes = {"in_channels": in_channels, "out_channels": out_channels, "num_heads": num_heads, "groups": groups}
+        for name, value in sizes.items():
+            axis_lists(name, value, 1, least=1)
+        for name in ("in_channels", "out_channels"):
+            if sizes[name] % groups:
+                raise ArgumentError(must_be(name, f"divisible by groups={groups}", sizes[name]))
+        if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
+            raise ArgumentError(must_be("dropout", "a probability in [0, 1)", dropout))
+        self.in_channels, self.out_channels, self.num_heads, self.groups = in_channels, out_channels, num_heads, groups
+        self.dropout, self.head_width = float(dropout), head_width
+        self.geometry = Geometry.parse(
+            self.dims,
+            kernel_size=kernel_size,
+            stride=stride,
+            padding=padding,
+            padding_mode=padding_mode,
+            dilation=dilation,
+            input_dilation=input_dilation,
+        )
+        self.encoding = self._fitting_encoding(encoding)
+        if head_width is None:
+            self.values: MergedValues | FactoredValues = MergedValues(num_heads, in_channels, out_channels, groups)
+        else:
+            axis_lists("head_width", head_width, 1, least=1)
+            self.values = FactoredValues(num_heads, in_channels, out_channels, groups, head_width=head_width)
+        terms = Content() if content is True else content or None
+        self.content_terms = terms
+        self.content = ContentScores(terms, in_channels, num_heads, self.encoding.feature_width) if terms else None
+        bound = (num_heads * in_channels // groups) ** -0.5
+        self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
+        self.register_parameter("gate", None)
+        self.impl = self._fitting_path(impl)
+        self.to(device=device, dtype=dtype)
+
+    def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+        """Attends.
+
+        Args:
+            x: Images (batch, in_channels, *spatial), in the dtype of the weights, or any under autocast.
+
+        Returns:
+            (batch, out_channels, *out), the size that `nn.ConvNd` with the same arguments gives.
+
+        Raises:
+            ShapeError: Wrong rank or number of channels, or an image smaller than the window.
+            ArgumentError: The dtype of x is not that of the weights.
+        """
+        self._require_images(x)
+        keys = pad_keys(x, self.geometry)
+        axes = self.geometry.axes(x.shape[2:])
+        y = (self._separable if self.path == "separable" else self._reference)(keys, axes)
+        return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
+
+    def attention(
+        self, spatial: Sequence[int] | Float[Tensor, "batch channels *spatial"]
+    ) -> Float[Tensor, "*heads_queries_keys"]:
+        """Returns the attention weights, without dropout.
+
+        Args:
+            spatial: Sizes of the image; with content scores the images themselves.
+
+        Returns:
+            (heads, *out, *keys), with content (batch, heads, *out, *keys), in at least float32; keys are the pixels
+            of the padded image.
+
+        Raises:
+            ArgumentError: Sizes were given where the weights depend on the images.
+            ShapeError: The sizes are not as many as the layer has axes, or smaller than the window.
+        """
+        if isinstance(spatial, Tensor):
+            self._require_images(spatial)
+            sizes, keys = spatial.shape[2:], pad_keys(spatial, self.geometry)
+        else:
+            sizes, keys = axis_lists("spatial", spatial, self.dims, least=1), None
+        axes = self.geometry.axes(sizes)
+        if self.content is not None and keys is None:
+            raise ArgumentError(must_be("spatial", "images, because the scores depend on content", spatial))
+        weights = self._weights(keys, axes)
+        shape = [len(axis.queries) for axis in axes] + [axis.keys for axis in axes]
+        return weights.view(*weights.shape[:-2], *shape)
+
+    @property
+    def path(self) -> str:
+        """How `forward` computes in the current mode: the path demanded, or the one that "auto" takes."""
+        if self.impl != "auto":
+            return self.impl
+        dropping = self.dropout > 0 and self.training
+        return "separable" if self.encoding.axis_additive and self.content is None and not dropping else "reference"
+
+    def options(self) -> dict[str, Any]:
+        """Returns the arguments that rebuild the layer, encoding and content apart, as JSON types."""
+        return {
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels,
+            "num_heads": self.num_heads,
+            "head_width": self.head_width,
+            "kernel_size": list(self.geometry.kernel_size),
+            "stride": list(self.geometry.stride),
+            "padding": [list(pair) for pair in self.geometry.padding],
+            "padding_mode": self.geometry.padding_mode,
+            "dilation": list(self.geometry.dilation),
+            "input_dilation": list(self.geometry.input_dilation),
+            "groups": self.groups,
+            "bias": self.bias is not None,
+            "dropout": self.dropout,
+            "impl": self.impl,
+        }
+
+    def extra_repr(self) -> str:
+        """Returns the arguments, for printing; those at their defaults are left out."""
+        plain = {"head_width": None, "groups": 1, "bias": True, "dropout": 0.0, "impl": "auto"}
+        shown = {k: v for k, v in self.options().items() if k in plain and v != plain[k]}
+        geometry = Geometry.parse(self.dims)
+        shown |= {k: v for k, v in vars(self.geometry).items() if v != getattr(geometry, k)}
+        sizes = f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}"
+        return ", ".join([sizes, *(f"{name}={value!r}" for name, value in shown.items())])
+
+    def _fitting_encoding(self, encoding: str | Encoding) -> Encoding:
+        if isinstance(encoding, str):
+            return create_encoding(encoding, self.num_heads, self.dims)
+        if not isinstance(encoding, Encoding):
+            raise ArgumentError(must_be("encoding", "the name of an encoding or an Encoding", encoding))
+        if (encoding.num_heads, encoding.dims) != (self.num_heads, self.dims):
+            raise ArgumentError(must_be("encoding", f"for {self.num_heads} heads and {self.dims} axes", encoding))
+        return encoding
+
+    def _fitting_path(self, impl: str) -> str:
+        if impl not in PATHS:
+            raise UnknownNameError("impl", impl, PATHS)
+        if impl == "separable" and not (self.encoding.axis_additive and self.content is None and self.dropout == 0):
+            raise ArgumentError(
+                must_be(
+                    "impl",
+                    '"auto" or "reference" unless the encoding is axis-additive, without content or dropout',
+                    impl,
+                )
+            )
+        return impl
+
+    def _require_images(self, x: Tensor) -> None:
+        if x.ndim != self.dims + 2 or x.shape[1] != self.in_channels:
+            expectation = f"of shape (batch, {self.in_channels}, {self.dims} spatial sizes)"
+            raise ShapeError(must_be("x", expectation, tuple(x.shape)))
+        dtype = next(self.values.parameters()).dtype
+        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))
+
+    def _weights(self, keys: Tensor | None, axes: Sequence[Axis]) -> Tensor:
+        """Weights in at least float32: (heads, queries, keys), with content (images, heads, queries, keys)."""
+        parameter = next(self.values.parameters())
+        dtype = torch.promote_types(parameter.dtype if keys is None else keys.dtype, torch.float32)
+        with torch.autocast(parameter.device.type, enabled=False):
+            position = displacement_scores(self.encoding.table(axes, dtype, parameter.device), axes)
+        if self.content is None or keys is None:
+            return attention_weights(position)
+        content = self.content(keys, axes, self.encoding)
+        if self.gate is None:
+            return attention_weights(position + content)
+        return gated_weights(attention_weights(content), attention_weights(position), self.gate)
+
+    def _reference(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        y = attend(self._weights(keys, axes), keys, self.values.maps(), self.groups, dropout)
+        return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))
+
+    def _separable(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
+        assert isinstance(self.encoding, AxisAdditiveEncoding)
+        dtype = torch.promote_types(keys.dtype, torch.float32)
+        with torch.autocast(keys.device.type, enabled=False):
+            tables = self.encoding.axis_tables(axes, dtype, keys.device)
+        return separable_attention(tables, axes, keys, self.values.maps(), self.groups)
+
+
+@final
+class RelativeAttention1d(RelativeAttention):
+    """Relative self-attention on sequences (batch, channels, positions); see `RelativeAttention`.
+
+    Example:
+        >>> RelativeAttention1d(3, 5, 2, "sinusoidal")(torch.zeros(7, 3, 11)).shape
+        torch.Size([7, 5, 11])
+    """
+
+    dims = 1
+
+
+@final
+class RelativeAttention2d(RelativeAttention):
+    """Relative self-attention on images (batch, channels, rows, cols); see `RelativeAttention`.
+
+    Example:
+        >>> layer = RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic", kernel_size=3, stride=2, padding=1)
+        >>> layer(torch.zeros(7, 3, 11, 13)).shape
+        torch.Size([7, 5, 6, 7])
+    """
+
+    dims = 2
+
+
+@final
+class RelativeAttention3d(RelativeAttention):
+    """Relative self-attention on volumes (batch, channels, depth, rows, cols); see `RelativeAttention`.
+
+    Example:
+        >>> RelativeAttention3d(2, 3, 2, "distance")(torch.zeros(1, 2, 3, 5, 7)).shape
+        torch.Size([1, 3, 3, 5, 7])
+    """
+
+    dims = 3
