@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
-    from convattn.convert import attention_to_conv, conv_to_attention, load_layer, save_layer
+    from convattn.convert import conv_to_attention, load_layer, save_layer
     from convattn.encodings import (
         Distance,
         GeneralizedQuadratic,
@@ -56,7 +56,6 @@ __all__ = [
     "RunRecord",
     "Sinusoidal",
     "__version__",
-    "attention_to_conv",
     "conv_to_attention",
     "load_layer",
     "load_recipe",
@@ -83,7 +82,6 @@ _HOMES = {
     "RelativeAttention3d": "convattn.layers",
     "RunRecord": "convattn.records",
     "Sinusoidal": "convattn.encodings",
-    "attention_to_conv": "convattn.convert",
     "conv_to_attention": "convattn.convert",
     "load_layer": "convattn.convert",
     "load_recipe": "convattn.training",

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import os
-import tempfile
 import types
 import typing
 from dataclasses import dataclass, field
@@ -15,42 +14,11 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from convattn.errors import CheckpointError
+from convattn.files import write_atomically
 
-__all__ = ["Certificate", "DataRecord", "Record", "RunRecord", "write_atomically"]
+__all__ = ["Certificate", "DataRecord", "Record", "RunRecord"]
 
 R = TypeVar("R", bound="Record")
-
-
-def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path:
-    """Writes a file that is either whole or not there.
-
-    Args:
-        path: File to write; its folder must exist.
-        content: Text (written as UTF-8) or bytes.
-
-    Returns:
-        The path written.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_atomically(Path(folder) / "note.txt", "whole").read_text()
-        'whole'
-    """
-    path = Path(path)
-    data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,131 @@
+"""Measuring a conversion against float64."""
+
+import copy
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+from torch import Tensor, nn
+
+from convattn.convert.taps import AnyConvolution, read_taps
+from convattn.errors import ShapeError
+from convattn.functional import combine_heads, pad_keys, query_pixels
+from convattn.grid import Axis, Geometry
+from convattn.layers import RelativeAttention
+from convattn.records import Certificate
+
+__all__ = ["certify"]
+
+_SEED = 0
+
+
+def certify(
+    conv: AnyConvolution,
+    layer: RelativeAttention,
+    *,
+    sharpness: float,
+    leak: float,
+    per_unit: float,
+    exact: bool,
+    discarded: tuple[tuple[float, ...], ...],
+) -> Certificate:
+    """Runs convolution and layer on a random image and writes down how far they are apart.
+
+    Args:
+        conv: The convolution converted.
+        layer: The layer made from it.
+        sharpness: Smallest α of the heads.
+        leak: Bound on the attention off the taps.
+        per_unit: A-priori error bound for inputs of absolute value ≤ 1.
+        exact: Whether nothing but rounding is lost.
+        discarded: Singular values left out, per head.
+
+    Returns:
+        The certificate.
+    """
+    x = _check_image(layer)
+    high = _in_float64(conv, x)
+    with torch.no_grad():
+        low, made = _tap_by_tap(conv, x), _inference(layer, x)
+    measured = _largest(made.double().cpu() - high)
+    rounding = 2 * (_largest(low.double().cpu() - high) + torch.finfo(x.dtype).eps * _largest(high))
+    bound = per_unit * _largest(x)
+    not_covered = ["centres rounded when the layer is cast to a narrower dtype"]
+    if max(layer.geometry.input_dilation) > 1 or isinstance(conv, nn.modules.conv._ConvTransposeNd):
+        not_covered.append("the argument output_size of forward: output_padding is used instead")
+    return Certificate(
+        direction="conv_to_attention",
+        source=repr(conv),
+        result=f"{type(layer).__name__}({layer.extra_repr()}, encoding={layer.encoding})",
+        dtype=str(x.dtype).removeprefix("torch."),
+        heads=layer.num_heads,
+        sharpness=sharpness,
+        exact=exact,
+        leak=leak,
+        bound_per_unit=per_unit,
+        check_shape=tuple(x.shape),
+        check_seed=_SEED,
+        bound=bound,
+        measured_error=measured,
+        rounding=rounding,
+        discarded=discarded,
+        passed=measured <= bound + rounding,
+        not_covered=tuple(not_covered),
+    )
+
+
+def _check_image(layer: RelativeAttention) -> Tensor:
+    """Draws a standard normal batch with a few queries along each axis, all sizes different."""
+    sizes = _smallest_image(layer.geometry)
+    weight = next(layer.values.parameters())
+    shape = (2, layer.in_channels, *(size + 3 + axis for axis, size in enumerate(sizes)))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64)
+    return x.to(device=weight.device, dtype=weight.dtype)
+
+
+def _smallest_image(geometry: Geometry) -> Sequence[int]:
+    """Returns the smallest sizes for which the padded image holds the window."""
+    slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
+    sizes = []
+    for axis, pads in enumerate(geometry.padding):
+        for size in count(1 if slack is None else max(1, max(pads) + slack)):
+            spatial = [10**9] * len(geometry.padding)
+            spatial[axis] = size
+            try:
+                geometry.axes(spatial)
+            except ShapeError:
+                continue
+            sizes.append(size)
+            break
+    return sizes
+
+
+def _in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
+    """Computes the convolution's function in float64 on the CPU."""
+    with torch.no_grad():
+        return copy.deepcopy(conv).double().cpu()(x.double().cpu())
+
+
+def _tap_by_tap(conv: AnyConvolution, x: Tensor) -> Tensor:
+    """Computes the convolution in its own dtype by another road, tap by tap, to see what rounding does."""
+    taps = read_taps(conv)
+    keys, axes = pad_keys(x, taps.geometry), taps.geometry.axes(x.shape[2:])
+    y = None
+    for displacement, weight in zip(taps.displacements, taps.maps, strict=True):
+        shifted = [Axis(_shift(axis.queries, d), axis.keys) for axis, d in zip(axes, displacement, strict=True)]
+        term = combine_heads(query_pixels(keys, shifted)[:, None], weight[None], taps.groups)
+        y = term if y is None else y + term
+    assert y is not None
+    return y if taps.bias is None else y + taps.bias.view(-1, *(1,) * len(axes))
+
+
+def _shift(positions: range, by: int) -> range:
+    return range(positions.start + by, positions.stop + by, positions.step)
+
+
+def _inference(layer: RelativeAttention, x: Tensor) -> Tensor:
+    return copy.deepcopy(layer).eval()(x)
+
+
+def _largest(x: Tensor) -> float:
+    return x.abs().max().item() if x.numel() else 0.0

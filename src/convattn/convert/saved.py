@@ -1,0 +1,129 @@
+"""Single layers on disk: `model.safetensors` with the weights and `config.json` with what rebuilds the module."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from convattn.__about__ import __version__
+from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
+from convattn.encodings import ENCODINGS, create_encoding
+from convattn.errors import CheckpointError, ConvAttnError, UnsupportedModelError
+from convattn.files import new_folder, write_atomically
+from convattn.layers import (
+    Content,
+    GatedRelativeAttention2d,
+    RelativeAttention,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
+
+__all__ = ["load_layer", "save_layer"]
+
+_SCHEMA = 1
+_ATTENTION = {
+    kind.__name__: kind
+    for kind in (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d, GatedRelativeAttention2d)
+}
+_CONVOLUTIONS = {kind.__name__: kind for kind in SUPPORTED_CONVOLUTIONS}
+_CONVOLUTION_OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+
+
+def save_layer(layer: nn.Module, folder: str | os.PathLike[str]) -> Path:
+    """Saves one layer as a folder, whole or not at all.
+
+    Args:
+        layer: A relative-attention layer, or a convolution of torch (not a subclass).
+        folder: Where; it must be new or empty.
+
+    Returns:
+        The folder, holding `model.safetensors` and `config.json`.
+
+    Raises:
+        UnsupportedModelError: The layer is of another kind.
+        ArgumentError: The folder exists and is not empty.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     load_layer(save_layer(nn.Conv1d(2, 3, 5), Path(place) / "conv"))
+        Conv1d(2, 3, kernel_size=(5,), stride=(1,))
+    """
+    config = {"convattn": __version__, "schema_version": _SCHEMA, "kind": type(layer).__name__, **_describe(layer)}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in layer.state_dict().items()}
+    with new_folder(folder) as temporary:
+        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
+        write_atomically(temporary / "config.json", json.dumps(config, indent=2) + "\n")
+    return Path(folder)
+
+
+def load_layer(folder: str | os.PathLike[str]) -> nn.Module:
+    """Loads a layer that `save_layer` saved.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        An equal layer on the CPU, in training mode as any new module.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or the two do not fit together.
+    """
+    folder = Path(folder)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / "model.safetensors")
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read a layer from {folder}: {error}") from None
+    version = config.get("schema_version") if isinstance(config, dict) else None
+    if version != _SCHEMA or config.get("kind") not in {*_ATTENTION, *_CONVOLUTIONS}:
+        raise CheckpointError(f"{folder / 'config.json'} does not describe a layer of schema version {_SCHEMA}")
+    try:
+        layer = _rebuild(config)
+        layer.load_state_dict(tensors, assign=True)
+    except (ConvAttnError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the files in {folder} do not fit together: {error}") from None
+    return layer
+
+
+def _describe(layer: nn.Module) -> dict[str, Any]:
+    """Returns what rebuilds the module, as JSON types."""
+    if type(layer) in SUPPORTED_CONVOLUTIONS:
+        options: dict[str, Any] = {name: getattr(layer, name) for name in _CONVOLUTION_OPTIONS}
+        options |= {"bias": layer.bias is not None, "padding_mode": layer.padding_mode}
+        if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+            options["output_padding"] = layer.output_padding
+        return {"options": options}
+    if not isinstance(layer, RelativeAttention):
+        known = ", ".join([*_ATTENTION, *_CONVOLUTIONS])
+        raise UnsupportedModelError(f"cannot save {type(layer).__name__} as a layer: known are {known}")
+    names = {kind: name for name, kind in ENCODINGS.items()}
+    return {
+        "options": layer.options(),
+        "encoding": {"name": names[type(layer.encoding)], "options": layer.encoding.options()},
+        "content": None if layer.content_terms is None else asdict(layer.content_terms),
+    }
+
+
+def _rebuild(config: dict[str, Any]) -> nn.Module:
+    """Builds the module that `_describe` described, with fresh weights."""
+    options = {name: _tuples(value) for name, value in config["options"].items()}
+    if config["kind"] in _CONVOLUTIONS:
+        return _CONVOLUTIONS[config["kind"]](**options)
+    kind = _ATTENTION[config["kind"]]
+    described = config["encoding"]
+    encoding = create_encoding(described["name"], options["num_heads"], kind.dims, **described["options"])
+    if config["content"]:
+        options["content"] = Content(**config["content"])
+    return kind(encoding=encoding, **options)
+
+
+def _tuples(value: Any) -> Any:
+    """Makes tuples of JSON's lists, all the way down."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,107 @@
+"""Any convolution of torch as a window of taps: one displacement and one matrix each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from convattn.errors import UnsupportedModelError
+from convattn.grid import Geometry
+
+__all__ = ["SUPPORTED_CONVOLUTIONS", "AnyConvolution", "Taps", "read_taps"]
+
+AnyConvolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+
+SUPPORTED_CONVOLUTIONS: dict[type[nn.Module], int] = {
+    nn.Conv1d: 1,
+    nn.Conv2d: 2,
+    nn.Conv3d: 3,
+    nn.ConvTranspose1d: 1,
+    nn.ConvTranspose2d: 2,
+    nn.ConvTranspose3d: 3,
+}
+"""The modules that `conv_to_attention` takes, with their number of axes. Subclasses may compute something else."""
+
+
+@dataclass(frozen=True)
+class Taps:
+    """A convolution as taps: y[o] = b + Σ_t W[t] x̃[query(o) + Δ_t].
+
+    Attributes:
+        geometry: Window, stride, padding and dilation; a transposed convolution has an input dilation instead of a
+            stride.
+        displacements: Δ_t, from the query to the tap, in pixels; row-major over the window.
+        maps: W[t], (taps, outputs, inputs // groups).
+        bias: b, (outputs,), or None.
+        inputs: Channels in.
+        groups: Number of blocks of each W[t].
+    """
+
+    geometry: Geometry
+    displacements: tuple[tuple[int, ...], ...]
+    maps: Float[Tensor, "taps outputs channels"]
+    bias: Float[Tensor, " outputs"] | None
+    inputs: int
+    groups: int
+
+
+def read_taps(conv: nn.Module) -> Taps:
+    """Reads a convolution.
+
+    Args:
+        conv: One of `SUPPORTED_CONVOLUTIONS`, not a subclass.
+
+    Returns:
+        Its taps; the tensors are copies.
+
+    Raises:
+        UnsupportedModelError: The module is of another kind, has not been initialised, or has weights that are not
+            finite real floating-point numbers.
+    """
+    _require_supported(conv)
+    dims = SUPPORTED_CONVOLUTIONS[type(conv)]
+    weight: Tensor = conv.weight.detach().flatten(2)  # type: ignore[union-attr, operator]
+    options = {"kernel_size": conv.kernel_size, "dilation": conv.dilation, "padding_mode": conv.padding_mode}
+    groups: int = conv.groups  # type: ignore[assignment]
+    if isinstance(conv, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+        geometry = Geometry.parse(dims, padding=_transposed_padding(conv), input_dilation=conv.stride, **options)  # type: ignore[arg-type]
+        maps = rearrange(weight.flip(-1), "(groups i) o taps -> taps (groups o) i", groups=groups)
+    else:
+        geometry = Geometry.parse(dims, padding=conv.padding, stride=conv.stride, **options)  # type: ignore[arg-type]
+        maps = rearrange(weight, "o i taps -> taps o i")
+    bias = None if conv.bias is None else conv.bias.detach().clone()  # type: ignore[union-attr, operator]
+    displacements = tuple(displacement for _, displacement in geometry.taps())
+    return Taps(geometry, displacements, maps.clone(), bias, conv.in_channels, groups)  # type: ignore[arg-type]
+
+
+def _transposed_padding(
+    conv: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d,
+) -> Sequence[tuple[int, int]]:
+    """Padding of the dilated input with which a plain convolution by the flipped kernel is the transposed one."""
+    sizes = zip(conv.kernel_size, conv.dilation, conv.padding, conv.output_padding, strict=True)
+    return [(d * (k - 1) - int(p), d * (k - 1) - int(p) + extra) for k, d, p, extra in sizes]
+
+
+def _require_supported(conv: nn.Module) -> None:
+    kind = type(conv).__name__
+    if type(conv) not in SUPPORTED_CONVOLUTIONS:
+        known = ", ".join(supported.__name__ for supported in SUPPORTED_CONVOLUTIONS)
+        parents = [supported.__name__ for supported in SUPPORTED_CONVOLUTIONS if isinstance(conv, supported)]
+        reason = f"it is a subclass of {parents[0]} and may compute something else" if parents else f"known are {known}"
+        raise UnsupportedModelError(f"cannot convert {kind}: {reason}")
+    for name, tensor in (("weight", conv.weight), ("bias", conv.bias)):
+        if isinstance(tensor, UninitializedParameter):
+            raise UnsupportedModelError(f"cannot convert {kind}: its {name} is not initialised; run it once first")
+        if isinstance(tensor, Tensor) and not tensor.is_floating_point():
+            raise UnsupportedModelError(
+                f"cannot convert {kind}: its {name} must be real floating point, but is {tensor.dtype}"
+            )
+        if isinstance(tensor, Tensor) and not torch.isfinite(tensor).all():
+            count = int((~torch.isfinite(tensor)).sum())
+            raise UnsupportedModelError(
+                f"cannot convert {kind}: its {name} must be finite, but {count} entries are not"
+            )
