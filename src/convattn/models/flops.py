@@ -1,0 +1,40 @@
+"""Floating-point operations of the networks, in closed form."""
+
+from dataclasses import dataclass
+
+__all__ = ["FlopCount", "matmul_flops"]
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """Floating-point operations of one forward pass on one image; a multiplication and its addition count as two.
+
+    Only matrix products are counted: not the softmax, the normalisations, the biases or the activations. Mixing is
+    counted as the paper does, with N x N weights per head; layers that find a cheaper path do less.
+
+    Attributes:
+        linear: Linear maps of channels, the heads' value matrices and convolutions included.
+        mixing: Weighted means of pixels, A_h x.
+        content_scores: Products of queries and keys, q·k.
+        position_scores: Products of queries and relative positions, q·r_δ.
+    """
+
+    linear: int
+    mixing: int = 0
+    content_scores: int = 0
+    position_scores: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them together."""
+        return self.linear + self.mixing + self.content_scores + self.position_scores
+
+
+def matmul_flops(rows: int, inner: int, cols: int) -> int:
+    """Returns the operations of a (rows x inner) by (inner x cols) matrix product, ``2 · rows · inner · cols``.
+
+    Example:
+        >>> matmul_flops(2, 3, 5)
+        60
+    """
+    return 2 * rows * inner * cols

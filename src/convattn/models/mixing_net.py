@@ -1,0 +1,121 @@
+"""What the attention network and its convolutional control have in common: all but the mixer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from einops import rearrange, reduce
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.errors import ShapeError
+from convattn.grid import axis_lists
+from convattn.layers import RelativeAttention
+from convattn.layers.block import MixingBlock
+from convattn.models.flops import FlopCount, matmul_flops
+from convattn.models.hub_model import HubModel
+
+__all__ = ["MixingNet"]
+
+_WEIGHT_STD = 0.02
+
+
+class MixingNet(HubModel, ABC):
+    """Patches to pixels, post-normalised blocks, mean over pixels, class scores.
+
+    ``images → p x p space-to-depth → Linear to width → blocks → mean over pixels → Linear to classes``. Linear maps and
+    convolutions start at N(0, 0.02²) with biases 0; encodings keep their own start.
+
+    Attributes:
+        patches: Space-to-depth, invertible by `nn.PixelShuffle`.
+        embed: Linear map of a patch to the network's width.
+        blocks: The blocks, first to last.
+        head: Linear map of the mean pixel to class scores.
+    """
+
+    def __init__(
+        self,
+        mixers: Sequence[nn.Module],
+        *,
+        num_classes: int,
+        in_channels: int,
+        width: int,
+        ffn: int,
+        patch: int,
+        dropout: float,
+    ) -> None:
+        """Builds the network around its mixers.
+
+        Args:
+            mixers: One per block; each takes and returns (batch, width, rows, cols).
+            num_classes: Number of classes, ≥ 1.
+            in_channels: Channels of the images, ≥ 1.
+            width: Channels of the feature maps, ≥ 1.
+            ffn: Width of the feed-forward networks' hidden layers, ≥ 1.
+            patch: Side of a patch in pixels, ≥ 1.
+            dropout: Probability in [0, 1) with which a value of a branch is dropped in training.
+
+        Raises:
+            ArgumentError: A size is out of range.
+        """
+        super().__init__()
+        sizes = {"num_classes": num_classes, "in_channels": in_channels, "width": width, "patch": patch}
+        for name, size in sizes.items():
+            axis_lists(name, size, 1, least=1)
+        self.in_channels, self.num_classes = in_channels, num_classes
+        self.width, self.ffn, self.patch = width, ffn, patch
+        self.patches = nn.PixelUnshuffle(patch)
+        self.embed = nn.Linear(in_channels * patch**2, width)
+        self.blocks = nn.ModuleList(MixingBlock(mixer, width, ffn=ffn, dropout=dropout) for mixer in mixers)
+        self.head = nn.Linear(width, num_classes)
+        self.apply(_draw_weights)
+
+    def forward(self, images: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch classes"]:
+        """Scores the classes.
+
+        Args:
+            images: Normalised images; rows and columns divisible by the patch.
+
+        Returns:
+            One score (logit) per class.
+
+        Raises:
+            ShapeError: The images have other channels, or are not divisible into patches.
+        """
+        if images.shape[1] != self.in_channels or any(size % self.patch for size in images.shape[2:]):
+            raise ShapeError(
+                f"images must be of shape (batch, {self.in_channels}, rows, cols) with rows and cols divisible by "
+                f"patch={self.patch}, but are {tuple(images.shape)}"
+            )
+        pixels = rearrange(self.patches(images), "batch channels rows cols -> batch rows cols channels")
+        features = rearrange(self.embed(pixels), "batch rows cols width -> batch width rows cols")
+        for block in self.blocks:
+            features = block(features)
+        return self.head(reduce(features, "batch width rows cols -> batch width", "mean"))
+
+    @abstractmethod
+    def flops(self, image_size: int = 32) -> FlopCount:
+        """Counts the floating-point operations for one image, in closed form.
+
+        Args:
+            image_size: Rows and columns of the image, divisible by the patch.
+        """
+
+    def _shared_flops(self, pixels: int) -> int:
+        """Counts all linear maps outside the mixers, on so many pixels after space-to-depth."""
+        block = matmul_flops(pixels, self.width, self.width) + 2 * matmul_flops(pixels, self.width, self.ffn)
+        embed = matmul_flops(pixels, self.embed.in_features, self.width)
+        return embed + len(self.blocks) * block + matmul_flops(1, self.width, self.num_classes)
+
+
+def _draw_weights(module: nn.Module) -> None:
+    """Draws the start of one module's own weights."""
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        weights = [module.weight]
+    elif isinstance(module, RelativeAttention):
+        weights = list(module.values.parameters())
+    else:
+        return
+    for weight in weights:
+        nn.init.normal_(weight, std=_WEIGHT_STD)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)

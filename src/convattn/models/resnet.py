@@ -1,0 +1,116 @@
+"""ResNet-18 for small images: the paper's convolutional baseline."""
+
+from typing import final
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from convattn.errors import ShapeError
+from convattn.grid import axis_lists
+from convattn.models.hub_model import HubModel
+
+__all__ = ["ResNet", "resnet18"]
+
+_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
+
+
+@final
+class ResNet(HubModel):
+    """A residual network of basic blocks in four stages, with a 3 x 3 stem and no pooling before the end.
+
+    Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016; the variant for 32 x 32
+    images.
+
+    Attributes:
+        stem: 3 x 3 convolution to 64 channels, and its normalisation.
+        stages: Basic blocks, first to last.
+        head: Linear map of the mean pixel to class scores.
+    """
+
+    def __init__(self, blocks_per_stage: int = 2, *, num_classes: int = 10, in_channels: int = 3) -> None:
+        """Builds the network with PyTorch's own start.
+
+        Args:
+            blocks_per_stage: Basic blocks in each of the four stages, ≥ 1; 2 makes ResNet-18.
+            num_classes: Number of classes, ≥ 1.
+            in_channels: Channels of the images, ≥ 1.
+
+        Raises:
+            ArgumentError: A size is out of range.
+        """
+        super().__init__()
+        sizes = {"blocks_per_stage": blocks_per_stage, "num_classes": num_classes, "in_channels": in_channels}
+        for name, size in sizes.items():
+            axis_lists(name, size, 1, least=1)
+        self.in_channels = in_channels
+        width = _STAGES[0][0]
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(width)
+        )
+        blocks = []
+        for channels, stride in _STAGES:
+            for number in range(blocks_per_stage):
+                blocks.append(_BasicBlock(width, channels, stride if number == 0 else 1))
+                width = channels
+        self.stages = nn.Sequential(*blocks)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, images: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch classes"]:
+        """Scores the classes.
+
+        Args:
+            images: Normalised images.
+
+        Returns:
+            One score (logit) per class.
+
+        Raises:
+            ShapeError: The images have other channels.
+        """
+        if images.shape[1] != self.in_channels:
+            raise ShapeError(f"images must have {self.in_channels} channels, but are {tuple(images.shape)}")
+        features = self.stages(F.relu(self.stem(images)))
+        return self.head(features.mean(dim=(2, 3)))
+
+
+class _BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        """Builds the block; the shortcut is a 1 x 1 convolution where the shapes differ."""
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch outputs out_rows out_cols"]:
+        """Adds what the convolutions make of x to what the shortcut does."""
+        branch = F.relu(self.first_norm(self.first(x)))
+        return F.relu(self.second_norm(self.second(branch)) + self.shortcut(x))
+
+
+def resnet18(num_classes: int = 10, *, in_channels: int = 3) -> ResNet:
+    """Builds ResNet-18 for small images; with ten classes and three channels it has 11,173,962 parameters.
+
+    Args:
+        num_classes: Number of classes, ≥ 1.
+        in_channels: Channels of the images, ≥ 1.
+
+    Returns:
+        The network, freshly initialised.
+
+    Raises:
+        ArgumentError: A size is out of range.
+
+    Example:
+        >>> sum(parameter.numel() for parameter in resnet18().parameters())
+        11173962
+    """
+    return ResNet(2, num_classes=num_classes, in_channels=in_channels)

@@ -1,0 +1,25 @@
+"""Small networks and images for the tests of this folder."""
+
+import torch
+from torch import Tensor, nn
+
+from convattn.models import AttentionNet, ConvNet, ResNet
+
+SAVED = {
+    "attention": lambda: AttentionNet("learned_axial", width=10, depth=2, heads=3, ffn=7, image_size=10, num_classes=5),
+    "attention with content": lambda: AttentionNet(
+        "quadratic", content=True, width=10, depth=1, heads=3, ffn=7, dropout=0.0
+    ),
+    "conv": lambda: ConvNet(5, width=10, depth=2, ffn=7),
+    "resnet": lambda: ResNet(1, num_classes=3),
+}
+
+
+def small_images(channels: int = 3) -> Tensor:
+    """Draws images of 10 x 10 pixels."""
+    return torch.randn(7, channels, 10, 10, generator=torch.Generator().manual_seed(1))
+
+
+def count_parameters(network: nn.Module) -> int:
+    """Counts trainable numbers."""
+    return sum(parameter.numel() for parameter in network.parameters())

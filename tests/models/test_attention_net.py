@@ -1,0 +1,139 @@
+import pytest
+import torch
+from tests.models.network_cases import count_parameters, small_images
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from convattn.encodings import ENCODINGS
+from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, UnknownNameError
+from convattn.layers import Content
+from convattn.models import AttentionNet
+
+SMALL = {"width": 14, "depth": 2, "heads": 3, "ffn": 11, "image_size": 10, "num_classes": 5}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "parameters"),
+    [
+        ("quadratic", False, 12_086_844),
+        ("learned_axial", False, 12_278_682),
+        ("learned_axial", True, 29_484_282),
+    ],
+)
+def test_parameter_counts_are_the_papers(encoding, content, parameters):
+    with torch.device("meta"):
+        network = AttentionNet(encoding, content=content)
+    assert count_parameters(network) == parameters
+
+
+@pytest.mark.parametrize("content", [False, True])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_encoding_gives_class_scores_and_gradients(encoding, content):
+    torch.manual_seed(0)
+    network = AttentionNet(encoding, content=content, **SMALL)
+    scores = network(small_images())
+    assert scores.shape == (7, 5)
+    scores.square().sum().backward()
+    # the softmax cancels what is the same for all keys: a bias of the keys reaches no output
+    without = {name for name, p in network.named_parameters() if p.grad is None and "key.bias" not in name}
+    assert not without
+
+
+def test_paper_network_with_content_has_one_tied_query_bias_and_raw_positions():
+    mixer = AttentionNet("learned_axial", content=True, **SMALL).blocks[0].mixer
+    assert mixer.content_terms == Content(
+        key_width=14, project_position=False, content_bias=False, query_bias=True, key_bias=True
+    )
+    assert mixer.encoding.head_vectors is None
+    assert [tuple(table.shape) for table in mixer.encoding.tables] == [(9, 7), (9, 7)]
+
+
+def test_space_to_depth_is_invertible():
+    network, images = AttentionNet(**SMALL), small_images()
+    assert torch.equal(nn.PixelShuffle(network.patch)(network.patches(images)), images)
+
+
+def test_start_is_normal_with_zero_biases():
+    torch.manual_seed(0)
+    network = AttentionNet("learned_axial", content=True, depth=1)
+    attention = network.blocks[0].mixer
+    weights = [module.weight for module in network.modules() if isinstance(module, nn.Linear)]
+    for weight in [*weights, attention.values.weight]:
+        spread = weight.std().item()
+        # the standard deviation of n normal numbers is known to 1/√(2n); four of those
+        assert abs(spread / 0.02 - 1) < 4 / (2 * weight.numel()) ** 0.5
+    biases = [module.bias for module in network.modules() if isinstance(module, nn.Linear | type(attention))]
+    assert all(torch.count_nonzero(bias) == 0 for bias in biases)
+    assert attention.encoding.tables[0].std() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "linear", "mixing"),
+    [
+        ("quadratic", False, 6_175_956_800, 2_831_155_200),
+        ("learned_axial", False, 6_175_956_800, 2_831_155_200),
+        ("learned_axial", True, 15_023_316_800, 2_831_155_200),
+    ],
+)
+def test_flops_of_the_papers_networks(encoding, content, linear, mixing):
+    with torch.device("meta"):
+        flops = AttentionNet(encoding, content=content).flops()
+    assert (flops.linear, flops.mixing) == (linear, mixing)
+    assert flops.content_scores == (mixing if content else 0)
+    assert flops.total == linear + mixing + flops.content_scores + flops.position_scores
+
+
+@pytest.mark.parametrize(("encoding", "content"), [("quadratic", False), ("learned_axial", True)])
+def test_flops_agree_with_what_pytorch_counts(encoding, content):
+    network = AttentionNet(encoding, content=content, **SMALL).eval()
+    for block in network.blocks:
+        block.mixer.impl = "reference"  # the closed form counts mixing with explicit weights
+    with FlopCounterMode(display=False, depth=9) as counter, torch.no_grad():
+        network(small_images()[:1])
+    counts = {name: sum(operations.values()) for name, operations in counter.get_flop_counts().items()}
+    expected, pixels, width, heads = network.flops(image_size=10), 25, 14, 3
+    linear = sum(
+        counts.get(f"AttentionNet.{name}", 0)
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear)
+    )
+    # the heads' values are one linear map in all but name: a product inside the attention, no module of its own
+    values = 2 * 2 * pixels * heads * width * width
+    assert linear + values == expected.linear
+    assert counts["Global"] == expected.total
+
+
+def test_tables_end_at_the_image_size():
+    network = AttentionNet("learned_axial", **SMALL)
+    with pytest.raises(EncodingRangeError, match="holds displacements from -4 to 4"):
+        network(torch.zeros(1, 3, 12, 12))
+
+
+def test_functions_of_distance_take_any_size():
+    assert AttentionNet("distance", **SMALL)(torch.zeros(1, 3, 14, 6)).shape == (1, 5)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 10, 9), (2, 1, 10, 10)])
+def test_images_that_do_not_fit_are_refused(shape):
+    with pytest.raises(ShapeError, match=r"images must be of shape \(batch, 3, rows, cols\).*patch=2, but are \(2, "):
+        AttentionNet(**SMALL)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"encoding": "quadratik"}, UnknownNameError, "did you mean 'quadratic'"),
+        ({"width": 0}, ArgumentError, "width must be an integer of at least 1"),
+        ({"depth": 0}, ArgumentError, "depth must be an integer of at least 1"),
+        ({"patch": 0}, ArgumentError, "patch must be an integer of at least 1"),
+        ({"image_size": 0}, ArgumentError, "image_size must be an integer of at least 1"),
+        ({"num_classes": 0}, ArgumentError, "num_classes must be an integer of at least 1"),
+        ({"in_channels": 0}, ArgumentError, "in_channels must be an integer of at least 1"),
+        ({"ffn": 0}, ArgumentError, "ffn must be an integer of at least 1"),
+        ({"dropout": 1.0}, ArgumentError, r"dropout must be a probability in \[0, 1\)"),
+        ({"encoding": "learned_axial", "content": True, "width": 15}, ArgumentError, "width must be even"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        AttentionNet(**{**SMALL, **options})

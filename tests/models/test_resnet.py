@@ -1,0 +1,41 @@
+import pytest
+import torch
+from tests.models.network_cases import count_parameters, small_images
+from torch.utils.flop_counter import FlopCounterMode
+
+from convattn.errors import ArgumentError, ShapeError
+from convattn.models import ResNet, resnet18
+
+
+def test_parameter_count_is_the_papers():
+    with torch.device("meta"):
+        assert count_parameters(resnet18()) == 11_173_962
+
+
+def test_flops_are_the_papers_one_point_one_billion():
+    # stem; four equal convolutions; thrice four, one of them half as large, and a 1 x 1 shortcut; head
+    convolution = 2 * 9 * 64 * 64 * 32**2
+    expected = 2 * 9 * 3 * 64 * 32**2 + 4 * convolution + 3 * (convolution * 7 // 2 + convolution // 18) + 2 * 512 * 10
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        resnet18()(torch.zeros(1, 3, 32, 32))
+    assert counter.get_total_flops() == expected == 1_110_845_440
+
+
+def test_feature_maps_shrink_three_times():
+    network = ResNet(1)
+    assert network.stages(network.stem(torch.zeros(2, 3, 32, 32))).shape == (2, 512, 4, 4)
+
+
+def test_other_classes_and_channels():
+    assert resnet18(3, in_channels=1).eval()(small_images(channels=1)).shape == (7, 3)
+
+
+def test_wrong_channels_are_refused():
+    with pytest.raises(ShapeError, match=r"images must have 3 channels, but are \(7, 1, 10, 10\)"):
+        ResNet(1)(small_images(channels=1))
+
+
+@pytest.mark.parametrize("name", ["blocks_per_stage", "num_classes", "in_channels"])
+def test_wrong_sizes_are_refused(name):
+    with pytest.raises(ArgumentError, match=f"{name} must be an integer of at least 1"):
+        ResNet(**{name: 0})

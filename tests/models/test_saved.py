@@ -1,0 +1,99 @@
+import json
+
+import pytest
+import torch
+from tests.models.network_cases import SAVED, small_images
+
+from convattn.errors import CheckpointError, UnknownNameError
+from convattn.models import NETWORKS, ConvNet, ResNet, load_network
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_saved_network_comes_back_the_same(tmp_path, name, capsys):
+    torch.manual_seed(0)
+    network = SAVED[name]().eval()
+    network.save_pretrained(tmp_path)
+    for loaded in (type(network).from_pretrained(tmp_path), load_network(tmp_path)):
+        assert type(loaded) is type(network)
+        assert not loaded.training
+        assert torch.equal(loaded(small_images()), network(small_images()))
+    assert capsys.readouterr().out == ""
+
+
+def test_configuration_names_the_class_and_every_argument(tmp_path):
+    ConvNet(5, width=10, depth=2, ffn=7).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text()) == {
+        "architecture": "ConvNet",
+        "kernel_size": 5,
+        "num_classes": 10,
+        "in_channels": 3,
+        "width": 10,
+        "depth": 2,
+        "ffn": 7,
+        "patch": 2,
+        "dropout": 0.1,
+    }
+
+
+def test_push_to_hub_uploads_the_saved_files(monkeypatch):
+    sent = {}
+
+    class Api:
+        def __init__(self, token=None):
+            pass
+
+        def create_repo(self, repo_id, **_):
+            return type("Repo", (), {"repo_id": repo_id})
+
+        def upload_folder(self, *, folder_path, repo_id, **_):
+            sent[repo_id] = sorted(path.name for path in folder_path.iterdir())
+            return "done"
+
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
+    assert ResNet(1).push_to_hub("someone/network") == "done"
+    assert sent == {"someone/network": ["README.md", "config.json", "model.safetensors"]}
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_missing_file_is_named(tmp_path, name):
+    ResNet(1).save_pretrained(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(CheckpointError, match=f"holds no saved network: it has no {name}"):
+        ResNet.from_pretrained(tmp_path)
+
+
+def test_weights_of_another_network_are_refused(tmp_path):
+    ResNet(1).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="does not hold the weights of this ConvNet"):
+        ConvNet.from_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="does not hold the weights of this ResNet"):
+        ResNet.from_pretrained(tmp_path, num_classes=3)
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    ResNet(1).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(CheckpointError, match="does not hold the weights of this ResNet"):
+        ResNet.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{"])
+def test_configuration_that_does_not_name_a_network(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json is not readable"):
+        load_network(tmp_path)
+
+
+def test_folder_that_is_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no saved network"):
+        load_network(tmp_path / "absent")
+
+
+def test_unknown_network_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"architecture": "ConvNets"}')
+    with pytest.raises(UnknownNameError, match="unknown network 'ConvNets': did you mean 'ConvNet'"):
+        load_network(tmp_path)
+
+
+def test_every_network_is_tested():
+    assert {type(create()) for create in SAVED.values()} == set(NETWORKS.values())
