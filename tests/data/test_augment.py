@@ -1,11 +1,11 @@
 import pytest
 import torch
-from convattn.testing.budget import assert_within_budget
 from hypothesis import given
 from hypothesis import strategies as st
 
 from convattn.data import horizontal_flip, normalise, random_crop
 from convattn.errors import ArgumentError, ShapeError
+from convattn.testing.budget import assert_within_budget
 
 
 def images(batch=11, channels=3, rows=5, cols=7):

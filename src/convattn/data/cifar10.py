@@ -113,9 +113,10 @@ def _check_schema(path: Path, schema: pa.Schema) -> None:
     """Refuses a file whose columns are not those of the Hub's copy."""
     found = {field.name: field.type for field in schema}
     image, label = found.get("img"), found.get("label")
-    is_image = image is not None and pa.types.is_struct(image) and image.get_field_index("bytes") >= 0
-    if is_image and pa.types.is_binary(image.field("bytes").type) and label is not None and pa.types.is_integer(label):
-        return
+    if image is not None and pa.types.is_struct(image) and label is not None and pa.types.is_integer(label):
+        position = image.get_field_index("bytes")
+        if position >= 0 and pa.types.is_binary(image.field(position).type):
+            return
     listed = ", ".join(f"{name}: {kind}" for name, kind in found.items()) or "none"
     raise DataError(
         f"{path}: expected the columns img: struct<bytes: binary, path: string> and label: int64, but found {listed}"

@@ -1,5 +1,6 @@
 """Handwritten digits that scikit-learn ships: real images, no download, trained on in seconds."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,9 +44,9 @@ def load_digits() -> ImageDataset:
     images = torch.from_numpy(levels).mul(255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
     classes = torch.from_numpy(labels).to(torch.int64)
     train_rows, test_rows = model_selection.train_test_split(
-        range(len(classes)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
+        np.arange(len(classes)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
     )
-    train, test = (_take(images, classes, rows) for rows in (train_rows, test_rows))
+    train, test = (_take(images, classes, np.asarray(rows)) for rows in (train_rows, test_rows))
     scaled = train.images.double() / 255
     record = DataRecord(
         name="digits",
@@ -57,7 +58,7 @@ def load_digits() -> ImageDataset:
     return ImageDataset(train, test, 10, (float(scaled.mean()),), (float(scaled.std()),), record)
 
 
-def _take(images: Tensor, classes: Tensor, rows: list[int]) -> ImageSplit:
+def _take(images: Tensor, classes: Tensor, rows: np.ndarray) -> ImageSplit:
     """Picks rows into a split."""
-    index = torch.tensor(rows)
+    index = torch.from_numpy(rows)
     return ImageSplit(images[index], classes[index])
