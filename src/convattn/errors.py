@@ -13,6 +13,7 @@ One `except ConvAttnError` catches them all; the second base class keeps them co
     ├── DataError                             a data file is missing, unreadable or of the wrong form
     ├── CheckpointError                       a saved model or run is missing, damaged or of another version
     ├── DeviceError                           the device or dtype cannot do what was asked
+    ├── TrainingError                         training cannot go on, for instance because the loss is not finite
     └── MissingDependencyError (ImportError)  an optional package is not installed; says the install line
 """
 
@@ -30,6 +31,7 @@ __all__ = [
     "MissingDependencyError",
     "RecipeError",
     "ShapeError",
+    "TrainingError",
     "UnknownNameError",
     "UnsupportedModelError",
     "must_be",
@@ -108,6 +110,10 @@ class CheckpointError(ConvAttnError):
 
 class DeviceError(ConvAttnError):
     """The device or the dtype cannot do what was asked."""
+
+
+class TrainingError(ConvAttnError):
+    """Training cannot go on, for instance because the loss is not finite."""
 
 
 class MissingDependencyError(ConvAttnError, ImportError):
