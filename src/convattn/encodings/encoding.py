@@ -160,7 +160,7 @@ class AxisAdditiveEncoding(Encoding):
 
     def axis_tables(
         self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
-    ) -> list[Float[Tensor, "heads displacements"]]:
+    ) -> list[Float[Tensor, "heads _"]]:
         """Scores, for each axis alone, all displacements of a grid along it.
 
         Args:

@@ -20,7 +20,7 @@ _AXES = "depth rows cols"
 
 
 def separable_attention(
-    tables: Sequence[Float[Tensor, "heads displacements"]],
+    tables: Sequence[Float[Tensor, "heads _"]],
     axes: Sequence[Axis],
     keys: Float[Tensor, "batch channels *spatial"],
     maps: Float[Tensor, "heads outputs channels_per_group"],
