@@ -4,13 +4,16 @@ from convattn.data.augment import horizontal_flip, normalise, random_crop
 from convattn.data.cifar10 import load_cifar10
 from convattn.data.dataset import ImageDataset, ImageSplit
 from convattn.data.digits import load_digits
+from convattn.data.photograph import Photograph, load_photograph
 
 __all__ = [
     "ImageDataset",
     "ImageSplit",
+    "Photograph",
     "horizontal_flip",
     "load_cifar10",
     "load_digits",
+    "load_photograph",
     "normalise",
     "random_crop",
 ]
