@@ -83,6 +83,10 @@ class UnknownNameError(ArgumentError):
         hint = f" did you mean {nearest[0]!r}?" if nearest else ""
         super().__init__(f"unknown {kind} {name!r}:{hint} Known: {', '.join(self.known)}")
 
+    def __reduce__(self) -> tuple[type, tuple[str, object, list[str]]]:
+        """Lets the error cross from one process to another."""
+        return type(self), (self.kind, self.name, self.known)
+
 
 class EncodingRangeError(ArgumentError):
     """A table of displacements was asked for one that it does not hold."""
@@ -128,3 +132,7 @@ class MissingDependencyError(ConvAttnError, ImportError):
         """Names the package and the extra that brings it."""
         self.package, self.extra = package, extra
         super().__init__(f'this needs {package}, which is not installed; run: pip install "convattn[{extra}]"')
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Lets the error cross from one process to another."""
+        return type(self), (self.package, self.extra)
