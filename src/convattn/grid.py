@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 
-__all__ = ["PADDING_MODES", "Axis", "Geometry", "axis_lists"]
+__all__ = ["PADDING_MODES", "Axis", "Geometry", "axis_lists", "whole_number"]
 
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 """How the image goes on outside its border; the names of `torch.nn.Conv2d`."""
@@ -93,6 +93,29 @@ def axis_lists(name: str, value: PerAxis, dims: int, *, least: int) -> tuple[int
     if not valid or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in values):
         raise ArgumentError(must_be(name, f"an integer of at least {least}, or {dims} of them", value))
     return tuple(values)
+
+
+def whole_number(name: str, value: int, *, least: int = 1) -> int:
+    """Reads an argument that is one integer.
+
+    Args:
+        name: Name of the argument, for the error.
+        value: What the user gave.
+        least: Smallest value allowed.
+
+    Returns:
+        The integer.
+
+    Raises:
+        ArgumentError: The value is not an integer, or too small.
+
+    Example:
+        >>> whole_number("groups", 2)
+        2
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ArgumentError(must_be(name, f"an integer of at least {least}", value))
+    return value
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from convattn.convert.leak import bound_per_unit, off_centre_mass, underflows
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS, AnyConvolution, Taps, read_taps
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, must_be
-from convattn.grid import axis_lists
+from convattn.grid import whole_number
 from convattn.layers import (
     FactoredValues,
     RelativeAttention,
@@ -65,7 +65,7 @@ def conv_to_attention(
     if sharpness is not None and not (isinstance(sharpness, int | float) and 0 < sharpness < math.inf):
         raise ArgumentError(must_be("sharpness", "a positive finite number", sharpness))
     if head_width is not None:
-        axis_lists("head_width", head_width, 1, least=1)
+        whole_number("head_width", head_width)
     taps = read_taps(conv)
     layer = _build(taps, SUPPORTED_CONVOLUTIONS[type(conv)], sharpness, head_width)
     layer.train(conv.training)

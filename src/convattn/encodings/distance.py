@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convattn.encodings.encoding import Encoding
-from convattn.grid import axis_lists
+from convattn.grid import whole_number
 
 __all__ = ["Distance"]
 
@@ -40,7 +40,7 @@ class Distance(Encoding):
             ArgumentError: A size is out of range.
         """
         super().__init__(num_heads, dims)
-        (self.hidden,) = axis_lists("hidden", hidden, 1, least=1)
+        self.hidden = whole_number("hidden", hidden)
         self.inner = nn.Linear(dims, self.hidden)
         self.outer = nn.Linear(self.hidden, num_heads, bias=False)
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, ShapeError, must_be
-from convattn.grid import Axis
+from convattn.grid import Axis, whole_number
 
 __all__ = ["AxisAdditiveEncoding", "Encoding"]
 
@@ -39,10 +39,7 @@ class Encoding(nn.Module, ABC):
             ArgumentError: A size is not a positive integer.
         """
         super().__init__()
-        for name, value in (("num_heads", num_heads), ("dims", dims)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ArgumentError(must_be(name, "an integer of at least 1", value))
-        self.num_heads, self.dims = num_heads, dims
+        self.num_heads, self.dims = whole_number("num_heads", num_heads), whole_number("dims", dims)
 
     def forward(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "heads *points"]:
         """Scores displacements.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from convattn.encodings.encoding import AxisAdditiveEncoding
 from convattn.encodings.tables import read_table, require_extent
-from convattn.grid import PerAxis, axis_lists
+from convattn.grid import PerAxis, axis_lists, whole_number
 
 __all__ = ["LearnedAxial"]
 
@@ -50,7 +50,7 @@ class LearnedAxial(AxisAdditiveEncoding):
         """
         super().__init__(num_heads, dims)
         self.extent = axis_lists("extent", extent, dims, least=1)
-        (self.width,) = axis_lists("width", width, 1, least=1)
+        self.width = whole_number("width", width)
         self.tables = nn.ParameterList(torch.randn(2 * size - 1, self.width) for size in self.extent)
         self.head_vectors = nn.Parameter(0.02 * torch.randn(dims, num_heads, self.width)) if head_vectors else None
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from convattn.encodings.encoding import AxisAdditiveEncoding
 from convattn.errors import ArgumentError, must_be
-from convattn.grid import axis_lists
+from convattn.grid import whole_number
 
 __all__ = ["Sinusoidal"]
 
@@ -43,7 +43,7 @@ class Sinusoidal(AxisAdditiveEncoding):
             ArgumentError: A value is out of range.
         """
         super().__init__(num_heads, dims)
-        (self.frequencies,) = axis_lists("frequencies", frequencies, 1, least=1)
+        self.frequencies = whole_number("frequencies", frequencies)
         if not (math.isfinite(max_period) and max_period > 1):
             raise ArgumentError(must_be("max_period", "a finite number above 1", max_period))
         self.max_period = float(max_period)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, UnknownNameError
-from convattn.grid import axis_lists
+from convattn.grid import whole_number
 
 __all__ = ["MixingBlock"]
 
@@ -66,7 +66,7 @@ class MixingBlock(nn.Module):
         """
         super().__init__()
         for name, size in (("width", width), ("ffn", ffn)):
-            axis_lists(name, size, 1, least=1)
+            whole_number(name, size)
         if not 0 <= dropout < 1:
             raise ArgumentError(f"dropout must be a probability in [0, 1), but is {dropout}")
         if norm not in {"post", "pre"}:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, must_be
 from convattn.functional import content_scores, query_pixels
-from convattn.grid import Axis, axis_lists
+from convattn.grid import Axis, whole_number
 
 __all__ = ["Content", "ContentScores"]
 
@@ -67,7 +67,7 @@ class ContentScores(nn.Module):
         """
         super().__init__()
         width = max(1, in_channels // num_heads) if content.key_width is None else content.key_width
-        (width,) = axis_lists("content.key_width", width, 1, least=1)
+        whole_number("content.key_width", width)
         self.num_heads, self.uses_position = num_heads, content.position is not False and feature_width > 0
         if content.position and not feature_width:
             raise ArgumentError(must_be("content.position", "None or False with an encoding without features", True))

@@ -18,7 +18,7 @@ from convattn.functional import (
     pad_keys,
     separable_attention,
 )
-from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists
+from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_number
 from convattn.layers.content import Content, ContentScores
 from convattn.layers.values import FactoredValues, MergedValues
 
@@ -104,7 +104,7 @@ class RelativeAttention(nn.Module, ABC):
         super().__init__()
         sizes = {"in_channels": in_channels, "out_channels": out_channels, "num_heads": num_heads, "groups": groups}
         for name, value in sizes.items():
-            axis_lists(name, value, 1, least=1)
+            whole_number(name, value)
         for name in ("in_channels", "out_channels"):
             if sizes[name] % groups:
                 raise ArgumentError(must_be(name, f"divisible by groups={groups}", sizes[name]))
@@ -125,7 +125,7 @@ class RelativeAttention(nn.Module, ABC):
         if head_width is None:
             self.values: MergedValues | FactoredValues = MergedValues(num_heads, in_channels, out_channels, groups)
         else:
-            axis_lists("head_width", head_width, 1, least=1)
+            whole_number("head_width", head_width)
             self.values = FactoredValues(num_heads, in_channels, out_channels, groups, head_width=head_width)
         terms = Content() if content is True else content or None
         self.content_terms = terms

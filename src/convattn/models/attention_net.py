@@ -4,7 +4,7 @@ from typing import final
 
 from convattn.encodings import Encoding, create_encoding
 from convattn.errors import ArgumentError
-from convattn.grid import axis_lists
+from convattn.grid import whole_number
 from convattn.layers import Content, RelativeAttention2d
 from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.mixing_net import MixingNet
@@ -76,7 +76,7 @@ class AttentionNet(MixingNet):
             UnknownNameError: There is no such encoding.
         """
         for name, size in {"width": width, "depth": depth, "patch": patch, "image_size": image_size}.items():
-            axis_lists(name, size, 1, least=1)
+            whole_number(name, size)
         if content and encoding == "learned_axial" and width % 2:
             raise ArgumentError(f"width must be even for learned_axial with content, but is {width}")
         mixers = [

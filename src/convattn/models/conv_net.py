@@ -5,7 +5,7 @@ from typing import final
 from torch import nn
 
 from convattn.errors import ArgumentError
-from convattn.grid import axis_lists
+from convattn.grid import whole_number
 from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.mixing_net import MixingNet
 
@@ -62,7 +62,7 @@ class ConvNet(MixingNet):
             ArgumentError: A size is out of range, or the kernel has no middle.
         """
         for name, size in {"kernel_size": kernel_size, "width": width, "depth": depth}.items():
-            axis_lists(name, size, 1, least=1)
+            whole_number(name, size)
         if kernel_size % 2 == 0:
             raise ArgumentError(f"kernel_size must be odd, so that the kernel has a middle, but is {kernel_size}")
         super().__init__(

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ShapeError
-from convattn.grid import axis_lists
+from convattn.grid import whole_number
 from convattn.layers import RelativeAttention
 from convattn.layers.block import MixingBlock
 from convattn.models.flops import FlopCount, matmul_flops
@@ -60,7 +60,7 @@ class MixingNet(HubModel, ABC):
         super().__init__()
         sizes = {"num_classes": num_classes, "in_channels": in_channels, "width": width, "patch": patch}
         for name, size in sizes.items():
-            axis_lists(name, size, 1, least=1)
+            whole_number(name, size)
         self.in_channels, self.num_classes = in_channels, num_classes
         self.width, self.ffn, self.patch = width, ffn, patch
         self.patches = nn.PixelUnshuffle(patch)

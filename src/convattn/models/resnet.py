@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from convattn.errors import ShapeError
-from convattn.grid import axis_lists
+from convattn.grid import whole_number
 from convattn.models.hub_model import HubModel
 
 __all__ = ["ResNet", "resnet18"]
@@ -42,7 +42,7 @@ class ResNet(HubModel):
         super().__init__()
         sizes = {"blocks_per_stage": blocks_per_stage, "num_classes": num_classes, "in_channels": in_channels}
         for name, size in sizes.items():
-            axis_lists(name, size, 1, least=1)
+            whole_number(name, size)
         self.in_channels = in_channels
         width = _STAGES[0][0]
         self.stem = nn.Sequential(
