@@ -1,7 +1,6 @@
 """The key image (padded, and spread out for transposed convolutions) and the pixels that queries stand on."""
 
 from collections.abc import Sequence
-from itertools import chain
 
 from jaxtyping import Shaped
 from torch import Tensor
@@ -21,7 +20,8 @@ def pad_keys(
     """Makes the image that the keys are the pixels of.
 
     Input pixels are first spread out by the input dilation, with zeros between them, then the image is padded.
-    Padded pixels are keys like the others: where they are zero they still receive attention.
+    Padded pixels are keys like the others: where they are zero they still receive attention. Where the padding is
+    negative the padded image is cropped.
 
     Args:
         x: Images.
@@ -51,8 +51,11 @@ def pad_keys(
                 f"x must have at least {max(pair) + slack} pixels along axis {axis} for {geometry.padding_mode} padding"
                 f" of {max(pair)}, but has {size}"
             )
-    flat = tuple(chain.from_iterable(reversed(geometry.padding)))
-    return functional.pad(x, flat, mode=_TORCH_MODES[geometry.padding_mode])
+    flat = tuple(max(pixels, 0) for pair in reversed(geometry.padding) for pixels in pair)
+    padded = functional.pad(x, flat, mode=_TORCH_MODES[geometry.padding_mode])
+    for dim, (before, after) in enumerate(geometry.padding, start=2):
+        padded = padded[(slice(None),) * dim + (slice(max(-before, 0), padded.shape[dim] + min(after, 0)),)]
+    return padded
 
 
 def query_pixels(

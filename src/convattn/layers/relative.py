@@ -150,8 +150,8 @@ class RelativeAttention(nn.Module, ABC):
             ArgumentError: The dtype of x is not that of the weights.
         """
         self._require_images(x)
-        keys = pad_keys(x, self.geometry)
         axes = self.geometry.axes(x.shape[2:])
+        keys = pad_keys(x, self.geometry)
         y = (self._separable if self.path == "separable" else self._reference)(keys, axes)
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
@@ -173,12 +173,12 @@ class RelativeAttention(nn.Module, ABC):
         """
         if isinstance(spatial, Tensor):
             self._require_images(spatial)
-            sizes, keys = spatial.shape[2:], pad_keys(spatial, self.geometry)
+            axes = self.geometry.axes(spatial.shape[2:])
+            keys = pad_keys(spatial, self.geometry)
         else:
-            sizes, keys = axis_lists("spatial", spatial, self.dims, least=1), None
-        axes = self.geometry.axes(sizes)
-        if self.content is not None and keys is None:
-            raise ArgumentError(must_be("spatial", "images, because the scores depend on content", spatial))
+            axes, keys = self.geometry.axes(axis_lists("spatial", spatial, self.dims, least=1)), None
+            if self.content is not None:
+                raise ArgumentError(must_be("spatial", "images, because the scores depend on content", spatial))
         weights = self._weights(keys, axes)
         shape = [len(axis.queries) for axis in axes] + [axis.keys for axis in axes]
         return weights.view(*weights.shape[:-2], *shape)
