@@ -44,8 +44,8 @@ def certify(
         The certificate.
     """
     x = _check_image(layer)
-    high = _in_float64(conv, x)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        high = _in_float64(conv, x)
         low, made = _tap_by_tap(conv, x), _inference(layer, x)
     measured = _largest(made.double().cpu() - high)
     rounding = 2 * (_largest(low.double().cpu() - high) + torch.finfo(x.dtype).eps * _largest(high))
@@ -79,7 +79,7 @@ def _check_image(layer: RelativeAttention) -> Tensor:
     sizes = _smallest_image(layer.geometry)
     weight = next(layer.values.parameters())
     shape = (2, layer.in_channels, *(size + 3 + axis for axis, size in enumerate(sizes)))
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
     return x.to(device=weight.device, dtype=weight.dtype)
 
 
@@ -102,14 +102,13 @@ def _smallest_image(geometry: Geometry) -> Sequence[int]:
 
 def _in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
     """Computes the convolution's function in float64 on the CPU."""
-    with torch.no_grad():
-        return copy.deepcopy(conv).double().cpu()(x.double().cpu())
+    return copy.deepcopy(conv).double().cpu()(x.double().cpu())
 
 
 def _tap_by_tap(conv: AnyConvolution, x: Tensor) -> Tensor:
     """Computes the convolution in its own dtype by another road, tap by tap, to see what rounding does."""
     taps = read_taps(conv)
-    keys, axes = pad_keys(x, taps.geometry), taps.geometry.axes(x.shape[2:])
+    axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
     y = None
     for displacement, weight in zip(taps.displacements, taps.maps, strict=True):
         shifted = [Axis(_shift(axis.queries, d), axis.keys) for axis, d in zip(axes, displacement, strict=True)]

@@ -1,7 +1,5 @@
 """The theorem: every convolution is relative self-attention with one head per tap."""
 
-import math
-
 import torch
 from einops import rearrange
 from jaxtyping import Float
@@ -11,7 +9,7 @@ from convattn.convert.certificate import certify
 from convattn.convert.leak import bound_per_unit, off_centre_mass, underflows
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS, AnyConvolution, Taps, read_taps
 from convattn.encodings import Quadratic
-from convattn.errors import ArgumentError, must_be
+from convattn.encodings.quadratic import root_of_sharpness
 from convattn.grid import whole_number
 from convattn.layers import (
     FactoredValues,
@@ -62,8 +60,6 @@ def conv_to_attention(
         >>> certificate.exact, certificate.passed, layer.num_heads
         (True, True, 9)
     """
-    if sharpness is not None and not (isinstance(sharpness, int | float) and 0 < sharpness < math.inf):
-        raise ArgumentError(must_be("sharpness", "a positive finite number", sharpness))
     if head_width is not None:
         whole_number("head_width", head_width)
     taps = read_taps(conv)
@@ -89,7 +85,7 @@ def _build(taps: Taps, dims: int, sharpness: float | None, head_width: int | Non
     exact_dtype = torch.promote_types(dtype, torch.float32)
     heads, outputs, _ = taps.maps.shape
     encoding = Quadratic(heads, dims).to(device=device, dtype=exact_dtype)
-    root = _HARD_ROOTS.get(dtype, 16.0) if sharpness is None else math.sqrt(2 * sharpness)
+    root = _HARD_ROOTS.get(dtype, 16.0) if sharpness is None else root_of_sharpness(sharpness, exact_dtype)
     geometry = taps.geometry
     layer = _LAYERS[dims](
         taps.inputs,

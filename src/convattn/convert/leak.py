@@ -14,7 +14,8 @@ def off_centre_mass(sharpness: float, dims: int) -> float:
     """Bounds the weight that a quadratic head centred on a pixel gives to all other pixels.
 
     `ε(α) = θ(e^{−α})ⁿ − 1` with `θ(x) = 1 + 2 Σ_{m≥1} x^{m²}`: the sum of e^{−α‖δ‖²} over the lattice without its
-    centre, whose own weight before normalisation is 1. It holds at borders too, where there are fewer keys.
+    centre, whose own weight before normalisation is 1. It holds at borders too, where there are fewer keys. For small
+    α it is evaluated as `θ(e^{−α}) = √(π/α) θ(e^{−π²/α})`, and never reported above e^700.
 
     Source: `docs/theory.md` §3.
 
@@ -29,9 +30,15 @@ def off_centre_mass(sharpness: float, dims: int) -> float:
         >>> round(off_centre_mass(5.0, dims=2), 4)
         0.0271
     """
-    reach = math.ceil(math.sqrt(750 / sharpness)) + 1
-    tail = 2 * math.fsum(math.exp(-sharpness * step * step) for step in range(1, reach))
-    return math.expm1(dims * math.log1p(tail))
+    if sharpness < math.pi:  # Jacobi's identity: the sum over the dual lattice converges where this one is slow
+        dual = 2 * _gaussian_tail(math.pi**2 / sharpness)
+        return math.expm1(min(dims * (math.log(math.pi / sharpness) / 2 + math.log1p(dual)), 700.0))
+    return math.expm1(dims * math.log1p(2 * _gaussian_tail(sharpness)))
+
+
+def _gaussian_tail(sharpness: float) -> float:
+    """Sums e^{−αm²} over m ≥ 1, for α ≥ π; the tenth term is below 1e-136 of the first."""
+    return math.fsum(math.exp(-sharpness * step * step) for step in range(1, 10))
 
 
 def underflows(sharpness: float, dtype: torch.dtype) -> bool:

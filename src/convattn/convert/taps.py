@@ -60,7 +60,7 @@ def read_taps(conv: nn.Module) -> Taps:
 
     Raises:
         UnsupportedModelError: The module is of another kind, has not been initialised, or has weights that are not
-            finite real floating-point numbers.
+            finite real floating-point numbers, or are computed by hooks.
     """
     _require_supported(conv)
     dims = SUPPORTED_CONVOLUTIONS[type(conv)]
@@ -88,19 +88,29 @@ def _transposed_padding(
 
 def _require_supported(conv: nn.Module) -> None:
     kind = type(conv).__name__
+    parameters = [(name, getattr(conv, name, None)) for name in ("weight", "bias")]
+    for name, tensor in parameters:
+        if isinstance(tensor, UninitializedParameter):
+            raise UnsupportedModelError(f"cannot convert {kind}: its {name} is not initialised; run it once first")
     if type(conv) not in SUPPORTED_CONVOLUTIONS:
         known = ", ".join(supported.__name__ for supported in SUPPORTED_CONVOLUTIONS)
         parents = [supported.__name__ for supported in SUPPORTED_CONVOLUTIONS if isinstance(conv, supported)]
         reason = f"it is a subclass of {parents[0]} and may compute something else" if parents else f"known are {known}"
         raise UnsupportedModelError(f"cannot convert {kind}: {reason}")
-    for name, tensor in (("weight", conv.weight), ("bias", conv.bias)):
-        if isinstance(tensor, UninitializedParameter):
-            raise UnsupportedModelError(f"cannot convert {kind}: its {name} is not initialised; run it once first")
-        if isinstance(tensor, Tensor) and not tensor.is_floating_point():
+    for name, tensor in parameters:
+        if tensor is None:
+            continue
+        if not isinstance(tensor, nn.Parameter):
+            raise UnsupportedModelError(
+                f"cannot convert {kind}: its {name} is computed by a hook, as in pruning; make that permanent first"
+            )
+        if tensor.is_meta:
+            raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")
+        if not tensor.is_floating_point():
             raise UnsupportedModelError(
                 f"cannot convert {kind}: its {name} must be real floating point, but is {tensor.dtype}"
             )
-        if isinstance(tensor, Tensor) and not torch.isfinite(tensor).all():
+        if not torch.isfinite(tensor).all():
             count = int((~torch.isfinite(tensor)).sum())
             raise UnsupportedModelError(
                 f"cannot convert {kind}: its {name} must be finite, but {count} entries are not"

@@ -11,7 +11,32 @@ from torch import Tensor, nn
 from convattn.encodings.encoding import AxisAdditiveEncoding
 from convattn.errors import ArgumentError, ShapeError, must_be
 
-__all__ = ["Quadratic"]
+__all__ = ["Quadratic", "root_of_sharpness"]
+
+
+def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
+    """Checks a sharpness α and returns √(2α), the form in which heads hold it.
+
+    Args:
+        sharpness: α in 1/pixel².
+        dtype: Dtype that is to hold the root.
+
+    Returns:
+        √(2α), rounded to the dtype.
+
+    Raises:
+        ArgumentError: α is not a positive finite number, or is not one any more in that dtype.
+
+    Example:
+        >>> root_of_sharpness(2.0, torch.float32)
+        2.0
+    """
+    if not (isinstance(sharpness, int | float) and 0 < sharpness < math.inf):
+        raise ArgumentError(must_be("sharpness", "a positive finite number", sharpness))
+    root = torch.tensor(math.sqrt(2) * math.sqrt(sharpness), dtype=torch.float64, device="cpu").to(dtype)
+    if not 0 < (root**2 / 2).item() < math.inf:
+        raise ArgumentError(must_be("sharpness", f"positive and finite in {dtype}", sharpness))
+    return root.item()
 
 
 @final
@@ -50,7 +75,7 @@ class Quadratic(AxisAdditiveEncoding):
             sharpness: α > 0 in 1/pixel², for all heads; √(2α) is drawn from N(1, 0.01²) where None.
 
         Raises:
-            ArgumentError: A size or the sharpness is out of range.
+            ArgumentError: A size or the sharpness is out of range, or a centre is not finite.
             ShapeError: The centres are not (heads, dims).
         """
         super().__init__(num_heads, dims)
@@ -60,9 +85,12 @@ class Quadratic(AxisAdditiveEncoding):
             start = torch.as_tensor(centres, dtype=torch.get_default_dtype()).detach().clone()
             if start.shape != (num_heads, dims):
                 raise ShapeError(must_be("centres", f"of shape {(num_heads, dims)}", tuple(start.shape)))
-        if sharpness is not None and not (math.isfinite(sharpness) and sharpness > 0):
-            raise ArgumentError(must_be("sharpness", "a positive finite number", sharpness))
-        root = torch.full((num_heads,), (2 * sharpness) ** 0.5) if sharpness else 1 + 0.01 * torch.randn(num_heads)
+            if not torch.isfinite(start).all():
+                raise ArgumentError(must_be("centres", "finite", start.tolist()))
+        if sharpness is None:
+            root = 1 + 0.01 * torch.randn(num_heads)
+        else:
+            root = torch.full((num_heads,), root_of_sharpness(sharpness, torch.get_default_dtype()))
         self.centres = nn.Parameter(start)
         self.root_sharpness = nn.Parameter(root)
 
