@@ -211,7 +211,7 @@ class RunRecord(Record):
 def _plain(value: Any) -> Any:
     """Makes JSON's own types of a value; JSON has no inf or nan, so these become strings."""
     if isinstance(value, float) and (not math.isfinite(value)):
-        return repr(value)
+        return repr(float(value))
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -234,6 +234,8 @@ def _build(kind: Any, value: Any) -> Any:
         return tuple(_build(arguments[0], item) for item in value)
     if origin is dict and isinstance(value, dict):
         return {key: _build(arguments[1], item) for key, item in value.items()}
-    if kind is float and isinstance(value, int | str):
+    if kind is float and (type(value) in (int, float) or value in ("inf", "-inf", "nan")):
         return float(value)
+    if kind is not Any and type(value) is not kind:
+        raise CheckpointError(f"not a record: {value!r} stands where a value of {kind} belongs")
     return value

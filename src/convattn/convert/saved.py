@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -46,7 +47,7 @@ def save_layer(layer: nn.Module, folder: str | os.PathLike[str]) -> Path:
         The folder, holding `model.safetensors` and `config.json`.
 
     Raises:
-        UnsupportedModelError: The layer is of another kind.
+        UnsupportedModelError: The layer is of another kind, or would not load: foreign tensors or encoding.
         ArgumentError: The folder exists and is not empty.
 
     Example:
@@ -56,6 +57,7 @@ def save_layer(layer: nn.Module, folder: str | os.PathLike[str]) -> Path:
         Conv1d(2, 3, kernel_size=(5,), stride=(1,))
     """
     config = {"convattn": __version__, "schema_version": _SCHEMA, "kind": type(layer).__name__, **_describe(layer)}
+    _require_loadable(layer, config)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in layer.state_dict().items()}
     with new_folder(folder) as temporary:
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
@@ -82,12 +84,12 @@ def load_layer(folder: str | os.PathLike[str]) -> nn.Module:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
         raise CheckpointError(f"cannot read a layer from {folder}: {error}") from None
     version = config.get("schema_version") if isinstance(config, dict) else None
-    if version != _SCHEMA or config.get("kind") not in {*_ATTENTION, *_CONVOLUTIONS}:
+    if version != _SCHEMA or config.get("kind") not in [*_ATTENTION, *_CONVOLUTIONS]:
         raise CheckpointError(f"{folder / 'config.json'} does not describe a layer of schema version {_SCHEMA}")
     try:
         layer = _rebuild(config)
         layer.load_state_dict(tensors, assign=True)
-    except (ConvAttnError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (ConvAttnError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the files in {folder} do not fit together: {error}") from None
     return layer
 
@@ -100,15 +102,37 @@ def _describe(layer: nn.Module) -> dict[str, Any]:
         if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
             options["output_padding"] = layer.output_padding
         return {"options": options}
-    if not isinstance(layer, RelativeAttention):
+    if not isinstance(layer, RelativeAttention) or type(layer) not in _ATTENTION.values():
         known = ", ".join([*_ATTENTION, *_CONVOLUTIONS])
         raise UnsupportedModelError(f"cannot save {type(layer).__name__} as a layer: known are {known}")
     names = {kind: name for name, kind in ENCODINGS.items()}
+    if type(layer.encoding) not in names:
+        known = ", ".join(kind.__name__ for kind in names)
+        raise UnsupportedModelError(f"cannot save the encoding {type(layer.encoding).__name__}: known are {known}")
     return {
         "options": layer.options(),
         "encoding": {"name": names[type(layer.encoding)], "options": layer.encoding.options()},
         "content": None if layer.content_terms is None else asdict(layer.content_terms),
     }
+
+
+def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
+    """Refuses a module whose tensors are not those of a new one with its arguments, or have no values."""
+    kind, found = type(layer).__name__, layer.state_dict()
+    if any(tensor.is_meta for tensor in found.values()):
+        raise UnsupportedModelError(f"cannot save {kind}: its tensors are on the meta device and have no values")
+    with torch.device("meta"):
+        plain = _rebuild(json.loads(json.dumps(config))).state_dict()
+    differing = sorted(
+        name
+        for name in {*found, *plain}
+        if name not in found or name not in plain or found[name].shape != plain[name].shape
+    )
+    if differing:
+        raise UnsupportedModelError(
+            f"cannot save {kind}: it would not load, because {', '.join(differing)} differ from those of a plain {kind};"
+            " make hooks, as in pruning, permanent first"
+        )
 
 
 def _rebuild(config: dict[str, Any]) -> nn.Module:
