@@ -22,12 +22,17 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path
     Returns:
         The path written.
 
+    Raises:
+        ArgumentError: Its folder does not exist.
+
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     write_atomically(Path(folder) / "note.txt", "whole").read_text()
         'whole'
     """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise ArgumentError(must_be("path", "in a folder that exists", str(path)))
     data = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -76,7 +81,7 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterat
         A temporary folder beside it, to be filled.
 
     Raises:
-        ArgumentError: A file or a folder with contents is there already.
+        ArgumentError: A file or a folder with contents is there already, or a parent is a file.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as place:
@@ -86,7 +91,10 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterat
         ['note.txt']
     """
     path = require_new_folder(path, argument)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ArgumentError(must_be(argument, "a folder whose parents are folders", str(path))) from None
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         yield temporary
