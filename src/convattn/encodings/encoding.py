@@ -52,6 +52,7 @@ class Encoding(nn.Module, ABC):
 
         Raises:
             ShapeError: The last axis does not have `dims` entries.
+            ArgumentError: A displacement is not finite; EncodingRangeError where the encoding does not hold it.
         """
         if displacement.ndim == 0 or displacement.shape[-1] != self.dims:
             raise ShapeError(must_be("displacement", f"of shape (…, {self.dims})", tuple(displacement.shape)))
@@ -146,6 +147,8 @@ class Encoding(nn.Module, ABC):
     def _require_range(self, displacement: Tensor) -> None:
         if displacement.numel():
             flat = displacement.detach().reshape(-1, self.dims)
+            if not torch.isfinite(flat).all():
+                raise ArgumentError(must_be("displacement", "finite", "a tensor with inf or nan"))
             for axis, (low, high) in enumerate(zip(flat.amin(0).tolist(), flat.amax(0).tolist(), strict=True)):
                 self._require_span(axis, low, high)
 

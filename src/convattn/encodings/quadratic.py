@@ -82,7 +82,10 @@ class Quadratic(AxisAdditiveEncoding):
         if centres is None:
             start = torch.randn(num_heads, dims) * 2
         else:
-            start = torch.as_tensor(centres, dtype=torch.get_default_dtype()).detach().clone()
+            try:
+                start = torch.as_tensor(centres, dtype=torch.get_default_dtype()).detach().clone()
+            except (TypeError, ValueError):
+                raise ShapeError(must_be("centres", f"of shape {(num_heads, dims)}", centres)) from None
             if start.shape != (num_heads, dims):
                 raise ShapeError(must_be("centres", f"of shape {(num_heads, dims)}", tuple(start.shape)))
             if not torch.isfinite(start).all():

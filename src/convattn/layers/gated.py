@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from convattn.encodings import Encoding
+from convattn.errors import ArgumentError, must_be
 from convattn.layers.content import Content
 from convattn.layers.relative import RelativeAttention
 
@@ -55,7 +56,12 @@ class GatedRelativeAttention2d(RelativeAttention):
             device: Where to put the parameters.
             dtype: Dtype of the parameters.
             **options: Further arguments of `RelativeAttention`.
+
+        Raises:
+            ArgumentError: The content is not a `Content`; or as in `RelativeAttention`.
         """
+        if not isinstance(content, Content):
+            raise ArgumentError(must_be("content", "a Content, because the gate mixes it with position", content))
         super().__init__(in_channels, out_channels, num_heads, encoding, content=content, **options)
         self.gate = nn.Parameter(torch.ones(num_heads))
         self.to(device=device, dtype=dtype)

@@ -127,6 +127,8 @@ class RelativeAttention(nn.Module, ABC):
         else:
             whole_number("head_width", head_width)
             self.values = FactoredValues(num_heads, in_channels, out_channels, groups, head_width=head_width)
+        if not isinstance(content, bool | Content):
+            raise ArgumentError(must_be("content", "True, False or a Content", content))
         terms = Content() if content is True else content or None
         self.content_terms = terms
         self.content = ContentScores(terms, in_channels, num_heads, self.encoding.feature_width) if terms else None
@@ -246,7 +248,8 @@ class RelativeAttention(nn.Module, ABC):
             expectation = f"of shape (batch, {self.in_channels}, {self.dims} spatial sizes)"
             raise ShapeError(must_be("x", expectation, tuple(x.shape)))
         dtype = next(self.values.parameters()).dtype
-        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        castable = torch.is_autocast_enabled(x.device.type) and x.is_floating_point() and x.dtype != torch.float64
+        if x.dtype != dtype and not castable:
             raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))
 
     def _weights(self, keys: Tensor | None, axes: Sequence[Axis]) -> Tensor:
