@@ -130,7 +130,7 @@ def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
     )
     if differing:
         raise UnsupportedModelError(
-            f"cannot save {kind}: it would not load, because {', '.join(differing)} differ from those of a plain {kind};"
+            f"cannot save {kind}: it would not load, because {', '.join(differing)} differ from a plain {kind}'s;"
             " make hooks, as in pruning, permanent first"
         )
 
