@@ -1,0 +1,87 @@
+"""Where a run happens: hardware, versions, code revision, memory."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from convattn.__about__ import __version__
+
+__all__ = ["describe_hardware", "describe_versions", "find_revision", "peak_memory"]
+
+_PACKAGES = ("torch", "accelerate", "numpy")
+
+
+def describe_hardware(device: torch.device) -> dict[str, str]:
+    """Describes the machine and the device that computes.
+
+    Args:
+        device: The device.
+
+    Returns:
+        Device, processor, cores, threads and memory, in words; with CUDA the accelerator and its memory as well.
+    """
+    described = {
+        "device": str(device.type),
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "system": platform.platform(),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        described["accelerator"] = properties.name
+        described["accelerator_memory"] = f"{properties.total_memory / 2**30:.1f} GiB"
+    return described
+
+
+def describe_versions() -> dict[str, str]:
+    """Returns the versions of convattn, Python and the packages that compute."""
+    versions = {name: metadata.version(name) for name in _PACKAGES}
+    return {"convattn": __version__, "python": platform.python_version(), **versions}
+
+
+def find_revision(folder: Path = Path(__file__).parent) -> str | None:
+    """Returns the revision of the git checkout that tracks a folder, with "-dirty" where files differ from it.
+
+    Args:
+        folder: Folder of source files; by default this package's.
+
+    Returns:
+        The commit's hash; None without git or where no checkout tracks the folder.
+    """
+    if not _git(folder, "ls-files", "."):
+        return None
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Returns the largest memory so far, in bytes: of the device where it is CUDA, or else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Returns what a git command prints, or None where it fails."""
+    try:
+        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _processor() -> str:
+    """Names the processor; Linux keeps the full name in a file only."""
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

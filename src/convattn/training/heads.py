@@ -1,0 +1,93 @@
+"""Where the heads of quadratic encodings look, followed over a run."""
+
+import io
+from collections.abc import Iterator
+
+import pyarrow as pa
+import torch
+from pyarrow import parquet
+from torch import Tensor, nn
+
+from convattn.encodings import GeneralizedQuadratic, Quadratic
+
+__all__ = ["HEAD_COLUMNS", "HeadTrace", "quadratic_encodings"]
+
+HEAD_COLUMNS = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("epoch", pa.int64()),
+        ("layer", pa.int64()),
+        ("head", pa.int64()),
+        ("centre_row", pa.float64()),
+        ("centre_col", pa.float64()),
+        ("sharpness", pa.float64()),
+        ("precision_row_row", pa.float64()),
+        ("precision_row_col", pa.float64()),
+        ("precision_col_col", pa.float64()),
+    ]
+)
+"""Columns of ``heads.parquet``: centres in pixels; sharpness α = tr Σ⁻¹ / 4 and the entries of Σ⁻¹ in 1/pixel²."""
+
+
+def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadratic]:
+    """Returns the quadratic encodings of a network's layers, first to last."""
+    return [module for module in network.modules() if isinstance(module, Quadratic | GeneralizedQuadratic)]
+
+
+class HeadTrace:
+    """Rows of centres and sharpness, one for each head of each two-dimensional quadratic layer at each moment recorded.
+
+    Example:
+        >>> from convattn.models import AttentionNet
+        >>> trace = HeadTrace(AttentionNet(width=8, depth=2, heads=3, ffn=8))
+        >>> trace.record(step=0, epoch=0)
+        >>> len(trace.rows)
+        6
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        """Finds the layers to follow.
+
+        Args:
+            network: The network; without quadratic encodings the trace stays empty.
+        """
+        self._encodings = [encoding for encoding in quadratic_encodings(network) if encoding.dims == 2]
+        self.rows: list[dict[str, float]] = []
+
+    def record(self, *, step: int, epoch: int) -> None:
+        """Adds the present centres and sharpness of every head.
+
+        Args:
+            step: Optimizer steps done.
+            epoch: Epochs done.
+        """
+        for layer, encoding in enumerate(self._encodings):
+            centres = encoding.centres.detach().double().cpu().tolist()
+            for head, (centre, precision) in enumerate(zip(centres, _precisions(encoding), strict=True)):
+                position = {"step": step, "epoch": epoch, "layer": layer, "head": head}
+                self.rows.append({**position, "centre_row": centre[0], "centre_col": centre[1], **precision})
+
+    def to_parquet(self) -> bytes:
+        """Returns the rows as a parquet file with `HEAD_COLUMNS`."""
+        buffer = io.BytesIO()
+        parquet.write_table(pa.Table.from_pylist(self.rows, schema=HEAD_COLUMNS), buffer)
+        return buffer.getvalue()
+
+
+def _precisions(encoding: Quadratic | GeneralizedQuadratic) -> Iterator[dict[str, float]]:
+    """Yields Σ⁻¹ and the sharpness of each head."""
+    for matrix in _precision_matrices(encoding).detach().double().cpu():
+        (row_row, row_col), (_, col_col) = matrix.tolist()
+        yield {
+            "sharpness": (row_row + col_col) / 4,
+            "precision_row_row": row_row,
+            "precision_row_col": row_col,
+            "precision_col_col": col_col,
+        }
+
+
+def _precision_matrices(encoding: Quadratic | GeneralizedQuadratic) -> Tensor:
+    """Returns Σ⁻¹ of each head; for −α‖δ − Δ‖² that is 2α times the identity."""
+    if isinstance(encoding, GeneralizedQuadratic):
+        return encoding.precision
+    return 2 * encoding.sharpness[:, None, None] * torch.eye(2, device=encoding.centres.device)

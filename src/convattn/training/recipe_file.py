@@ -1,0 +1,209 @@
+"""Recipes as TOML: reading with overrides, and writing."""
+
+import dataclasses
+import difflib
+import os
+import shlex
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+
+from convattn.errors import RecipeError, UnknownNameError, must_be
+from convattn.training.limits import explain, fits, hints
+from convattn.training.recipe import Recipe
+
+__all__ = ["command_for", "load_recipe", "recipe_names", "recipe_to_toml"]
+
+
+class _Text(str):
+    """The text of an override, to be read as whatever type its key has."""
+
+
+def recipe_names() -> list[str]:
+    """Returns the names of the recipes that come with the package, sorted."""
+    folder = resources.files("convattn.training") / "recipes"
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def load_recipe(name_or_path: str | os.PathLike[str], *, overrides: Mapping[str, str] | None = None) -> Recipe:
+    """Reads a recipe and applies overrides.
+
+    Args:
+        name_or_path: Name of a recipe of the package, or a path that ends in ".toml".
+        overrides: New values by dotted key, as text: ``{"optim.learning_rate": "0.05"}``; items of a list stand between
+            commas.
+
+    Returns:
+        The recipe, every value checked.
+
+    Raises:
+        UnknownNameError: The package has no recipe of that name.
+        RecipeError: The file is missing or not TOML, a key is unknown or missing, or a value is of the wrong type or
+            out of range; the message names the file, the key, what was expected and what came.
+
+    Example:
+        >>> load_recipe("digits-quadratic", overrides={"training.epochs": "3"}).training.epochs
+        3
+    """
+    source, content = _read(name_or_path)
+    for key, text in (overrides or {}).items():
+        *sections, last = key.split(".")
+        table = content
+        for section in sections:
+            table = table.setdefault(section, {})
+            if not isinstance(table, dict):
+                raise RecipeError(f"{source}: {section} is a value, so that {key} cannot be set")
+        table[last] = _Text(text)
+    return _build(Recipe, content, source, "")
+
+
+def recipe_to_toml(recipe: Recipe) -> str:
+    """Returns a recipe as TOML, every value written out; `load_recipe` reads the same recipe back."""
+    return tomli_w.dumps(recipe.to_dict(), multiline_strings=True)
+
+
+def command_for(recipe: Recipe) -> str:
+    """Returns the command that repeats a run of a recipe.
+
+    Args:
+        recipe: A recipe of the package, with or without changed values, or any other.
+
+    Returns:
+        The command, with one ``--set`` for each changed value; of a recipe that is not the package's, by its own file.
+
+    Example:
+        >>> command_for(load_recipe("digits-quadratic", overrides={"seed": "1"}))
+        'convattn train digits-quadratic --set seed=1'
+    """
+    if recipe.name not in recipe_names():
+        return "convattn train recipe.toml"
+    original, wanted = (_flatten(item.to_dict()) for item in (load_recipe(recipe.name), recipe))
+    if original.keys() - wanted.keys():
+        return "convattn train recipe.toml"
+    changes = [
+        f"--set {shlex.quote(f'{key}={_as_text(value)}')}"
+        for key, value in wanted.items()
+        if original.get(key) != value
+    ]
+    return " ".join(["convattn train", recipe.name, *changes])
+
+
+def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested tables as one, with dotted keys."""
+    flat = {}
+    for key, value in content.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _as_text(value: object) -> str:
+    """Writes a value as an override has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """Returns the name of the file, for messages, and what it holds."""
+    name = os.fspath(name_or_path)
+    if name.endswith(".toml"):
+        source, file = name, Path(name)
+    elif name in recipe_names():
+        source, file = f"{name}.toml", resources.files("convattn.training") / "recipes" / f"{name}.toml"
+    else:
+        raise UnknownNameError("recipe", name, recipe_names())
+    try:
+        return source, tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{source}: cannot read the recipe ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{source}: not TOML ({error})") from None
+
+
+def _build(kind: Any, content: object, source: str, prefix: str) -> Any:
+    """Makes a section out of a table of the file, checking every key."""
+    if not isinstance(content, dict):
+        raise RecipeError(f"{source}: {must_be(prefix.rstrip('.'), 'a table', content)}")
+    section = _choose(kind, content, source, prefix)
+    expected = hints(section)
+    for key in content:
+        if key not in expected:
+            raise RecipeError(f"{source}: {_unknown(prefix + key, key, expected)}")
+    for field in dataclasses.fields(section):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name not in content:
+            raise RecipeError(f"{source}: {prefix}{field.name} is missing; it must be {explain(expected[field.name])}")
+    values = {
+        key: _build(expected[key], value, source, f"{prefix}{key}.")
+        if _sections(expected[key])
+        else _value(value, expected[key], source, prefix + key)
+        for key, value in content.items()
+    }
+    try:
+        return section(**values)
+    except RecipeError as error:
+        raise RecipeError(f"{source}: {prefix}{error}") from None
+
+
+def _choose(kind: Any, content: dict[str, Any], source: str, prefix: str) -> type:
+    """Chooses between the kinds of a section by the key "kind"."""
+    first, *others = sections = _sections(kind)
+    if not others:
+        return first
+    by_name = {typing.get_args(hints(section)["kind"])[0]: section for section in sections}
+    name = content.get("kind")
+    if not isinstance(name, str) or name not in by_name:
+        shown = str(name) if isinstance(name, _Text) else name
+        raise RecipeError(f"{source}: {must_be(f'{prefix}kind', ' or '.join(map(repr, by_name)), shown)}")
+    return by_name[name]
+
+
+def _sections(hint: Any) -> list[type]:
+    """Returns the section types that an annotation allows."""
+    members = typing.get_args(hint) if typing.get_origin(hint) is types.UnionType else (hint,)
+    return [member for member in members if dataclasses.is_dataclass(member) and isinstance(member, type)]
+
+
+def _unknown(path: str, key: str, expected: Iterable[str]) -> str:
+    """Words an unknown key, with the nearest known one."""
+    nearest = difflib.get_close_matches(key, expected, n=1, cutoff=0.5)
+    hint = f" did you mean {nearest[0]!r}?" if nearest else ""
+    return f"unknown key {path!r}:{hint} Known: {', '.join(expected)}"
+
+
+def _value(value: object, hint: Any, source: str, path: str) -> object:
+    """Checks one value, reading the text of an override first."""
+    plain = _plain_type(hint)
+    found = _read_text(value, plain) if isinstance(value, _Text) else value
+    if isinstance(found, list):
+        found = tuple(found)
+    if not fits(found, hint):
+        shown = str(value) if isinstance(value, _Text) else value
+        raise RecipeError(f"{source}: {must_be(path, explain(hint), shown)}")
+    return float(found) if plain is float and isinstance(found, int) else found
+
+
+def _plain_type(hint: Any) -> Any:
+    """Strips ranges and None off an annotation."""
+    if typing.get_origin(hint) in (Annotated, types.UnionType):
+        return _plain_type(typing.get_args(hint)[0])
+    return hint
+
+
+def _read_text(text: str, plain: Any) -> object:
+    """Reads text as a type; text that is not of that type stays text, and so does not fit."""
+    if typing.get_origin(plain) is tuple:
+        item_type = _plain_type(typing.get_args(plain)[0])
+        return tuple(_read_text(item.strip(), item_type) for item in text.split(","))
+    if plain is bool:
+        return {"true": True, "false": False}.get(text.lower(), str(text))
+    try:
+        return plain(text) if plain in (int, float) else str(text)
+    except ValueError:
+        return str(text)
