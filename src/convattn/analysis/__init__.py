@@ -1,0 +1,15 @@
+"""Looking at heads and conversions: where heads attend, how conversions err, and figures of both."""
+
+from convattn.analysis.figures import Comparison, convolution_and_attention, head_centres, sharpness_regimes
+from convattn.analysis.heads import HeadSnapshot, read_heads
+from convattn.analysis.sharpness import SharpnessCurve
+
+__all__ = [
+    "Comparison",
+    "HeadSnapshot",
+    "SharpnessCurve",
+    "convolution_and_attention",
+    "head_centres",
+    "read_heads",
+    "sharpness_regimes",
+]

@@ -1,0 +1,276 @@
+"""Figures, drawn with matplotlib and written to a file; no state of matplotlib is changed.
+
+Colours are those of Okabe and Ito, which colour-blind readers tell apart; no meaning is carried by colour alone.
+"""
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from convattn.analysis.heads import HeadSnapshot
+from convattn.analysis.sharpness import SharpnessCurve
+from convattn.errors import ArgumentError, MissingDependencyError, must_be
+from convattn.files import write_atomically
+
+__all__ = ["FORMATS", "Comparison", "convolution_and_attention", "head_centres", "sharpness_regimes"]
+
+FORMATS = ("png", "svg", "pdf")
+"""What a figure can be written as, by the ending of its file."""
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7F7F7F")
+_FLATTEST = 1e-4
+"""Smallest eigenvalue of Σ⁻¹ that is drawn, in 1/pixel²: its 50 % ellipse is 118 pixels long, out of sight."""
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.frameon": False,
+    "svg.hashsalt": "convattn",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A convolution and the attention layer made from it, on one photograph.
+
+    Attributes:
+        photograph: Red, green, blue in [0, 1].
+        names: What each output shows.
+        kernels: The kernel of each output on grey pixels (summed over the input's channels).
+        convolution: The convolution's outputs, in float64.
+        attention: The attention layer's outputs.
+        heads: Attention of one query pixel in the middle, by head; keys around that pixel.
+        sharpness: α of the heads, in 1/pixel².
+        unit: What rounding changes an output by, in units of the outputs.
+    """
+
+    photograph: Float[np.ndarray, "rows cols 3"]
+    names: Sequence[str]
+    kernels: Float[np.ndarray, "outputs kernel_rows kernel_cols"]
+    convolution: Float64[np.ndarray, "outputs rows cols"]
+    attention: Float[np.ndarray, "outputs rows cols"]
+    heads: Float[np.ndarray, "heads key_rows key_cols"]
+    sharpness: float
+    unit: float
+
+
+def convolution_and_attention(path: str | os.PathLike[str], comparison: Comparison) -> Path:
+    """Draws photograph, attention of one pixel, and for each output kernel, convolution, attention and difference.
+
+    Args:
+        path: File to write; its ending is one of `FORMATS`.
+        comparison: What to draw.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: The ending is another.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    outputs = len(comparison.names)
+    heights = (2.6, 1.65 * outputs + 0.2)
+    with _figure(path, (11, sum(heights))) as figure:
+        top, below = figure.subfigures(2, 1, height_ratios=heights)
+        _draw_photograph(top, comparison)
+        axes = below.subplots(outputs, 4, squeeze=False, width_ratios=[0.66, 1, 1, 1])
+        for panel, title in zip(
+            axes[0], ("kernel", "convolution", "attention", "attention − convolution"), strict=True
+        ):
+            panel.set_title(title)
+        differences = (comparison.attention - comparison.convolution) / comparison.unit
+        limit = max(float(np.abs(differences).max()), 1.0)
+        scale = {"cmap": "PuOr", "vmin": -limit, "vmax": limit, "interpolation": "nearest"}
+        for output, (*row, last) in enumerate(axes):
+            _draw_output(row, comparison, output)
+            last.imshow(differences[output], **scale)
+            last.set_axis_off()
+        bar = below.colorbar(axes[0, 3].images[0], ax=axes[:, 3], aspect=40)
+        bar.set_label(f"difference, in units of rounding (ε · largest output = {comparison.unit:.2g})")
+    return Path(path)
+
+
+def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]) -> Path:
+    """Draws where quadratic heads attend: their centres, and the ellipses that hold 50 % and 90 % of their attention.
+
+    The mass p of the attention exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) in the plane lies within
+    (δ − Δ)ᵀ Σ⁻¹ (δ − Δ) = −2 ln(1 − p).
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 3 and 4.
+
+    Args:
+        path: File to write; its ending is one of `FORMATS`.
+        snapshots: Layers at one or more moments, from `read_heads`: a row of panels for each epoch, a column for each
+            layer.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: There is no snapshot, or the ending is another.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    if not snapshots:
+        raise ArgumentError("snapshots must hold at least one layer, but is empty")
+    epochs = sorted({snapshot.epoch for snapshot in snapshots})
+    layers = sorted({snapshot.layer for snapshot in snapshots})
+    reach = max(float(np.abs(snapshot.centres).max()) for snapshot in snapshots) + 2.5
+    with _figure(path, (3.3 * len(layers) + 0.4, 3.3 * len(epochs) + 0.7)) as figure:
+        axes = figure.subplots(len(epochs), len(layers), squeeze=False, sharex=True, sharey=True)
+        for snapshot in snapshots:
+            panel = axes[epochs.index(snapshot.epoch), layers.index(snapshot.layer)]
+            _draw_heads(panel, snapshot)
+            panel.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
+            panel.locator_params(integer=True, nbins=8, steps=[1, 2, 5, 10])
+            panel.set_title(
+                f"layer {snapshot.layer + 1}, " + (f"epoch {snapshot.epoch}" if snapshot.epoch else "start")
+            )
+        for panel in axes[-1]:
+            panel.set_xlabel("column shift (pixels)")
+        for panel in axes[:, 0]:
+            panel.set_ylabel("row shift (pixels)")
+        figure.legend(handles=_legend_of_heads(), loc="outside lower center", ncols=4)
+    return Path(path)
+
+
+def sharpness_regimes(path: str | os.PathLike[str], curves: Sequence[SharpnessCurve]) -> Path:
+    """Draws measured error and a-priori bound over sharpness, and marks the regimes: soft, exponential decay, floor.
+
+    Args:
+        path: File to write; its ending is one of `FORMATS`.
+        curves: A panel for each number of axes, a line for each dtype.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: There is no curve, or the ending is another.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    if not curves:
+        raise ArgumentError("curves must hold at least one curve, but is empty")
+    dims = sorted({curve.dims for curve in curves})
+    with _figure(path, (3.6 * len(dims) + 0.4, 4.4)) as figure:
+        axes = figure.subplots(1, len(dims), squeeze=False, sharey=True)[0]
+        for panel, number in zip(axes, dims, strict=True):
+            _draw_regimes(panel, [curve for curve in curves if curve.dims == number])
+            panel.set_title(f"{number}-D, {3**number} heads")
+            panel.set_xlabel("sharpness α (1/pixel²)")
+        axes[0].set_ylabel("largest error / largest possible output")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return Path(path)
+
+
+@contextmanager
+def _figure(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator[Any]:
+    """Makes a figure of its own and writes it, whole or not at all, when the block ends."""
+    form = Path(path).suffix.removeprefix(".").lower()
+    if form not in FORMATS:
+        raise ArgumentError(must_be("path", f"a file that ends in {', '.join(FORMATS)}", str(path)))
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingDependencyError("matplotlib", "train") from None
+    buffer = io.BytesIO()
+    with rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
+        figure.savefig(buffer, format=form, dpi=150, metadata=undated)
+    write_atomically(path, buffer.getvalue())
+
+
+def _draw_photograph(figure: Any, comparison: Comparison) -> None:
+    """Draws the photograph, and where the query in the middle attends: its first head, and all heads together."""
+    photograph, one, mean = figure.subplots(1, 3, width_ratios=[1.55, 1, 1])
+    photograph.imshow(comparison.photograph)
+    photograph.set_title("photograph")
+    photograph.set_axis_off()
+    heads, rows, cols = comparison.heads.shape
+    extent = (-cols / 2, cols / 2, rows / 2, -rows / 2)
+    titles = (f"head 1 of {heads}, α = {comparison.sharpness:g}", f"mean of {heads} heads")
+    for panel, weights, title in zip((one, mean), (comparison.heads[0], comparison.heads.mean(0)), titles, strict=True):
+        shown = panel.imshow(weights, cmap="cividis", vmin=0, extent=extent)
+        panel.set(title=title, xlabel="column shift (pixels)", ylabel="row shift (pixels)")
+        ticks = range(-(min(rows, cols) // 4) * 2, min(rows, cols) // 2 + 1, 2)
+        panel.set(xticks=ticks, yticks=ticks)
+        figure.colorbar(shown, ax=panel, label="attention of one pixel", shrink=0.9)
+
+
+def _draw_output(panels: Sequence[Any], comparison: Comparison, output: int) -> None:
+    """Draws kernel, convolution and attention of one output; the last two share their grey scale."""
+    kernel, left, right = panels
+    weights, convolution = comparison.kernels[output], comparison.convolution[output]
+    limit = float(np.abs(weights).max())
+    kernel.imshow(weights, cmap="RdBu_r", vmin=-1.6 * limit, vmax=1.6 * limit)
+    for (row, col), weight in np.ndenumerate(weights):
+        kernel.text(col, row, f"{weight:.3g}".replace("-", "−"), ha="center", va="center", fontsize=8)
+    kernel.set(xticks=[], yticks=[], ylabel=comparison.names[output])
+    kernel.spines[:].set_visible(False)
+    low, high = np.quantile(convolution, [0.005, 0.995])
+    for panel, image in ((left, convolution), (right, comparison.attention[output])):
+        panel.imshow(image, cmap="gray", vmin=low, vmax=high)
+        panel.set_axis_off()
+
+
+def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
+    """Draws the heads of one layer; at (0, 0) is the query."""
+    from matplotlib.patches import Ellipse
+
+    panel.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+    panel.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+    for head, (centre, precision) in enumerate(zip(snapshot.centres, snapshot.precisions, strict=True)):
+        colour = _COLOURS[head % len(_COLOURS)]
+        values, vectors = np.linalg.eigh(precision)
+        angle = np.degrees(np.arctan2(vectors[0, 0], vectors[1, 0]))
+        for mass, style in ((0.5, {"facecolor": (colour, 0.2), "linewidth": 1.2}), (0.9, {"linestyle": "--"})):
+            first, second = 2 * np.sqrt(-2 * np.log(1 - mass) / np.maximum(values, _FLATTEST))
+            outline = {"facecolor": "none", "linewidth": 0.9, **style}
+            panel.add_patch(Ellipse(centre[::-1], first, second, angle=angle, edgecolor=colour, **outline))
+        panel.text(centre[1], centre[0], str(head + 1), ha="center", va="center", fontsize=9, weight="bold")
+
+
+def _legend_of_heads() -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    return [
+        Line2D([], [], linestyle="none", marker="$1$", color="black", label="centre, with the head's number"),
+        Patch(facecolor=(_COLOURS[0], 0.2), edgecolor=_COLOURS[0], label="holds 50 % of its attention"),
+        Patch(facecolor="none", edgecolor=_COLOURS[0], linestyle="--", label="90 %"),
+    ]
+
+
+def _draw_regimes(panel: Any, curves: Sequence[SharpnessCurve]) -> None:
+    """Draws the curves of one number of axes, and the borders of the regimes."""
+    first = curves[0]
+    panel.set(xscale="log", yscale="log", ylim=(1e-18, 30), xlim=(first.sharpness[0], first.sharpness[-1]))
+    panel.set_xticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
+    panel.plot(first.sharpness, first.bound, color="black", linestyle="--", label="a-priori bound 2ε(α)")
+    start = first.soft_until()
+    if start is not None:
+        panel.axvspan(first.sharpness[0], start, color="0.9", linewidth=0)
+        panel.text(first.sharpness[0] * 1.05, 3e-18, "soft", rotation=90, va="bottom", fontsize=9)
+        panel.text(start * 1.1, 1e-14, "exponential\ndecay", va="bottom")
+    for curve, colour, size, height in zip(curves, _COLOURS, (6, 3), (12, 4e-5), strict=False):
+        line = {"marker": "o", "markersize": size, "markerfacecolor": "white"}
+        panel.plot(curve.sharpness, curve.measured, color=colour, label=f"measured, {curve.dtype}", **line)
+        panel.axhline(curve.rounding, color=colour, linestyle=":", label=f"rounding, {curve.dtype}")
+        floor = curve.floor_from()
+        if floor is not None:
+            panel.axvline(floor, color=colour, linewidth=0.8)
+            panel.text(floor * 1.08, height, f"{curve.dtype}\nfloor", color=colour, fontsize=8, va="top")

@@ -1,0 +1,65 @@
+"""Where the heads of a training run looked, read back from its folder."""
+
+import os
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float
+from pyarrow import parquet
+
+from convattn.errors import CheckpointError
+
+__all__ = ["HeadSnapshot", "read_heads"]
+
+_PRECISION = ("precision_row_row", "precision_row_col", "precision_row_col", "precision_col_col")
+
+
+@dataclass(frozen=True, eq=False)
+class HeadSnapshot:
+    """The quadratic heads of one layer at one moment of a run.
+
+    Attributes:
+        epoch: Epochs done.
+        step: Optimizer steps done.
+        layer: Number of the layer among those with quadratic heads, from 0.
+        centres: Δ, (heads, 2), (row, col) in pixels.
+        precisions: Σ⁻¹ of the attention exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)), (heads, 2, 2), in 1/pixel²; 2α times the identity
+            for the score −α‖δ − Δ‖².
+    """
+
+    epoch: int
+    step: int
+    layer: int
+    centres: Float[np.ndarray, "heads 2"]
+    precisions: Float[np.ndarray, "heads 2 2"]
+
+
+def read_heads(run: str | os.PathLike[str]) -> list[HeadSnapshot]:
+    """Reads ``heads.parquet`` of a run's folder.
+
+    Args:
+        run: The folder.
+
+    Returns:
+        One snapshot for each layer at each moment recorded, by time and then by layer.
+
+    Raises:
+        CheckpointError: The folder has no such file (as runs of networks without quadratic heads), or it is damaged.
+    """
+    path = Path(run) / "heads.parquet"
+    try:
+        rows = parquet.read_table(path).to_pylist()
+        rows.sort(key=lambda row: (row["step"], row["layer"], row["head"]))
+        moments = groupby(rows, key=lambda row: (row["epoch"], row["step"], row["layer"]))
+        return [_snapshot(*moment, list(heads)) for moment, heads in moments]
+    except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+        raise CheckpointError(f"cannot read heads from {path}: {type(error).__name__}: {error}") from None
+
+
+def _snapshot(epoch: int, step: int, layer: int, rows: list[dict[str, float]]) -> HeadSnapshot:
+    centres = np.array([[row["centre_row"], row["centre_col"]] for row in rows])
+    precisions = np.array([[row[name] for name in _PRECISION] for row in rows]).reshape(-1, 2, 2)
+    return HeadSnapshot(epoch, step, layer, centres, precisions)

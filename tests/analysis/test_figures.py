@@ -1,0 +1,116 @@
+import sys
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from PIL import Image
+
+from convattn.analysis import (
+    Comparison,
+    HeadSnapshot,
+    SharpnessCurve,
+    convolution_and_attention,
+    head_centres,
+    sharpness_regimes,
+)
+from convattn.analysis.figures import FORMATS
+from convattn.errors import ArgumentError, MissingDependencyError
+
+RANDOM = np.random.default_rng(0)
+LEANING = np.array([[2.0, 1.5], [1.5, 2.0]])
+
+
+def snapshots():
+    centres, precisions = RANDOM.normal(size=(3, 2)), np.stack([np.eye(2), LEANING, np.zeros((2, 2))])
+    return [HeadSnapshot(epoch, 10 * epoch, layer, centres, precisions) for epoch in (0, 7) for layer in (0, 1)]
+
+
+def curves():
+    sharpness, bound = (1.0, 5.0, 20.0, 200.0), (4.0, 0.05, 1e-8, 1e-86)
+    kinds = [(dims, dtype, floor) for dims in (1, 2) for dtype, floor in (("float32", 1e-7), ("float64", 1e-16))]
+    return [SharpnessCurve(dims, dtype, 3, sharpness, bound, bound, bound, floor) for dims, dtype, floor in kinds]
+
+
+def comparison():
+    convolution = RANDOM.normal(size=(2, 11, 17))
+    return Comparison(
+        photograph=RANDOM.random((11, 17, 3)),
+        names=("edges", "blur"),
+        kernels=RANDOM.normal(size=(2, 3, 3)),
+        convolution=convolution,
+        attention=convolution.astype(np.float32),
+        heads=np.full((9, 7, 7), 1 / 49),
+        sharpness=128.0,
+        unit=1e-7,
+    )
+
+
+DRAWINGS = {
+    "convolution_and_attention": lambda path: convolution_and_attention(path, comparison()),
+    "head_centres": lambda path: head_centres(path, snapshots()),
+    "sharpness_regimes": lambda path: sharpness_regimes(path, curves()),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_figure_is_written_and_not_empty(tmp_path, name):
+    path = DRAWINGS[name](tmp_path / "figure.png")
+    with Image.open(path) as image:
+        assert min(image.size) > 400
+        assert len(image.convert("RGB").getcolors(maxcolors=1 << 24) or []) > 10
+    assert [item.name for item in tmp_path.iterdir()] == ["figure.png"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_same_figure_has_same_bytes(tmp_path, form):
+    snapshot = snapshots()[1]
+    first, second = (head_centres(tmp_path / f"{name}.{form}", [snapshot]).read_bytes() for name in "ab")
+    assert first == second
+
+
+def test_matplotlib_is_left_as_it_was(tmp_path):
+    before = dict(mpl.rcParams)
+    head_centres(tmp_path / "figure.png", snapshots())
+    assert dict(mpl.rcParams) == before
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+def test_ellipse_holds_the_mass_it_says(monkeypatch, tmp_path):
+    drawn = []
+    from matplotlib import patches
+
+    class Spy(patches.Ellipse):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            drawn.append(self)
+
+    monkeypatch.setattr(patches, "Ellipse", Spy)
+    centre = np.array([[1.0, -2.0]])
+    head_centres(tmp_path / "figure.png", [HeadSnapshot(0, 0, 0, centre, LEANING[None])])
+    points = RANDOM.multivariate_normal(centre[0], np.linalg.inv(LEANING), size=4000)
+    half, most = drawn
+    for ellipse, mass in ((half, 0.5), (most, 0.9)):
+        outline = ellipse.get_patch_transform().transform_path(ellipse.get_path())
+        inside = outline.contains_points(points[:, ::-1]).mean()
+        assert abs(inside - mass) < 4 * (mass * (1 - mass) / len(points)) ** 0.5
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_other_endings_are_refused(tmp_path, name):
+    with pytest.raises(ArgumentError, match=r"path must be a file that ends in png, svg, pdf, but is .*figure\.gif"):
+        DRAWINGS[name](tmp_path / "figure.gif")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_missing_matplotlib_says_how_to_install(monkeypatch, tmp_path, name):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingDependencyError, match=r'needs matplotlib.*pip install "convattn\[train\]"'):
+        DRAWINGS[name](tmp_path / "figure.png")
+
+
+def test_nothing_to_draw_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
+        head_centres(tmp_path / "figure.png", [])
+    with pytest.raises(ArgumentError, match="curves must hold at least one curve"):
+        sharpness_regimes(tmp_path / "figure.png", [])

@@ -1,0 +1,59 @@
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+
+from convattn.analysis import read_heads
+from convattn.errors import CheckpointError
+from convattn.models import AttentionNet
+from convattn.training.heads import HeadTrace
+
+
+def record(folder, encoding="quadratic"):
+    torch.manual_seed(0)
+    network = AttentionNet(encoding, in_channels=1, width=5, depth=2, heads=3, ffn=7)
+    trace = HeadTrace(network)
+    trace.record(step=0, epoch=0)
+    with torch.no_grad():
+        network.blocks[1].mixer.encoding.centres += 1
+    trace.record(step=11, epoch=1)
+    (folder / "heads.parquet").write_bytes(trace.to_parquet())
+    return network
+
+
+def test_heads_come_back_by_time_and_layer(tmp_path):
+    network = record(tmp_path)
+    snapshots = read_heads(tmp_path)
+    assert [(item.epoch, item.step, item.layer) for item in snapshots] == [(0, 0, 0), (0, 0, 1), (1, 11, 0), (1, 11, 1)]
+    for layer in (0, 1):
+        encoding = network.blocks[layer].mixer.encoding
+        assert snapshots[2 + layer].centres.tolist() == encoding.centres.double().tolist()
+        assert snapshots[2 + layer].precisions.shape == (3, 2, 2)
+        for precision, sharpness in zip(snapshots[2 + layer].precisions, encoding.sharpness.tolist(), strict=True):
+            assert precision.tolist() == [[2 * sharpness, 0], [0, 2 * sharpness]]
+    moved = torch.from_numpy(snapshots[3].centres - snapshots[1].centres)
+    assert (moved - 1).abs().max() < 1e-6
+    assert snapshots[2].centres.tolist() == snapshots[0].centres.tolist()
+
+
+def test_shapes_of_generalised_heads_come_back(tmp_path):
+    network = record(tmp_path, "generalized_quadratic")
+    expected = network.blocks[0].mixer.encoding.precision.detach().double()
+    assert read_heads(tmp_path)[0].precisions.tolist() == expected.tolist()
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"cannot read heads from .*heads\.parquet: FileNotFoundError"):
+        read_heads(tmp_path)
+
+
+def test_damaged_file_is_refused(tmp_path):
+    (tmp_path / "heads.parquet").write_bytes(b"not parquet")
+    with pytest.raises(CheckpointError, match="cannot read heads"):
+        read_heads(tmp_path)
+
+
+def test_table_of_other_columns_is_refused(tmp_path):
+    parquet.write_table(pa.table({"step": [0]}), tmp_path / "heads.parquet")
+    with pytest.raises(CheckpointError, match=r"cannot read heads .* KeyError: 'layer'"):
+        read_heads(tmp_path)
