@@ -1,0 +1,161 @@
+"""Convolutions by their definition: a second road to what torch and the attention layers compute."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.testing.keys import corners, key_index, take_keys
+
+__all__ = ["convolve", "farthest", "tap_maps"]
+
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | Transposed
+
+
+def convolve(
+    conv: Convolution, x: Float[Tensor, "batch channels *spatial"], *, backwards: bool = False
+) -> Float[Tensor, "batch outputs *out"]:
+    """Computes a convolution by its definition, in the dtype of its weights.
+
+    A plain one gathers, tap by tap: ``y[o] = b + Σ_t W[t] x̃[s·o + d·t]``. A transposed one scatters, tap by tap:
+    ``ỹ[s·i + d·t] += W[t]ᵀ x[i]``, and crops its padding off ỹ.
+
+    Every sum is taken one term after another, in the gradients as well (float32 and float64).
+
+    Args:
+        conv: The convolution.
+        x: Images.
+        backwards: Whether to sum from the last term to the first, which rounds differently.
+
+    Returns:
+        What the convolution returns, up to rounding.
+
+    Example:
+        >>> conv, x = nn.Conv1d(2, 3, 3, padding=1), torch.zeros(1, 2, 5)
+        >>> torch.equal(convolve(conv, x), conv(x))
+        True
+    """
+    transposed = isinstance(conv, Transposed)
+    order = -1 if backwards else 1
+    term = _scatter if transposed else _gather
+    taps = list(corners(conv.kernel_size))[::order]
+    y = term(conv, x.flip(0) if backwards else x, taps, order)
+    y = y.flip(0) if backwards else y
+    return y if conv.bias is None else y + conv.bias.view(-1, *(1,) * (x.ndim - 2))
+
+
+def farthest(hi: Float[Tensor, "*shape"], candidates: Sequence[Float[Tensor, "*shape"]]) -> Float[Tensor, "*shape"]:
+    """Chooses, of several honest computations in one dtype, the one that rounding has carried farthest from the truth.
+
+    On a result of few numbers one computation may be right by luck, and says too little about rounding.
+
+    Args:
+        hi: Reference in float64.
+        candidates: Independent computations, at least one.
+
+    Returns:
+        One of the candidates.
+    """
+    return max(candidates, key=lambda lo: (lo.double() - hi).abs().max().item() if hi.numel() else 0.0)
+
+
+def tap_maps(conv: Convolution, weight: Float[Tensor, "..."]) -> Float[Tensor, "taps outputs channels"]:
+    """Reads a weight (or its gradient) of a convolution as one matrix per tap, in the order of the displacements.
+
+    A transposed convolution meets its taps in reverse order: what it scatters forwards is gathered from behind.
+
+    Args:
+        conv: The convolution, for its kind and its groups.
+        weight: A tensor of the shape of its weight.
+
+    Returns:
+        One matrix (outputs, inputs // groups) per tap.
+    """
+    taps = list(corners(conv.kernel_size))
+    if not isinstance(conv, Transposed):
+        return torch.stack([weight[(slice(None), slice(None), *tap)] for tap in taps])
+    return torch.stack([_one_tap(weight, tap, conv.groups).mT.flatten(0, 1) for tap in taps[::-1]])
+
+
+def _one_tap(weight: Tensor, tap: tuple[int, ...], groups: int) -> Float[Tensor, "groups inputs outputs"]:
+    """Takes one tap of a transposed convolution's weight."""
+    return rearrange(weight[(slice(None), slice(None), *tap)], "(groups inputs) o -> groups inputs o", groups=groups)
+
+
+def _gather(conv: Convolution, x: Tensor, taps: Sequence[tuple[int, ...]], order: int) -> Tensor:
+    """Sums over taps what a plain convolution reads there."""
+    keys = take_keys(x, _plain_index(conv, x.shape[2:]))
+    window = [d * (k - 1) + 1 for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+    counts = [(n - w) // s + 1 for n, w, s in zip(keys.shape[2:], window, conv.stride, strict=True)]
+    y = 0
+    for tap in taps:
+        first = [t * d for t, d in zip(tap, conv.dilation, strict=True)]
+        place = [slice(f, f + s * (c - 1) + 1, s) for f, s, c in zip(first, conv.stride, counts, strict=True)]
+        weight = rearrange(conv.weight[(slice(None), slice(None), *tap)], "(g out) i -> g out i", g=conv.groups)
+        y = y + _block_product(keys[(slice(None), slice(None), *place)], weight, order)
+    assert isinstance(y, Tensor)
+    return y
+
+
+def _plain_index(conv: Convolution, sizes: Sequence[int]) -> list[list[int]]:
+    """Lists the key pixels of a plain convolution, for each axis."""
+    pairs = []
+    for axis, (k, d) in enumerate(zip(conv.kernel_size, conv.dilation, strict=True)):
+        total = d * (k - 1)
+        words = {"same": (total // 2, (total + 1) // 2), "valid": (0, 0)}
+        pairs.append(words[conv.padding] if isinstance(conv.padding, str) else (conv.padding[axis],) * 2)
+    return [key_index(n, pair, conv.padding_mode) for n, pair in zip(sizes, pairs, strict=True)]
+
+
+def _scatter(conv: Convolution, x: Tensor, taps: Sequence[tuple[int, ...]], order: int) -> Tensor:
+    """Sums over taps what a transposed convolution writes there."""
+    spans = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in _sizes(conv, x)]
+    extra = [int(p) for p in conv.output_padding]
+    y = x.new_zeros(x.shape[0], conv.out_channels, *(span + e for span, e in zip(spans, extra, strict=True)))
+    for tap in taps:
+        place = [slice(t * d, t * d + (n - 1) * s + 1, s) for t, (n, s, d, _) in zip(tap, _sizes(conv, x), strict=True)]
+        written = _block_product(x, _one_tap(conv.weight, tap, conv.groups).mT, order)
+        layer = torch.zeros_like(y)
+        layer[(slice(None), slice(None), *place)] = written
+        y = y + layer
+    crop = [slice(int(p), span + e - int(p)) for p, span, e in zip(conv.padding, spans, extra, strict=True)]
+    return y[(slice(None), slice(None), *crop)]
+
+
+def _sizes(conv: Convolution, x: Tensor) -> list[tuple[int, int, int, int]]:
+    return list(zip(x.shape[2:], conv.stride, conv.dilation, conv.kernel_size, strict=True))
+
+
+def _block_product(x: Tensor, weight: Float[Tensor, "groups outputs inputs"], order: int) -> Tensor:
+    """Applies one matrix per group at each pixel, summing over channels one by one."""
+    split = rearrange(x, "batch (groups inputs) ... -> batch groups inputs ...", groups=weight.shape[0])
+    y = 0
+    for i in list(range(weight.shape[2]))[::order]:
+        y = y + _Outer.apply(weight[:, :, i], split[:, :, i].flatten(2), order)
+    assert isinstance(y, Tensor)
+    return y.flatten(1, 2).unflatten(-1, x.shape[2:])
+
+
+class _Outer(torch.autograd.Function):
+    """Multiplies a weight per group and output by a channel per group, and sums the weight's gradient one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, channel: Tensor, order: int) -> Tensor:
+        """Returns (batch, groups, outputs, pixels)."""
+        ctx.save_for_backward(weight, channel)
+        ctx.order = order
+        return einsum(weight, channel, "groups outputs, batch groups pixels -> batch groups outputs pixels")
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Adds the weight's gradient up from the first pixel to the last, each sum rounded."""
+        (grad,), (weight, channel) = grad_outputs, ctx.saved_tensors
+        back = einsum(weight, grad, "groups outputs, batch groups outputs pixels -> batch groups pixels")
+        terms = rearrange(grad * channel[:, :, None], "batch groups outputs pixels -> (batch pixels) groups outputs")
+        ordered = torch.cat([torch.zeros_like(weight)[None], terms if ctx.order > 0 else terms.flip(0)])
+        return torch.from_numpy(np.add.accumulate(ordered.numpy())[-1]), back, None

@@ -1,0 +1,167 @@
+"""Attention by its definition, one query after another: a second road to what the layers compute."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from convattn.encodings import Encoding
+from convattn.layers import RelativeAttention
+from convattn.testing.keys import key_index, take_keys
+
+__all__ = ["Formula", "as_dtype", "dense_attention", "dense_weights"]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """An encoding's equations, written independently of the encoding; it holds the parameters only.
+
+    Attributes:
+        score: (encoding, displacements (points, dims)) → scores (heads, points), in the displacements' dtype.
+        features: (encoding, displacements (points, dims)) → features (points, width); None where there are none.
+    """
+
+    score: Callable[[Encoding, Tensor], Tensor]
+    features: Callable[[Encoding, Tensor], Tensor] | None = None
+
+
+def dense_attention(
+    layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], formula: Formula
+) -> Float[Tensor, "batch outputs *out"]:
+    """Computes a layer by its definition, y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k], in the dtype of x.
+
+    Args:
+        layer: The layer; only its parameters and arguments are read.
+        x: Images.
+        formula: The encoding's equations.
+
+    Returns:
+        What the layer returns in evaluation mode, up to rounding.
+    """
+    keys, _, queries = _grids(layer, x)
+    weights = dense_weights(layer, x, formula).to(x.dtype).flatten(2 + len(queries[0])).flatten(2, 1 + len(queries[0]))
+    maps = _block_diagonal(layer)
+    pixels = keys.flatten(2)
+    columns = []
+    for number in range(len(queries)):
+        terms = [
+            (pixels @ weights[:, head, number, :, None]).squeeze(-1) @ maps[head].mT for head in range(layer.num_heads)
+        ]
+        columns.append(sum(terms[1:], terms[0]))
+    y = torch.stack(columns, dim=-1)
+    y = y if layer.bias is None else y + layer.bias[:, None]
+    return y.unflatten(-1, [len({query[axis] for query in queries}) for axis in range(len(queries[0]))])
+
+
+def dense_weights(
+    layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], formula: Formula
+) -> Float[Tensor, "batch heads *queries_keys"]:
+    """Computes a layer's attention weights by their definition, in at least float32, for every image.
+
+    Args:
+        layer: The layer; only its parameters and arguments are read.
+        x: Images.
+        formula: The encoding's equations.
+
+    Returns:
+        (batch, heads, *out, *keys).
+    """
+    keys, places, queries = _grids(layer, x)
+    kind = torch.promote_types(x.dtype, torch.float32)
+    rows = []
+    for query in queries:
+        displacement = torch.tensor(
+            [[k - q for k, q in zip(place, query, strict=True)] for place in places], dtype=kind
+        )
+        position = formula.score(layer.encoding, displacement)
+        if layer.content is None:
+            rows.append(_softmax(position).expand(len(x), -1, -1))
+            continue
+        content = _four_terms(layer, keys, places.index(query), displacement, formula)
+        if layer.gate is None:
+            rows.append(_softmax(content + position))
+        else:
+            share = 1 / (1 + torch.exp(-layer.gate.to(kind)))[:, None]
+            rows.append((1 - share) * _softmax(content) + share * _softmax(position))
+    weights = torch.stack(rows, dim=2)
+    sizes = [[len({point[axis] for point in points}) for axis in range(layer.dims)] for points in (queries, places)]
+    return weights.unflatten(-1, sizes[1]).unflatten(2, sizes[0])
+
+
+def as_dtype(layer: RelativeAttention, dtype: torch.dtype, encoding: torch.dtype | None = None) -> RelativeAttention:
+    """Copies a layer into another dtype.
+
+    Args:
+        layer: The layer.
+        dtype: Dtype of the copy's parameters.
+        encoding: Dtype of its encoding's, where that is another.
+
+    Returns:
+        The copy.
+    """
+    made = copy.deepcopy(layer).to(dtype)
+    if encoding is not None:
+        made.encoding.load_state_dict(layer.encoding.state_dict())
+        made.encoding = copy.deepcopy(layer.encoding).to(encoding)
+    return made
+
+
+def _grids(layer: RelativeAttention, x: Tensor) -> tuple[Tensor, list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Returns the key image, the places of the keys and those of the queries, from the layer's arguments."""
+    options = layer.options()
+    indices, queries = [], []
+    for axis, size in enumerate(x.shape[2:]):
+        step, kernel, dilation = (options[n][axis] for n in ("input_dilation", "kernel_size", "dilation"))
+        index = key_index(size, tuple(options["padding"][axis]), options["padding_mode"], step)
+        first = dilation * ((kernel - 1) // 2)
+        last = len(index) - 1 - dilation * (kernel - 1) + first
+        indices.append(index)
+        queries.append([q for q in range(first, last + 1) if (q - first) % options["stride"][axis] == 0])
+    keys = take_keys(x, indices)
+    return keys, list(product(*map(range, keys.shape[2:]))), list(product(*queries))
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    exponentials = torch.exp(scores - scores.max(-1, keepdim=True).values)
+    return exponentials / exponentials.sum(-1, keepdim=True)
+
+
+def _four_terms(
+    layer: RelativeAttention, keys: Tensor, query: int, displacement: Tensor, formula: Formula
+) -> Float[Tensor, "batch heads keys"]:
+    """Adds the terms of the relative score that depend on the input, one head after another (Dai et al. 2019, §3.3)."""
+    assert layer.content is not None
+    maps, kind, pixels = layer.content, displacement.dtype, keys.flatten(2).mT
+    width = maps.query.out_features // layer.num_heads
+    asked, offered = maps.query(pixels[:, query]).to(kind), maps.key(pixels).to(kind)
+    features = formula.features(layer.encoding, displacement) if maps.uses_position and formula.features else None
+    heads = []
+    for head in range(layer.num_heads):
+        part = slice(head * width, (head + 1) * width)
+        q, k = asked[:, part], offered[..., part]
+        score = (k @ q[:, :, None]).squeeze(-1)
+        if maps.content_bias is not None:
+            score = score + k @ maps.content_bias[head].to(kind)
+        if features is not None:
+            projected = features if maps.position is None else features @ maps.position[head].to(kind).mT
+            score = score + q @ projected.mT
+        heads.append(score / width**0.5)
+    return torch.stack(heads, dim=1)
+
+
+def _block_diagonal(layer: RelativeAttention) -> Sequence[Tensor]:
+    """Returns W_h as whole matrices (outputs, inputs), with the zeros that groups stand for."""
+    parameters = dict(layer.values.named_parameters())
+    groups, matrices = layer.groups, []
+    for head in range(layer.num_heads):
+        if "weight" in parameters:
+            blocks = parameters["weight"][head].chunk(groups)
+        else:
+            pairs = zip(parameters["output"][head].chunk(groups), parameters["value"][head].chunk(groups), strict=True)
+            blocks = [output @ value for output, value in pairs]
+        matrices.append(torch.block_diag(*blocks))
+    return matrices
