@@ -1,22 +1,19 @@
 """Axis-additive scores: the softmax over a product grid factors into one softmax per axis.
 
 With s_h(δ) = Σ_a s_h,a(δ_a), exp s_h is a product over axes and so is its sum over the keys, hence
-A_h = A_h,rows ⊗ A_h,cols exactly: O(N · (H + W)) instead of O(N²) (theory.md §4).
+A_h = A_h,rows ⊗ A_h,cols exactly: O(N · (H + W)) instead of O(N²) (`docs/theory.md` §4).
 """
 
 from collections.abc import Sequence
 
-from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+from convattn.functional.product import product_attention
 from convattn.functional.reference import attention_weights, displacement_scores
-from convattn.functional.values import combine_heads
 from convattn.grid import Axis
 
 __all__ = ["separable_attention"]
-
-_AXES = "depth rows cols"
 
 
 def separable_attention(
@@ -38,11 +35,8 @@ def separable_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`.
     """
-    names = _AXES.split()[-len(axes) :]
-    mixed, before = keys, "batch channels " + " ".join(names)
-    for name, table, axis in zip(names, tables, axes, strict=True):
-        weights = attention_weights(displacement_scores(table, (axis,))).to(keys.dtype)
-        after = "batch heads channels " + before.split("channels ")[1].replace(name, "queries")
-        mixed = einsum(weights, mixed, f"heads queries {name}, {before} -> {after}")
-        before = after.replace("queries", f"queries_{name}")
-    return combine_heads(mixed, maps, groups)
+    weights = [
+        attention_weights(displacement_scores(table, (axis,))).to(keys.dtype)
+        for table, axis in zip(tables, axes, strict=True)
+    ]
+    return product_attention(weights, keys, maps, groups)

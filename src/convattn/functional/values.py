@@ -1,10 +1,11 @@
 """What each head does to the pixels it attends to: its matrix W_h, and the sum over heads."""
 
+import torch
 from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["combine_heads"]
+__all__ = ["add_head", "combine_heads", "head_backward"]
 
 
 def combine_heads(
@@ -30,3 +31,64 @@ def combine_heads(
         "batch heads groups channels queries, heads groups outputs channels -> batch groups outputs queries",
     )
     return combined.reshape(mixed.shape[0], maps.shape[1], *mixed.shape[3:])
+
+
+def add_head(
+    out: Float[Tensor, "pixels outputs"],
+    mixed: Float[Tensor, "pixels channels"],
+    weight: Float[Tensor, "outputs channels_per_group"],
+    groups: int,
+) -> None:
+    """Adds one head's matrix times its pixels: out += W_h · mixed.
+
+    Args:
+        out: Where to add.
+        mixed: Channels of each pixel.
+        weight: W_h; with groups its block-diagonal.
+        groups: Number of blocks.
+    """
+    if groups == 1:
+        out.addmm_(mixed, weight.mT)
+    elif groups == out.shape[1] == mixed.shape[1]:
+        out.addcmul_(mixed, weight[:, 0])
+    else:
+        _split(out, groups).baddbmm_(_split(mixed, groups), weight.unflatten(0, (groups, -1)).mT)
+
+
+def head_backward(
+    gradient: Float[Tensor, "pixels outputs"],
+    mixed: Float[Tensor, "pixels channels"],
+    weight: Float[Tensor, "outputs channels_per_group"],
+    groups: int,
+    *,
+    weight_gradient: Float[Tensor, "outputs channels_per_group"] | None,
+) -> Float[Tensor, "pixels channels"]:
+    """Carries a gradient back through `add_head`.
+
+    Args:
+        gradient: Gradient with respect to its result.
+        mixed: As given to `add_head`.
+        weight: As given to `add_head`.
+        groups: As given to `add_head`.
+        weight_gradient: Where to add the gradient with respect to the weight; None leaves it out.
+
+    Returns:
+        The gradient with respect to `mixed`.
+    """
+    if groups == 1:
+        if weight_gradient is not None:
+            weight_gradient.addmm_(gradient.mT, mixed)
+        return gradient @ weight
+    if groups == gradient.shape[1] == mixed.shape[1]:
+        if weight_gradient is not None:
+            weight_gradient[:, 0] += (gradient * mixed).sum(0)
+        return gradient * weight[:, 0]
+    parts = _split(gradient, groups)
+    if weight_gradient is not None:
+        weight_gradient.unflatten(0, (groups, -1)).baddbmm_(parts.mT, _split(mixed, groups))
+    back = torch.bmm(parts, weight.unflatten(0, (groups, -1)))
+    return rearrange(back, "groups pixels channels -> pixels (groups channels)")
+
+
+def _split(x: Float[Tensor, "pixels channels"], groups: int) -> Float[Tensor, "groups pixels channels_per_group"]:
+    return x.unflatten(1, (groups, -1)).transpose(0, 1)
