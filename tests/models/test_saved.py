@@ -32,6 +32,7 @@ def test_configuration_names_the_class_and_every_argument(tmp_path):
         "ffn": 7,
         "patch": 2,
         "dropout": 0.1,
+        "initializer_range": 0.02,
     }
 
 

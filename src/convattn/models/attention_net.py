@@ -54,6 +54,7 @@ class AttentionNet(MixingNet):
         patch: int = 2,
         dropout: float = 0.1,
         image_size: int = 32,
+        initializer_range: float = 0.02,
     ) -> None:
         """Builds the network and draws its weights.
 
@@ -70,6 +71,8 @@ class AttentionNet(MixingNet):
             dropout: Probability in [0, 1) with which attention weights and values of a branch are dropped in training.
             image_size: Largest rows or columns of an image. Encodings that are tables hold the displacements of that
                 size; the others take images of any size.
+            initializer_range: Standard deviation of the weights at the start, > 0. The paper's 0.02 suits its width;
+                a branch keeps its gain at other widths with 0.02·√(400/width).
 
         Raises:
             ArgumentError: A size is out of range.
@@ -98,6 +101,7 @@ class AttentionNet(MixingNet):
             ffn=ffn,
             patch=patch,
             dropout=dropout,
+            initializer_range=initializer_range,
         )
         self.heads, self.content = heads, content
         self.has_position_scores = content and mixers[0].encoding.feature_width > 0

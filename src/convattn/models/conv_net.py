@@ -34,7 +34,7 @@ class ConvNet(MixingNet):
         torch.Size([3, 10])
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the sizes of AttentionNet, each with a default
         self,
         kernel_size: int = 3,
         *,
@@ -45,6 +45,7 @@ class ConvNet(MixingNet):
         ffn: int = 512,
         patch: int = 2,
         dropout: float = 0.1,
+        initializer_range: float = 0.02,
     ) -> None:
         """Builds the network and draws its weights.
 
@@ -57,6 +58,7 @@ class ConvNet(MixingNet):
             ffn: Width of the feed-forward networks' hidden layers, ≥ 1.
             patch: Side of a patch in pixels, ≥ 1.
             dropout: Probability in [0, 1) with which a value of a branch is dropped in training.
+            initializer_range: Standard deviation of the weights at the start, > 0.
 
         Raises:
             ArgumentError: A size is out of range, or the kernel has no middle.
@@ -73,6 +75,7 @@ class ConvNet(MixingNet):
             ffn=ffn,
             patch=patch,
             dropout=dropout,
+            initializer_range=initializer_range,
         )
         self.kernel_size = kernel_size
 

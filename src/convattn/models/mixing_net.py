@@ -1,13 +1,15 @@
 """What the attention network and its convolutional control have in common: all but the mixer."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import ShapeError
+from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.grid import whole_number
 from convattn.layers import RelativeAttention
 from convattn.layers.block import MixingBlock
@@ -16,14 +18,12 @@ from convattn.models.hub_model import HubModel
 
 __all__ = ["MixingNet"]
 
-_WEIGHT_STD = 0.02
-
 
 class MixingNet(HubModel, ABC):
     """Patches to pixels, post-normalised blocks, mean over pixels, class scores.
 
     ``images → p x p space-to-depth → Linear to width → blocks → mean over pixels → Linear to classes``. Linear maps and
-    convolutions start at N(0, 0.02²) with biases 0; encodings keep their own start.
+    convolutions start at N(0, initializer_range²) with biases 0; encodings keep their own start.
 
     Attributes:
         patches: Space-to-depth, invertible by `nn.PixelShuffle`.
@@ -42,6 +42,7 @@ class MixingNet(HubModel, ABC):
         ffn: int,
         patch: int,
         dropout: float,
+        initializer_range: float,
     ) -> None:
         """Builds the network around its mixers.
 
@@ -53,11 +54,14 @@ class MixingNet(HubModel, ABC):
             ffn: Width of the feed-forward networks' hidden layers, ≥ 1.
             patch: Side of a patch in pixels, ≥ 1.
             dropout: Probability in [0, 1) with which a value of a branch is dropped in training.
+            initializer_range: Standard deviation of the weights at the start, > 0.
 
         Raises:
-            ArgumentError: A size is out of range.
+            ArgumentError: A size or the standard deviation is out of range.
         """
         super().__init__()
+        if not (math.isfinite(initializer_range) and initializer_range > 0):
+            raise ArgumentError(must_be("initializer_range", "a positive finite number", initializer_range))
         sizes = {"num_classes": num_classes, "in_channels": in_channels, "width": width, "patch": patch}
         for name, size in sizes.items():
             whole_number(name, size)
@@ -67,7 +71,7 @@ class MixingNet(HubModel, ABC):
         self.embed = nn.Linear(in_channels * patch**2, width)
         self.blocks = nn.ModuleList(MixingBlock(mixer, width, ffn=ffn, dropout=dropout) for mixer in mixers)
         self.head = nn.Linear(width, num_classes)
-        self.apply(_draw_weights)
+        self.apply(partial(_draw_weights, std=initializer_range))
 
     def forward(self, images: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch classes"]:
         """Scores the classes.
@@ -107,7 +111,7 @@ class MixingNet(HubModel, ABC):
         return embed + len(self.blocks) * block + matmul_flops(1, self.width, self.num_classes)
 
 
-def _draw_weights(module: nn.Module) -> None:
+def _draw_weights(module: nn.Module, std: float) -> None:
     """Draws the start of one module's own weights."""
     if isinstance(module, nn.Linear | nn.Conv2d):
         weights = [module.weight]
@@ -116,6 +120,6 @@ def _draw_weights(module: nn.Module) -> None:
     else:
         return
     for weight in weights:
-        nn.init.normal_(weight, std=_WEIGHT_STD)
+        nn.init.normal_(weight, std=std)
     if module.bias is not None:
         nn.init.zeros_(module.bias)

@@ -53,6 +53,7 @@ class AttentionNetRecipe(Section):
     ffn: _Count = 512
     patch: _Count = 2
     dropout: _Share = 0.1
+    initializer_range: Annotated[float, Range(0, without_low=True)] = 0.02
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class ConvNetRecipe(Section):
     ffn: _Count = 512
     patch: _Count = 2
     dropout: _Share = 0.1
+    initializer_range: Annotated[float, Range(0, without_low=True)] = 0.02
 
 
 @dataclass(frozen=True)
