@@ -24,7 +24,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Makes the folder.
+        """Checks that the folder can be made.
 
         Args:
             path: A folder that does not exist yet, or is empty.
@@ -33,11 +33,11 @@ class RunFolder:
             ArgumentError: The path is a file, or a folder that holds something.
         """
         self.path = require_new_folder(path, "output")
-        self.path.mkdir(parents=True, exist_ok=True)
         self._metrics: list[str] = []
 
     def start(self, recipe: Recipe) -> None:
-        """Writes the recipe as resolved."""
+        """Makes the folder and writes the recipe as resolved."""
+        self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "recipe.toml", recipe_to_toml(recipe))
 
     def add_epoch(self, metrics: dict[str, float], heads: HeadTrace) -> None:
