@@ -67,7 +67,7 @@ def train(
         >>> recipe = load_recipe("digits-quadratic", overrides={**small, "training.epochs": "1"})
         >>> record = train(recipe, progress=False)
         >>> record.parameters, record.data.counts["train"]
-        (620, 1437)
+        (630, 1437)
     """
     accelerator = _start_accelerator(recipe.training.precision)
     folder = RunFolder(output) if output is not None and accelerator.is_main_process else None

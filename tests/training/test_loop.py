@@ -1,0 +1,99 @@
+import json
+import math
+
+import pytest
+import torch
+from pyarrow import parquet
+from tests.training.tiny import tiny_data, tiny_recipe
+
+from convattn.errors import ArgumentError, RecipeError, TrainingError
+from convattn.models import AttentionNet, load_network
+from convattn.records import RunRecord
+from convattn.training import load_recipe, train
+from convattn.training.build import build_network, build_optimizer
+from convattn.training.heads import HEAD_COLUMNS
+
+
+def test_run_leaves_all_its_files(tmp_path):
+    record = train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), progress=False)
+    folder = tmp_path / "run"
+    expected = ["config.json", "heads.parquet", "metrics.jsonl", "model.safetensors", "recipe.toml", "record.json"]
+    assert sorted(file.name for file in folder.iterdir()) == expected
+    assert RunRecord.load(folder / "record.json") == record
+    assert load_recipe(folder / "recipe.toml") == tiny_recipe()
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["epoch"], row["step"]) for row in metrics] == [(1, 5), (2, 10)]
+    assert metrics[-1]["test_accuracy"] == record.results["test_accuracy"]
+    heads = parquet.read_table(folder / "heads.parquet")
+    assert heads.schema.names == HEAD_COLUMNS.names
+    assert heads["step"].to_pylist() == [0] * 3 + [5] * 3 + [10] * 3
+    network = load_network(folder)
+    assert isinstance(network, AttentionNet)
+    assert record.parameters == sum(parameter.numel() for parameter in network.parameters())
+    last = heads.to_pylist()[-3:]
+    centres = network.blocks[0].mixer.encoding.centres.double().tolist()
+    assert [[row["centre_row"], row["centre_col"]] for row in last] == centres
+
+
+def test_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
+    runs = {"first": 0, "again": 0, "other": 1}
+    for name, seed in runs.items():
+        torch.manual_seed(hash(name) % 1000)  # the caller's random state must not matter
+        train(tiny_recipe(seed=seed, dropout=0.2), output=tmp_path / name, data=tiny_data(), progress=False)
+    weights = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in runs}
+    assert weights["first"] == weights["again"]
+    assert weights["first"] != weights["other"]
+
+
+def test_callers_random_state_is_left_as_it_was():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    train(tiny_recipe(epochs=1), data=tiny_data(), progress=False)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_it_learns():
+    record = train(tiny_recipe(epochs=12), data=tiny_data(), progress=False)
+    assert record.results["test_loss"] < math.log(2) / 2
+    assert record.results["test_accuracy"] >= 0.9
+
+
+def test_folder_with_contents_is_refused_and_kept(tmp_path):
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(ArgumentError, match="output must be a folder that is new or empty"):
+        train(tiny_recipe(), output=tmp_path, data=tiny_data(), progress=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["note.txt"]
+
+
+def test_batch_larger_than_the_data_is_refused():
+    with pytest.raises(RecipeError, match=r"training.batch_size must be from 1 \(processes\) to 5 \(training images\)"):
+        train(tiny_recipe(), data=tiny_data(train=5), progress=False)
+
+
+def test_loss_that_is_not_finite_stops_the_run_without_a_record(tmp_path):
+    with pytest.raises(TrainingError, match="tiny: the loss is nan at step"):
+        train(tiny_recipe(learning_rate=1e30), output=tmp_path / "run", data=tiny_data(), progress=False)
+    assert not (tmp_path / "run" / "record.json").exists()
+
+
+def test_centres_and_sharpness_are_kept_from_weight_decay():
+    recipe = load_recipe("sa-quadratic", overrides={"model.width": "8", "model.depth": "2"})
+    network = build_network(recipe.model, tiny_data())
+    decayed, free = build_optimizer(recipe.optim, network).param_groups
+    encodings = [block.mixer.encoding for block in network.blocks]
+    expected = {id(p) for encoding in encodings for p in (encoding.centres, encoding.root_sharpness)}
+    assert {id(parameter) for parameter in free["params"]} == expected
+    assert free["weight_decay"] == 0
+    assert decayed["weight_decay"] == recipe.optim.weight_decay == 1e-4
+    assert len(decayed["params"]) + len(free["params"]) == len(list(network.parameters()))
+
+
+@pytest.mark.parametrize("name", ["sa-quadratic", "sa-learned", "sa-learned-content", "convnet", "resnet18"])
+def test_recipes_of_the_paper_take_a_step_when_made_small(name):
+    small = {"training.epochs": "1", "training.batch_size": "8"}
+    if name == "resnet18":
+        small |= {"model.blocks_per_stage": "1", "schedule.milestones": "1"}
+    else:
+        small |= {"model.width": "8", "model.depth": "1", "model.ffn": "8"}
+    record = train(load_recipe(name, overrides=small), data=tiny_data(train=16), progress=False)
+    assert math.isfinite(record.results["train_loss"])

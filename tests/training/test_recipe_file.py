@@ -1,0 +1,60 @@
+import re
+
+import pytest
+
+from convattn.errors import RecipeError, UnknownNameError
+from convattn.training import load_recipe, recipe_names, recipe_to_toml
+from convattn.training.recipe_file import command_for
+
+REFUSED = {
+    "unknown key": ("optim.learning_rat", "1", r"unknown key 'optim.learning_rat': did you mean 'learning_rate'\?"),
+    "unknown section": ("optimm.momentum", "1", r"unknown key 'optimm': did you mean 'optim'\?"),
+    "not a number": ("optim.learning_rate", "fast", "optim.learning_rate must be a number above 0, but is 'fast'"),
+    "out of range": ("optim.momentum", "1", r"optim.momentum must be a number in \[0, 1\), but is '1'"),
+    "not an integer": ("training.epochs", "1.5", "training.epochs must be an integer of at least 1, but is '1.5'"),
+    "too few": ("training.epochs", "0", "training.epochs must be an integer of at least 1, but is"),
+    "not finite": ("optim.learning_rate", "inf", "optim.learning_rate must be a number above 0"),
+    "not a choice": ("data.name", "mnist", "data.name must be 'digits' or 'cifar10', but is 'mnist'"),
+    "not a kind": ("model.kind", "vit", "model.kind must be 'attention_net' or 'conv_net' or 'resnet', but is 'vit'"),
+    "not true or false": ("data.flip", "perhaps", "data.flip must be true or false, but is 'perhaps'"),
+    "value as a section": ("name.first", "x", "name is a value"),
+    "combination": ("optim.nesterov", "true", "nesterov must be false without sgd and momentum, but is True"),
+}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_loads_and_survives_being_written(name, tmp_path):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    (tmp_path / "again.toml").write_text(recipe_to_toml(recipe))
+    assert load_recipe(tmp_path / "again.toml") == recipe
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_override_is_named(case):
+    key, value, message = REFUSED[case]
+    with pytest.raises(RecipeError, match=message) as caught:
+        load_recipe("digits-quadratic", overrides={key: value})
+    assert str(caught.value).startswith("digits-quadratic.toml: ")
+
+
+def test_unknown_recipe_has_its_nearest_named():
+    with pytest.raises(UnknownNameError, match=re.escape("did you mean 'sa-quadratic'?")):
+        load_recipe("sa-quadratik")
+
+
+def test_missing_and_damaged_files_are_named(tmp_path):
+    with pytest.raises(RecipeError, match="cannot read the recipe"):
+        load_recipe(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("name = ")
+    with pytest.raises(RecipeError, match="not TOML"):
+        load_recipe(tmp_path / "bad.toml")
+    (tmp_path / "short.toml").write_text('name = "x"')
+    with pytest.raises(RecipeError, match="claim is missing; it must be text"):
+        load_recipe(tmp_path / "short.toml")
+
+
+def test_override_lists_stand_between_commas():
+    recipe = load_recipe("resnet18", overrides={"schedule.milestones": "2, 5", "training.epochs": "7"})
+    assert recipe.schedule.milestones == (2, 5)
+    assert command_for(recipe) == "convattn train resnet18 --set schedule.milestones=2,5 --set training.epochs=7"

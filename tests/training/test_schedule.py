@@ -1,0 +1,34 @@
+import math
+
+import pytest
+
+from convattn.training.build import learning_rate_factor
+from convattn.training.recipe import CosineRecipe, StepsRecipe
+from convattn.training.schedule import step_decay, warmup_cosine
+
+
+@pytest.mark.parametrize("step", range(101))
+def test_cosine_follows_its_formula(step):
+    expected = step / 7 if step < 7 else 0.5 + 0.5 * math.cos(math.pi * (step - 7) / 93)
+    assert warmup_cosine(step, total=100, warmup=7) == pytest.approx(expected, rel=1e-15, abs=1e-15)
+
+
+def test_cosine_without_warmup_starts_at_one():
+    assert warmup_cosine(0, total=10, warmup=0) == 1
+
+
+def test_step_decay_multiplies_at_each_milestone():
+    factors = [step_decay(step, milestones=(3, 5), factor=0.1) for step in range(7)]
+    assert factors == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01], rel=1e-15)
+
+
+def test_milestones_count_epochs():
+    recipe = StepsRecipe(milestones=(80, 150, 250))
+    at = {epoch: learning_rate_factor(recipe, epoch * 500, epochs=300, steps_per_epoch=500) for epoch in (79, 80, 299)}
+    assert at == pytest.approx({79: 1, 80: 0.1, 299: 1e-3})
+
+
+def test_warmup_is_a_share_of_all_steps():
+    recipe = CosineRecipe(warmup=0.05)
+    assert learning_rate_factor(recipe, 7500, epochs=300, steps_per_epoch=500) == 1
+    assert learning_rate_factor(recipe, 3750, epochs=300, steps_per_epoch=500) == 0.5

@@ -1,0 +1,37 @@
+"""A data set and a recipe so small that a run takes a moment."""
+
+import torch
+
+from convattn.data import ImageDataset, ImageSplit
+from convattn.records import DataRecord
+from convattn.training import Recipe
+from convattn.training.recipe import AttentionNetRecipe, DataRecipe, OptimRecipe, TrainingRecipe
+
+
+def tiny_data(train: int = 40, test: int = 10) -> ImageDataset:
+    """Two classes of 6 x 6 grey images: bright above, or bright below."""
+    generator = torch.Generator().manual_seed(0)
+
+    def split(count: int) -> ImageSplit:
+        labels = torch.arange(count) % 2
+        images = torch.randint(0, 80, (count, 1, 6, 6), generator=generator)
+        for image, label in zip(images, labels, strict=True):
+            image[0, 3 * label : 3 * label + 3] += 150
+        return ImageSplit(images.to(torch.uint8), labels)
+
+    record = DataRecord("halves", "made by the tests", {}, {"train": train, "test": test}, "in order")
+    return ImageDataset(split(train), split(test), num_classes=2, mean=(0.4,), std=(0.3,), record=record)
+
+
+def tiny_recipe(*, epochs: int = 2, learning_rate: float = 0.01, seed: int = 0, **model: object) -> Recipe:
+    """AdamW on a one-block quadratic network."""
+    sizes = {"width": 8, "depth": 1, "heads": 3, "ffn": 8, "patch": 1, "dropout": 0.0, "initializer_range": 0.1}
+    return Recipe(
+        "tiny",
+        claim="none",
+        seed=seed,
+        model=AttentionNetRecipe(**{**sizes, **model}),
+        data=DataRecipe("digits", crop_padding=1, flip=True),
+        optim=OptimRecipe(algorithm="adamw", learning_rate=learning_rate),
+        training=TrainingRecipe(epochs=epochs, batch_size=8),
+    )
