@@ -51,7 +51,8 @@ class LinearDistance(AxisAdditiveEncoding):
     def _axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         shape = (-1,) + (1,) * displacement.ndim
         centre = self.centres[:, axis].to(displacement.dtype).view(shape)
-        return -self.slope.to(displacement.dtype).view(shape) * (displacement - centre).abs()
+        slope = self.log_slope.to(displacement.dtype).exp().view(shape)
+        return -slope * (displacement - centre).abs()
 
     def _features(self, displacement: Tensor) -> Tensor:
         return displacement[..., :0]

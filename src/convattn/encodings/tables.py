@@ -25,10 +25,9 @@ def read_table(
         One entry per displacement.
     """
     sizes = torch.tensor(table.shape[:-1], device=displacement.device)
-    position = displacement + (sizes - 1) // 2
-    below = position.floor().clamp(min=0).minimum(sizes - 1)
-    part = position - below
-    lower = below.long()
+    below = displacement.floor()
+    part = displacement - below
+    lower = below.long() + (sizes - 1) // 2
     upper = (lower + 1).minimum(sizes - 1)
     result = torch.zeros((), dtype=displacement.dtype, device=displacement.device)
     for corner in product((False, True), repeat=len(sizes)):
