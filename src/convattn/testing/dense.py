@@ -105,7 +105,6 @@ def as_dtype(layer: RelativeAttention, dtype: torch.dtype, encoding: torch.dtype
     """
     made = copy.deepcopy(layer).to(dtype)
     if encoding is not None:
-        made.encoding.load_state_dict(layer.encoding.state_dict())
         made.encoding = copy.deepcopy(layer.encoding).to(encoding)
     return made
 

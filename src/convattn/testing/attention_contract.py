@@ -1,0 +1,210 @@
+"""What every attention layer promises, as a test class to inherit."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call
+
+from convattn.errors import ArgumentError, ShapeError
+from convattn.layers import RelativeAttention
+from convattn.testing.budget import assert_within_budget
+from convattn.testing.dense import Formula, as_dtype, dense_attention, dense_weights
+from convattn.testing.encoding_contract import stir
+
+__all__ = ["GEOMETRIES", "AttentionContract"]
+
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "stride": {"kernel_size": 3, "stride": 2, "padding": 1},
+    "even window": {"kernel_size": 2, "padding": "same"},
+    "wide window": {"kernel_size": 2, "dilation": 2, "padding": 1, "padding_mode": "replicate"},
+    "reflect": {"padding": 1, "padding_mode": "reflect"},
+    "circular": {"kernel_size": 2, "stride": 3, "padding": 2, "padding_mode": "circular"},
+    "spread": {"kernel_size": 3, "input_dilation": 2, "padding": 1},
+}
+"""Arguments of a layer that put queries and keys in other places, valid for one to three axes."""
+
+_SIZES = {1: (13,), 2: (5, 7), 3: (2, 3, 5)}
+
+
+class AttentionContract:
+    """What every attention layer promises, whatever its axes, its encoding, its content and its path.
+
+    Attributes:
+        formula: Equations of the encoding that `create` uses.
+        dims: Number of axes of its layers.
+    """
+
+    formula: Formula
+    dims: int = 2
+
+    def create(self, in_channels: int, out_channels: int, **options: Any) -> RelativeAttention:
+        """Makes a layer.
+
+        Args:
+            in_channels: Channels in.
+            out_channels: Channels out.
+            **options: Further arguments of the layer: geometry, groups, bias.
+        """
+        raise NotImplementedError
+
+    def dense(
+        self, layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"]
+    ) -> Float[Tensor, "batch outputs *out"]:
+        """Computes a layer's output by another road, in the dtype of x."""
+        return dense_attention(layer, x, self.formula)
+
+    def made(self, in_channels: int = 3, out_channels: int = 5, **options: Any) -> RelativeAttention:
+        """Makes a layer with random parameters, the same each time, in evaluation mode."""
+        torch.manual_seed(3)
+        return stir(self.create(in_channels, out_channels, **options)).eval()
+
+    def images(self, *sizes: int, dtype: torch.dtype = torch.float32, batch: int = 2, channels: int = 3) -> Tensor:
+        """Draws images of distinct prime sizes."""
+        shape = (batch, channels, *(sizes or _SIZES[self.dims]))
+        return torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(dtype)
+
+    def check(self, layer: RelativeAttention, x: Tensor) -> None:
+        """Asserts that a layer is as right as its dtype allows."""
+        hi = self.dense(as_dtype(layer, torch.float64), x.double())
+        assert_within_budget(layer(x), hi, self.dense(layer, x))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+    def test_output_is_attention_by_definition(self, dtype: torch.dtype) -> None:
+        """The output is right in every dtype."""
+        self.check(self.made().to(dtype), self.images(dtype=dtype))
+
+    @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+    def test_any_geometry_is_attention_by_definition(self, geometry: dict[str, Any]) -> None:
+        """Windows, strides, dilations and paddings put queries and keys where the definition has them."""
+        self.check(self.made(**geometry), self.images())
+
+    def test_cropped_and_padded_unevenly(self) -> None:
+        """Padding may differ before and after, and be negative."""
+        self.check(self.made(padding=[(2, -1)] * self.dims), self.images())
+
+    def test_groups_are_blocks_of_the_matrices(self) -> None:
+        """With groups, each block of channels goes to its own block of outputs."""
+        self.check(self.made(6, 10, groups=2), self.images(channels=6))
+
+    def test_without_bias(self) -> None:
+        """The bias may be left out."""
+        layer = self.made(bias=False)
+        assert layer.bias is None
+        self.check(layer, self.images())
+
+    @pytest.mark.parametrize("batch", [0, 1])
+    def test_small_batches(self, batch: int) -> None:
+        """One image, or none, is a batch."""
+        self.check(self.made(), self.images(batch=batch))
+
+    def test_one_pixel(self) -> None:
+        """An image of one pixel attends to itself."""
+        self.check(self.made(), self.images(*(1,) * self.dims))
+
+    def test_channels_last_input(self) -> None:
+        """The memory format of the input does not matter."""
+        x = self.images().movedim(1, -1).contiguous().movedim(-1, 1)
+        assert not x.is_contiguous()
+        self.check(self.made(), x)
+
+    def test_input_that_is_a_view(self) -> None:
+        """The input may be a view with steps."""
+        x = self.images(*(2 * size for size in _SIZES[self.dims]))
+        self.check(self.made(), x[(slice(None), slice(None), *[slice(None, None, 2)] * self.dims)])
+
+    def test_autocast_keeps_scores_and_softmax_precise(self) -> None:
+        """Under autocast the result is that of a bfloat16 layer with a float32 encoding."""
+        layer, x = self.made(), self.images()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = layer(x)
+        hi = self.dense(as_dtype(layer, torch.float64), x.double())
+        lo = self.dense(as_dtype(layer, torch.bfloat16, encoding=torch.float32), x.bfloat16())
+        assert_within_budget(y, hi, lo)
+
+    def test_gradients_are_those_of_the_definition(self) -> None:
+        """Gradients with respect to the input and every parameter are right."""
+        layer, x = self.made(), self.images()
+        actual = _gradients(layer, x, layer)
+        exact = as_dtype(layer, torch.float64)
+        hi = _gradients(exact, x.double(), lambda images: self.dense(exact, images))
+        lo = _gradients(layer, x, lambda images: self.dense(layer, images))
+        assert actual.keys() == hi.keys()
+        for name, gradient in actual.items():
+            assert_within_budget(gradient, hi[name], lo[name], f"gradient of {name}")
+
+    def test_gradcheck(self) -> None:
+        """Gradients through the layer are those of finite differences, in float64."""
+        layer = self.made(2, 2, kernel_size=2, padding=1).double()
+        names, values = zip(*layer.named_parameters(), strict=True)
+
+        def output(x: Tensor, *parameters: Tensor) -> Tensor:
+            return functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+        x = self.images(*(2,) * self.dims, batch=1, channels=2, dtype=torch.float64)
+        inputs = [value.detach().requires_grad_() for value in (x, *values)]
+        assert torch.autograd.gradcheck(output, inputs, fast_mode=True)
+
+    @pytest.mark.parametrize("geometry", [{}, GEOMETRIES["circular"]], ids=["plain", "circular"])
+    def test_attention_weights_are_those_of_the_definition(self, geometry: dict[str, Any]) -> None:
+        """The weights that `attention` returns are right, and sum to one over the keys."""
+        layer, x = self.made(**geometry), self.images()
+        weights = layer.attention(x)
+        hi, lo = (
+            dense_weights(m, x.to(m.values.maps().dtype), self.formula) for m in (as_dtype(layer, torch.float64), layer)
+        )
+        if layer.content is None:
+            sizes = layer.attention(x.shape[2:])
+            assert torch.equal(sizes, weights)
+            hi, lo = hi[0], lo[0]
+        assert_within_budget(weights, hi, lo)
+        total = weights.flatten(-self.dims).sum(-1)
+        assert_within_budget(total, torch.ones_like(total, dtype=torch.float64), lo.flatten(-self.dims).sum(-1))
+
+    def test_state_dict_and_copies_carry_everything(self) -> None:
+        """A new layer with the state of an old one computes the same bits; so do copies."""
+        layer, x = self.made(), self.images()
+        restored = self.create(3, 5).eval()
+        restored.load_state_dict(layer.state_dict())
+        for other in (restored, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            assert torch.equal(other(x), layer(x))
+            assert repr(other) == repr(layer)
+
+    def test_another_size_needs_no_new_layer(self) -> None:
+        """Trained at one size, used at another: nothing in the layer depends on the image's size."""
+        layer = self.made()
+        layer(self.images())
+        self.check(layer, self.images(*(size + 1 for size in _SIZES[self.dims])))
+
+    def test_input_is_left_alone(self) -> None:
+        """The layer writes nothing into its input."""
+        x = self.images()
+        kept = x.clone()
+        self.made(**GEOMETRIES["spread"])(x)
+        assert torch.equal(x, kept)
+
+    @pytest.mark.parametrize("channels", [2, 4])
+    def test_other_channels_are_refused(self, channels: int) -> None:
+        """The number of channels is the layer's."""
+        with pytest.raises(ShapeError, match=rf"x must be of shape \(batch, 3, {self.dims} spatial sizes\), but is"):
+            self.made()(self.images(channels=channels))
+
+    def test_other_dtypes_are_refused(self) -> None:
+        """Nothing is cast in silence."""
+        with pytest.raises(ArgumentError, match=r"x must be of the weights' dtype torch.float32, but is torch.float64"):
+            self.made()(self.images(dtype=torch.float64))
+
+
+def _gradients(layer: RelativeAttention, x: Tensor, compute: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Returns the gradients of a random linear function of the output, by name."""
+    x = x.detach().requires_grad_()
+    y = compute(x)
+    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64).to(y.dtype)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    found = torch.autograd.grad(y, [x, *parameters], upstream, allow_unused=True)
+    return {name: gradient for name, gradient in zip(("x", *names), found, strict=True) if gradient is not None}

@@ -1,0 +1,170 @@
+"""What every encoding promises, as a test class to inherit."""
+
+import copy
+import pickle
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from convattn.encodings import ENCODINGS, AxisAdditiveEncoding, Encoding, create_encoding
+from convattn.errors import ArgumentError, ShapeError
+from convattn.grid import Axis
+from convattn.testing.budget import assert_within_budget
+from convattn.testing.dense import Formula
+
+__all__ = ["EncodingContract", "stir"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class EncodingContract:
+    """What every encoding promises.
+
+    Attributes:
+        formula: Its equations.
+        reach: Largest absolute displacement that the encodings made by `create` hold.
+    """
+
+    formula: Formula
+    reach: int = 6
+
+    def create(self, num_heads: int, dims: int) -> Encoding:
+        """Makes an encoding.
+
+        Args:
+            num_heads: Number of heads.
+            dims: Number of axes.
+        """
+        raise NotImplementedError
+
+    def made(self, dims: int, num_heads: int = 3) -> Encoding:
+        """Makes an encoding with random parameters, the same each time."""
+        torch.manual_seed(dims)
+        return stir(self.create(num_heads, dims))
+
+    def points(self, dims: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Draws real displacements within reach."""
+        uniform = torch.rand(*shape, dims, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+        return ((2 * uniform - 1) * self.reach).to(dtype)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+    @pytest.mark.parametrize("dims", [1, 2, 3])
+    def test_scores_are_the_formula(self, dims: int, dtype: torch.dtype) -> None:
+        """Scores at real displacements equal the formula's."""
+        self._check_scores(self.made(dims), self.points(dims, 31, dtype=dtype))
+
+    @pytest.mark.parametrize("dims", [1, 2, 3])
+    def test_scores_at_whole_pixels_are_the_formula(self, dims: int) -> None:
+        """Scores at integer displacements, where tables have their entries, equal the formula's."""
+        self._check_scores(self.made(dims), self.points(dims, 31, dtype=torch.float32).round())
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_narrow_parameters_are_scored_in_the_dtype_of_the_displacements(self, dtype: torch.dtype) -> None:
+        """A half-precision encoding loses nothing beyond the rounding of its parameters."""
+        self._check_scores(self.made(2).to(dtype), self.points(2, 31, dtype=torch.float32))
+
+    @pytest.mark.parametrize("dims", [1, 2, 3])
+    def test_table_holds_the_scores_of_a_grid(self, dims: int) -> None:
+        """The table of a grid lists the scores from the lowest displacement to the highest, axis by axis."""
+        encoding, axes = self.made(dims), self.axes(dims)
+        table = encoding.table(axes)
+        assert table.shape == (encoding.num_heads, *(len(axis.displacements()) for axis in axes))
+        self._check_table(encoding, axes, table)
+
+    @pytest.mark.parametrize("dims", [1, 2, 3])
+    def test_tables_of_the_axes_add_up(self, dims: int) -> None:
+        """The score of an axis-additive encoding is the sum of its axes' tables; the others claim no such thing."""
+        encoding, axes = self.made(dims), self.axes(dims)
+        assert encoding.axis_additive == isinstance(encoding, AxisAdditiveEncoding)
+        if isinstance(encoding, AxisAdditiveEncoding):
+            total = torch.zeros(())
+            for number, table in enumerate(encoding.axis_tables(axes)):
+                total = total + table.view(len(table), *(-1 if axis == number else 1 for axis in range(dims)))
+            self._check_table(encoding, axes, total)
+
+    @pytest.mark.parametrize("dims", [1, 2, 3])
+    def test_scores_are_linear_in_the_features(self, dims: int) -> None:
+        """Up to a constant per head, which the softmax cancels, scores lie in the span of the features."""
+        encoding = self.made(dims).double()
+        points = self.points(dims, 4 * max(1, encoding.feature_width) + 1)
+        if not encoding.feature_width:
+            with pytest.raises(ArgumentError, match="encoding must be one with features shared by all heads"):
+                encoding.features(points)
+            return
+        features, scores = encoding.features(points).detach(), encoding(points).detach().mT
+        assert features.shape == (len(points), encoding.feature_width)
+        assert self.formula.features is not None
+        expected = self.formula.features(encoding, points).detach()
+        assert_within_budget(features, expected, expected)
+        basis, _ = torch.linalg.qr(torch.cat([features, features.new_ones(len(points), 1)], dim=1))
+        rest = scores - basis @ (basis.mT @ scores)
+        assert rest.abs().max() <= len(points) * torch.finfo(torch.float64).eps * max(1.0, scores.norm().item())
+
+    @pytest.mark.parametrize("dims", [1, 2])
+    def test_gradients_are_those_of_finite_differences(self, dims: int) -> None:
+        """Gradients with respect to every parameter, and to the displacements, pass gradcheck."""
+        encoding = self.made(dims, num_heads=2).double()
+        names, values = zip(*encoding.named_parameters(), strict=True)
+
+        def scores(displacement: Tensor, *parameters: Tensor) -> Tensor:
+            return functional_call(encoding, dict(zip(names, parameters, strict=True)), (displacement,))
+
+        inputs = (self.points(dims, 3), *values)
+        assert torch.autograd.gradcheck(scores, [value.detach().requires_grad_() for value in inputs])
+
+    def test_shape_of_the_points_is_kept(self) -> None:
+        """Displacements come in any shape, none at all included."""
+        encoding, points = self.made(2), self.points(2, 3, 5, dtype=torch.float32)
+        assert encoding(points).shape == (3, 3, 5)
+        assert encoding(points[:0]).shape == (3, 0, 5)
+        assert encoding(points[0, 0]).shape == (3,)
+
+    def test_rebuilds_from_its_name_and_options(self) -> None:
+        """Name, sizes, options and state give an encoding with the same scores, bit by bit; so do copies."""
+        encoding, points = self.made(2), self.points(2, 31, dtype=torch.float32)
+        name = next(name for name, kind in ENCODINGS.items() if kind is type(encoding))
+        rebuilt = create_encoding(name, encoding.num_heads, encoding.dims, **encoding.options())
+        rebuilt.load_state_dict(encoding.state_dict())
+        for other in (rebuilt, copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+            assert torch.equal(other(points), encoding(points))
+            assert repr(other) == repr(encoding)
+
+    @pytest.mark.parametrize("shape", [(3,), (5, 1)])
+    def test_displacements_of_other_dimension_are_refused(self, shape: tuple[int, ...]) -> None:
+        """The last axis must have one entry per grid axis."""
+        with pytest.raises(ShapeError, match=r"displacement must be of shape \(…, 2\)"):
+            self.made(2)(torch.zeros(shape))
+
+    @pytest.mark.parametrize("value", [torch.inf, torch.nan])
+    def test_displacements_that_are_not_finite_are_refused(self, value: float) -> None:
+        """There is no score at infinity."""
+        with pytest.raises(ArgumentError, match="displacement must be finite"):
+            self.made(2)(torch.full((3, 2), value))
+
+    def axes(self, dims: int) -> list[Axis]:
+        """Lays out a small grid, strided along the last axis, within reach."""
+        return [Axis(range(4), 5), Axis(range(1, 3), 3), Axis(range(0, 4, 3), 4)][-dims:]
+
+    def _formula(self, encoding: Encoding, displacement: Tensor) -> Tensor:
+        flat = self.formula.score(copy.deepcopy(encoding).double(), displacement.double().flatten(0, -2))
+        return flat.unflatten(1, displacement.shape[:-1])
+
+    def _check_scores(self, encoding: Encoding, points: Tensor) -> None:
+        lo = self.formula.score(encoding, points)
+        assert_within_budget(encoding(points), self._formula(encoding, points), lo)
+
+    def _check_table(self, encoding: Encoding, axes: list[Axis], table: Tensor) -> None:
+        points = torch.cartesian_prod(*(axis.displacements().float() for axis in axes)).view(-1, encoding.dims)
+        lo = self.formula.score(encoding, points).view_as(table)
+        assert_within_budget(table, self._formula(encoding, points).view_as(table), lo)
+
+
+def stir(module: M) -> M:
+    """Moves every parameter of a module by random numbers, so that none is zero or the same for all heads."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module

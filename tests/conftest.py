@@ -1,0 +1,18 @@
+"""What all tests share: how hypothesis draws, and a way to see the library's own errors."""
+
+import jaxtyping
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def without_type_checks():
+    """Turns the test run's type check off: it would refuse an ill-typed argument before the library can."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,0 +1,58 @@
+import pytest
+import torch
+from tests.encodings.formula_cases import FORMULAS, small_encoding
+
+from convattn.encodings import ENCODINGS, create_encoding
+from convattn.errors import ArgumentError, UnknownNameError
+from convattn.testing.contracts import EncodingContract
+
+
+class TestEveryEncoding(EncodingContract):
+    @pytest.fixture(autouse=True, params=ENCODINGS)
+    def _named(self, request):
+        self.name = request.param
+        self.formula = FORMULAS[self.name]
+
+    def create(self, num_heads, dims):
+        return small_encoding(self.name, num_heads, dims)
+
+
+def test_unknown_encoding_is_refused_with_the_nearest_name():
+    with pytest.raises(UnknownNameError, match=r"unknown encoding 'quadratik': did you mean 'quadratic'\? Known: dist"):
+        create_encoding("quadratik", 2, 2)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_unknown_option_is_refused_with_the_known_ones(name):
+    with pytest.raises(ArgumentError, match=f"option of encoding '{name}' must be one of .*, but is 'sharpnes'"):
+        create_encoding(name, 2, 2, sharpnes=1.0)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(("sizes", "argument"), [((0, 2), "num_heads"), ((2, 0), "dims"), ((True, 2), "num_heads")])
+def test_sizes_out_of_range_are_refused(name, sizes, argument):
+    with pytest.raises(ArgumentError, match=rf"{argument} must be an integer of at least 1, but is"):
+        create_encoding(name, *sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("learned_axial", "extent", 0),
+        ("learned_axial", "extent", (3, 0)),
+        ("learned_axial", "extent", (3, 3, 3)),
+        ("learned_axial", "width", 0),
+        ("learned_table", "extent", 0),
+        ("sinusoidal", "frequencies", 0),
+        ("distance", "hidden", 0),
+    ],
+)
+def test_options_out_of_range_are_refused(name, option, value):
+    with pytest.raises(ArgumentError, match=f"{option} must be an integer of at least 1"):
+        create_encoding(name, 2, 2, **{option: value})
+
+
+@pytest.mark.parametrize("value", [1.0, 0.0, -3.0, torch.inf, torch.nan])
+def test_period_must_be_above_one(value):
+    with pytest.raises(ArgumentError, match="max_period must be a finite number above 1, but is"):
+        create_encoding("sinusoidal", 2, 2, max_period=value)

@@ -1,0 +1,79 @@
+import pytest
+import torch
+
+from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.encodings.quadratic import root_of_sharpness
+from convattn.errors import ArgumentError, ShapeError
+from convattn.functional import attention_weights, displacement_scores
+from convattn.grid import Axis
+
+
+def test_attention_of_a_quadratic_head_is_the_gaussian():
+    """Over a wide grid: mean Δ and variance 1/(2α) per axis, by the moments of the weights (theory §2)."""
+    encoding = Quadratic(1, 2, centres=[[2.0, -3.0]], sharpness=0.125).double()
+    axes = (Axis(range(30, 31), 67), Axis(range(30, 31), 61))
+    weights = attention_weights(displacement_scores(encoding.table(axes, torch.float64), axes)).view(67, 61)
+    rows, cols = torch.arange(67.0).double() - 30, torch.arange(61.0).double() - 30
+    mean_row, mean_col = (weights.sum(1) * rows).sum(), (weights.sum(0) * cols).sum()
+    variance = (weights.sum(1) * (rows - mean_row) ** 2).sum()
+    # on a lattice the moments of a Gaussian are off by terms of order e^(−π²/α), here e^-79; rounding remains
+    few = 67 * 61 * torch.finfo(torch.float64).eps
+    assert abs(mean_row - 2) < few * 67
+    assert abs(mean_col + 3) < few * 67
+    assert abs(variance - 4) < few * 67**2
+
+
+def test_generalized_quadratic_with_a_round_shape_is_quadratic():
+    encoding, points = GeneralizedQuadratic(2, 2).double(), torch.randn(31, 2, dtype=torch.float64)
+    with torch.no_grad():
+        encoding.shape.copy_(2 * torch.eye(2))
+    round_one = Quadratic(2, 2, centres=encoding.centres, sharpness=2.0).double()
+    with torch.no_grad():
+        round_one.centres.copy_(encoding.centres)
+    assert torch.equal(encoding(points), round_one(points))
+    assert torch.equal(encoding.precision, 4 * torch.eye(2, dtype=torch.float64).expand(2, 2, 2))
+
+
+def test_start_is_the_papers():
+    torch.manual_seed(0)
+    encoding = Quadratic(10_000, 2)
+    # the standard deviation of n normal numbers is known to 1/√(2n); four of those
+    assert abs(encoding.centres.std().item() / 2 - 1) < 4 / 200
+    assert abs(encoding.root_sharpness.std().item() / 0.01 - 1) < 4 / 141
+    assert abs(encoding.sharpness.mean().item() - 0.5) < 4 * 0.01 / 100 + 0.01**2
+
+
+def test_given_centres_are_copied():
+    centres = torch.zeros(2, 2)
+    encoding = Quadratic(2, 2, centres=centres)
+    centres += 1
+    assert encoding.centres.abs().max() == 0
+
+
+@pytest.mark.parametrize("centres", [[[1.0, 2.0]], [1.0, 2.0, 3.0], [[1.0, 2.0], [3.0]], torch.zeros(2, 3)])
+def test_centres_of_another_shape_are_refused(centres, without_type_checks):
+    with pytest.raises(ShapeError, match=r"centres must be of shape \(2, 2\), but is"):
+        Quadratic(2, 2, centres=centres)
+
+
+def test_centres_that_are_not_finite_are_refused():
+    with pytest.raises(ArgumentError, match=r"centres must be finite, but is \[\[0.0, nan\]\]"):
+        Quadratic(1, 2, centres=[[0.0, torch.nan]])
+
+
+@pytest.mark.parametrize("sharpness", [0.0, -1.0, torch.inf, torch.nan])
+def test_sharpness_out_of_range_is_refused(sharpness):
+    with pytest.raises(ArgumentError, match="sharpness must be a positive finite number, but is"):
+        Quadratic(2, 2, sharpness=sharpness)
+
+
+@pytest.mark.parametrize("sharpness", [1e-50, 1e39, 1e77, 1e308])
+def test_sharpness_that_float32_cannot_hold_is_refused(sharpness):
+    with pytest.raises(ArgumentError, match=r"sharpness must be positive and finite in torch.float32, but is"):
+        Quadratic(2, 2, sharpness=sharpness)
+
+
+def test_wide_range_of_sharpness_in_float64():
+    for sharpness in (1e-290, 1e-5, 1.0, 1e290):
+        root = root_of_sharpness(sharpness, torch.float64)
+        assert abs(root**2 / 2 / sharpness - 1) < 4 * torch.finfo(torch.float64).eps
