@@ -41,7 +41,8 @@ def product_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`. Gradients are of first order only.
     """
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(keys.device.type):
+    narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
+    if narrow or torch.compiler.is_compiling() or torch.is_autocast_enabled(keys.device.type):
         return _as_products(weights, keys, maps, groups)
     pixels = rearrange(keys, "batch channels ... -> batch ... channels").contiguous()
     y = _Product.apply(pixels, maps, groups, *weights)

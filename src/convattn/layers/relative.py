@@ -13,6 +13,7 @@ from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 from convattn.functional import (
     attend,
     attention_weights,
+    dense_attention,
     displacement_scores,
     gated_weights,
     pad_keys,
@@ -24,7 +25,7 @@ from convattn.layers.values import FactoredValues, MergedValues
 
 __all__ = ["PATHS", "RelativeAttention", "RelativeAttention1d", "RelativeAttention2d", "RelativeAttention3d"]
 
-PATHS = ("auto", "reference", "separable")
+PATHS = ("auto", "dense", "reference", "separable")
 """Ways to compute the layer, for its argument `impl`."""
 
 
@@ -93,7 +94,9 @@ class RelativeAttention(nn.Module, ABC):
             bias: Whether there is a bias b.
             dropout: Probability in [0, 1) with which an attention weight is dropped in training; without content one
                 draw serves the whole batch.
-            impl: "auto", "reference" (explicit scores) or "separable" (axis-additive encodings without content).
+            impl: "reference" (explicit scores, written to be read), "separable" (one softmax per axis; axis-additive
+                encodings without content or dropout), "dense" (explicit weights in large products; without content) or
+                "auto": the first of separable, dense, reference that can compute the layer.
             device: Where to put the parameters.
             dtype: Dtype of the parameters, the encoding's included.
 
@@ -154,7 +157,8 @@ class RelativeAttention(nn.Module, ABC):
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
         keys = pad_keys(x, self.geometry)
-        y = (self._separable if self.path == "separable" else self._reference)(keys, axes)
+        paths = {"dense": self._dense, "reference": self._reference, "separable": self._separable}
+        y = paths[self.path](keys, axes)
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
     def attention(
@@ -190,8 +194,10 @@ class RelativeAttention(nn.Module, ABC):
         """How `forward` computes in the current mode: the path demanded, or the one that "auto" takes."""
         if self.impl != "auto":
             return self.impl
+        if self.content is not None:
+            return "reference"
         dropping = self.dropout > 0 and self.training
-        return "separable" if self.encoding.axis_additive and self.content is None and not dropping else "reference"
+        return "separable" if self.encoding.axis_additive and not dropping else "dense"
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments that rebuild the layer, encoding and content apart, as JSON types."""
@@ -233,11 +239,13 @@ class RelativeAttention(nn.Module, ABC):
     def _fitting_path(self, impl: str) -> str:
         if impl not in PATHS:
             raise UnknownNameError("impl", impl, PATHS)
+        if impl == "dense" and self.content is not None:
+            raise ArgumentError(must_be("impl", '"auto" or "reference" with content', impl))
         if impl == "separable" and not (self.encoding.axis_additive and self.content is None and self.dropout == 0):
             raise ArgumentError(
                 must_be(
                     "impl",
-                    '"auto" or "reference" unless the encoding is axis-additive, without content or dropout',
+                    '"auto", "dense" or "reference" unless the encoding is axis-additive, without content or dropout',
                     impl,
                 )
             )
@@ -269,6 +277,13 @@ class RelativeAttention(nn.Module, ABC):
         dropout = self.dropout if self.training else 0.0
         y = attend(self._weights(keys, axes), keys, self.values.maps(), self.groups, dropout)
         return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))
+
+    def _dense(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
+        dtype = torch.promote_types(keys.dtype, torch.float32)
+        with torch.autocast(keys.device.type, enabled=False):
+            table = self.encoding.table(axes, dtype, keys.device)
+        dropout = self.dropout if self.training else 0.0
+        return dense_attention(table, axes, keys, self.values.maps(), self.groups, dropout)
 
     def _separable(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
         assert isinstance(self.encoding, AxisAdditiveEncoding)
