@@ -1,0 +1,87 @@
+"""From the table of commands to a program: parsing, exit codes, and every error on one line."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from cyclopts import App, CycloptsError
+
+from convattn.__about__ import __version__
+from convattn.cli.convert import convert
+from convattn.cli.demo import demo
+from convattn.cli.help_text import HelpText
+from convattn.cli.info import info
+from convattn.cli.train import train
+from convattn.errors import ConvAttnError
+
+__all__ = ["COMMANDS", "build_app", "main"]
+
+COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
+    {"demo": demo, "convert": convert, "train": train, "info": info}
+)
+"""Every command by its name: a function of typed arguments that returns the exit code."""
+
+_MISTAKE, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
+"""Exit codes besides 0 (done) and 1 (done, and the answer is no); the last two are a shell's 128 + signal."""
+
+
+def build_app() -> App:
+    """Makes the parser of the command line, with every command."""
+    app = App(
+        name="convattn",
+        help="Self-attention that is a convolution, and back.",
+        help_epilogue="Exit codes: 0 done, 1 a check failed, 2 a mistake, 130 interrupted.",
+        version=__version__,
+        help_format="plaintext",
+        help_formatter=HelpText(),
+        suppress_keyboard_interrupt=False,
+    )
+    for name, command in COMMANDS.items():
+        app.command(command, name=name, sort_key=name)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        arguments: What follows the program's name; None takes it from the process.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        OSError: One that no file or folder explains, which is not the user's mistake.
+    """
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone. What is still in the buffer must not raise again when the interpreter closes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except KeyboardInterrupt:
+        return _fail("interrupted", _INTERRUPTED)
+    except (ConvAttnError, CycloptsError) as error:
+        return _fail(str(error), _MISTAKE)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.strerror}: {os.fspath(error.filename)}", _MISTAKE)
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Parses and runs; errors come out as exceptions, and a page of help or the version as no code at all."""
+    app = build_app()
+    tokens = sys.argv[1:] if arguments is None else list(arguments)
+    code = app(tokens, print_error=False, exit_on_error=False, verbose=False, result_action="return_value")
+    return code or 0
+
+
+def _fail(message: str, code: int) -> int:
+    """Prints an error on one line and returns its exit code."""
+    sys.stdout.flush()
+    print(f"convattn: {' '.join(message.split())}", file=sys.stderr)
+    return code

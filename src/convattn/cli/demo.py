@@ -1,0 +1,101 @@
+"""`convattn demo`: convert, train and certify on images that come with scikit-learn, and write a page about it."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convattn.cli.demo_conversion import show_conversions
+from convattn.cli.demo_page import write_page
+from convattn.cli.demo_record import Demonstration
+from convattn.cli.options import AsJson, OutputOrDefault, first_free
+from convattn.cli.output import print_record, print_text
+
+if TYPE_CHECKING:
+    from convattn.training import Recipe
+
+__all__ = ["LEAST_ACCURACY", "demo", "demonstrate"]
+
+LEAST_ACCURACY = 0.96
+"""Test accuracy that the trained network must reach."""
+
+_RECIPE = "digits-quadratic"
+
+
+def demo(*, output: OutputOrDefault = None, json: AsJson = False) -> int:
+    """Convert, train and certify in about a minute, and write a page about it.
+
+    All images come with scikit-learn. A convolution of a photograph becomes attention that computes the same, and an
+    attention-only network learns to read handwritten digits. The folder holds the page index.html, its figures, what
+    it says as demo.json, the convolution, the attention made from it with its certificate, and the training run.
+
+    Args:
+        output: Folder to make; it must be new or empty. Without it demo, or the first of demo-2, demo-3, … that is
+            free: an earlier demo is never replaced.
+        json: Print what was shown as JSON.
+
+    Returns:
+        0, or 1 where a certificate failed or the accuracy was not reached.
+    """
+    from convattn.files import new_folder
+    from convattn.training import load_recipe
+
+    folder = first_free(Path("demo")) if output is None else output
+    with new_folder(folder, "--output") as temporary:
+        shown = demonstrate(temporary, load_recipe(_RECIPE), quiet=json)
+    print_record(shown, f"\n{shown.summary()}\n\n{_where_next(folder)}", json=json)
+    return 0 if shown.passed else 1
+
+
+def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demonstration:
+    """Makes everything that the demo shows.
+
+    Args:
+        folder: An empty folder, to be filled.
+        recipe: Recipe of a network with quadratic heads.
+        quiet: Whether to keep from saying what is being done.
+
+    Returns:
+        What was shown.
+
+    Raises:
+        MissingDependencyError: A package of the extra "train" is not installed.
+    """
+    from convattn.analysis import head_centres, read_heads
+    from convattn.data.photograph import PHOTOGRAPHS
+    from convattn.training import train
+
+    say = (lambda _: None) if quiet else print_text
+    began = time.perf_counter()
+    say("1/2  converting a convolution of a photograph to attention")
+    conversions = show_conversions(folder)
+    say(f"2/2  training {recipe.name} for {recipe.training.epochs} epochs")
+    run = train(recipe, output=folder / "run", progress=not quiet)
+    snapshots = read_heads(folder / "run")
+    figure = head_centres(
+        folder / "heads.png", [item for item in snapshots if item.epoch in (0, recipe.training.epochs)]
+    )
+    accurate = run.results["test_accuracy"] >= LEAST_ACCURACY
+    shown = Demonstration(
+        conversions=tuple(conversions),
+        run=run,
+        heads=figure.name,
+        photograph=PHOTOGRAPHS["china"],
+        least_accuracy=LEAST_ACCURACY,
+        seconds=time.perf_counter() - began,
+        passed=accurate and all(item.certificate.passed for item in conversions),
+    )
+    shown.save(folder / "demo.json")
+    write_page(shown, folder)
+    return shown
+
+
+def _where_next(folder: Path) -> str:
+    """Says what to look at, and which commands read what was written."""
+    return "\n".join(
+        [
+            f"wrote {folder}; look at {folder / 'index.html'}, then try:",
+            f"  convattn convert {folder / 'convolution'} -o {folder.name}-softer --sharpness 5",
+            f"  convattn train {_RECIPE} --set seed=1",
+            "  convattn info",
+        ]
+    )

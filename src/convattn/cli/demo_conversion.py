@@ -1,0 +1,114 @@
+"""First part of the demo: a convolution of a photograph, and the attention that computes the same."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convattn.cli.demo_record import Conversion
+from convattn.records import Certificate
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from convattn.analysis import Comparison
+    from convattn.layers import RelativeAttention
+
+__all__ = ["SOFT_SHARPNESS", "filter_bank", "show_conversions"]
+
+SOFT_SHARPNESS = 3.0
+
+_FILTERS = {
+    "vertical edges": [[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]],
+    "horizontal edges": [[-1, -2, -1], [0, 0, 0], [1, 2, 1]],
+    "Laplacian": [[0, 1, 0], [1, -4, 1], [0, 1, 0]],
+    "blur": [[1 / 16, 2 / 16, 1 / 16], [2 / 16, 4 / 16, 2 / 16], [1 / 16, 2 / 16, 1 / 16]],
+}
+"""Sobel's two operators, the Laplacian and the binomial blur."""
+
+_LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in the grey value (ITU-R BT.601)."""
+
+
+def filter_bank() -> "nn.Conv2d":
+    """Builds a convolution of colour images with four outputs: two edge detectors, the Laplacian and a blur.
+
+    Returns:
+        A 3×3 convolution that repeats the border's pixels and so keeps the image's size.
+    """
+    import torch
+    from torch import nn
+
+    conv = nn.Conv2d(3, len(_FILTERS), kernel_size=3, padding=1, padding_mode="replicate", bias=False)
+    kernels = torch.tensor(list(_FILTERS.values()))
+    with torch.no_grad():
+        conv.weight.copy_(torch.einsum("okl,c->ockl", kernels, torch.tensor(_LUMA)))
+    return conv
+
+
+def show_conversions(folder: Path) -> list[Conversion]:
+    """Converts the filters with hard heads and with soft ones, saves the layers and draws both on a photograph.
+
+    Args:
+        folder: Where to write `convolution`, `attention` with its certificate, and the figures.
+
+    Returns:
+        The conversion with hard heads and the one with soft heads.
+
+    Raises:
+        MissingDependencyError: scikit-learn, which has the photograph, or matplotlib is not installed.
+    """
+    from convattn.cli.convert import save_converted
+    from convattn.convert import conv_to_attention, save_layer
+    from convattn.data import load_photograph
+
+    pixels = load_photograph("china").pixels.float()[None] / 255
+    conv = filter_bank()
+    save_layer(conv, folder / "convolution")
+    attention, certificate = conv_to_attention(conv)
+    save_converted(attention, certificate, folder / "attention")
+    soft, promise = conv_to_attention(conv, sharpness=SOFT_SHARPNESS)
+    return [
+        _show(folder / "hard-heads.png", pixels, conv, attention, certificate),
+        _show(folder / "soft-heads.png", pixels, conv, soft, promise),
+    ]
+
+
+def _show(
+    path: Path, pixels: "Tensor", conv: "nn.Conv2d", layer: "RelativeAttention", certificate: Certificate
+) -> Conversion:
+    """Runs both on the photograph, measures their difference and draws it."""
+    import copy
+
+    import torch
+
+    from convattn.analysis import convolution_and_attention
+
+    with torch.inference_mode():
+        made, low = layer(pixels), conv(pixels)
+        high = copy.deepcopy(conv).double()(pixels.double())
+    unit = torch.finfo(low.dtype).eps * high.abs().max().item()
+    convolution_and_attention(path, _comparison(pixels, conv, layer, (high, made), unit))
+    difference, exact, rounding = (
+        (a.double() - b).abs().max().item() for a, b in ((made, low), (made, high), (low, high))
+    )
+    return Conversion(certificate, difference, exact, rounding, unit, path.name)
+
+
+def _comparison(
+    pixels: "Tensor", conv: "nn.Conv2d", layer: "RelativeAttention", outputs: tuple["Tensor", "Tensor"], unit: float
+) -> "Comparison":
+    """Gathers what the figure shows, as arrays."""
+    from einops import rearrange, reduce
+
+    from convattn.analysis import Comparison
+
+    exact, made = (output[0].numpy() for output in outputs)
+    return Comparison(
+        photograph=rearrange(pixels[0], "channels rows cols -> rows cols channels").numpy(),
+        names=tuple(_FILTERS),
+        kernels=reduce(conv.weight.detach(), "outputs channels rows cols -> outputs rows cols", "sum").numpy(),
+        convolution=exact,
+        attention=made,
+        heads=layer.attention((7, 7))[:, 3, 3].detach().numpy(),
+        sharpness=layer.encoding.sharpness.detach().min().item(),  # type: ignore[union-attr]
+        unit=unit,
+    )

@@ -1,0 +1,124 @@
+"""`convattn info`: what is installed, and what it runs on."""
+
+import os
+import re
+from dataclasses import dataclass
+
+from convattn.__about__ import __version__
+from convattn.cli.options import AsJson
+from convattn.cli.output import print_record
+from convattn.records import Record
+
+__all__ = ["Installation", "describe_installation", "info"]
+
+_PACKAGES = ("numpy", "einops", "jaxtyping", "safetensors", "huggingface-hub", "pyarrow", "pillow")
+_OTHERS = {"all", "bench", "dev"}
+"""Extras that repeat others, or serve work on convattn itself."""
+
+
+@dataclass(frozen=True)
+class Installation(Record):
+    """What is installed, and what it runs on.
+
+    Attributes:
+        versions: Versions of Python, convattn and the packages that it always needs.
+        hardware: Device, processor, cores, threads and, with CUDA, accelerator.
+        memory: Memory of the machine, in bytes.
+        encodings: Names of the encodings.
+        recipes: Names of the recipes.
+        optional: Version of each optional package that is installed.
+        missing: For each optional package that is not, the line that installs it.
+    """
+
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    memory: int
+    encodings: tuple[str, ...]
+    recipes: tuple[str, ...]
+    optional: dict[str, str]
+    missing: dict[str, str]
+
+    def summary(self) -> str:
+        """Returns the installation as plain text, a group of lines for each kind of thing."""
+        groups = {
+            "Versions": self.versions,
+            "Hardware": {**self.hardware, "memory": f"{self.memory / 2**30:.1f} GiB"},
+            "Optional packages": {**self.optional, **{name: f"missing: {line}" for name, line in self.missing.items()}},
+            "Names": {"encodings": ", ".join(self.encodings), "recipes": ", ".join(self.recipes)},
+        }
+        width = max(len(name) for rows in groups.values() for name in rows) + 2
+        paragraphs = (
+            "\n".join([title, *(f"  {name.replace('_', ' '):<{width}}{value}" for name, value in rows.items())])
+            for title, rows in groups.items()
+        )
+        return "\n\n".join(paragraphs)
+
+
+def info(*, json: AsJson = False) -> int:
+    """Print versions, hardware, names, and which packages are missing.
+
+    Args:
+        json: Print it as JSON.
+
+    Returns:
+        0.
+    """
+    installation = describe_installation()
+    print_record(installation, installation.summary(), json=json)
+    return 0
+
+
+def describe_installation() -> Installation:
+    """Looks at the machine and at what is installed.
+
+    Returns:
+        What was found.
+    """
+    import platform
+    from importlib import metadata
+
+    import torch
+
+    from convattn.encodings import ENCODINGS
+    from convattn.training import recipe_names
+    from convattn.training.environment import describe_hardware
+
+    extras = _optional_packages()
+    versions = {name: version for name in extras if (version := _version(name))}
+    return Installation(
+        versions={
+            "python": platform.python_version(),
+            "convattn": __version__,
+            "torch": torch.__version__,
+            **{name: metadata.version(name) for name in _PACKAGES},
+        },
+        hardware=describe_hardware(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        encodings=tuple(ENCODINGS),
+        recipes=tuple(recipe_names()),
+        optional=versions,
+        missing={name: f'pip install "convattn[{extra}]"' for name, extra in extras.items() if name not in versions},
+    )
+
+
+def _optional_packages() -> dict[str, str]:
+    """Reads the optional packages, each with the first extra that brings it, from the metadata of the installation."""
+    from importlib import metadata
+
+    found: dict[str, str] = {}
+    for requirement in metadata.requires("convattn") or ():
+        name = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
+        if name and extra and name[0] != "convattn" and extra[1] not in _OTHERS:
+            found.setdefault(name[0], extra[1])
+    return found
+
+
+def _version(package: str) -> str | None:
+    """Returns the version of a package, or None where it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,44 @@
+"""Options that several commands share, and the folders that they name."""
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+__all__ = ["AsJson", "Output", "OutputOrDefault", "WholeNumber", "first_free"]
+
+
+def _read_whole(_: Any, tokens: Sequence[Any]) -> int:
+    """Reads an integer; cyclopts alone would round 1.5 and not say so."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"must be an integer, but is {tokens[0].value!r}") from None
+
+
+Output = Annotated[Path, Parameter(name=("--output", "-o"))]
+OutputOrDefault = Annotated[Path | None, Parameter(name=("--output", "-o"), show_default=False)]
+WholeNumber = Annotated[int, Parameter(converter=_read_whole)]
+AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
+
+
+def first_free(folder: Path) -> Path:
+    """Returns the folder's path, or the first of PATH-2, PATH-3, … that nothing or only an empty folder has.
+
+    Args:
+        folder: The path wanted.
+
+    Returns:
+        The path to use.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     _ = (Path(place) / "demo").write_text("taken")
+        ...     first_free(Path(place) / "demo").name
+        'demo-2'
+    """
+    names = (folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in count(1))
+    return next(path for path in names if not path.exists() or (path.is_dir() and not any(path.iterdir())))

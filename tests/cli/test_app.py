@@ -1,0 +1,162 @@
+"""The command line as a whole: exit codes, and one line for every mistake."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.saved_layers import convolution
+
+from convattn.__about__ import __version__
+from convattn.cli import app, main
+from convattn.cli.app import COMMANDS
+
+COMMAND = Path(sys.executable).with_name("convattn")
+
+MISTAKES = {
+    "unknown command": (
+        ["frobnicate"],
+        'Unknown command "frobnicate". Available commands: demo, convert, train, info.',
+    ),
+    "misspelt command": (["trian"], 'Unknown command "trian". Did you mean "train"?'),
+    "misspelt option": (
+        ["train", "digits-quadratic", "--outptu", "x"],
+        "Unknown option: --outptu. Did you mean --output?",
+    ),
+    "missing argument": (["train"], 'Command "train" parameter RECIPE requires an argument.'),
+    "missing option": (["convert", "x"], 'Command "convert" parameter --output requires an argument.'),
+    "one too many": (["info", "extra"], r"Unused Tokens: \['extra'\]."),
+    "not a number": (["convert", "x", "-o", "new", "--sharpness", "hard"], 'unable to convert "hard" into float'),
+    "not an integer": (
+        ["convert", "x", "-o", "new", "--head-width", "1.5"],
+        "Invalid value for --head-width: must be an integer, but is '1.5'",
+    ),
+    "missing source": (["convert", "nowhere", "-o", "new"], "cannot read a layer from nowhere: .*nowhere/config.json"),
+    "sharpness": (
+        ["convert", "convolution", "-o", "new", "--sharpness", "0"],
+        "sharpness must be a positive finite number",
+    ),
+    "head width": (["convert", "convolution", "-o", "new", "--head-width", "0"], "head_width must be .*, but is 0"),
+    "taken folder": (["convert", "convolution", "-o", "convolution"], "--output must be a folder that is new or empty"),
+    "file for folder": (
+        ["convert", "convolution", "-o", "note"],
+        "--output must be a folder, not a file, but is 'note'",
+    ),
+    "taken folder of a run": (
+        ["train", "digits-quadratic", "-o", "convolution"],
+        "must be a folder that is new or empty",
+    ),
+    "taken folder of a demo": (["demo", "-o", "convolution"], "--output must be a folder that is new or empty"),
+    "unknown recipe": (
+        ["train", "digits-quadratik"],
+        "unknown recipe 'digits-quadratik': did you mean 'digits-quadratic'",
+    ),
+    "missing recipe": (["train", "mine.toml"], "mine.toml: cannot read the recipe"),
+    "unknown key": (["train", "digits-quadratic", "--set", "training.epohcs=3"], "did you mean 'epochs'"),
+    "wrong value": (
+        ["train", "digits-quadratic", "--set", "training.epochs=many"],
+        "training.epochs must be an integer",
+    ),
+    "no value": (["train", "digits-quadratic", "--set", "training.epochs"], "--set must be of the form KEY=VALUE"),
+    "no key": (["train", "digits-quadratic", "--set", "=3"], "--set must be of the form KEY=VALUE, but is '=3'"),
+    "missing data": (["train", "digits-quadratic", "--set", "data.name=cifar10", "--set", "data.folder=none"], "none"),
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    convolution(tmp_path)
+    (tmp_path / "note").write_text("a file")
+    return tmp_path
+
+
+def contents(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_told_on_one_line_and_leaves_nothing(place, mistake, capsys):
+    arguments, message = MISTAKES[mistake]
+    before = contents(place)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert re.match(f"convattn: .*{message}", err)
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("mistake", ["misspelt command", "taken folder"])
+def test_mistake_in_a_process_of_its_own(place, mistake):
+    arguments, message = MISTAKES[mistake]
+    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, cwd=place)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert re.match(f"convattn: .*{message}", done.stderr)
+
+
+def test_reader_that_leaves_is_no_error(place):
+    command = [COMMAND, "convert", "convolution", "-o", "new"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(arguments, capsys):
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert set(COMMANDS) <= set(re.findall(r"^  (\w+)  ", out, flags=re.MULTILINE))
+    assert not re.search(r"[│╭\x1b]", out)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_has_every_option(command, capsys):
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"convattn {command} ")
+    assert "--json" in out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+def raising(error):
+    def command() -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "convattn: interrupted\n"),
+        (PermissionError(13, "Permission denied", "there"), 2, "convattn: Permission denied: there\n"),
+        (ValueError("two\nlines"), None, None),
+        (OSError("no file"), None, None),
+    ],
+)
+def test_what_a_command_raises(monkeypatch, capsys, error, code, message):
+    monkeypatch.setattr(app, "COMMANDS", {"fail": raising(error)})
+    if code is None:
+        with pytest.raises(type(error), match=str(error)):
+            main(["fail"])
+    else:
+        assert main(["fail"]) == code
+        assert capsys.readouterr().err == message
+
+
+def test_message_of_several_lines_becomes_one(monkeypatch, capsys):
+    from convattn.errors import DataError
+
+    monkeypatch.setattr(app, "COMMANDS", {"fail": raising(DataError("first\n  second"))})
+    assert main(["fail"]) == 2
+    assert capsys.readouterr().err == "convattn: first second\n"

@@ -1,0 +1,65 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.cli.saved_layers import convolution
+
+from convattn import convert
+from convattn.cli import main
+from convattn.convert import load_layer
+from convattn.records import Certificate
+from convattn.testing.budget import assert_within_budget
+
+
+def test_converted_layer_computes_the_same(tmp_path, capsys):
+    source, made = convolution(tmp_path), tmp_path / "there" / "attention"
+    assert main(["convert", str(source), "-o", str(made)]) == 0
+    assert sorted(path.name for path in made.iterdir()) == ["certificate.json", "config.json", "model.safetensors"]
+    conv, layer = load_layer(source), load_layer(made)
+    x = torch.randn(2, 2, 11, 7)
+    exact = torch.nn.functional.conv2d(x.double(), conv.weight.double(), conv.bias.double(), padding=1)
+    assert_within_budget(layer(x).detach(), exact.detach(), conv(x).detach())
+    out = capsys.readouterr().out
+    assert out == f"{Certificate.load(made / 'certificate.json').summary()}\nwrote {made}\n"
+
+
+def test_json_is_the_certificate(tmp_path, capsys):
+    arguments = ["--sharpness", "5", "--head-width", "1", "--json"]
+    assert main(["convert", str(convolution(tmp_path)), "--output", str(tmp_path / "made"), *arguments]) == 0
+    printed = Certificate.from_json(capsys.readouterr().out)
+    assert printed == Certificate.load(tmp_path / "made" / "certificate.json")
+    assert printed.sharpness == pytest.approx(5)
+    assert not printed.exact
+    assert any(printed.discarded)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_failed_certificate_is_told_and_writes_nothing(tmp_path, capsys, monkeypatch, as_json):
+    honest = convert.conv_to_attention
+
+    def failing(*args, **kwargs):
+        layer, certificate = honest(*args, **kwargs)
+        return layer, replace(certificate, passed=False)
+
+    monkeypatch.setattr(convert, "conv_to_attention", failing)
+    made = tmp_path / "made"
+    assert main(["convert", str(convolution(tmp_path)), "-o", str(made), *(["--json"] if as_json else [])]) == 1
+    out = capsys.readouterr().out
+    if as_json:
+        assert json.loads(out)["passed"] is False
+    else:
+        assert "FAILED" in out
+        assert out.endswith("wrote nothing\n")
+    assert not made.exists()
+
+
+def test_attention_is_not_converted_again(tmp_path, capsys):
+    made = tmp_path / "made"
+    assert main(["convert", str(convolution(tmp_path)), "-o", str(made)]) == 0
+    capsys.readouterr()
+    assert main(["convert", str(made), "-o", str(tmp_path / "again")]) == 2
+    assert (
+        capsys.readouterr().err == f"convattn: {made} holds a RelativeAttention2d, which is no convolution of torch\n"
+    )
+    assert not (tmp_path / "again").exists()

@@ -1,0 +1,44 @@
+import sys
+from importlib import metadata
+
+import torch
+
+from convattn.__about__ import __version__
+from convattn.cli import main
+from convattn.cli.info import Installation, describe_installation
+from convattn.encodings import ENCODINGS
+from convattn.training import recipe_names
+
+
+def test_info_prints_what_is_there(capsys):
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    for word in (__version__, torch.__version__, f"{torch.get_num_threads()}", *ENCODINGS, *recipe_names()):
+        assert word in out
+    assert max(map(len, out.splitlines())) < 200
+
+
+def test_json_is_the_same(capsys):
+    assert main(["info", "--json"]) == 0
+    printed = Installation.from_json(capsys.readouterr().out)
+    assert printed == describe_installation()
+    assert printed.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert printed.memory > 2**28
+    assert printed.encodings == tuple(ENCODINGS)
+
+
+def test_missing_package_comes_with_its_install_line(monkeypatch):
+    real = metadata.version
+
+    def version(name):
+        if name == "matplotlib":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = describe_installation()
+    assert found.missing["matplotlib"] == 'pip install "convattn[train]"'
+    assert "matplotlib" not in found.optional
+    assert found.optional["scikit-learn"] == real("scikit-learn")
+    assert 'missing: pip install "convattn[train]"' in found.summary()
+    assert "ruff" not in {**found.missing, **found.optional}
