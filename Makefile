@@ -5,7 +5,7 @@ VENV ?= .venv
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test check fix constraints clean
+.PHONY: help demo test check fix docs constraints clean
 
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)
@@ -32,6 +32,9 @@ check: $(VENV)/.dev      ## Format, lint, types, imports and the quickest tests,
 fix: $(VENV)/.dev        ## Repair what can be repaired
 	VENV=$(VENV) scripts/fix
 
+docs: $(VENV)/.dev       ## Write docs/commands.md out of the commands' help
+	$(PY) scripts/command_help.py
+
 constraints:             ## Pin today's versions in constraints.txt (needs uv)
 	@command -v uv >/dev/null || { echo "make constraints needs uv" >&2; exit 1; }
 	{ head -n 1 constraints.txt; \
@@ -40,7 +43,7 @@ constraints:             ## Pin today's versions in constraints.txt (needs uv)
 	mv constraints.txt.new constraints.txt
 
 clean:                   ## Remove the environment and everything that is written by tools
-	rm -rf $(VENV) build dist demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist demo demo-* .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp says which extras the environment holds; newer requirements make it stale.
