@@ -52,7 +52,7 @@ bound + rounding; the script fails otherwise. There are three regimes:
 
 1. **Soft**: the bound is 1 or more and promises nothing; attention is a blur.
 2. **Exponential decay**: error and bound fall with e^−α (in 2-D, ε ≈ 4e^−α). The largest error is {least:.0%} to
-   {most:.0%} of the bound: signs of input and weights would have to conspire to reach it.
+   {most:.0%} of the bound, which allows for the worst signs of input and weights.
 3. **Floor**: the bound is below what rounding alone does to a sum in that dtype. The error no longer falls; sharper
    heads gain nothing but one-hot weights.
 
