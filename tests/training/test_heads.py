@@ -1,0 +1,63 @@
+import io
+
+import torch
+from pyarrow import parquet
+
+from convattn.models import AttentionNet, ConvNet
+from convattn.training.heads import HEAD_COLUMNS, HeadTrace
+
+SIZES = {"width": 8, "depth": 2, "heads": 3, "ffn": 8}
+
+
+def read(trace):
+    return parquet.read_table(io.BytesIO(trace.to_parquet()))
+
+
+def test_quadratic_heads_are_recorded_as_they_are():
+    network = AttentionNet("quadratic", **SIZES)
+    trace = HeadTrace(network)
+    trace.record(step=5, epoch=1)
+    rows = read(trace).to_pylist()
+    assert [(row["layer"], row["head"]) for row in rows] == [(layer, head) for layer in (0, 1) for head in (0, 1, 2)]
+    for row in rows:
+        encoding = network.blocks[row["layer"]].mixer.encoding
+        centre, root = encoding.centres[row["head"]], encoding.root_sharpness[row["head"]]
+        assert [row["centre_row"], row["centre_col"]] == centre.tolist()
+        assert abs(row["sharpness"] - root.item() ** 2 / 2) <= 2**-23 * row["sharpness"]
+        assert (row["step"], row["epoch"]) == (5, 1)
+        assert (row["precision_row_row"], row["precision_row_col"]) == (2 * row["sharpness"], 0)
+
+
+def test_generalised_heads_are_recorded_with_their_precision():
+    network = AttentionNet("generalized_quadratic", **SIZES)
+    trace = HeadTrace(network)
+    trace.record(step=0, epoch=0)
+    row, shape = read(trace).to_pylist()[4], network.blocks[1].mixer.encoding.shape[1].detach()
+    precision = torch.tensor(
+        [
+            [row["precision_row_row"], row["precision_row_col"]],
+            [row["precision_row_col"], row["precision_col_col"]],
+        ]
+    )
+    assert torch.equal(precision, shape.T @ shape)
+    assert row["sharpness"] == (row["precision_row_row"] + row["precision_col_col"]) / 4
+
+
+def test_rows_follow_the_network():
+    network = AttentionNet("quadratic", **SIZES)
+    trace = HeadTrace(network)
+    trace.record(step=0, epoch=0)
+    with torch.no_grad():
+        network.blocks[0].mixer.encoding.centres += 1
+    trace.record(step=3, epoch=1)
+    table = read(trace)
+    assert table.schema.equals(HEAD_COLUMNS)
+    before, after = table["centre_row"][0].as_py(), table["centre_row"][6].as_py()
+    assert abs(after - before - 1) < 1e-6
+
+
+def test_networks_without_quadratic_heads_leave_no_rows():
+    for network in (ConvNet(width=8, depth=1, ffn=8), AttentionNet("learned_axial", **SIZES)):
+        trace = HeadTrace(network)
+        trace.record(step=0, epoch=0)
+        assert trace.rows == []
