@@ -24,11 +24,9 @@ def squares_and_shifts(encoding, displacement: Tensor) -> Tensor:
 def generalized_quadratic(encoding, displacement: Tensor) -> Tensor:
     kind, scores = displacement.dtype, []
     for centre, shape in zip(encoding.centres, encoding.shape, strict=True):
-        offset, precision = displacement - centre.to(kind), shape.to(kind).mT @ shape.to(kind)
-        scores.append(
-            -sum(offset[:, i] * precision[i, j] * offset[:, j] for i in range(len(centre)) for j in range(len(centre)))
-            / 2
-        )
+        offset = (displacement - centre.to(kind)).unbind(-1)
+        rows = [sum(entry * part for entry, part in zip(row.to(kind), offset, strict=True)) for row in shape]
+        scores.append(-sum(row**2 for row in rows) / 2)
     return torch.stack(scores)
 
 
@@ -120,5 +118,5 @@ SMALL = {
 """Options that keep an encoding small; the extent serves every grid of the tests."""
 
 
-def small_encoding(name: str, num_heads: int, dims: int):
-    return create_encoding(name, num_heads, dims, **SMALL.get(name, {}))
+def small_encoding(name: str, num_heads: int, dims: int, **options):
+    return create_encoding(name, num_heads, dims, **{**SMALL.get(name, {}), **options})

@@ -14,7 +14,8 @@ class TestEveryEncoding(EncodingContract):
         self.formula = FORMULAS[self.name]
 
     def create(self, num_heads, dims):
-        return small_encoding(self.name, num_heads, dims)
+        extent = {"extent": self.reach + 1} if self.name in {"learned_axial", "learned_table"} else {}
+        return small_encoding(self.name, num_heads, dims, **extent)
 
 
 def test_unknown_encoding_is_refused_with_the_nearest_name():

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.func import functional_call
 from convattn.errors import ArgumentError, ShapeError
 from convattn.layers import RelativeAttention
 from convattn.testing.budget import assert_within_budget
+from convattn.testing.convolutions import farthest
 from convattn.testing.dense import Formula, as_dtype, dense_attention, dense_weights
 from convattn.testing.encoding_contract import stir
 
@@ -54,10 +56,14 @@ class AttentionContract:
         raise NotImplementedError
 
     def dense(
-        self, layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"]
+        self, layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], *, backwards: bool = False
     ) -> Float[Tensor, "batch outputs *out"]:
-        """Computes a layer's output by another road, in the dtype of x."""
-        return dense_attention(layer, x, self.formula)
+        """Computes a layer's output by another road, in the dtype of x; `backwards` sums in another order."""
+        return dense_attention(layer, x, self.formula, backwards=backwards)
+
+    def roads(self, layer: RelativeAttention, x: Tensor) -> list[Tensor]:
+        """Computes a layer's output by other roads that round differently."""
+        return [self.dense(layer, x, backwards=backwards) for backwards in (False, True)]
 
     def made(self, in_channels: int = 3, out_channels: int = 5, **options: Any) -> RelativeAttention:
         """Makes a layer with random parameters, the same each time, in evaluation mode."""
@@ -72,7 +78,7 @@ class AttentionContract:
     def check(self, layer: RelativeAttention, x: Tensor) -> None:
         """Asserts that a layer is as right as its dtype allows."""
         hi = self.dense(as_dtype(layer, torch.float64), x.double())
-        assert_within_budget(layer(x), hi, self.dense(layer, x))
+        assert_within_budget(layer(x), hi, farthest(hi, self.roads(layer, x)))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
     def test_output_is_attention_by_definition(self, dtype: torch.dtype) -> None:
@@ -124,19 +130,20 @@ class AttentionContract:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y = layer(x)
         hi = self.dense(as_dtype(layer, torch.float64), x.double())
-        lo = self.dense(as_dtype(layer, torch.bfloat16, encoding=torch.float32), x.bfloat16())
-        assert_within_budget(y, hi, lo)
+        low = self.roads(as_dtype(layer, torch.bfloat16, encoding=torch.float32), x.bfloat16())
+        assert_within_budget(y, hi, farthest(hi, low))
 
     def test_gradients_are_those_of_the_definition(self) -> None:
         """Gradients with respect to the input and every parameter are right."""
         layer, x = self.made(), self.images()
         actual = _gradients(layer, x, layer)
         exact = as_dtype(layer, torch.float64)
-        hi = _gradients(exact, x.double(), lambda images: self.dense(exact, images))
-        lo = _gradients(layer, x, lambda images: self.dense(layer, images))
+        hi = _gradients(exact, x.double(), partial(self.dense, exact))
+        low = [_gradients(layer, x, partial(self.dense, layer, backwards=backwards)) for backwards in (False, True)]
         assert actual.keys() == hi.keys()
         for name, gradient in actual.items():
-            assert_within_budget(gradient, hi[name], lo[name], f"gradient of {name}")
+            lo = farthest(hi[name], [gradients[name] for gradients in low])
+            assert_within_budget(gradient, hi[name], lo, f"gradient of {name}")
 
     def test_gradcheck(self) -> None:
         """Gradients through the layer are those of finite differences, in float64."""

@@ -30,7 +30,7 @@ class Formula:
 
 
 def dense_attention(
-    layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], formula: Formula
+    layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], formula: Formula, *, backwards: bool = False
 ) -> Float[Tensor, "batch outputs *out"]:
     """Computes a layer by its definition, y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k], in the dtype of x.
 
@@ -38,18 +38,22 @@ def dense_attention(
         layer: The layer; only its parameters and arguments are read.
         x: Images.
         formula: The encoding's equations.
+        backwards: Whether to sum from the last term to the first, which rounds differently.
 
     Returns:
         What the layer returns in evaluation mode, up to rounding.
     """
     keys, _, queries = _grids(layer, x)
-    weights = dense_weights(layer, x, formula).to(x.dtype).flatten(2 + len(queries[0])).flatten(2, 1 + len(queries[0]))
-    maps = _block_diagonal(layer)
-    pixels = keys.flatten(2)
+    weights = dense_weights(layer, x, formula, backwards=backwards).to(x.dtype)
+    weights = weights.flatten(2 + layer.dims).flatten(2, 1 + layer.dims)
+    maps, pixels, order = _block_diagonal(layer), keys.flatten(2), -1 if backwards else 1
+    if backwards:
+        weights, pixels = weights.flip(-1), pixels.flip(-1)
     columns = []
     for number in range(len(queries)):
         terms = [
-            (pixels @ weights[:, head, number, :, None]).squeeze(-1) @ maps[head].mT for head in range(layer.num_heads)
+            (pixels @ weights[:, head, number, :, None]).squeeze(-1) @ maps[head].mT
+            for head in range(layer.num_heads)[::order]
         ]
         columns.append(sum(terms[1:], terms[0]))
     y = torch.stack(columns, dim=-1)
@@ -58,7 +62,7 @@ def dense_attention(
 
 
 def dense_weights(
-    layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], formula: Formula
+    layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], formula: Formula, *, backwards: bool = False
 ) -> Float[Tensor, "batch heads *queries_keys"]:
     """Computes a layer's attention weights by their definition, in at least float32, for every image.
 
@@ -66,28 +70,30 @@ def dense_weights(
         layer: The layer; only its parameters and arguments are read.
         x: Images.
         formula: The encoding's equations.
+        backwards: Whether to sum from the last term to the first, which rounds differently.
 
     Returns:
         (batch, heads, *out, *keys).
     """
     keys, places, queries = _grids(layer, x)
     kind = torch.promote_types(x.dtype, torch.float32)
+    order = -1 if backwards else 1
+    displacements = torch.tensor(places, dtype=kind) - torch.tensor(queries, dtype=kind)[:, None]
+    scores, features = _position_terms(layer, displacements, formula, one_by_one=backwards)
     rows = []
-    for query in queries:
-        displacement = torch.tensor(
-            [[k - q for k, q in zip(place, query, strict=True)] for place in places], dtype=kind
-        )
-        position = formula.score(layer.encoding, displacement)
+    for number in range(len(queries))[::order]:
+        position = scores[:, number]
         if layer.content is None:
-            rows.append(_softmax(position).expand(len(x), -1, -1))
+            rows.append(_softmax(position, order).expand(len(x), -1, -1))
             continue
-        content = _four_terms(layer, keys, places.index(query), displacement, formula)
+        seen = None if features is None else features[number]
+        content = _content_scores(layer, keys, places.index(queries[number]), seen, kind)
         if layer.gate is None:
-            rows.append(_softmax(content + position))
+            rows.append(_softmax(content + position, order))
         else:
             share = 1 / (1 + torch.exp(-layer.gate.to(kind)))[:, None]
-            rows.append((1 - share) * _softmax(content) + share * _softmax(position))
-    weights = torch.stack(rows, dim=2)
+            rows.append((1 - share) * _softmax(content, order) + share * _softmax(position, order))
+    weights = torch.stack(rows[::order], dim=2)
     sizes = [[len({point[axis] for point in points}) for axis in range(layer.dims)] for points in (queries, places)]
     return weights.unflatten(-1, sizes[1]).unflatten(2, sizes[0])
 
@@ -124,20 +130,38 @@ def _grids(layer: RelativeAttention, x: Tensor) -> tuple[Tensor, list[tuple[int,
     return keys, list(product(*map(range, keys.shape[2:]))), list(product(*queries))
 
 
-def _softmax(scores: Tensor) -> Tensor:
+def _softmax(scores: Tensor, order: int) -> Tensor:
     exponentials = torch.exp(scores - scores.max(-1, keepdim=True).values)
-    return exponentials / exponentials.sum(-1, keepdim=True)
+    summed = exponentials.flip(-1) if order < 0 else exponentials
+    return exponentials / summed.sum(-1, keepdim=True)
 
 
-def _four_terms(
-    layer: RelativeAttention, keys: Tensor, query: int, displacement: Tensor, formula: Formula
+def _position_terms(
+    layer: RelativeAttention,
+    displacements: Float[Tensor, "queries keys dims"],
+    formula: Formula,
+    *,
+    one_by_one: bool,
+) -> tuple[Float[Tensor, "heads queries keys"], Float[Tensor, "queries keys width"] | None]:
+    """Scores all pairs, and takes their features where content asks; one query after another, or all at once."""
+    groups = displacements.split(1 if one_by_one else len(displacements))
+    shapes = [group.shape[:2] for group in groups]
+    flat = [group.flatten(0, 1) for group in groups]
+    scores = [formula.score(layer.encoding, g).unflatten(1, s) for g, s in zip(flat, shapes, strict=True)]
+    if layer.content is None or not layer.content.uses_position or formula.features is None:
+        return torch.cat(scores, dim=1), None
+    features = [formula.features(layer.encoding, g).unflatten(0, s) for g, s in zip(flat, shapes, strict=True)]
+    return torch.cat(scores, dim=1), torch.cat(features)
+
+
+def _content_scores(
+    layer: RelativeAttention, keys: Tensor, query: int, features: Tensor | None, kind: torch.dtype
 ) -> Float[Tensor, "batch heads keys"]:
     """Adds the terms of the relative score that depend on the input, one head after another (Dai et al. 2019, §3.3)."""
     assert layer.content is not None
-    maps, kind, pixels = layer.content, displacement.dtype, keys.flatten(2).mT
+    maps, pixels = layer.content, keys.flatten(2).mT
     width = maps.query.out_features // layer.num_heads
     asked, offered = maps.query(pixels[:, query]).to(kind), maps.key(pixels).to(kind)
-    features = formula.features(layer.encoding, displacement) if maps.uses_position and formula.features else None
     heads = []
     for head in range(layer.num_heads):
         part = slice(head * width, (head + 1) * width)

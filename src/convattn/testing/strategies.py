@@ -1,5 +1,6 @@
 """hypothesis strategies: every kind of convolution that torch has, each with an input that fits it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ _LARGEST_DILATION = {1: 3, 2: 3, 3: 2}
 _SPARE_PIXELS = {1: (0, 1, 2, 5, 10), 2: (0, 1, 2, 4), 3: (0, 1, 2)}
 """How many pixels an image has beyond the fewest that the convolution takes."""
 
+Draw = Callable[..., Any]  # hypothesis's own DrawFn is a protocol that cannot be checked at run time
+
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
 @st.composite
-def convolutions(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> Convolution:
+def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> Convolution:
     """Draws a convolution of one to three axes, plain or transposed.
 
     Kernels are even, odd and different per axis; stride, dilation, padding (an integer, one per axis, "same", "valid"),
@@ -59,7 +62,7 @@ def convolutions(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float
 
 
 @st.composite
-def images_for(draw: st.DrawFn, conv: Convolution) -> Tensor:
+def images_for(draw: Draw, conv: Convolution) -> Tensor:
     """Draws standard normal images for a convolution, from the smallest that it takes upwards.
 
     Args:
@@ -79,7 +82,7 @@ def images_for(draw: st.DrawFn, conv: Convolution) -> Tensor:
 
 @st.composite
 def convolutions_with_images(
-    draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
+    draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
 ) -> tuple[Convolution, Tensor]:
     """Draws a convolution and images for it.
 
@@ -95,9 +98,7 @@ def convolutions_with_images(
 
 
 @st.composite
-def _plain_options(
-    draw: st.DrawFn, dims: int, kernel_size: tuple[int, ...], dilation: tuple[int, ...]
-) -> dict[str, Any]:
+def _plain_options(draw: Draw, dims: int, kernel_size: tuple[int, ...], dilation: tuple[int, ...]) -> dict[str, Any]:
     """Draws what only a plain convolution has."""
     stride = draw(st.one_of(st.just((1,) * dims), _per_axis(dims, 1, 3)))
     reach = max(d * (k - 1) for d, k in zip(dilation, kernel_size, strict=True))
@@ -113,7 +114,7 @@ def _plain_options(
 
 @st.composite
 def _transposed_options(
-    draw: st.DrawFn, dims: int, kernel_size: tuple[int, ...], dilation: tuple[int, ...]
+    draw: Draw, dims: int, kernel_size: tuple[int, ...], dilation: tuple[int, ...]
 ) -> dict[str, Any]:
     """Draws what only a transposed convolution has; its padding may be wider than its kernel."""
     stride = draw(_per_axis(dims, 1, 3))

@@ -1,0 +1,60 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+from convattn.testing.budget import assert_within_budget
+from convattn.testing.convolutions import convolve, farthest, tap_maps
+from convattn.testing.keys import HOLE, key_index, take_keys
+from convattn.testing.strategies import convolutions_with_images
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Do not use the `random` module inside strategies"
+)  # the type check's spot checks do
+@settings(max_examples=150)
+@given(convolutions_with_images())
+def test_convolution_by_definition_is_torchs(case):
+    conv, x = case
+    hi = copy.deepcopy(conv).double()(x.double())
+    candidates = [convolve(conv, x, backwards=backwards) for backwards in (False, True)]
+    assert_within_budget(conv(x), hi, farthest(hi, candidates))
+    for candidate in candidates:
+        assert_within_budget(candidate, hi, conv(x) if candidate is candidates[0] else candidates[0])
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_tap_maps_are_what_each_tap_does_to_a_channel(kind):
+    """An impulse in one channel, seen through the window, shows the tap's column; taps are in order of displacement."""
+    torch.manual_seed(0)
+    conv, x = kind(6, 10, (2, 3), groups=2, bias=False), torch.zeros(1, 6, 5, 7)
+    x[0, 4, 2, 3] = 1
+    y, maps = conv(x)[0], tap_maps(conv, conv.weight)
+    backwards = kind is nn.ConvTranspose2d
+    for tap, (row, col) in enumerate((row, col) for row in range(2) for col in range(3)):
+        seen = y[5:, 2 + 1 - row, 3 + 2 - col] if backwards else y[5:, 2 - row, 3 - col]
+        assert torch.equal(seen, maps[tap, 5:, 1])
+
+
+def test_farthest_is_the_one_with_the_largest_error():
+    hi, near, far = torch.zeros(2).double(), torch.tensor([0.1, 0.1]), torch.tensor([0.0, -0.2])
+    assert farthest(hi, [near, far]) is far
+    assert farthest(hi, [far, near]) is far
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular", "constant"])
+def test_key_index_pads_as_torch_does(mode):
+    x = torch.randn(2, 3, 5, 7)
+    indices = [
+        key_index(5, (2, 1), "zeros" if mode == "constant" else mode),
+        key_index(7, (0, 4), "zeros" if mode == "constant" else mode),
+    ]
+    assert torch.equal(take_keys(x, indices), nn.functional.pad(x, (0, 4, 2, 1), mode=mode))
+
+
+def test_key_index_crops_after_padding():
+    assert key_index(3, (-1, 2), "zeros") == [1, 2, HOLE, HOLE]
+    assert key_index(1, (-2, 2), "zeros") == [HOLE]
