@@ -71,7 +71,7 @@ def conv_to_attention(
     with torch.no_grad():
         alpha = layer.encoding.sharpness.double().min().item()  # type: ignore[union-attr]
         kept = layer.values.maps().double()
-        lost = taps.maps.double() - kept if any(discarded) else None
+        lost = taps.maps.double() - kept if head_width is not None else None
         leak = 0.0 if underflows(alpha, taps.maps.dtype) else off_centre_mass(alpha, layer.dims)
         per_unit = bound_per_unit(leak, kept, lost)
     exact = leak == 0 and not any(discarded)

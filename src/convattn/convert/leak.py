@@ -67,12 +67,13 @@ def bound_per_unit(
     """Bounds the output error for inputs of absolute value at most 1.
 
     `|y_attn − y_conv| ≤ max_o Σ_h (2ε ‖W̃_h[o]‖₁ + ‖(W_h − W̃_h)[o]‖₁)`: a head misses at most ε of its own pixel
-    and sees at most ε of others, and what a limited head width discards is missed altogether.
+    and sees at most ε of others, and what a limited head width discards is missed altogether; so is what rounding takes
+    from the product of two narrow matrices.
 
     Args:
         leak: ε, a share of the attention.
         kept: W̃_h, the matrices of the layer.
-        discarded: W_h − W̃_h, or None where nothing is discarded.
+        discarded: W_h − W̃_h, or None where heads are merged.
 
     Returns:
         The bound, in units of the output per unit of the largest input.
