@@ -1,0 +1,91 @@
+import copy
+import inspect
+import pickle
+import re
+
+import pytest
+
+from convattn import errors
+from convattn.errors import ConvAttnError, MissingDependencyError, UnknownNameError, must_be
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
+BUILTIN_BASES = {
+    "ArgumentError": ValueError,
+    "EncodingRangeError": ValueError,
+    "MissingDependencyError": ImportError,
+    "RecipeError": ValueError,
+    "ShapeError": ValueError,
+    "UnknownNameError": ValueError,
+}
+
+
+def tree_in_the_docstring():
+    """Reads the tree that the module draws: error → the one above it."""
+    above, found = [], {}
+    for line in errors.__doc__.splitlines():
+        match = re.match(r"^( {4}[│├└─ ]*)(\w+Error)\b", line)
+        if match:
+            depth = (len(match[1]) - 4) // 4
+            del above[depth:]
+            found[match[2]] = above[-1] if above else None
+            above.append(match[2])
+    return found
+
+
+def test_the_tree_that_is_drawn_is_the_tree_that_is():
+    drawn = tree_in_the_docstring()
+    assert drawn.pop("ConvAttnError") is None
+    assert drawn == {kind.__name__: kind.__bases__[0].__name__ for kind in KINDS if kind is not ConvAttnError}
+
+
+def test_everything_is_exported():
+    assert sorted(errors.__all__) == sorted([*(kind.__name__ for kind in KINDS), "must_be"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_is_caught_as_the_root_and_as_what_python_code_expects(kind):
+    assert issubclass(kind, ConvAttnError)
+    expected = BUILTIN_BASES.get(kind.__name__)
+    for builtin in (ValueError, ImportError):
+        assert issubclass(kind, builtin) == (builtin is expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "message"),
+    [
+        ("quadratik", {"quadratic", "distance"}, "unknown encoding 'quadratik': did you mean 'quadratic'? Known: "),
+        ("zzz", ("quadratic", "distance"), "unknown encoding 'zzz': Known: distance, quadratic"),
+        (3, ["quadratic"], "unknown encoding 3: Known: quadratic"),
+        ("", [], "unknown encoding '': Known: "),
+    ],
+)
+def test_unknown_names_come_with_the_nearest_and_all_the_known(name, known, message):
+    error = UnknownNameError("encoding", name, known)
+    assert str(error).startswith(message)
+    assert error.known == sorted(known)
+
+
+def test_missing_packages_come_with_the_line_that_installs_them():
+    error = MissingDependencyError("matplotlib", "figures")
+    assert str(error).endswith('matplotlib, which is not installed; run: pip install "convattn[figures]"')
+    assert (error.package, error.extra) == ("matplotlib", "figures")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnknownNameError("encoding", "quadratik", ["quadratic"]),
+        MissingDependencyError("matplotlib", "figures"),
+        *(kind("what was wrong") for kind in KINDS if kind not in {UnknownNameError, MissingDependencyError}),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_cross_between_processes(error):
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(other) is type(error)
+        assert str(other) == str(error)
+        assert vars(other) == vars(error)
+
+
+def test_messages_about_arguments_have_one_form():
+    assert must_be("padding", '"same" or "valid"', "sam") == 'padding must be "same" or "valid", but is \'sam\''

@@ -1,0 +1,169 @@
+import json
+import math
+from dataclasses import FrozenInstanceError, asdict, dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convattn.errors import ArgumentError, CheckpointError
+from convattn.records import Certificate, DataRecord, Record, RunRecord
+
+CERTIFICATE = Certificate(
+    direction="conv_to_attention",
+    source="Conv2d(3, 5, kernel_size=(3, 3))",
+    result="RelativeAttention2d(3, 5)",
+    dtype="float32",
+    heads=9,
+    sharpness=5.0,
+    exact=False,
+    leak=0.03,
+    bound_per_unit=0.7,
+    check_shape=(2, 3, 7, 11),
+    check_seed=0,
+    bound=2.5,
+    measured_error=0.125,
+    rounding=1e-6,
+    discarded=((0.5, 0.25), ()),
+    passed=True,
+    not_covered=("another thing",),
+)
+DATA = DataRecord("digits", "scikit-learn", {"images": "0f"}, {"train": 7, "test": 3}, "by index")
+RUN = RunRecord(
+    name="tiny",
+    claim="it learns",
+    command="convattn train tiny",
+    recipe={"model": {"width": 5, "encoding": "quadratic"}, "list": [1, 2.5, None]},
+    seed=3,
+    data=DATA,
+    parameters=101,
+    results={"test_accuracy": 0.5, "train_loss": math.inf},
+    seconds=1.5,
+    peak_memory=1024,
+    hardware={"processor": "one"},
+    versions={"python": "3.11"},
+    started="2020-01-01T00:00:00+00:00",
+    revision=None,
+)
+RECORDS = [CERTIFICATE, DATA, RUN, replace(CERTIFICATE, sharpness=None, leak=-math.inf), replace(RUN, revision="ab")]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_records_come_back_from_text_and_from_files(record, tmp_path):
+    kind = type(record)
+    assert kind.from_json(record.to_json()) == record
+    path = record.save(tmp_path / "record.json")
+    assert kind.load(str(path)) == record
+    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_text_is_plain_json_with_kind_and_version(record):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    content = json.loads(record.to_json(), parse_constant=refuse)
+    assert content.pop("record") == type(record).__name__
+    assert content.pop("schema_version") == 1
+    assert content.keys() == asdict(record).keys()
+
+
+def test_not_a_number_comes_back():
+    record = replace(CERTIFICATE, measured_error=math.nan)
+    assert math.isnan(Certificate.from_json(record.to_json()).measured_error)
+
+
+@given(st.floats(allow_nan=False), st.tuples(st.tuples(st.floats(allow_nan=False)), st.just(())), st.text())
+def test_every_number_and_text_comes_back(number, discarded, text):
+    record = replace(CERTIFICATE, bound=number, discarded=discarded, source=text)
+    assert Certificate.from_json(record.to_json()) == record
+
+
+def test_records_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        CERTIFICATE.passed = False  # type: ignore[misc]
+
+
+def changed(**changes):
+    content = json.loads(CERTIFICATE.to_json())
+    content.update(changes)
+    return json.dumps({key: value for key, value in content.items() if value is not ...})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not a Certificate: the text is not JSON"),
+        (CERTIFICATE.to_json()[:-20], "not a Certificate: the text is not JSON"),
+        ("[]", "not a Certificate of schema version 1: found None"),
+        ("{}", r"not a Certificate of schema version 1: found \(None, None\)"),
+        (changed(schema_version=2), r"not a Certificate of schema version 1: found \('Certificate', 2\)"),
+        (DATA.to_json(), r"not a Certificate of schema version 1: found \('DataRecord', 1\)"),
+        (changed(heads=...), "not a Certificate: the fields differ from"),
+        (changed(more=1), "not a Certificate: the fields differ from"),
+        (changed(heads="nine"), "not a record: 'nine' stands where a value of <class 'int'> belongs"),
+        (changed(heads=9.0), "not a record: 9.0 stands where a value of <class 'int'> belongs"),
+        (changed(passed=1), "not a record: 1 stands where a value of <class 'bool'> belongs"),
+        (changed(heads=True), "not a record: True stands where a value of <class 'int'> belongs"),
+        (changed(leak="much"), "not a record: 'much' stands where a value of <class 'float'> belongs"),
+        (changed(leak=True), "not a record: True stands where a value of <class 'float'> belongs"),
+        (changed(leak=None), "not a record: None stands where a value of <class 'float'> belongs"),
+        (changed(check_shape=3), "not a record: 3 stands where"),
+        (changed(discarded=[[1.0], ["one"]]), "not a record: 'one' stands where a value of <class 'float'> belongs"),
+    ],
+)
+def test_other_text_is_refused(text, message):
+    with pytest.raises(CheckpointError, match=message):
+        Certificate.from_json(text)
+
+
+def test_a_record_within_a_record_is_checked_too():
+    content = json.loads(RUN.to_json())
+    for data in ({**content["data"], "counts": {"train": "many"}}, {"name": "digits"}, None):
+        with pytest.raises(CheckpointError, match="not a"):
+            RunRecord.from_json(json.dumps({**content, "data": data}))
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"cannot read Certificate from .*missing.json: .*No such file"):
+        Certificate.load(tmp_path / "missing.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    for name in ("binary.json", ""):
+        with pytest.raises(CheckpointError, match="cannot read Certificate from"):
+            Certificate.load(tmp_path / name)
+    with pytest.raises(ArgumentError, match="path must be in a folder that exists"):
+        CERTIFICATE.save(tmp_path / "nowhere" / "record.json")
+
+
+def test_a_new_version_refuses_the_old():
+    @dataclass(frozen=True)
+    class Newer(Record):
+        schema_version = 2
+        value: float
+
+    assert Newer.from_json(Newer(1).to_json()) == Newer(1.0)
+    with pytest.raises(CheckpointError, match="not a Newer of schema version 2"):
+        Newer.from_json(Newer(1).to_json().replace('"schema_version": 2', '"schema_version": 1'))
+
+
+def test_summary_says_what_is_promised_and_what_was_measured():
+    lines = CERTIFICATE.summary().splitlines()
+    assert lines[0] == "conv to attention: passed (approximate, 9 heads, float32)"
+    assert lines[1].endswith("Conv2d(3, 5, kernel_size=(3, 3))")
+    text = " ".join(CERTIFICATE.summary().split())
+    for part in (
+        "measured error 0.125 on a standard normal input (2, 3, 7, 11)",
+        "allowed 2.5 = bound 2.5 + rounding 1e-06",
+        "sharpness 5 per pixel²; mass off the tap at most 0.03",
+        "discarded singular values up to 0.5 (limited head width)",
+        "not covered another thing",
+    ):
+        assert part in text
+
+
+def test_summary_leaves_out_what_there_is_not_and_shows_failure():
+    made = replace(CERTIFICATE, sharpness=None, discarded=(), passed=False, exact=True, not_covered=())
+    text = made.summary()
+    assert text.startswith("conv to attention: FAILED (exact, 9 heads, float32)")
+    for word in ("sharpness", "discarded", "not covered"):
+        assert word not in text
