@@ -12,9 +12,7 @@ from convattn.testing.strategies import convolutions_with_images
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
-@pytest.mark.filterwarnings(
-    "ignore:Do not use the `random` module inside strategies"
-)  # the type check's spot checks do
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")  # the type check does
 @settings(max_examples=150)
 @given(convolutions_with_images())
 def test_convolution_by_definition_is_torchs(case):

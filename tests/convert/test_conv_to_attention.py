@@ -1,0 +1,250 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from convattn.convert import conv_to_attention, off_centre_mass
+from convattn.errors import ArgumentError
+from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.testing.budget import assert_within_budget
+from convattn.testing.convolutions import convolve
+
+ALPHAS = [1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 25, 30, 40, 46, 60, 80, 100, 140, 200]
+
+
+def drawn(conv):
+    """Gives a convolution normal weights, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return conv
+
+
+def images(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def assert_computes(layer, expected, conv, x):
+    """Asserts that a layer computes a function, given in float64, that `conv` computes by definition."""
+    assert_within_budget(layer(x), expected(x.double()), convolve(conv, x))
+
+
+@pytest.mark.parametrize("kernel_size", [3, (2, 5)])
+def test_unpadded_hard_attention_equals_replicate_padding(kernel_size):
+    """Where a head's centre is outside the image, the nearest pixel inside gets all of its attention (theory §3)."""
+    conv, x = drawn(nn.Conv2d(3, 5, kernel_size, padding="same", padding_mode="replicate")), images(2, 3, 7, 11)
+    made, _ = conv_to_attention(conv)
+    unpadded = RelativeAttention2d(3, 5, made.num_heads, made.encoding)
+    unpadded.values, unpadded.bias = made.values, made.bias
+    assert unpadded.geometry.keeps_grid
+    weights = unpadded.attention((7, 11))
+    assert weights.unique().tolist() == [0, 1]
+    exact = copy.deepcopy(conv).double()
+    assert_computes(unpadded, exact, conv, x)
+
+
+def test_explicit_zero_padding_equals_zero_padding():
+    """Padded pixels are keys of value zero; a head centred on one gives it all its attention."""
+    conv, x = drawn(nn.Conv2d(3, 5, 3, padding=1)), images(2, 3, 7, 11)
+    layer, _ = conv_to_attention(conv)
+    assert layer.attention((7, 11)).shape == (9, 7, 11, 9, 13)
+    bare, _ = conv_to_attention(drawn(nn.Conv2d(3, 5, 3)))
+    assert torch.equal(layer(x), bare(F.pad(x, (1, 1, 1, 1))))
+    assert_computes(layer, copy.deepcopy(conv).double(), conv, x)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize("padding", [0, 1, "same"])
+@pytest.mark.parametrize("kernel_size", [(2, 2), (4, 2), (2, 3), (6, 1)])
+def test_even_kernels(kernel_size, padding):
+    conv, x = drawn(nn.Conv2d(3, 5, kernel_size, padding=padding)), images(2, 3, 7, 11)
+    layer, certificate = conv_to_attention(conv)
+    assert certificate.exact
+    assert layer.num_heads == math.prod(kernel_size)
+    assert_computes(layer, copy.deepcopy(conv).double(), conv, x)
+
+
+@pytest.mark.parametrize("stride", [2, 3, (1, 4), (5, 2)])
+def test_strides(stride):
+    conv, x = drawn(nn.Conv2d(3, 5, 3, stride=stride, padding=1)), images(2, 3, 11, 13)
+    layer, certificate = conv_to_attention(conv)
+    assert certificate.exact
+    assert_computes(layer, copy.deepcopy(conv).double(), conv, x)
+
+
+@pytest.mark.parametrize(
+    ("conv", "kind", "heads"),
+    [
+        (nn.Conv1d(2, 3, 5), RelativeAttention1d, 5),
+        (nn.Conv2d(2, 3, (3, 5)), RelativeAttention2d, 15),
+        (nn.Conv3d(2, 3, (2, 3, 1)), RelativeAttention3d, 6),
+        (nn.ConvTranspose2d(2, 3, (3, 2), stride=2), RelativeAttention2d, 6),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_one_head_per_tap_centred_on_it(conv, kind, heads):
+    layer, certificate = conv_to_attention(conv)
+    assert type(layer) is kind
+    assert layer.num_heads == certificate.heads == heads == len(layer.encoding.centres)
+    weights = layer.attention((5,) * layer.dims)
+    assert weights.unique().tolist() == [0, 1]
+    assert (weights.flatten(-layer.dims).sum(-1) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sharpness"),
+    [(torch.float16, 128), (torch.bfloat16, 128), (torch.float32, 128), (torch.float64, 800)],
+    ids=str,
+)
+def test_by_default_weights_off_the_taps_underflow_to_zero(dtype, sharpness):
+    layer, certificate = conv_to_attention(drawn(nn.Conv2d(3, 5, 3, padding=1)).to(dtype))
+    assert (certificate.exact, certificate.leak, certificate.sharpness) == (True, 0, sharpness)
+    assert certificate.passed
+    assert layer.values.weight.dtype == dtype
+    assert layer.encoding.centres.dtype == torch.promote_types(dtype, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_half_precision(dtype, transposed):
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    conv = drawn(kind(6, 10, 3, stride=2, padding=1, groups=2)).to(dtype)
+    layer, _ = conv_to_attention(conv)
+    for path in ("reference", "separable", "dense"):
+        layer.impl = path
+        assert_computes(layer, copy.deepcopy(conv).double(), conv, images(2, 6, 7, 11, dtype=dtype))
+
+
+def test_device_mode_and_the_convolution_itself_are_kept():
+    conv = nn.Conv2d(3, 5, 3).eval()
+    before = copy.deepcopy(conv.state_dict())
+    layer, _ = conv_to_attention(conv)
+    assert not layer.training
+    with torch.no_grad():
+        layer.values.weight.zero_()
+    assert all(torch.equal(conv.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_large_images_keep_hard_heads_hard():
+    """Scores reach α‖δ‖² ≈ 10⁸ here; the weights stay zero and one."""
+    conv, x = drawn(nn.Conv1d(1, 1, 3, padding=1)), images(1, 1, 997)
+    layer, _ = conv_to_attention(conv)
+    assert layer.attention((997,)).unique().tolist() == [0, 1]
+    assert_computes(layer, copy.deepcopy(conv).double(), conv, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "conv", [nn.Conv1d(3, 5, 5), nn.Conv2d(3, 5, 3, padding=1), nn.Conv3d(3, 5, (2, 3, 1))], ids=repr
+)
+def test_measured_error_is_within_the_a_priori_bound(conv, dtype):
+    """For α from 1 to 200, on other images than the certificate's."""
+    conv = drawn(conv).to(dtype)
+    x = images(2, 3, *(7, 11, 5)[: len(conv.kernel_size)], dtype=dtype)
+    hi, lo = copy.deepcopy(conv).double()(x.double()), convolve(conv, x)
+    rounding = 2 * ((lo - hi).abs().max() + torch.finfo(dtype).eps * hi.abs().max()).item()
+    errors = []
+    for alpha in ALPHAS:
+        layer, certificate = conv_to_attention(conv, sharpness=float(alpha))
+        assert certificate.passed
+        errors.append((layer(x).double() - hi).abs().max().item())
+        bound = certificate.bound_per_unit * x.abs().max().item()
+        assert errors[-1] <= bound + rounding
+        assert certificate.leak == pytest.approx(lattice_sum(alpha, layer.dims), rel=1e-5, abs=0) or certificate.exact
+        assert certificate.measured_error <= certificate.bound + certificate.rounding
+    assert errors[0] > 1e3 * rounding, "at α = 1 the heads are soft"
+    assert errors[-1] <= rounding, "at α = 200 only rounding is left"
+
+
+def lattice_sum(alpha, dims):
+    """Sums e^(−α‖δ‖²) over all δ ≠ 0 of a lattice, by brute force."""
+    reach = math.ceil(math.sqrt(40 / alpha)) + 1
+    steps = np.arange(-reach, reach + 1.0)
+    squares = sum(np.meshgrid(*[steps**2] * dims, indexing="ij"))
+    terms = np.exp(-alpha * np.sort(squares[squares > 0])[::-1])
+    return math.fsum(terms)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("alpha", [0.03, 0.5, 1.0, 3.0, math.pi, 3.2, 5.0, 20.0, 46.0, 200.0])
+def test_off_centre_mass_is_the_lattice_sum(alpha, dims):
+    assert off_centre_mass(alpha, dims) == pytest.approx(lattice_sum(alpha, dims), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 5.0])
+def test_off_centre_mass_bounds_the_weights_off_the_centre(alpha):
+    layer, _ = conv_to_attention(drawn(nn.Conv2d(1, 1, 3, padding=1)), sharpness=alpha)
+    weights = layer.double().attention((5, 7)).flatten(-2)
+    assert (1 - weights.max(-1).values).max() <= off_centre_mass(alpha, 2)
+
+
+def test_off_centre_mass_of_very_flat_heads_is_finite():
+    assert off_centre_mass(1e-12, 2) == pytest.approx(math.pi * 1e12)
+    assert math.isfinite(off_centre_mass(1e-300, 3))
+
+
+@pytest.mark.parametrize("head_width", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_head_width_is_the_truncated_svd_of_every_tap(kind, groups, head_width):
+    conv = drawn(kind(8, 10, 3, padding=1, groups=groups))
+    layer, certificate = conv_to_attention(conv, head_width=head_width)
+    full, _ = conv_to_attention(conv)
+    assert not certificate.exact
+    assert certificate.passed
+    taps = full.values.weight.detach().double().unflatten(1, (groups, -1)).numpy()
+    for head, discarded in enumerate(certificate.discarded):
+        singular = [value for block in taps[head] for value in np.linalg.svd(block, compute_uv=False)[head_width:]]
+        assert discarded == pytest.approx(sorted(singular, reverse=True), rel=1e-12)
+        left, scale, right = np.linalg.svd(taps[head], full_matrices=False)
+        best = torch.from_numpy((left[..., :head_width] * scale[:, None, :head_width]) @ right[:, :head_width]).flatten(
+            0, 1
+        )
+        assert_within_budget(layer.values.maps()[head], best, best.float())
+
+
+@pytest.mark.parametrize("head_width", [1, 2, 3, 4])
+def test_error_of_narrow_heads_is_within_the_bound(head_width):
+    conv, x = drawn(nn.Conv2d(5, 7, 3, padding=1)), images(2, 5, 7, 11)
+    layer, certificate = conv_to_attention(conv, head_width=head_width)
+    error = (layer(x).double() - copy.deepcopy(conv).double()(x.double())).abs().max().item()
+    assert 0.1 < error <= certificate.bound_per_unit * x.abs().max().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("head_width", [5, 6, 40])
+def test_full_head_width_discards_nothing(head_width, dtype):
+    """What rounding takes from the product of two matrices is in the bound, or float64 would not pass."""
+    for seed in range(10):
+        torch.manual_seed(seed)
+        _, certificate = conv_to_attention(nn.Conv2d(5, 7, 3, padding=1).to(dtype), head_width=head_width)
+        assert certificate.discarded == ()
+        assert certificate.exact
+        assert certificate.passed
+        assert certificate.bound_per_unit < 5 * 9 * 40 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("sharpness", [0.0, -5.0, math.inf, math.nan, 1e-60, 1e77])
+def test_sharpness_out_of_range_is_refused(sharpness):
+    with pytest.raises(ArgumentError, match=r"sharpness must be .*positive.*finite.*, but is"):
+        conv_to_attention(nn.Conv2d(3, 5, 3), sharpness=sharpness)
+
+
+@pytest.mark.parametrize("head_width", [0, -1, True])
+def test_head_width_out_of_range_is_refused(head_width):
+    with pytest.raises(ArgumentError, match="head_width must be an integer of at least 1, but is"):
+        conv_to_attention(nn.Conv2d(3, 5, 3), head_width=head_width)
+
+
+def test_sharp_heads_learn_their_values_and_softer_ones_their_centres():
+    x = images(2, 3, 7, 11)
+    for sharpness, moves in ((None, False), (5.0, True)):
+        layer, _ = conv_to_attention(drawn(nn.Conv2d(3, 5, 3, padding=1)), sharpness=sharpness)
+        layer(x).square().sum().backward()
+        assert layer.values.weight.grad.abs().max() > 0
+        assert (layer.encoding.centres.grad.abs().max() > 0) == moves

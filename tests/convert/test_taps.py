@@ -1,0 +1,103 @@
+"""What the converter refuses, each with the module's name and the reason."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from convattn.convert import SUPPORTED_CONVOLUTIONS, conv_to_attention
+from convattn.convert.taps import read_taps
+from convattn.errors import UnsupportedModelError
+
+
+class Special(nn.Conv2d):
+    """A convolution that computes something else."""
+
+
+def not_finite(kind, name, values):
+    conv = kind(2, 3, 3)
+    with torch.no_grad():
+        getattr(conv, name).view(-1)[: len(values)] = torch.tensor(values)
+    return conv
+
+
+def pruned():
+    return prune.l1_unstructured(nn.Conv2d(2, 3, 3), "weight", amount=0.5)
+
+
+def uninitialised():
+    conv = nn.Conv2d(2, 3, 3)
+    conv.weight = nn.UninitializedParameter()
+    return conv
+
+
+REFUSED = [
+    (lambda: nn.Linear(2, 3), "cannot convert Linear: known are Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvT"),
+    (lambda: nn.Fold(2, 1), "cannot convert Fold: known are Conv1d"),
+    (lambda: Special(2, 3, 3), "cannot convert Special: it is a subclass of Conv2d and may compute something else"),
+    (lambda: torch.ao.nn.quantized.Conv2d(2, 3, 3), "cannot convert Conv2d: known are Conv1d"),
+    (lambda: parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), "cannot convert ParametrizedConv2d: it is a subclass"),
+    (lambda: nn.LazyConv2d(3, 3), "cannot convert LazyConv2d: its weight is not initialised; run it once first"),
+    (lambda: nn.LazyConvTranspose1d(3, 3), "cannot convert LazyConvTranspose1d: its weight is not initialised"),
+    (uninitialised, "cannot convert Conv2d: its weight is not initialised; run it once first"),
+    (pruned, "cannot convert Conv2d: its weight is computed by a hook, as in pruning; make that permanent first"),
+    (lambda: nn.Conv2d(2, 3, 3, device="meta"), "cannot convert Conv2d: its weight is on the meta device and has no"),
+    (
+        lambda: nn.Conv1d(2, 3, 3, dtype=torch.complex64),
+        "its weight must be real floating point, but is torch.complex64",
+    ),
+    (
+        lambda: not_finite(nn.Conv2d, "weight", [torch.nan, 1.0, torch.inf]),
+        "its weight must be finite, but 2 entries are",
+    ),
+    (
+        lambda: not_finite(nn.ConvTranspose3d, "weight", [-torch.inf]),
+        "ConvTranspose3d: its weight must be finite, but 1 e",
+    ),
+    (
+        lambda: not_finite(nn.Conv1d, "bias", [torch.nan] * 3),
+        "cannot convert Conv1d: its bias must be finite, but 3 entr",
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, :UserWarning")
+@pytest.mark.parametrize(("make", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED])
+def test_what_is_not_understood_is_refused_by_name(make, message, without_type_checks):
+    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
+        conv_to_attention(make())
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_what_is_refused_can_be_made_convertible_as_the_message_says():
+    lazy = nn.LazyConv2d(3, 3)
+    lazy(torch.zeros(1, 2, 5, 7))
+    plain = prune.remove(pruned(), "weight")
+    for conv in (lazy, plain):
+        _, certificate = conv_to_attention(conv)
+        assert certificate.passed
+
+
+@pytest.mark.parametrize(
+    ("kind", "dims"), SUPPORTED_CONVOLUTIONS.items(), ids=lambda value: getattr(value, "__name__", value)
+)
+def test_every_supported_convolution_has_its_taps_in_row_major_order(kind, dims):
+    taps = read_taps(kind(2, 3, (3, 2, 5)[:dims], dilation=2))
+    assert len(taps.displacements) == len(taps.maps) == (3, 6, 30)[dims - 1]
+    assert list(taps.displacements) == sorted(taps.displacements)
+    assert taps.displacements[0] == (-2, 0, -4)[:dims]
+    assert taps.displacements[-1] == (2, 2, 4)[:dims]
+
+
+def test_taps_are_copies():
+    conv = nn.Conv2d(2, 3, 3)
+    before = copy.deepcopy(conv)
+    taps = read_taps(conv)
+    taps.maps.zero_()
+    taps.bias.zero_()
+    assert torch.equal(conv.weight, before.weight)
+    assert torch.equal(conv.bias, before.bias)
