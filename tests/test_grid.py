@@ -1,0 +1,180 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from convattn.errors import ArgumentError, ShapeError, UnknownNameError
+from convattn.grid import PADDING_MODES, Axis, Geometry, axis_lists, whole_number
+
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+
+
+@st.composite
+def windows(draw):
+    """Arguments of a convolution per axis, and sizes of an image, not always large enough."""
+    dims = draw(st.integers(1, 3))
+
+    def per_axis(least, most):
+        return draw(st.tuples(*[st.integers(least, most)] * dims))
+
+    options = {"kernel_size": per_axis(1, 5), "stride": per_axis(1, 4), "dilation": per_axis(1, 3)}
+    return per_axis(1, 12), options | {"padding": per_axis(0, 3)}
+
+
+def size_by_torch(conv, sizes):
+    """Asks torch for the size of a convolution's output; None where it refuses the image."""
+    try:
+        return tuple(conv.to("meta")(torch.empty(1, 1, *sizes, device="meta")).shape[2:])
+    except RuntimeError:
+        return None
+
+
+@given(windows())
+def test_sizes_are_those_of_torch(case):
+    sizes, options = case
+    expected = size_by_torch(CONVOLUTIONS[len(sizes)](1, 1, **options), sizes)
+    geometry = Geometry.parse(len(sizes), **options)
+    if expected is None:
+        with pytest.raises(ShapeError, match=r"x must have at least \d+ padded pixels along axis \d, but has \d+"):
+            geometry.axes(sizes)
+        return
+    assert tuple(len(axis.queries) for axis in geometry.axes(sizes)) == expected
+
+
+@given(windows(), st.data())
+def test_sizes_of_transposed_convolutions_are_those_of_torch(case, data):
+    """A transposed convolution spreads the input by its stride, and pads it by what the kernel reaches beyond."""
+    sizes, options = case
+    conv = TRANSPOSED[len(sizes)](1, 1, **options)
+    reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+    pairs = [(r - p, r - p) for r, p in zip(reach, options["padding"], strict=True)]
+    expected = size_by_torch(conv, sizes)
+    geometry = Geometry.parse(
+        len(sizes),
+        kernel_size=options["kernel_size"],
+        dilation=options["dilation"],
+        padding=pairs,
+        input_dilation=options["stride"],
+    )
+    if expected is None:
+        with pytest.raises(ShapeError, match="x must have at least"):
+            geometry.axes(sizes)
+        return
+    assert tuple(len(axis.queries) for axis in geometry.axes(sizes)) == expected
+
+
+@given(windows())
+def test_every_tap_of_every_query_is_a_key(case):
+    """The first tap of the first query is the first key, and the last tap of no query is beyond the last key."""
+    sizes, options = case
+    geometry = Geometry.parse(len(sizes), **options)
+    try:
+        axes = geometry.axes(sizes)
+    except ShapeError:
+        return
+    taps = list(geometry.taps())
+    assert [index for index, _ in taps] == [tuple(i) for i in torch.ones(options["kernel_size"]).nonzero().tolist()]
+    for number, axis in enumerate(axes):
+        places = {tap[number] + query for _, tap in taps for query in axis.queries}
+        assert min(places) == 0
+        assert max(places) < axis.keys
+        assert axis.keys - max(places) <= options["stride"][number], "one more query would fit"
+        assert axis.queries.step == options["stride"][number]
+
+
+@pytest.mark.parametrize("mode", PADDING_MODES)
+@pytest.mark.parametrize(
+    ("kernel_size", "dilation", "pair"), [(3, 1, (1, 1)), (4, 1, (1, 2)), (2, 3, (1, 2)), (1, 2, (0, 0))]
+)
+def test_same_padding_keeps_the_size_and_adds_the_odd_pixel_behind(kernel_size, dilation, pair, mode):
+    geometry = Geometry.parse(2, kernel_size=kernel_size, dilation=dilation, padding="same", padding_mode=mode)
+    assert geometry.padding == (pair, pair)
+    assert [len(axis.queries) for axis in geometry.axes((7, 11))] == [7, 11]
+
+
+@pytest.mark.parametrize(("kernel_size", "displacements"), [(1, [0]), (2, [0, 1]), (3, [-1, 0, 1]), (4, [-1, 0, 1, 2])])
+def test_queries_stand_at_the_middle_tap_of_even_windows_at_the_one_before(kernel_size, displacements):
+    geometry = Geometry.parse(1, kernel_size=kernel_size)
+    assert [tap for _, (tap,) in geometry.taps()] == displacements
+    wide = Geometry.parse(1, kernel_size=kernel_size, dilation=3)
+    assert [tap for _, (tap,) in wide.taps()] == [3 * displacement for displacement in displacements]
+    assert wide.anchor == (-3 * displacements[0],)
+
+
+@given(st.integers(0, 5), st.integers(1, 7), st.integers(1, 4), st.integers(1, 13))
+def test_index_finds_the_displacement_of_every_query_and_key(first, count, step, keys):
+    axis = Axis(range(first, first + step * count, step), keys)
+    displacements, index = axis.displacements(), axis.index()
+    assert index.shape == (count, keys)
+    expected = [[key - query for key in range(keys)] for query in axis.queries]
+    assert displacements[index].tolist() == expected
+    assert (axis.lowest, axis.highest) == (min(map(min, expected)), max(map(max, expected)))
+    assert displacements.tolist() == list(range(axis.lowest, axis.highest + 1))
+
+
+def test_geometry_without_padding_or_spread_keeps_the_grid():
+    assert Geometry.parse(2, kernel_size=3, stride=2).keeps_grid
+    assert not Geometry.parse(2, padding=[(0, 0), (0, 1)]).keeps_grid
+    assert not Geometry.parse(2, input_dilation=(1, 2)).keeps_grid
+
+
+def test_one_number_serves_all_axes_and_words_are_read():
+    assert Geometry.parse(2, kernel_size=3, padding=1) == Geometry.parse(
+        2, kernel_size=[3, 3], padding=[(1, 1), (1, 1)]
+    )
+    assert Geometry.parse(3, padding="valid") == Geometry.parse(3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"kernel_size": 0}, ArgumentError, "kernel_size must be an integer of at least 1, or 2 of them, but is 0"),
+        ({"kernel_size": (3, 3, 3)}, ArgumentError, "kernel_size must be an integer of at least 1, or 2 of them"),
+        ({"kernel_size": True}, ArgumentError, "kernel_size must be .* but is True"),
+        ({"kernel_size": 3.0}, ArgumentError, "kernel_size must be .* but is 3.0"),
+        ({"stride": (1, 0)}, ArgumentError, r"stride must be an integer of at least 1, .* but is \(1, 0\)"),
+        ({"stride": "2"}, ArgumentError, "stride must be .* but is '2'"),
+        ({"dilation": -1}, ArgumentError, "dilation must be an integer of at least 1, or 2 of them, but is -1"),
+        ({"input_dilation": 0}, ArgumentError, "input_dilation must be an integer of at least 1"),
+        ({"padding": -1}, ArgumentError, "padding must be an integer of at least 0, or 2 of them, but is -1"),
+        ({"padding": (1, 1, 1)}, ArgumentError, r"padding must be an integer of at least 0, .* but is \(1, 1, 1\)"),
+        ({"padding": ()}, ArgumentError, r"padding must be an integer of at least 0, .* but is \(\)"),
+        ({"padding": [(1, 1)]}, ArgumentError, r"padding must be 2 pairs \(before, after\) of integers, but is"),
+        ({"padding": [(1, 1), (1, 1, 1)]}, ArgumentError, "padding must be 2 pairs"),
+        ({"padding": [(1, 1), (1, 0.5)]}, ArgumentError, "padding must be 2 pairs"),
+        ({"padding": "sam"}, UnknownNameError, "unknown padding 'sam': did you mean 'same'"),
+        ({"padding_mode": "zero"}, UnknownNameError, "unknown padding_mode 'zero': did you mean 'zeros'"),
+        ({"padding_mode": "constant"}, UnknownNameError, "Known: circular, reflect, replicate, zeros"),
+        ({"padding": "same", "stride": 2}, ArgumentError, 'stride must be all 1 with padding="same", but is 2'),
+    ],
+)
+def test_wrong_arguments_are_refused(options, error, message, without_type_checks):
+    with pytest.raises(error, match=message):
+        Geometry.parse(2, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "message"),
+    [
+        ({"kernel_size": 3}, 2, "x must have at least 3 padded pixels along axis 0, but has 2$"),
+        ({"kernel_size": 3, "dilation": 4, "padding": 1}, 5, r"at least 9 padded pixels .* has 5 \(7 after padding\)"),
+        ({"padding": [(-3, 0)]}, 3, r"at least 1 padded pixels along axis 0, but has 3 \(0 after padding\)"),
+        ({"padding": 1}, 0, "at least 1 padded pixels along axis 0, but has 0"),
+    ],
+)
+def test_images_smaller_than_the_window_are_refused(options, size, message):
+    with pytest.raises(ShapeError, match=message):
+        Geometry.parse(1, **options).axes((size,))
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, "2", True, None, (2,)])
+def test_what_is_no_whole_number_is_refused(value, without_type_checks):
+    with pytest.raises(ArgumentError, match="groups must be an integer of at least 1, but is"):
+        whole_number("groups", value)
+
+
+def test_lists_are_read_per_axis():
+    assert axis_lists("stride", [1, 2], 2, least=1) == (1, 2)
+    assert axis_lists("padding", 0, 1, least=0) == (0,)
