@@ -1,13 +1,9 @@
 """Self-attention on grids as modules, with the arguments of `torch.nn.ConvNd`."""
 
 from convattn.layers.content import Content
+from convattn.layers.dimensional import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.layers.gated import GatedRelativeAttention2d
-from convattn.layers.relative import (
-    RelativeAttention,
-    RelativeAttention1d,
-    RelativeAttention2d,
-    RelativeAttention3d,
-)
+from convattn.layers.relative import RelativeAttention
 from convattn.layers.values import FactoredValues, MergedValues
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""Relative self-attention in one, two and three dimensions."""
+"""Relative self-attention on grids of any number of axes."""
 
 from abc import ABC
 from collections.abc import Sequence
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,7 @@ from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_nu
 from convattn.layers.content import Content, ContentScores
 from convattn.layers.values import FactoredValues, MergedValues
 
-__all__ = ["PATHS", "RelativeAttention", "RelativeAttention1d", "RelativeAttention2d", "RelativeAttention3d"]
+__all__ = ["PATHS", "RelativeAttention"]
 
 PATHS = ("auto", "dense", "reference", "separable")
 """Ways to compute the layer, for its argument `impl`."""
@@ -291,40 +291,3 @@ class RelativeAttention(nn.Module, ABC):
         with torch.autocast(keys.device.type, enabled=False):
             tables = self.encoding.axis_tables(axes, dtype, keys.device)
         return separable_attention(tables, axes, keys, self.values.maps(), self.groups)
-
-
-@final
-class RelativeAttention1d(RelativeAttention):
-    """Relative self-attention on sequences (batch, channels, positions); see `RelativeAttention`.
-
-    Example:
-        >>> RelativeAttention1d(3, 5, 2, "sinusoidal")(torch.zeros(7, 3, 11)).shape
-        torch.Size([7, 5, 11])
-    """
-
-    dims = 1
-
-
-@final
-class RelativeAttention2d(RelativeAttention):
-    """Relative self-attention on images (batch, channels, rows, cols); see `RelativeAttention`.
-
-    Example:
-        >>> layer = RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic", kernel_size=3, stride=2, padding=1)
-        >>> layer(torch.zeros(7, 3, 11, 13)).shape
-        torch.Size([7, 5, 6, 7])
-    """
-
-    dims = 2
-
-
-@final
-class RelativeAttention3d(RelativeAttention):
-    """Relative self-attention on volumes (batch, channels, depth, rows, cols); see `RelativeAttention`.
-
-    Example:
-        >>> RelativeAttention3d(2, 3, 2, "distance")(torch.zeros(1, 2, 3, 5, 7)).shape
-        torch.Size([1, 3, 3, 5, 7])
-    """
-
-    dims = 3
