@@ -36,6 +36,7 @@ FILES = [
     "run/record.json",
     "soft-heads.png",
 ]
+THREADS = torch.get_num_threads()
 TINY = {"model.width": "5", "model.depth": "1", "model.heads": "2", "model.ffn": "7", "training.epochs": "1"}
 
 
@@ -84,6 +85,12 @@ def test_hard_heads_are_exact_and_soft_ones_are_within_their_bound(made):
     assert soft.certificate.passed
     assert 1000 * hard.exact_difference < soft.exact_difference
     assert soft.exact_difference <= soft.certificate.bound_per_unit + 2 * (soft.rounding + soft.unit)
+
+
+def test_training_is_on_one_thread_and_others_get_theirs_back(made):
+    _, shown = made
+    assert shown.run.hardware["threads"] == "1"
+    assert torch.get_num_threads() == THREADS
 
 
 def test_network_that_learned_nothing_is_not_praised(made):

@@ -1,6 +1,8 @@
 """`convattn demo`: convert, train and certify on images that come with scikit-learn, and write a page about it."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,10 +68,11 @@ def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demon
 
     say = (lambda _: None) if quiet else print_text
     began = time.perf_counter()
-    say("1/2  converting a convolution of a photograph to attention")
-    conversions = show_conversions(folder)
-    say(f"2/2  training {recipe.name} for {recipe.training.epochs} epochs")
-    run = train(recipe, output=folder / "run", progress=not quiet)
+    with _one_thread():
+        say("1/2  converting a convolution of a photograph to attention")
+        conversions = show_conversions(folder)
+        say(f"2/2  training {recipe.name} for {recipe.training.epochs} epochs")
+        run = train(recipe, output=folder / "run", progress=not quiet)
     snapshots = read_heads(folder / "run")
     figure = head_centres(
         folder / "heads.png", [item for item in snapshots if item.epoch in (0, recipe.training.epochs)]
@@ -87,6 +90,19 @@ def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demon
     shown.save(folder / "demo.json")
     write_page(shown, folder)
     return shown
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Computes on one thread: for work so small more threads gain little, and on a busy machine they cost a lot."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _where_next(folder: Path) -> str:
