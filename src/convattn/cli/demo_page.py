@@ -53,7 +53,7 @@ difference grows. The certificate bounds by how much.</p>
 {soft_certificate}
 
 <h2>Attention learns where to look</h2>
-<p>A network with attention only ({layers} layers of {heads} heads, {parameters:,} parameters) learned to read
+<p>A network with attention only ({layers} layers of {heads} heads, {parameters:,} parameters) was trained to read
 handwritten digits: {train:,} images to learn from, {test:,} to be tested on.</p>
 {accuracy}
 {heads_figure}
@@ -169,7 +169,7 @@ def _run_table(shown: Demonstration) -> str:
         "test accuracy": f"{accuracy:.2%} ({round(accuracy * run.data.counts['test'])} of {run.data.counts['test']})",
         "asked for": f"{shown.least_accuracy:.0%}: {'reached' if accuracy >= shown.least_accuracy else 'NOT REACHED'}",
         "training": f"{run.recipe['training']['epochs']} epochs, seed {run.seed}, {run.seconds:.1f} s",
-        "hardware": f"{run.hardware['processor']}, {run.hardware['threads']} threads",
+        "hardware": f"{run.hardware['processor']}, threads: {run.hardware['threads']}",
         "not covered": "; ".join(run.not_covered),
     }
     return _table("Training run", rows)

@@ -74,7 +74,7 @@ def summarise_run(record: RunRecord) -> str:
         "test accuracy": f"{record.results['test_accuracy']:.2%}",
         "parameters": f"{record.parameters:,}",
         "images": f"{record.data.name}: {counts}",
-        "time": f"{record.seconds:.1f} s on {record.hardware['processor']}, {record.hardware['threads']} threads",
+        "time": f"{record.seconds:.1f} s on {record.hardware['processor']}, threads: {record.hardware['threads']}",
         "repeat with": record.command,
     }
     return "\n".join([f"{record.name}, seed {record.seed}", *(f"  {name:<15} {value}" for name, value in rows.items())])
