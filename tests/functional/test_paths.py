@@ -1,0 +1,182 @@
+"""The fast paths against the readable one, on images large enough for their shortcuts: bands and cache pieces."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from convattn.functional import (
+    attend,
+    attention_weights,
+    combine_heads,
+    dense_attention,
+    displacement_scores,
+    separable_attention,
+)
+from convattn.grid import Axis
+from convattn.testing.budget import assert_within_budget
+from convattn.testing.convolutions import farthest
+
+HEADS = 4
+SLOPES = torch.tensor([0.003, 0.05, 1.0, 300.0])
+"""Sharpness of the heads: over the whole image, over part of it, over a few pixels, one-hot."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    axes: tuple[Axis, ...]
+    batch: int = 2
+    channels: int = 3
+    outputs: int = 5
+    groups: int = 1
+
+
+def whole(*sizes):
+    return tuple(Axis(range(size), size) for size in sizes)
+
+
+CASES = [
+    Case("sequence", whole(211)),
+    Case("wide image", whole(3, 101)),
+    Case("tall image", whole(101, 3)),
+    Case("image with strided queries", (Axis(range(1, 90, 3), 97), Axis(range(2, 5), 7))),
+    Case("volume", whole(3, 5, 37), batch=1),
+    Case("an image larger than the cache", whole(67, 2), batch=1, channels=4001, outputs=2),
+    Case("images of which few fit the cache", whole(11, 2), batch=5, channels=8009, outputs=2),
+    Case("groups", whole(3, 67), channels=6, outputs=10, groups=2),
+    Case("depthwise", whole(67, 3), channels=7, outputs=7, groups=7),
+    Case("no image", whole(37, 5), batch=0),
+    Case("one pixel", whole(1, 1)),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def inputs(case, dtype):
+    """Tables of quadratic heads whose centres are off and on the pixels, key images and matrices."""
+    tables = []
+    for axis in case.axes:
+        centres = torch.tensor([0.4, -3.0, axis.highest - 0.3, 2.0]).double()
+        steps = axis.displacements().double()
+        tables.append(-(SLOPES[:, None] * (steps - centres[:, None]) ** 2).to(dtype))
+    keys = numbers(case.batch, case.channels, *(axis.keys for axis in case.axes)).to(dtype)
+    return [keys, numbers(HEADS, case.outputs, case.channels // case.groups, seed=1).to(dtype), *tables]
+
+
+def separable(case, keys, maps, *tables):
+    return separable_attention(tables, case.axes, keys, maps, case.groups)
+
+
+def full_table(tables):
+    total = tables[0]
+    for table in tables[1:]:
+        total = total[..., None] + table.view(HEADS, *(1,) * (total.ndim - 1), -1)
+    return total
+
+
+def dense(case, keys, maps, *tables):
+    return dense_attention(full_table(tables), case.axes, keys, maps, case.groups)
+
+
+def reference(case, keys, maps, *tables):
+    weights = attention_weights(displacement_scores(full_table(tables), case.axes))
+    y = attend(weights, keys, maps, case.groups)
+    return y.unflatten(-1, [len(axis.queries) for axis in case.axes])
+
+
+def matrices_first(case, keys, maps, *tables):
+    """The same sum in another order: W_h first, then A_h."""
+    weights = attention_weights(displacement_scores(full_table(tables), case.axes)).to(keys.dtype)
+    pixels = keys.flatten(2)
+    y = sum(combine_heads(pixels[:, None], maps[h, None], case.groups) @ weights[h].mT for h in range(HEADS))
+    return y.unflatten(-1, [len(axis.queries) for axis in case.axes])
+
+
+def axis_by_axis(case, keys, maps, *tables):
+    """The same weights as a Kronecker product of those of the axes."""
+    weights = torch.ones(HEADS, 1, 1, dtype=keys.dtype)
+    for table, axis in zip(tables, case.axes, strict=True):
+        factor = attention_weights(displacement_scores(table, (axis,)))
+        weights = torch.stack([torch.kron(one, other) for one, other in zip(weights, factor, strict=True)])
+    y = attend(weights, keys, maps, case.groups)
+    return y.unflatten(-1, [len(axis.queries) for axis in case.axes])
+
+
+ROADS = (matrices_first, reference, axis_by_axis)
+PATHS = {"separable": separable, "dense": dense}
+every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+
+
+def gradients(compute, case, values):
+    leaves = [value.detach().requires_grad_() for value in values]
+    y = compute(case, *leaves)
+    upstream = numbers(*y.shape, seed=2).to(y.dtype)
+    return [y.detach(), *torch.autograd.grad(y, leaves, upstream)]
+
+
+@every_path
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@every_case
+def test_output_is_that_of_the_definition(case, dtype, path):
+    values = inputs(case, dtype)
+    hi = reference(case, *(value.double() for value in values))
+    assert_within_budget(path(case, *values), hi, farthest(hi, [road(case, *values) for road in ROADS]))
+
+
+@every_path
+@every_case
+def test_gradients_are_those_of_the_definition(case, path):
+    values = inputs(case, torch.float32)
+    actual = gradients(path, case, values)
+    hi = gradients(reference, case, [value.double() for value in values])
+    roads = [gradients(road, case, values) for road in ROADS]
+    for name, result, exact, *candidates in zip(
+        ["y", "keys", "maps", "rows", "cols", "depth"], actual, hi, *roads, strict=False
+    ):
+        assert_within_budget(result, exact, farthest(exact, candidates), f"gradient of {name}")
+
+
+@every_path
+def test_some_inputs_may_need_no_gradient(path):
+    case = CASES[1]
+    values = inputs(case, torch.float64)
+    everything = gradients(path, case, values)[1:]
+    for number in range(len(values)):
+        leaves = [value.detach().requires_grad_(n == number) for n, value in enumerate(values)]
+        y = path(case, *leaves)
+        (alone,) = torch.autograd.grad(y, leaves[number], numbers(*y.shape, seed=2))
+        assert_within_budget(alone, everything[number], everything[number])
+
+
+@every_path
+def test_second_derivatives_are_refused(path):
+    """Only first derivatives are written out; asking for more raises and does not return zeros."""
+    case = CASES[0]
+    values = [value.requires_grad_() for value in inputs(case, torch.float64)]
+    (gradient,) = torch.autograd.grad(path(case, *values).square().sum(), values[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.square().sum().backward()
+
+
+@every_path
+def test_inputs_are_left_alone(path):
+    case = CASES[7]
+    values = inputs(case, torch.float32)
+    kept = [value.clone() for value in values]
+    gradients(path, case, values)
+    assert all(torch.equal(value, copy) for value, copy in zip(values, kept, strict=True))
+
+
+def test_dropout_is_drawn_once_for_all_images_and_right_on_average():
+    torch.manual_seed(0)
+    axes, maps = (Axis(range(2), 5),), torch.eye(5)[None]
+    table, keys = torch.zeros(1, len(axes[0].displacements())), torch.eye(5).expand(2, 5, 5)
+    draws = torch.stack([dense_attention(table, axes, keys, maps, dropout=0.25) for _ in range(500)])
+    assert torch.equal(draws[:, 0], draws[:, 1])
+    assert set(draws.unique().tolist()) == {0.0, (torch.tensor(0.2) * torch.tensor(4 / 3)).item()}
+    standard_error = 0.2 * (0.25 / 0.75 / draws[:, 0].numel()) ** 0.5
+    assert abs(draws.mean().item() - 0.2) < 4 * standard_error

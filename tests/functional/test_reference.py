@@ -1,0 +1,143 @@
+"""The definition itself, against loops over single numbers."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from convattn.functional import (
+    attend,
+    attention_weights,
+    combine_heads,
+    content_scores,
+    displacement_scores,
+    gated_weights,
+)
+from convattn.grid import Axis
+from convattn.testing.budget import assert_within_budget
+
+AXES = (Axis(range(1, 5, 2), 5), Axis(range(3), 3))
+
+
+def numbers(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def points(ranges):
+    return list(itertools.product(*ranges))
+
+
+def test_scores_are_looked_up_by_displacement():
+    table = numbers(2, *(len(axis.displacements()) for axis in AXES))
+    scores = displacement_scores(table, AXES)
+    queries, keys = points(axis.queries for axis in AXES), points(range(axis.keys) for axis in AXES)
+    assert scores.shape == (2, len(queries), len(keys))
+    for (i, query), (j, key) in itertools.product(enumerate(queries), enumerate(keys)):
+        place = [k - q - axis.lowest for k, q, axis in zip(key, query, AXES, strict=True)]
+        assert torch.equal(scores[:, i, j], table[(slice(None), *place)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_weights_are_exponentials_over_their_sum(dtype):
+    scores = 3 * numbers(2, 5, 7, dtype=dtype)
+    exact = [[math.exp(value) for value in row] for row in scores.flatten(0, 1).tolist()]
+    hi = torch.tensor([[value / math.fsum(row) for value in row] for row in exact], dtype=torch.float64)
+    exponentials = torch.exp(scores)
+    lo = exponentials / exponentials.sum(-1, keepdim=True)
+    assert_within_budget(attention_weights(scores), hi.view(2, 5, 7), lo)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_scores_of_few_bits_are_normalised_in_float32(dtype):
+    scores = numbers(5, 7, dtype=dtype)
+    assert torch.equal(attention_weights(scores), attention_weights(scores.float()))
+
+
+def test_huge_scores_neither_overflow_nor_lose_the_largest():
+    weights = attention_weights(torch.tensor([[-4e7, -4e7 + 64, -3e38], [4e7, 4e7, 0.0]]))
+    assert weights.tolist() == [[math.exp(-64), 1, 0], [0.5, 0.5, 0]] or weights[0, 1] == 1
+    assert weights[1].tolist() == [0.5, 0.5, 0]
+
+
+@pytest.mark.parametrize("per_image", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_attention_is_a_sum_over_heads_keys_and_channels(groups, per_image):
+    shape = (2, 3, 5, 8) if per_image else (3, 5, 8)
+    weights, keys, maps = numbers(*shape).softmax(-1), numbers(2, 6, 4, 2, seed=1), numbers(3, 12, 6 // groups, seed=2)
+
+    def by_loops(dtype, order):
+        a, x, w = weights.to(dtype).expand(2, 3, 5, 8), keys.to(dtype).flatten(2), maps.to(dtype)
+        y = torch.zeros(2, 12, 5, dtype=dtype)
+        for b, o, q in itertools.product(range(2), range(12), range(5)):
+            first = o // (12 // groups) * (6 // groups)
+            for h, k, i in list(itertools.product(range(3), range(8), range(6 // groups)))[::order]:
+                y[b, o, q] += w[h, o, i] * a[b, h, q, k] * x[b, first + i, k]
+        return y
+
+    assert_within_budget(attend(weights, keys, maps, groups), by_loops(torch.float64, 1), by_loops(torch.float32, -1))
+
+
+def test_matrices_are_applied_per_head_and_keep_the_grid():
+    mixed, maps = numbers(2, 3, 4, 5, 7), numbers(3, 6, 4, seed=1)
+    hi, lo = (
+        sum(torch.tensordot(m[h].to(kind), mixed[:, h].to(kind), dims=([1], [1])).movedim(0, 1) for h in range(3))
+        for kind, m in ((torch.float64, maps), (torch.float32, maps))
+    )
+    assert_within_budget(combine_heads(mixed, maps), hi, lo)
+
+
+def test_dropped_weights_are_right_on_average():
+    """The mean of n draws is off by at most four standard errors; each draw leaves out or scales by 1/(1 − p)."""
+    torch.manual_seed(0)
+    weights, keys, maps = torch.full((1, 1, 4), 0.25), torch.eye(4)[None], torch.eye(4)[None]
+    draws = torch.stack([attend(weights, keys, maps, dropout=0.25).flatten() for _ in range(500)])
+    assert set(draws.unique().tolist()) == {0.0, (0.25 * torch.tensor(4 / 3)).item()}
+    standard_error = 0.25 * math.sqrt(0.25 / 0.75 / draws.numel())
+    assert abs(draws.mean().item() - 0.25) < 4 * standard_error
+    assert torch.equal(attend(weights, keys, maps), attend(weights, keys, maps, dropout=0.0))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_content_score_has_its_terms(shared):
+    """((q + u)·k + q·r) / √width, number by number."""
+    query, key, bias = numbers(2, 3, 4, 5), numbers(2, 3, 7, 5, seed=1), numbers(3, 5, seed=2)
+    position = numbers(1 if shared else 3, 4, 7, 5, seed=3)
+
+    def by_loops(dtype, order):
+        scores = torch.zeros(2, 3, 4, 7, dtype=dtype)
+        for b, h, i, j in itertools.product(range(2), range(3), range(4), range(7)):
+            q, k, u, r = query[b, h, i], key[b, h, j], bias[h], position[0 if shared else h, i, j]
+            terms = [t for w in range(5) for t in ((q[w], k[w]), (u[w], k[w]), (q[w], r[w]))]
+            for one, other in terms[::order]:
+                scores[b, h, i, j] += one.to(dtype) * other.to(dtype)
+        return scores / 5**0.5
+
+    hi, lo = by_loops(torch.float64, 1), by_loops(torch.float32, -1)
+    assert_within_budget(content_scores(query, key, position, bias), hi, lo)
+
+
+def test_content_terms_may_be_left_out_and_add_up():
+    query, key, bias = (numbers(*shape, dtype=torch.float64) for shape in ((2, 3, 4, 5), (2, 3, 7, 5), (3, 5)))
+    position, zero = numbers(3, 4, 7, 5, dtype=torch.float64), torch.zeros(3, 5, dtype=torch.float64)
+    alone = content_scores(query, key)
+    assert torch.equal(content_scores(query, key, content_bias=zero), alone)
+    terms = content_scores(query, key, position) + content_scores(query, key, None, bias) - alone
+    assert_within_budget(content_scores(query, key, position, bias), terms, terms)
+
+
+def test_content_scores_of_few_bits_are_computed_in_float32():
+    query, key = numbers(1, 2, 3, 5, dtype=torch.bfloat16), numbers(1, 2, 7, 5, dtype=torch.bfloat16)
+    assert torch.equal(content_scores(query, key), content_scores(query.float(), key.float()))
+
+
+def test_gate_mixes_the_two_distributions():
+    content, position = numbers(2, 3, 5, 7).softmax(-1), numbers(3, 5, 7, seed=1).softmax(-1)
+    gate = torch.tensor([-2.0, 0.0, 30.0])
+    mixed = gated_weights(content, position, gate)
+    assert torch.equal(mixed[:, 2], position[2].expand(2, 5, 7)), "a large gate leaves position alone"
+    for head, value in enumerate(gate.tolist()):
+        share = 1 / (1 + math.exp(-value))
+        hi = (1 - share) * content[:, head].double() + share * position[head].double()
+        lo = (content[:, head] * math.exp(-value) + position[head]) / (1 + math.exp(-value))
+        assert_within_budget(mixed[:, head], hi, lo)
