@@ -37,11 +37,12 @@ ADDITIVE = [name for name, kind in ENCODINGS.items() if kind.axis_additive]
 
 LAYERS = [
     *(LayerCase(name, options={"impl": "reference"}) for name in ENCODINGS),
+    *(LayerCase(name, options={"impl": "dense"}) for name in ENCODINGS),
     *(LayerCase(name, options={"impl": "separable"}) for name in ADDITIVE),
     *(
         LayerCase("quadratic", kind, {"impl": impl})
         for kind in (RelativeAttention1d, RelativeAttention3d)
-        for impl in ("reference", "separable")
+        for impl in ("reference", "dense", "separable")
     ),
     LayerCase("distance", RelativeAttention1d),
     LayerCase("generalized_quadratic", RelativeAttention3d),
