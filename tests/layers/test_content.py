@@ -1,0 +1,146 @@
+"""Content scores against the four terms written as loops, and the gate against its formula."""
+
+import math
+
+import pytest
+import torch
+from tests.encodings.formula_cases import FORMULAS, small_encoding
+
+from convattn.encodings import LearnedAxial, Quadratic
+from convattn.errors import ArgumentError
+from convattn.functional import content_scores, gated_weights
+from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
+
+
+def test_scores_are_the_four_terms_of_transformer_xl():
+    """Dai et al. 2019, §3.3, as loops over heads, queries and keys; the position bias is the encoding's own score."""
+    torch.manual_seed(0)
+    heads, width, size = 2, 3, 5
+    encoding = small_encoding("learned_axial", heads, 1).double()
+    layer = RelativeAttention1d(4, 7, heads, encoding, content=Content(key_width=width)).double()
+    with torch.no_grad():
+        layer.content.content_bias.normal_()
+    x = torch.randn(2, 4, size, dtype=torch.float64)
+    scores = torch.empty(2, heads, size, size, dtype=torch.float64)
+    for image in range(2):
+        for head in range(heads):
+            part = slice(head * width, (head + 1) * width)
+            w_query, w_key = layer.content.query.weight[part], layer.content.key.weight[part]
+            u, w_position = layer.content.content_bias[head], layer.content.position[head]
+            for q in range(size):
+                for k in range(size):
+                    r = FORMULAS["learned_axial"].features(encoding, torch.tensor([[k - q]]).double())[0]
+                    content_content = (w_query @ x[image, :, q]) @ (w_key @ x[image, :, k])
+                    content_position = (w_query @ x[image, :, q]) @ (w_position @ r)
+                    content_bias = u @ (w_key @ x[image, :, k])
+                    position_bias = FORMULAS["learned_axial"].score(encoding, torch.tensor([[k - q]]).double())[head, 0]
+                    sum_of_three = content_content + content_position + content_bias
+                    scores[image, head, q, k] = sum_of_three / math.sqrt(width) + position_bias
+    expected = scores.exp() / scores.exp().sum(-1, keepdim=True)
+    error = (layer.attention(x) - expected).abs().max()
+    assert error <= 100 * torch.finfo(torch.float64).eps
+
+
+@pytest.mark.parametrize(
+    ("content", "parameters"),
+    [
+        (Content(), {"query.weight", "key.weight", "position", "content_bias"}),
+        (Content(position=False), {"query.weight", "key.weight", "content_bias"}),
+        (Content(content_bias=False), {"query.weight", "key.weight", "position"}),
+        (Content(key_width=3, project_position=False), {"query.weight", "key.weight", "content_bias"}),
+        (
+            Content(position=False, content_bias=False, query_bias=True, key_bias=True),
+            {"query.weight", "query.bias", "key.weight", "key.bias"},
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Content) else "",
+)
+def test_terms_have_the_parameters_they_need(content, parameters):
+    layer = RelativeAttention2d(4, 6, 2, "quadratic", content=content)
+    assert {name for name, _ in layer.content.named_parameters()} == parameters
+
+
+def test_position_is_left_out_where_the_encoding_has_no_features():
+    layer = RelativeAttention2d(4, 6, 2, "linear_distance", content=True)
+    assert layer.content.position is None
+    assert not layer.content.uses_position
+
+
+def test_key_width_is_the_channels_of_a_head_and_at_least_one():
+    for channels, heads, width in ((8, 2, 4), (2, 3, 1)):
+        layer = RelativeAttention2d(channels, 6, heads, "quadratic", content=True)
+        assert layer.content.query.out_features == heads * width
+
+
+def test_raw_positions_are_the_same_for_all_heads():
+    encoding = LearnedAxial(2, 2, extent=5, width=3, head_vectors=False)
+    layer = RelativeAttention2d(4, 6, 2, encoding, content=Content(key_width=6, project_position=False))
+    with torch.no_grad():
+        layer.content.query.weight[6:] = layer.content.query.weight[:6]
+        layer.content.key.weight[6:] = layer.content.key.weight[:6]
+    weights = layer.attention(torch.randn(1, 4, 3, 5))
+    assert torch.equal(weights[:, 0], weights[:, 1])
+
+
+def test_a_bias_of_the_keys_changes_nothing():
+    torch.manual_seed(0)
+    layer = RelativeAttention2d(4, 6, 2, "quadratic", content=Content(key_bias=True)).double()
+    x = torch.randn(1, 4, 3, 5, dtype=torch.float64)
+    before = layer.attention(x)
+    with torch.no_grad():
+        layer.content.key.bias.add_(3)
+    assert (layer.attention(x) - before).abs().max() <= 100 * torch.finfo(torch.float64).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [RelativeAttention2d, GatedRelativeAttention2d])
+def test_content_scores_beyond_the_range_of_float16_stay_finite(dtype, kind):
+    torch.manual_seed(0)
+    layer = kind(4, 6, 2, Quadratic(2, 2), content=Content(key_width=4)).to(dtype)
+    x = (300 * torch.randn(1, 4, 3, 5)).to(dtype).requires_grad_()
+    with torch.no_grad():
+        for linear in (layer.content.query, layer.content.key):
+            linear.weight.copy_(torch.eye(4).repeat(2, 1))
+    query = x.flatten(2).mT[:, None].float()
+    assert content_scores(query, query).max() > 65504
+    y = layer(x)
+    assert y.isfinite().all()
+    y.float().sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_gate_mixes_the_two_distributions():
+    torch.manual_seed(0)
+    layer = GatedRelativeAttention2d(4, 6, 2, "quadratic").double()
+    with torch.no_grad():
+        layer.gate.copy_(torch.tensor([0.3, -2.0]))
+    x = torch.randn(2, 4, 3, 5, dtype=torch.float64)
+    position = RelativeAttention2d(4, 6, 2, layer.encoding).double().attention((3, 5))
+    query, key = (
+        linear(x.flatten(2).mT).unflatten(-1, (2, 2)).transpose(1, 2)
+        for linear in (layer.content.query, layer.content.key)
+    )
+    content = torch.softmax(query @ key.mT / 2**0.5, dim=-1).view(2, 2, 3, 5, 3, 5)
+    share = (1 / (1 + torch.exp(-layer.gate))).view(2, 1, 1, 1, 1)
+    expected = (1 - share) * content + share * position
+    assert (layer.attention(x) - expected).abs().max() <= 100 * torch.finfo(torch.float64).eps
+
+
+@pytest.mark.parametrize(("gate", "part"), [(40.0, "position"), (-800.0, "content")])
+def test_a_closed_or_open_gate_leaves_one_distribution(gate, part):
+    weights = {"content": torch.rand(1, 2, 3, 5).double(), "position": torch.rand(2, 3, 5).double()}
+    mixed = gated_weights(weights["content"], weights["position"], torch.full((2,), gate, dtype=torch.float64))
+    assert torch.equal(mixed, weights[part].expand(1, 2, 3, 5))
+
+
+def test_gate_starts_at_one_and_learns():
+    layer = GatedRelativeAttention2d(4, 6, 2, "quadratic")
+    assert torch.equal(layer.gate, torch.ones(2))
+    layer(torch.randn(1, 4, 3, 5)).square().sum().backward()
+    assert (layer.gate.grad != 0).all()
+
+
+@pytest.mark.parametrize("content", [False, True, None])
+def test_gated_attention_needs_to_know_its_content(content, without_type_checks):
+    with pytest.raises(ArgumentError, match=f"content must be a Content, because the gate mixes .*, but is {content}"):
+        GatedRelativeAttention2d(4, 6, 2, "quadratic", content=content)

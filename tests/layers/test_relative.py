@@ -1,0 +1,243 @@
+import pytest
+import torch
+from torch import nn
+
+from convattn.encodings import LearnedAxial, Quadratic, create_encoding
+from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, UnknownNameError
+from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.layers.relative import PATHS
+
+LAYERS = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
+
+WRONG_ARGUMENTS = [
+    ({"in_channels": 0}, ArgumentError, "in_channels must be an integer of at least 1, but is 0"),
+    ({"in_channels": (3,)}, ArgumentError, r"in_channels must be an integer of at least 1, but is \(3,\)"),
+    ({"out_channels": -5}, ArgumentError, "out_channels must be an integer of at least 1, but is -5"),
+    ({"num_heads": 2.0}, ArgumentError, "num_heads must be an integer of at least 1, but is 2.0"),
+    ({"groups": 0}, ArgumentError, "groups must be an integer of at least 1, but is 0"),
+    ({"groups": 2}, ArgumentError, "in_channels must be divisible by groups=2, but is 3"),
+    ({"groups": 3}, ArgumentError, "out_channels must be divisible by groups=3, but is 5"),
+    ({"head_width": 0}, ArgumentError, "head_width must be an integer of at least 1, but is 0"),
+    ({"dropout": 1.0}, ArgumentError, r"dropout must be a probability in \[0, 1\), but is 1.0"),
+    ({"dropout": torch.nan}, ArgumentError, r"dropout must be a probability in \[0, 1\), but is nan"),
+    ({"dropout": "half"}, ArgumentError, r"dropout must be a probability in \[0, 1\), but is 'half'"),
+    ({"encoding": "quadrtic"}, UnknownNameError, "unknown encoding 'quadrtic': did you mean 'quadratic'"),
+    (
+        {"encoding": nn.Linear(2, 3)},
+        ArgumentError,
+        "encoding must be the name of an encoding or an Encoding, but is Lin",
+    ),
+    (
+        {"encoding": Quadratic(3, 2)},
+        ArgumentError,
+        r"encoding must be for 2 heads and 2 axes, but is Quadratic\(num_heads",
+    ),
+    (
+        {"encoding": Quadratic(2, 1)},
+        ArgumentError,
+        r"encoding must be for 2 heads and 2 axes, but is Quadratic\(num_heads",
+    ),
+    ({"padding": "sam"}, UnknownNameError, "unknown padding 'sam': did you mean 'same'"),
+    ({"padding_mode": "reflection"}, UnknownNameError, "unknown padding_mode 'reflection': did you mean 'reflect'"),
+    ({"impl": "refrence"}, UnknownNameError, "unknown impl 'refrence': did you mean 'reference'"),
+    (
+        {"impl": "separable", "encoding": "distance"},
+        ArgumentError,
+        'impl must be "auto", "dense" or "reference" unless',
+    ),
+    (
+        {"impl": "separable", "dropout": 0.1},
+        ArgumentError,
+        "axis-additive, without content or dropout, but is 'separable'",
+    ),
+    (
+        {"impl": "separable", "content": True},
+        ArgumentError,
+        "impl must be .*without content or dropout, but is 'separable'",
+    ),
+    (
+        {"impl": "dense", "content": True},
+        ArgumentError,
+        'impl must be "auto" or "reference" with content, but is \'dense\'',
+    ),
+    ({"content": "yes"}, ArgumentError, "content must be True, False or a Content, but is 'yes'"),
+    ({"content": Content(key_width=0)}, ArgumentError, "content.key_width must be an integer of at least 1, but is 0"),
+    (
+        {"content": Content(position=True), "encoding": "linear_distance"},
+        ArgumentError,
+        "content.position must be None or False with an encoding without features, but is True",
+    ),
+    (
+        {"content": Content(key_width=5, project_position=False)},
+        ArgumentError,
+        "content.key_width must be the encoding's feature width 3 without project_position, but is 5",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), WRONG_ARGUMENTS, ids=lambda value: str(value)[:60])
+def test_wrong_arguments_are_refused(options, error, message, without_type_checks):
+    arguments = {"in_channels": 3, "out_channels": 5, "num_heads": 2, "encoding": "quadratic", **options}
+    with pytest.raises(error, match=message):
+        RelativeAttention2d(**arguments)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("rank", [0, 1, -1])
+def test_images_of_another_rank_are_refused(dims, rank, without_type_checks):
+    layer = LAYERS[dims](3, 5, 2, "quadratic")
+    shape = (1, 3, 7, 5, 11, 13)[: dims + 2 + rank] if rank else (1, 2, 7, 5, 11)[: dims + 2]
+    with pytest.raises(ShapeError, match=rf"x must be of shape \(batch, 3, {dims} spatial sizes\), but is \(1, "):
+        layer(torch.zeros(shape))
+    with pytest.raises(ShapeError, match=rf"x must be of shape \(batch, 3, {dims} spatial sizes\), but is \(1, "):
+        layer.attention(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
+def test_images_of_another_dtype_are_refused(dtype, without_type_checks):
+    layer = RelativeAttention2d(3, 5, 2, "quadratic")
+    with pytest.raises(ArgumentError, match=f"x must be of the weights' dtype torch.float32, but is {dtype}"):
+        layer(torch.zeros(1, 3, 5, 7, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
+def test_autocast_takes_only_what_it_can_cast(dtype, without_type_checks):
+    layer, x = RelativeAttention2d(3, 5, 2, "quadratic"), torch.zeros(1, 3, 5, 7)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x.bfloat16()).dtype == layer(x).dtype == torch.bfloat16
+        with pytest.raises(ArgumentError, match=f"x must be of the weights' dtype torch.float32, but is {dtype}"):
+            layer(x.to(dtype))
+
+
+@pytest.mark.parametrize("ask", ["forward", "attention"])
+@pytest.mark.parametrize(
+    ("options", "size", "message"),
+    [
+        ({"kernel_size": 5}, 4, "x must have at least 5 padded pixels along axis 0, but has 4"),
+        (
+            {"kernel_size": 3, "dilation": 3, "padding": 1},
+            4,
+            r"at least 7 padded pixels along axis 0, but has 4 \(6 after",
+        ),
+        ({"padding": [(-2, -2)]}, 3, r"at least 1 padded pixels along axis 0, but has 3 \(-1 after padding\)"),
+        ({"input_dilation": 3}, 0, "at least 1 padded pixels along axis 0, but has 0"),
+        (
+            {"padding": 3, "padding_mode": "reflect"},
+            3,
+            "x must have at least 4 pixels along axis 0 for reflect padding of 3",
+        ),
+        (
+            {"padding": 4, "padding_mode": "circular"},
+            3,
+            "x must have at least 4 pixels along axis 0 for circular padding",
+        ),
+    ],
+    ids=str,
+)
+def test_images_that_are_too_small_are_refused(options, size, message, ask):
+    layer = RelativeAttention1d(3, 5, 2, "quadratic", **options)
+    with pytest.raises(ShapeError, match=message):
+        getattr(layer, ask)(torch.zeros(1, 3, size))
+
+
+def test_images_larger_than_the_table_are_refused():
+    layer = RelativeAttention2d(3, 5, 2, LearnedAxial(2, 2, extent=(5, 7), width=3))
+    assert layer(torch.zeros(1, 3, 5, 7)).shape == (1, 5, 5, 7)
+    for ask in (layer, layer.attention):
+        with pytest.raises(
+            EncodingRangeError, match="LearnedAxial holds displacements from -4 to 4 along axis 0, but -5"
+        ):
+            ask(torch.zeros(1, 3, 6, 7))
+
+
+def test_attention_of_sizes():
+    layer = RelativeAttention2d(3, 5, 2, "quadratic", kernel_size=3, stride=2, padding=(0, 1))
+    assert layer.attention((5, 7)).shape == layer.attention([5, 7]).shape == (2, 2, 4, 5, 9)
+    assert layer.attention(torch.zeros(4, 3, 5, 7)).shape == (2, 2, 4, 5, 9)
+    with pytest.raises(
+        ArgumentError, match=r"spatial must be an integer of at least 1, or 2 of them, but is \(5, 7, 3\)"
+    ):
+        layer.attention((5, 7, 3))
+    with pytest.raises(ArgumentError, match=r"spatial must be an integer of at least 1, or 2 of them, but is \(0, 7\)"):
+        layer.attention((0, 7))
+
+
+def test_attention_of_content_needs_images():
+    layer = RelativeAttention2d(3, 5, 2, "quadratic", content=True)
+    assert layer.attention(torch.zeros(4, 3, 5, 7)).shape == (4, 2, 5, 7, 5, 7)
+    with pytest.raises(
+        ArgumentError, match=r"spatial must be images, because the scores depend on content, but is \(5, 7\)"
+    ):
+        layer.attention((5, 7))
+
+
+@pytest.mark.parametrize(
+    ("options", "training", "evaluating"),
+    [
+        ({"encoding": "quadratic"}, "separable", "separable"),
+        ({"encoding": "quadratic", "dropout": 0.5}, "dense", "separable"),
+        ({"encoding": "distance"}, "dense", "dense"),
+        ({"encoding": "quadratic", "content": True}, "reference", "reference"),
+        ({"encoding": "quadratic", "impl": "reference"}, "reference", "reference"),
+    ],
+    ids=str,
+)
+def test_path_taken_can_be_asked_for(options, training, evaluating):
+    layer = RelativeAttention2d(3, 5, 2, **options)
+    assert layer.path == training
+    assert layer.eval().path == evaluating
+    assert {training, evaluating} <= set(PATHS)
+
+
+@pytest.mark.parametrize("impl", ["reference", "dense"])
+def test_dropout_keeps_the_mean_and_is_off_in_evaluation(impl):
+    torch.manual_seed(0)
+    layer = RelativeAttention1d(1, 1, 1, "quadratic", dropout=0.3, impl=impl, bias=False)
+    x = torch.ones(1, 1, 11)
+    exact = layer.eval()(x).detach()
+    assert torch.equal(layer(x), exact)
+    layer.train()
+    draws = torch.cat([layer(x).detach() for _ in range(2000)])
+    assert draws.std(0).min() > 0.1
+    # the mean of 2000 draws is known to 1/√2000 of their spread; five of those
+    assert ((draws.mean(0) - exact[0]).abs() <= 5 * draws.std(0) / 2000**0.5).all()
+
+
+def test_dropout_without_content_is_one_draw_for_the_batch_and_with_content_one_per_image():
+    x = torch.ones(3, 2, 7, 5)
+    for content, same in ((False, True), (True, False)):
+        torch.manual_seed(0)
+        y = RelativeAttention2d(2, 3, 2, "quadratic", content=content, dropout=0.5)(x)
+        assert torch.equal(y[0], y[1]) == same
+
+
+def test_dropout_of_nearly_everything_leaves_the_bias():
+    layer = RelativeAttention2d(2, 3, 2, "quadratic", dropout=0.999_999_9)
+    assert torch.equal(layer(torch.ones(1, 2, 3, 5)), layer.bias.view(1, 3, 1, 1).expand(1, 3, 3, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("impl", ["auto", "dense", "reference"])
+def test_scores_beyond_the_range_of_float16_stay_finite(dtype, impl):
+    encoding = Quadratic(2, 1, centres=[[0.0], [50.0]], sharpness=100.0)
+    layer = RelativeAttention1d(3, 5, 2, encoding, impl=impl).to(dtype)
+    x = torch.randn(1, 3, 61).to(dtype).requires_grad_()
+    y = layer(x)
+    assert layer.encoding(torch.tensor([[-60.0]])).min() < -65504
+    assert y.isfinite().all()
+    y.float().square().sum().backward()
+    assert all(tensor.grad.isfinite().all() for tensor in (x, *layer.parameters()))
+
+
+def test_dtype_and_device_are_those_asked_for():
+    layer = RelativeAttention2d(3, 5, 2, "quadratic", dtype=torch.float64, device="meta")
+    assert {parameter.dtype for parameter in layer.parameters()} == {torch.float64}
+    assert {parameter.device.type for parameter in layer.parameters()} == {"meta"}
+
+
+def test_printing_leaves_defaults_out():
+    assert repr(RelativeAttention1d(3, 5, 2, create_encoding("distance", 2, 1, hidden=7))).startswith(
+        "RelativeAttention1d(\n  3, 5, num_heads=2\n  (encoding): Distance(num_heads=2, dims=1, hidden=7)"
+    )
+    layer = RelativeAttention1d(4, 6, 2, "quadratic", stride=2, groups=2, head_width=1, bias=False, impl="dense")
+    assert "4, 6, num_heads=2, head_width=1, groups=2, bias=False, impl='dense', stride=(2,)" in repr(layer)

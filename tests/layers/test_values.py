@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+from convattn.layers import FactoredValues, MergedValues, RelativeAttention2d
+
+
+def test_merged_values_start_as_a_convolution_of_as_many_taps_does():
+    torch.manual_seed(0)
+    weight = MergedValues(9, 40, 60, groups=2).weight
+    conv = torch.nn.Conv2d(40, 60, 3, groups=2).weight
+    # uniform numbers of the same range: the largest of n is within a few parts in n of the bound
+    assert weight.shape == (9, 60, 20)
+    assert abs(weight.abs().max() / conv.abs().max() - 1) < 10 / weight.numel()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_factored_values_start_with_the_variance_of_merged_ones(groups):
+    torch.manual_seed(0)
+    merged = MergedValues(9, 40, 60, groups).weight
+    maps = FactoredValues(9, 40, 60, groups, head_width=7).maps()
+    assert maps.shape == merged.shape
+    # products of the same factors are not independent: count the 9·(40 + 60)·7 numbers drawn, not the products
+    assert abs(maps.var() / merged.var() - 1) < 4 * (2 / (9 * 100 * 7)) ** 0.5
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_factored_values_have_the_rank_of_their_width_in_each_group(groups):
+    values = FactoredValues(3, 10, 14, groups, head_width=2).double()
+    blocks = values.maps().unflatten(1, (groups, -1))
+    assert (torch.linalg.matrix_rank(blocks) == 2).all()
+
+
+def test_layers_hold_merged_or_factored_values():
+    assert isinstance(RelativeAttention2d(3, 5, 2, "quadratic").values, MergedValues)
+    layer = RelativeAttention2d(4, 6, 2, "quadratic", head_width=3, groups=2)
+    assert isinstance(layer.values, FactoredValues)
+    assert (layer.values.value.shape, layer.values.output.shape) == ((2, 6, 2), (2, 6, 3))
+
+
+def test_merged_values_are_one_matrix_of_the_paper():
+    """The sum over heads is one product of a D_out × (N_h·D_in) matrix with the heads' means side by side."""
+    torch.manual_seed(0)
+    layer, x = RelativeAttention2d(3, 5, 2, "quadratic", bias=False).double(), torch.randn(1, 3, 5, 7).double()
+    means = torch.einsum("hqrij,bcij->bhcqr", layer.attention((5, 7)), x).flatten(1, 2)
+    matrix = torch.cat(list(layer.values.weight), dim=1)
+    y, expected = layer(x), torch.einsum("oc,bcqr->boqr", matrix, means)
+    assert (y - expected).abs().max() <= 100 * torch.finfo(torch.float64).eps * expected.abs().max()
