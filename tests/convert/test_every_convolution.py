@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from convattn.convert import conv_to_attention
 from convattn.testing.budget import assert_within_budget
-from convattn.testing.convolutions import convolve, farthest, tap_maps
+from convattn.testing.convolutions import convolve, farthest, rounded_differently, tap_maps
 from convattn.testing.strategies import convolutions_with_images
 
 PATHS = ("reference", "separable", "dense")
@@ -54,6 +54,11 @@ def check(case, convert=conv_to_attention):
     low = [
         convolution_results(lambda conv, x, b=backwards: convolve(conv, x, backwards=b), conv, x, random_like)
         for backwards in (False, True)
+    ] + [
+        convolution_results(
+            convolve, conv, rounded_differently(x, seed), lambda y, s=seed: rounded_differently(random_like(y), s + 2)
+        )
+        for seed in (0, 1)
     ]
     for path in PATHS:
         layer.impl = path

@@ -106,7 +106,17 @@ def axis_by_axis(case, keys, maps, *tables):
     return y.unflatten(-1, [len(axis.queries) for axis in case.axes])
 
 
-ROADS = (matrices_first, reference, axis_by_axis)
+def along_each_axis(case, keys, maps, *tables):
+    """The same means, taken along one axis after another."""
+    means = keys[:, None].expand(-1, HEADS, *keys.shape[1:])
+    for number, (table, axis) in enumerate(zip(tables, case.axes, strict=True), start=3):
+        weights = attention_weights(displacement_scores(table, (axis,))).to(keys.dtype)
+        mixed = torch.einsum("hqk,bh...k->bh...q", weights, means.movedim(number, -1))
+        means = mixed.movedim(-1, number)
+    return combine_heads(means, maps, case.groups)
+
+
+ROADS = (matrices_first, reference, axis_by_axis, along_each_axis)
 PATHS = {"separable": separable, "dense": dense}
 every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 

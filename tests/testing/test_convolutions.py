@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from convattn.testing.budget import assert_within_budget
-from convattn.testing.convolutions import convolve, farthest, tap_maps
+from convattn.testing.convolutions import convolve, farthest, rounded_differently, tap_maps
 from convattn.testing.keys import HOLE, key_index, take_keys
 from convattn.testing.strategies import convolutions_with_images
 
@@ -18,10 +18,11 @@ from convattn.testing.strategies import convolutions_with_images
 def test_convolution_by_definition_is_torchs(case):
     conv, x = case
     hi = copy.deepcopy(conv).double()(x.double())
-    candidates = [convolve(conv, x, backwards=backwards) for backwards in (False, True)]
-    assert_within_budget(conv(x), hi, farthest(hi, candidates))
-    for candidate in candidates:
-        assert_within_budget(candidate, hi, conv(x) if candidate is candidates[0] else candidates[0])
+    from_other_digits = [conv(rounded_differently(x, seed)) for seed in range(4)]
+    for number, candidate in enumerate([conv(x), convolve(conv, x), convolve(conv, x, backwards=True)]):
+        others = [conv(x), convolve(conv, x), convolve(conv, x, backwards=True)]
+        del others[number]
+        assert_within_budget(candidate, hi, farthest(hi, others + from_other_digits))
 
 
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
@@ -41,6 +42,16 @@ def test_farthest_is_the_one_with_the_largest_error():
     hi, near, far = torch.zeros(2).double(), torch.tensor([0.1, 0.1]), torch.tensor([0.0, -0.2])
     assert farthest(hi, [near, far]) is far
     assert farthest(hi, [far, near]) is far
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_other_digits_differ_in_the_last_place_only(dtype):
+    x = torch.randn(101, dtype=torch.float64).to(dtype)
+    y = rounded_differently(x, 0)
+    assert 20 < (y != x).sum() < 81
+    assert ((y.double() - x.double()).abs() <= 2 * torch.finfo(dtype).eps * x.double().abs()).all()
+    assert torch.equal(y, rounded_differently(x, 0))
+    assert not torch.equal(y, rounded_differently(x, 1))
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular", "constant"])

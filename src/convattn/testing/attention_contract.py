@@ -15,7 +15,7 @@ from torch.func import functional_call
 from convattn.errors import ArgumentError, ShapeError
 from convattn.layers import RelativeAttention
 from convattn.testing.budget import assert_within_budget
-from convattn.testing.convolutions import farthest
+from convattn.testing.convolutions import farthest, rounded_differently
 from convattn.testing.dense import Formula, as_dtype, dense_attention, dense_weights
 from convattn.testing.encoding_contract import stir
 
@@ -216,13 +216,12 @@ class AttentionContract:
             Functions of the images.
         """
 
-        def rounded_differently(seed: int, images: Tensor) -> Tensor:
-            draw = torch.rand(images.shape, generator=torch.Generator().manual_seed(seed))
-            return self.dense(layer, images * (1 + torch.finfo(images.dtype).eps * draw.round()))
+        def from_other_digits(seed: int, images: Tensor) -> Tensor:
+            return self.dense(layer, rounded_differently(images, seed))
 
         forwards, backwards = self.dense, partial(self.dense, backwards=True)
-        jittered = [partial(rounded_differently, seed) for seed in range(4)]
-        return [partial(forwards, layer), partial(backwards, layer), *jittered]
+        others = [partial(from_other_digits, seed) for seed in range(4)]
+        return [partial(forwards, layer), partial(backwards, layer), *others]
 
 
 def _gradients(layer: RelativeAttention, x: Tensor, compute: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
