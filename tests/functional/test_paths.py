@@ -11,6 +11,8 @@ from convattn.functional import (
     combine_heads,
     dense_attention,
     displacement_scores,
+    fourier_attention,
+    fourier_filters,
     separable_attention,
 )
 from convattn.grid import Axis
@@ -82,6 +84,11 @@ def dense(case, keys, maps, *tables):
     return dense_attention(full_table(tables), case.axes, keys, maps, case.groups)
 
 
+def fourier(case, keys, maps, *tables):
+    filters = fourier_filters(full_table(tables), case.axes, keys.dtype)
+    return fourier_attention(filters, case.axes, keys, maps, case.groups)
+
+
 def reference(case, keys, maps, *tables):
     weights = attention_weights(displacement_scores(full_table(tables), case.axes))
     y = attend(weights, keys, maps, case.groups)
@@ -117,7 +124,7 @@ def along_each_axis(case, keys, maps, *tables):
 
 
 ROADS = (matrices_first, reference, axis_by_axis, along_each_axis)
-PATHS = {"separable": separable, "dense": dense}
+PATHS = {"separable": separable, "dense": dense, "fourier": fourier}
 every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 
 

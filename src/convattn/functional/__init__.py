@@ -2,18 +2,22 @@
 
 from convattn.functional.content import content_scores, gated_weights
 from convattn.functional.dense import dense_attention
+from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
 from convattn.functional.keys import pad_keys, query_pixels
 from convattn.functional.reference import attend, attention_weights, displacement_scores
 from convattn.functional.separable import separable_attention
 from convattn.functional.values import combine_heads
 
 __all__ = [
+    "Filters",
     "attend",
     "attention_weights",
     "combine_heads",
     "content_scores",
     "dense_attention",
     "displacement_scores",
+    "fourier_attention",
+    "fourier_filters",
     "gated_weights",
     "pad_keys",
     "query_pixels",

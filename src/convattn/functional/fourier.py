@@ -1,0 +1,165 @@
+"""Scores that are any function of the displacement, by fast Fourier transforms: O(N log N) instead of O(N²).
+
+With g_h(δ) = exp s_h(δ), attention is a quotient of two correlations, A_h x = (g_h ⋆ x) / (g_h ⋆ 1)
+(`docs/theory.md` §4). Transforms err by a share of the largest g_h, so the quotient loses digits at queries whose keys
+all lie in the tail of g_h: at the border, where a head looks out of the image. Therefore transforms are made in
+float64, and the weak queries that are left are attended to exactly.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional
+
+from convattn.functional.filtering import filter_images, quick_length
+from convattn.functional.reference import attention_weights
+from convattn.grid import Axis
+
+__all__ = ["Filters", "fourier_attention", "fourier_filters"]
+
+_NOISE = 8
+"""Largest error of a correlation by transforms, in units of eps · ‖g‖₂ for x ~ N(0, 1): 2 to 8 at N = 16² to 128²."""
+
+_NEGLIGIBLE = 1 / 64
+"""Share of the rounding of the keys' dtype below which an error is left in."""
+
+
+class Filters(NamedTuple):
+    """What the Fourier path needs to know of the scores; it does not depend on the images.
+
+    Attributes:
+        scores: Table of scores, (heads, *displacements).
+        kernels: g_h in float64, displacement δ at index δ modulo the length, (heads, *lengths).
+        reciprocals: 1 / (g_h ⋆ 1) at each query, 0 where it is weak, (heads, *queries).
+        weak: Queries at which the quotient would lose digits, (heads, *queries).
+    """
+
+    scores: Float[Tensor, "heads *displacements"]
+    kernels: Float[Tensor, "heads *lengths"]
+    reciprocals: Float[Tensor, "heads *queries"]
+    weak: Bool[Tensor, "heads *queries"]
+
+    @property
+    def weak_share(self) -> float:
+        """Share of queries, over all heads, that must be attended to exactly."""
+        return self.weak.double().mean().item()
+
+
+def fourier_filters(
+    table: Float[Tensor, "heads *displacements"], axes: Sequence[Axis], dtype: torch.dtype = torch.float32
+) -> Filters:
+    """Prepares transforms for a table of scores.
+
+    Args:
+        table: Scores of all displacements of `axes`, from the lowest to the highest along each axis.
+        axes: Queries and keys along each axis.
+        dtype: Dtype of the keys. In float64 every query is weak: there are no wider numbers to transform in.
+
+    Returns:
+        The filters; gradients flow back to `table`.
+    """
+    dims = tuple(range(1, table.ndim))
+    exponentials = torch.exp(table.double() - table.detach().double().amax(dims, keepdim=True))
+    with torch.no_grad():
+        lengths = [quick_length(size) for size in table.shape[1:]]
+        totals = _count(_place(exponentials, axes, lengths), axes)
+        energies = _count(_place(exponentials**2, axes, lengths), axes)
+        eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        least = (_NOISE * torch.finfo(torch.float64).eps / (eps * _NEGLIGIBLE)) ** 2 * (exponentials**2).sum(
+            dims, keepdim=True
+        )
+        weak = energies < least
+        cut = _reach(exponentials, axes, totals.masked_fill(weak, torch.inf), eps * _NEGLIGIBLE)
+    kernels = _place(exponentials[(slice(None), *cut)], axes, _lengths(axes, cut), [part.start for part in cut])
+    totals = _count(kernels, axes).masked_fill(weak, 1)
+    return Filters(table, kernels, totals.reciprocal().masked_fill(weak, 0), weak)
+
+
+def fourier_attention(
+    filters: Filters,
+    axes: Sequence[Axis],
+    keys: Float[Tensor, "batch channels *spatial"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    groups: int = 1,
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes softmax attention with scores that are any function of the displacement.
+
+    Args:
+        filters: What `fourier_filters` made for the same axes and dtype.
+        axes: Queries and keys along each axis.
+        keys: Key images.
+        maps: W_h; with groups its block-diagonal.
+        groups: Number of blocks.
+
+    Returns:
+        Output channels at each query, in the dtype of `keys`; heads are summed in at least float32. Gradients are of
+        first order only.
+    """
+    device = keys.device.type
+    if torch.is_autocast_enabled(device):
+        keys, maps = keys.to(torch.get_autocast_dtype(device)), maps.to(torch.get_autocast_dtype(device))
+    wide = torch.promote_types(keys.dtype, torch.float32)
+    with torch.autocast(device, enabled=False):
+        pixels, matrices = keys.to(wide), maps.to(wide)
+        y = filter_images(pixels, matrices, filters.kernels, filters.reciprocals, axes, groups).flatten(2)
+        for head, weak in enumerate(filters.weak.flatten(1)):
+            chosen = weak.nonzero()[:, 0]
+            if len(chosen):
+                exact = _attend(filters.scores[head], axes, chosen, pixels)
+                y = y.index_add(2, chosen, functional.conv1d(exact, matrices[head, ..., None], groups=groups))
+    return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes)).to(keys.dtype)
+
+
+def _attend(scores: Tensor, axes: Sequence[Axis], chosen: Tensor, pixels: Tensor) -> Tensor:
+    """Takes one head's means at some queries, by the definition; (batch, channels, chosen)."""
+    sizes = [len(axis.queries) for axis in axes]
+    index = []
+    for number, (axis, position) in enumerate(zip(axes, torch.unravel_index(chosen, sizes), strict=True)):
+        shape = [len(chosen)] + [1] * len(axes)
+        shape[1 + number] = axis.keys
+        index.append(axis.index(pixels.device)[position].view(shape))
+    weights = attention_weights(scores[tuple(index)].flatten(1)).to(pixels.dtype)
+    return einsum(weights, pixels.flatten(2), "queries keys, batch channels keys -> batch channels queries")
+
+
+def _place(
+    part: Tensor, axes: Sequence[Axis], lengths: Sequence[int], starts: Sequence[int] | None = None
+) -> Float[Tensor, "heads *lengths"]:
+    """Puts displacement δ at index δ modulo the length, zeros elsewhere."""
+    first = [axis.lowest + start for axis, start in zip(axes, starts or [0] * len(axes), strict=True)]
+    room = [size for pair in zip(lengths, part.shape[1:], strict=True) for size in (pair[0] - pair[1], 0)]
+    return torch.roll(functional.pad(part, room[::-1]), first, tuple(range(1, part.ndim)))
+
+
+def _count(kernels: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "heads *queries"]:
+    """Sums each kernel over the keys, at every query: g_h ⋆ 1."""
+    dims = tuple(range(1, kernels.ndim))
+    ones = torch.ones([1, *(axis.keys for axis in axes)], dtype=kernels.dtype, device=kernels.device)
+    transforms = torch.fft.rfftn(ones, kernels.shape[1:], dims) * torch.fft.rfftn(kernels, dim=dims).conj()
+    sums = torch.fft.irfftn(transforms, kernels.shape[1:], dims)
+    return sums[(slice(None), *(slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes))]
+
+
+def _reach(exponentials: Tensor, axes: Sequence[Axis], totals: Tensor, negligible: float) -> list[slice]:
+    """Finds, along each axis, the displacements that matter to any head at any query that is not weak."""
+    least = totals.flatten(1).amin(1).clamp(max=torch.finfo(totals.dtype).max)
+    cut = []
+    for dim, size in enumerate(exponentials.shape[1:], start=1):
+        share = exponentials.movedim(dim, 1).reshape(len(least), size, -1).sum(-1) / least[:, None] / (2 * len(axes))
+        needed = [(part.cumsum(-1) > negligible).sum(-1).max().item() for part in (share, share.flip(-1))]
+        start, stop = size - int(needed[0]), int(needed[1])
+        cut.append(slice(start, stop) if start < stop else slice(0, 1))
+    return cut
+
+
+def _lengths(axes: Sequence[Axis], cut: Sequence[slice]) -> list[int]:
+    """Returns lengths at which no key and query meet at a wrong displacement."""
+    lengths = []
+    for axis, part in zip(axes, cut, strict=True):
+        low, high = axis.lowest + part.start, axis.lowest + part.stop - 1
+        lengths.append(quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1))
+    return lengths
