@@ -1,0 +1,140 @@
+"""What each way of computing an attention layer costs: operations and memory, from sizes alone.
+
+A multiplication and an addition count as two operations. Bytes are working memory beyond input, output and parameters.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from convattn.functional.filtering import quick_length
+
+__all__ = ["SLOWNESS", "Cost", "Work"]
+
+SLOWNESS = {"transforms": 8.0, "own channels": 4.0}
+"""How many times longer an operation takes than in a large matrix product: in fast Fourier transforms, and where every
+head mixes channels of its own. Measured on two cores (float32); only ratios of this size decide between paths."""
+
+
+class Cost(NamedTuple):
+    """Operations and working memory.
+
+    Attributes:
+        flops: Floating-point operations.
+        bytes: Working memory.
+    """
+
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """Sizes of one call of an attention layer.
+
+    Attributes:
+        batch: Number of images.
+        channels: D_in.
+        outputs: D_out.
+        heads: N_h.
+        groups: Blocks of each W_h.
+        queries: Queries along each axis.
+        keys: Keys along each axis.
+        inner: Channels that each head mixes if values come first: D_h in all groups, or D_out.
+        factored: Whether a second matrix follows those channels.
+        itemsize: Bytes of a number of the keys.
+    """
+
+    batch: int
+    channels: int
+    outputs: int
+    heads: int
+    groups: int
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    inner: int
+    factored: bool
+    itemsize: int
+
+    @property
+    def pairs(self) -> int:
+        """Queries times keys."""
+        return math.prod(self.queries) * math.prod(self.keys)
+
+    @property
+    def maps(self) -> int:
+        """Operations of all W_h at all queries."""
+        per_query = self.heads * self.channels * self.outputs // self.groups
+        return 2 * self.batch * math.prod(self.queries) * per_query
+
+    def mixing(self, channels: int, *, by_axis: bool) -> int:
+        """Counts the operations of weighted means, along one axis after the other or over all pairs at once."""
+        each = 2 * self.batch * self.heads * channels
+        if not by_axis:
+            return each * self.pairs
+        total = 0
+        for axis in range(len(self.keys)):
+            total += math.prod(self.queries[: axis + 1]) * math.prod(self.keys[axis:])
+        return each * total
+
+    def weights(self, *, by_axis: bool) -> int:
+        """Counts the attention weights of all heads."""
+        along = sum(q * k for q, k in zip(self.queries, self.keys, strict=True)) if by_axis else self.pairs
+        return self.heads * along
+
+    def weights_first(self, *, by_axis: bool) -> Cost:
+        """Costs weighted means of all channels, then W_h."""
+        piece = min(1 << 21, self.batch * self.channels * math.prod(self.queries) * self.itemsize)
+        weights = self.weights(by_axis=by_axis)
+        flops = 5 * weights + self.mixing(self.channels, by_axis=by_axis) + self.maps
+        return Cost(flops, weights * (4 + self.itemsize) + 2 * piece)
+
+    def values_first(self, *, by_axis: bool) -> Cost:
+        """Costs each head's own channels, then weighted means of those."""
+        weights, per_key = self.weights(by_axis=by_axis), self.heads * self.inner * self.channels // self.groups
+        flops = 5 * weights + 2 * self.batch * math.prod(self.keys) * per_key + self.mixing(self.inner, by_axis=by_axis)
+        if self.factored:
+            per_query = self.heads * self.inner * self.outputs // self.groups
+            flops += 2 * self.batch * math.prod(self.queries) * per_query
+        own = self.batch * self.heads * self.inner * (math.prod(self.keys) + math.prod(self.queries))
+        return Cost(flops, weights * (4 + self.itemsize) + own * self.itemsize)
+
+    def order(self, *, by_axis: bool) -> str:
+        """Returns which comes first, "weights" or "values", by the time it would take."""
+        first, other = self.weights_first(by_axis=by_axis), self.values_first(by_axis=by_axis)
+        return "values" if other.flops * SLOWNESS["own channels"] < first.flops else "weights"
+
+    def transforms(self) -> Cost:
+        """Costs transforms of the images, products with the heads' filters, and transforms back."""
+        lengths = [quick_length(q + k - 1) for q, k in zip(self.queries, self.keys, strict=True)]
+        size, pairs = math.prod(lengths), self.batch * (self.channels + 1) // 2
+        one = 5 * size * max(1, round(math.log2(size)))
+        flops = one * pairs * (self.heads + 1) + 6 * size * pairs * self.heads
+        working = 16 * size * self.heads + 3 * (5 << 19) + self.heads * math.prod(self.queries) * 8
+        return Cost(flops, working)
+
+    def fourier(self) -> Cost:
+        """Costs the Fourier path."""
+        flops, working = self.transforms()
+        return Cost(flops + self.maps, working)
+
+    def shift(self, taps: int) -> Cost:
+        """Costs a convolution with so many taps."""
+        kernel = taps * self.channels * self.outputs // self.groups
+        return Cost(2 * self.batch * math.prod(self.queries) * kernel, kernel * self.itemsize)
+
+    def reference(self) -> Cost:
+        """Costs explicit weights and explicit means of all heads."""
+        flops, _ = self.weights_first(by_axis=False)
+        means = self.batch * self.heads * self.channels * math.prod(self.queries)
+        return Cost(flops, self.weights(by_axis=False) * (8 + self.itemsize) + 2 * means * self.itemsize)
+
+    def content(self, key_width: int) -> Cost:
+        """Costs scores that depend on the input, one image at a time."""
+        scores = 2 * self.batch * self.heads * self.pairs * key_width
+        pixels = math.prod(self.queries) + math.prod(self.keys)
+        projections = 2 * self.batch * pixels * self.channels * self.heads * key_width
+        weights = 5 * self.batch * self.weights(by_axis=False)
+        flops = scores + projections + weights + self.mixing(self.channels, by_axis=False) + self.maps
+        one_image = self.weights(by_axis=False) * 12 + self.heads * pixels * key_width * self.itemsize
+        return Cost(flops, one_image)
