@@ -4,22 +4,33 @@ from convattn.functional.content import content_scores, gated_weights
 from convattn.functional.dense import dense_attention
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
 from convattn.functional.keys import pad_keys, query_pixels
+from convattn.functional.narrow import values_first_attention
+from convattn.functional.plan import Cost, Work
+from convattn.functional.product import product_attention
 from convattn.functional.reference import attend, attention_weights, displacement_scores
 from convattn.functional.separable import separable_attention
+from convattn.functional.shift import Shifts, find_shifts, shift_attention
 from convattn.functional.values import combine_heads
 
 __all__ = [
+    "Cost",
     "Filters",
+    "Shifts",
+    "Work",
     "attend",
     "attention_weights",
     "combine_heads",
     "content_scores",
     "dense_attention",
     "displacement_scores",
+    "find_shifts",
     "fourier_attention",
     "fourier_filters",
     "gated_weights",
     "pad_keys",
+    "product_attention",
     "query_pixels",
     "separable_attention",
+    "shift_attention",
+    "values_first_attention",
 ]

@@ -106,7 +106,7 @@ class Work:
 
     def transforms(self) -> Cost:
         """Costs transforms of the images, products with the heads' filters, and transforms back."""
-        lengths = [quick_length(q + k - 1) for q, k in zip(self.queries, self.keys, strict=True)]
+        lengths = [quick_length(2 * k - 1) for k in self.keys]
         size, pairs = math.prod(lengths), self.batch * (self.channels + 1) // 2
         one = 5 * size * max(1, round(math.log2(size)))
         flops = one * pairs * (self.heads + 1) + 6 * size * pairs * self.heads

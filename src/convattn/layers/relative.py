@@ -8,24 +8,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding, create_encoding
+from convattn.encodings import Encoding, create_encoding
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 from convattn.functional import (
+    Work,
     attend,
     attention_weights,
-    dense_attention,
     displacement_scores,
     gated_weights,
     pad_keys,
-    separable_attention,
 )
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_number
 from convattn.layers.content import Content, ContentScores
+from convattn.layers.execution import Call, Prepared, compute, describe, describe_content, prepare
+from convattn.layers.kept import Kept
 from convattn.layers.values import FactoredValues, MergedValues
+from convattn.records import Plan
 
 __all__ = ["PATHS", "RelativeAttention"]
 
-PATHS = ("auto", "dense", "reference", "separable")
+PATHS = ("auto", "dense", "fourier", "reference", "separable", "shift")
 """Ways to compute the layer, for its argument `impl`."""
 
 
@@ -94,9 +96,10 @@ class RelativeAttention(nn.Module, ABC):
             bias: Whether there is a bias b.
             dropout: Probability in [0, 1) with which an attention weight is dropped in training; without content one
                 draw serves the whole batch.
-            impl: "reference" (explicit scores, written to be read), "separable" (one softmax per axis; axis-additive
-                encodings without content or dropout), "dense" (explicit weights in large products; without content) or
-                "auto": the first of separable, dense, reference that can compute the layer.
+            impl: "reference" (explicit scores, written to be read), "content" (the same in little memory; with content),
+                "dense" (explicit weights in large products), "fourier" (fast transforms), "separable" (one softmax per
+                axis; axis-additive encodings), "shift" (a convolution; hard heads of axis-additive encodings; their
+                gradient is zero) or "auto": what `plan` chooses.
             device: Where to put the parameters.
             dtype: Dtype of the parameters, the encoding's included.
 
@@ -139,6 +142,7 @@ class RelativeAttention(nn.Module, ABC):
         self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
         self.register_parameter("gate", None)
         self.impl = self._fitting_path(impl)
+        self._kept = Kept()
         self.to(device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
@@ -156,10 +160,45 @@ class RelativeAttention(nn.Module, ABC):
         """
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
-        keys = pad_keys(x, self.geometry)
-        paths = {"dense": self._dense, "reference": self._reference, "separable": self._separable}
-        y = paths[self.path](keys, axes)
+        if self.content is None and self.impl != "reference":
+            call = self._call(x.shape, x.dtype, x.device, axes)
+            return compute(call, self._prepared(call), x)
+        y = self._reference(pad_keys(x, self.geometry), axes)
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
+
+    def plan(
+        self, shape: Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Plan:
+        """Tells how `forward` computes in the current mode, and what it costs.
+
+        Args:
+            shape: Shape of the images, (batch, in_channels, *spatial).
+            dtype: Their dtype; the weights' where None.
+            device: Their device; the weights' where None.
+
+        Returns:
+            The path with its reason, operations, working memory and error bound.
+
+        Raises:
+            ShapeError: The shape is not one that `forward` takes.
+            ArgumentError: The path demanded cannot compute the layer as it is.
+
+        Example:
+            >>> from convattn.layers import RelativeAttention2d
+            >>> RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic").plan((1, 3, 32, 32)).path
+            'separable'
+        """
+        weight = next(self.values.parameters())
+        x = torch.empty(tuple(shape), dtype=dtype or weight.dtype, device="meta")
+        self._require_images(x)
+        device = torch.device(device or weight.device)
+        axes = self.geometry.axes(x.shape[2:])
+        call = self._call(x.shape, x.dtype, device, axes)
+        if self.content is not None:
+            path = "content" if self.impl == "auto" else self.impl
+            reason = "the scores depend on the input" if self.impl == "auto" else "demanded"
+            return describe_content(call, path, reason, self.content.query.out_features // self.num_heads)
+        return describe(call, None if self.impl == "reference" else self._prepared(call))
 
     def attention(
         self, spatial: Sequence[int] | Float[Tensor, "batch channels *spatial"]
@@ -188,16 +227,6 @@ class RelativeAttention(nn.Module, ABC):
         weights = self._weights(keys, axes)
         shape = [len(axis.queries) for axis in axes] + [axis.keys for axis in axes]
         return weights.view(*weights.shape[:-2], *shape)
-
-    @property
-    def path(self) -> str:
-        """How `forward` computes in the current mode: the path demanded, or the one that "auto" takes."""
-        if self.impl != "auto":
-            return self.impl
-        if self.content is not None:
-            return "reference"
-        dropping = self.dropout > 0 and self.training
-        return "separable" if self.encoding.axis_additive and not dropping else "dense"
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments that rebuild the layer, encoding and content apart, as JSON types."""
@@ -239,15 +268,15 @@ class RelativeAttention(nn.Module, ABC):
     def _fitting_path(self, impl: str) -> str:
         if impl not in PATHS:
             raise UnknownNameError("impl", impl, PATHS)
-        if impl == "dense" and self.content is not None:
-            raise ArgumentError(must_be("impl", '"auto" or "reference" with content', impl))
-        if impl == "separable" and not (self.encoding.axis_additive and self.content is None and self.dropout == 0):
+        if self.content is not None and impl not in ("auto", "content", "reference"):
+            raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with content', impl))
+        if self.content is None and impl == "content":
+            raise ArgumentError(must_be("impl", "another without content", impl))
+        if self.dropout and impl in ("fourier", "separable", "shift"):
+            raise ArgumentError(must_be("impl", '"auto", "dense" or "reference" with dropout', impl))
+        if impl in ("separable", "shift") and not self.encoding.axis_additive:
             raise ArgumentError(
-                must_be(
-                    "impl",
-                    '"auto", "dense" or "reference" unless the encoding is axis-additive, without content or dropout',
-                    impl,
-                )
+                must_be("impl", '"auto", "dense", "fourier" or "reference" unless the encoding is axis-additive', impl)
             )
         return impl
 
@@ -278,16 +307,43 @@ class RelativeAttention(nn.Module, ABC):
         y = attend(self._weights(keys, axes), keys, self.values.maps(), self.groups, dropout)
         return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))
 
-    def _dense(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
-        dtype = torch.promote_types(keys.dtype, torch.float32)
-        with torch.autocast(keys.device.type, enabled=False):
-            table = self.encoding.table(axes, dtype, keys.device)
-        dropout = self.dropout if self.training else 0.0
-        return dense_attention(table, axes, keys, self.values.maps(), self.groups, dropout)
+    def _call(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, axes: tuple[Axis, ...]) -> Call:
+        """Gathers what a path needs to know before it sees an image."""
+        value, output = self.values.factors()
+        work = Work(
+            batch=shape[0],
+            channels=self.in_channels,
+            outputs=self.out_channels,
+            heads=self.num_heads,
+            groups=self.groups,
+            queries=tuple(len(axis.queries) for axis in axes),
+            keys=tuple(axis.keys for axis in axes),
+            inner=value.shape[1],
+            factored=output is not None,
+            itemsize=dtype.itemsize,
+        )
+        numbers = list(self.encoding.parameters())
+        known = all(isinstance(number, nn.Parameter) and not number.is_meta for number in numbers)
+        return Call(
+            encoding=self.encoding,
+            values=self.values,
+            bias=self.bias,
+            geometry=self.geometry,
+            spatial=tuple(shape[2:]),
+            axes=axes,
+            work=work,
+            impl=self.impl,
+            dropout=self.dropout if self.training else 0.0,
+            dtype=dtype,
+            device=device,
+            values_known=known and not torch.compiler.is_compiling(),
+            learns_encoding=torch.is_grad_enabled() and any(number.requires_grad for number in numbers),
+        )
 
-    def _separable(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
-        assert isinstance(self.encoding, AxisAdditiveEncoding)
-        dtype = torch.promote_types(keys.dtype, torch.float32)
-        with torch.autocast(keys.device.type, enabled=False):
-            tables = self.encoding.axis_tables(axes, dtype, keys.device)
-        return separable_attention(tables, axes, keys, self.values.maps(), self.groups)
+    def _prepared(self, call: Call) -> Prepared:
+        """Prepares a call; in evaluation without gradients, uses what was kept of an earlier one."""
+        if self.training or call.learns_encoding or not call.values_known:
+            return prepare(call)
+        numbers = [*self.encoding.parameters(), *self.encoding.buffers()]
+        key = (call.work, call.axes, call.impl, call.dtype, call.device)
+        return self._kept.get(key, numbers, lambda: prepare(call))

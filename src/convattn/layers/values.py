@@ -36,6 +36,10 @@ class MergedValues(nn.Module):
         """Returns W_h."""
         return self.weight
 
+    def factors(self) -> tuple[Float[Tensor, "heads outputs channels_per_group"], None]:
+        """Returns W_h, and that no second matrix follows."""
+        return self.weight, None
+
 
 @final
 class FactoredValues(nn.Module):
@@ -61,6 +65,12 @@ class FactoredValues(nn.Module):
         inner, outer = (inputs // groups) ** -0.5, (num_heads * head_width) ** -0.5
         self.value = nn.Parameter(torch.empty(num_heads, groups * head_width, inputs // groups).uniform_(-inner, inner))
         self.output = nn.Parameter(torch.empty(num_heads, outputs, head_width).uniform_(-outer, outer) * 3**0.5)
+
+    def factors(
+        self,
+    ) -> tuple[Float[Tensor, "heads inner channels_per_group"], Float[Tensor, "heads outputs width"]]:
+        """Returns W_val and W_out."""
+        return self.value, self.output
 
     def maps(self) -> Float[Tensor, "heads outputs channels_per_group"]:
         """Returns W_h = W_out^(h) W_val^(h), group by group."""

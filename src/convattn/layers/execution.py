@@ -1,0 +1,267 @@
+"""How a layer computes: the choice of a path, what it makes before it sees an image, and the call."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.errors import ArgumentError
+from convattn.functional import (
+    Cost,
+    Filters,
+    Shifts,
+    Work,
+    attention_weights,
+    displacement_scores,
+    find_shifts,
+    fourier_attention,
+    fourier_filters,
+    pad_keys,
+    product_attention,
+    shift_attention,
+    values_first_attention,
+)
+from convattn.functional.plan import SLOWNESS
+from convattn.grid import Axis, Geometry
+from convattn.layers.values import FactoredValues, MergedValues
+from convattn.records import Plan
+
+__all__ = ["Call", "Prepared", "compute", "describe", "describe_content", "prepare"]
+
+_HARD = 1 / 8
+"""Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer without content: everything but the images' numbers.
+
+    Attributes:
+        encoding: Displacement → score per head.
+        values: W_h.
+        bias: b, or None.
+        geometry: Window, stride, padding and dilation.
+        spatial: Sizes of the images.
+        axes: Queries and keys along each axis.
+        work: Sizes.
+        impl: Path demanded, or "auto".
+        dropout: Probability of dropping a weight, 0 in evaluation.
+        dtype: Dtype of the images.
+        device: Their device.
+        values_known: Whether parameters may be looked at, which a compiler's graph may not.
+        learns_encoding: Whether gradients flow to the encoding's parameters.
+    """
+
+    encoding: Encoding
+    values: MergedValues | FactoredValues
+    bias: nn.Parameter | None
+    geometry: Geometry
+    spatial: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    work: Work
+    impl: str
+    dropout: float
+    dtype: torch.dtype
+    device: torch.device
+    values_known: bool
+    learns_encoding: bool
+
+    @property
+    def softmax_dtype(self) -> torch.dtype:
+        """Dtype of scores and softmax: at least float32."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+
+class Prepared(NamedTuple):
+    """A path, and what it makes of the encoding alone.
+
+    Attributes:
+        path: Name of the path.
+        order: "weights" or "values" first.
+        reason: Why this path.
+        made: Weights along each axis, filters, or shifts.
+    """
+
+    path: str
+    order: str
+    reason: str
+    made: list[Tensor] | Filters | Shifts
+
+    @property
+    def leak(self) -> float:
+        """Largest share of attention that the path leaves out."""
+        return self.made.leak if isinstance(self.made, Shifts) else 0.0
+
+    @property
+    def size(self) -> int:
+        """Bytes that keeping it takes."""
+        return sum(t.nbytes for t in self.made if isinstance(t, Tensor))
+
+
+def prepare(call: Call) -> Prepared:
+    """Chooses the path and makes what does not depend on the images.
+
+    Args:
+        call: What is to be computed.
+
+    Returns:
+        The path and its weights; gradients flow back to the encoding.
+
+    Raises:
+        ArgumentError: The shift path was demanded of heads that are not hard.
+    """
+    if call.impl == "dense":
+        return _dense(call, "demanded")
+    if call.dropout:
+        return _dense(call, "single weights are dropped, so they are made one by one")
+    if call.impl == "fourier":
+        return _fourier(call, "demanded")
+    if isinstance(call.encoding, AxisAdditiveEncoding):
+        return _by_axis(call, call.encoding)
+    transforms, dense = call.work.transforms().flops * SLOWNESS["transforms"], call.work.mixing(call.work.channels, by_axis=False)
+    if transforms < dense:
+        return _fourier(call, "the scores are no sum over axes, and the image is large enough for transforms")
+    return _dense(call, "the scores are no sum over axes, and the image is small")
+
+
+def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
+    """Computes the layer's output, bias included.
+
+    Args:
+        call: As given to `prepare`.
+        prepared: What it returned.
+        x: Images.
+
+    Returns:
+        (batch, outputs, *queries).
+    """
+    made, groups = prepared.made, call.work.groups
+    if isinstance(made, Shifts):
+        y = shift_attention(made, call.axes, call.geometry, x, call.values.maps(), groups, call.bias)
+        return _NoGradient.apply(y, *call.encoding.parameters()) if call.learns_encoding else y
+    keys = pad_keys(x, call.geometry)
+    if isinstance(made, Filters):
+        y = fourier_attention(made, call.axes, keys, call.values.maps(), groups)
+    else:
+        flat = keys.flatten(2) if prepared.path == "dense" else keys
+        dropped = (nn.functional.dropout(weight, call.dropout, training=call.dropout > 0) for weight in made)
+        weights = [weight.to(keys.dtype) for weight in dropped]
+        if prepared.order == "values":
+            y = values_first_attention(weights, flat, *call.values.factors(), groups)
+        else:
+            y = product_attention(weights, flat, call.values.maps(), groups)
+    y = y.view(*y.shape[:2], *(len(axis.queries) for axis in call.axes))
+    return y if call.bias is None else y + call.bias.to(y.dtype).view(-1, *(1,) * len(call.axes))
+
+
+def describe(call: Call, prepared: Prepared | None) -> Plan:
+    """States how a call is computed and what it costs.
+
+    Args:
+        call: What is to be computed.
+        prepared: What `prepare` chose; None for the reference path.
+
+    Returns:
+        The plan.
+    """
+    work = call.work
+    if prepared is None:
+        return _plan(call, "reference", "weights", "demanded", work.reference(), bound=0.0)
+    if isinstance(prepared.made, Shifts):
+        cost = work.shift(math.prod(prepared.made.window[1]))
+    elif isinstance(prepared.made, Filters):
+        cost = work.fourier()
+    else:
+        by_axis = prepared.path == "separable"
+        cost = (work.values_first if prepared.order == "values" else work.weights_first)(by_axis=by_axis)
+    maps = call.values.maps().detach()
+    largest = 0.0 if maps.is_meta else maps.double().abs().sum((0, 2)).max().item()
+    return _plan(call, prepared.path, prepared.order, prepared.reason, cost, bound=2 * prepared.leak * largest)
+
+
+def describe_content(call: Call, path: str, reason: str, key_width: int) -> Plan:
+    """States how a call with content is computed and what it costs.
+
+    Args:
+        call: What is to be computed.
+        path: Path taken.
+        reason: Why.
+        key_width: Width of queries and keys per head.
+
+    Returns:
+        The plan.
+    """
+    return _plan(call, path, "weights", reason, call.work.content(key_width), bound=0.0)
+
+
+def _plan(call: Call, path: str, order: str, reason: str, cost: Cost, *, bound: float) -> Plan:
+    shape = (call.work.batch, call.work.channels, *call.spatial)
+    dtype = str(call.dtype).removeprefix("torch.")
+    return Plan(path, order, reason, cost.flops, cost.bytes, bound, shape, dtype, str(call.device))
+
+
+def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
+    """Prepares one softmax per axis; where the heads turn out to be hard, a convolution."""
+    with torch.autocast(call.device.type, enabled=False):
+        tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
+        pairs = zip(tables, call.axes, strict=True)
+        weights = [attention_weights(displacement_scores(table, (axis,))) for table, axis in pairs]
+    if call.impl == "separable":
+        return Prepared("separable", call.work.order(by_axis=True), "demanded", weights)
+    most = torch.finfo(call.softmax_dtype).eps * _HARD
+    shifts = find_shifts(weights, call.axes, most) if call.values_known else None
+    if call.impl == "shift":
+        if shifts is None:
+            raise ArgumentError(
+                "impl must be another than 'shift' here, because the heads are not hard: over"
+                f" {most:.2g} of their attention is not at one displacement, or the values cannot be looked at"
+            )
+        return Prepared("shift", "weights", "demanded", shifts)
+    if shifts is not None and (shifts.leak == 0 or not call.learns_encoding):
+        if math.prod(shifts.window[1]) <= 2 * call.work.heads:
+            reason = f"each head looks at one pixel (all but {shifts.leak:.2g} of its attention): a convolution"
+            return Prepared("shift", "weights", reason, shifts)
+    reason = "the scores are a sum over axes: one softmax per axis"
+    return Prepared("separable", call.work.order(by_axis=True), reason, weights)
+
+
+def _dense(call: Call, reason: str) -> Prepared:
+    """Prepares explicit weights for all pairs of queries and keys."""
+    table = _table(call)
+    weights = [attention_weights(displacement_scores(table, call.axes))]
+    return Prepared("dense", call.work.order(by_axis=False), reason, weights)
+
+
+def _fourier(call: Call, reason: str) -> Prepared:
+    """Prepares filters; where too many queries would lose digits, explicit weights."""
+    if not call.values_known:
+        return _dense(call, "a compiled graph cannot look at the values that transforms need to know")
+    filters, work = fourier_filters(_table(call), call.axes, call.dtype), call.work
+    transforms, pairs = work.transforms().flops * SLOWNESS["transforms"], work.mixing(work.channels, by_axis=False)
+    if filters.weak_share == 1 or (filters.weak_share and transforms + filters.weak_share * pairs > pairs):
+        lost = f"transforms would lose digits at {filters.weak_share:.0%} of the queries"
+        return _dense(call, f"{lost}, so all are computed exactly")
+    if filters.weak_share:
+        reason += f"; the {filters.weak_share:.1%} of the queries that would lose digits are computed exactly"
+    return Prepared("fourier", "weights", reason, filters)
+
+
+def _table(call: Call) -> Tensor:
+    with torch.autocast(call.device.type, enabled=False):
+        return call.encoding.table(call.axes, call.softmax_dtype, call.device)
+
+
+class _NoGradient(torch.autograd.Function):
+    """Passes a tensor on; its gradient with respect to the others is zero, as that of a hard head is."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *others: Tensor) -> Tensor:
+        ctx.save_for_backward(*others)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return gradient, *(torch.zeros_like(other) for other in ctx.saved_tensors)
