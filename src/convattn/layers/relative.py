@@ -13,6 +13,7 @@ from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 from convattn.functional import (
     attend,
     attention_weights,
+    content_attention,
     dense_attention,
     displacement_scores,
     gated_weights,
@@ -25,7 +26,7 @@ from convattn.layers.values import FactoredValues, MergedValues
 
 __all__ = ["PATHS", "RelativeAttention"]
 
-PATHS = ("auto", "dense", "reference", "separable")
+PATHS = ("auto", "content", "dense", "reference", "separable")
 """Ways to compute the layer, for its argument `impl`."""
 
 
@@ -157,7 +158,12 @@ class RelativeAttention(nn.Module, ABC):
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
         keys = pad_keys(x, self.geometry)
-        paths = {"dense": self._dense, "reference": self._reference, "separable": self._separable}
+        paths = {
+            "content": self._content,
+            "dense": self._dense,
+            "reference": self._reference,
+            "separable": self._separable,
+        }
         y = paths[self.path](keys, axes)
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
@@ -239,6 +245,8 @@ class RelativeAttention(nn.Module, ABC):
     def _fitting_path(self, impl: str) -> str:
         if impl not in PATHS:
             raise UnknownNameError("impl", impl, PATHS)
+        if impl == "content" and self.content is None:
+            raise ArgumentError(must_be("impl", '"auto", "dense", "reference" or "separable" without content', impl))
         if impl == "dense" and self.content is not None:
             raise ArgumentError(must_be("impl", '"auto" or "reference" with content', impl))
         if impl == "separable" and not (self.encoding.axis_additive and self.content is None and self.dropout == 0):
@@ -277,6 +285,23 @@ class RelativeAttention(nn.Module, ABC):
         dropout = self.dropout if self.training else 0.0
         y = attend(self._weights(keys, axes), keys, self.values.maps(), self.groups, dropout)
         return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))
+
+    def _content(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
+        assert self.content is not None
+        dtype = torch.promote_types(keys.dtype, torch.float32)
+        with torch.autocast(keys.device.type, enabled=False):
+            position = self.content.tables(axes, self.encoding, dtype, keys.device)
+        dropout = self.dropout if self.training else 0.0
+        return content_attention(
+            keys,
+            axes,
+            self.content.maps(),
+            position,
+            self.values.maps(),
+            self.groups,
+            gate=self.gate,
+            dropout=dropout,
+        )
 
     def _dense(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
         dtype = torch.promote_types(keys.dtype, torch.float32)
