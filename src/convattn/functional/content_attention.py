@@ -162,16 +162,17 @@ class _Work:
         return heads.to(torch.promote_types(x.dtype, torch.float32))
 
     def _weights(self, query: Tensor, key: Tensor, shared: Tensor | None) -> Float[Tensor, "images heads queries keys"]:
-        scale = query.shape[-1] ** -0.5
-        bias = self.content.content_bias
-        left = (query if bias is None else query + bias.to(query.dtype)[:, None]) * scale
-        whole, per_axis = self._position_terms(query * scale)
+        scale, bias = query.shape[-1] ** -0.5, self.content.content_bias
+        before, after = (scale, 1.0) if self.by_axis else (1.0, scale)  # tables of scores are not to be scaled
+        left = (query if bias is None else query + bias.to(query.dtype)[:, None]) * before
+        whole, per_axis = self._position_terms(query * before)
         if per_axis:
             coordinates = self._coordinates(key).expand(*key.shape[:2], -1, -1)
             left, key = torch.cat([left, *per_axis], dim=-1), torch.cat([key, coordinates], dim=-1)
         scores = left @ key.mT
         if whole is not None:
             scores = scores + whole
+        scores = scores * after
         if shared is None:
             return attention_weights(scores)
         if self.gate is None:
