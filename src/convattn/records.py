@@ -178,13 +178,15 @@ class Plan(Record):
 
     def summary(self) -> str:
         """Returns the plan in a few lines of plain text."""
-        return "\n".join([
-            f"{self.path} path, {self.order} first: {self.reason}",
-            f"  images          {self.shape}, {self.dtype} on {self.device}",
-            f"  operations      {self.flops:,}",
-            f"  working memory  {self.bytes:,} bytes",
-            f"  error           at most {self.bound:.3g} per unit of the input, beyond rounding",
-        ])
+        return "\n".join(
+            [
+                f"{self.path} path, {self.order} first: {self.reason}",
+                f"  images          {self.shape}, {self.dtype} on {self.device}",
+                f"  operations      {self.flops:,}",
+                f"  working memory  {self.bytes:,} bytes",
+                f"  error           at most {self.bound:.3g} per unit of the input, beyond rounding",
+            ]
+        )
 
 
 @dataclass(frozen=True)

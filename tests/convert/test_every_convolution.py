@@ -14,7 +14,7 @@ from convattn.testing.budget import assert_within_budget
 from convattn.testing.convolutions import convolve, farthest, rounded_differently, tap_maps
 from convattn.testing.strategies import convolutions_with_images
 
-PATHS = ("reference", "separable", "dense")
+PATHS = ("reference", "separable", "dense", "shift")
 COUNTS = [
     pytest.param(300, id="300"),
     pytest.param(2000, id="2000", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),

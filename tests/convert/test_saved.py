@@ -98,6 +98,9 @@ class Mine(AxisAdditiveEncoding):
     def _features(self, displacement):
         return displacement
 
+    def _axis_features(self, _axis, displacement):
+        return displacement[:, None]
+
     def _require_span(self, axis, lowest, highest):
         pass
 

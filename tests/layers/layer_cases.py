@@ -39,10 +39,11 @@ LAYERS = [
     *(LayerCase(name, options={"impl": "reference"}) for name in ENCODINGS),
     *(LayerCase(name, options={"impl": "dense"}) for name in ENCODINGS),
     *(LayerCase(name, options={"impl": "separable"}) for name in ADDITIVE),
+    *(LayerCase(name, options={"impl": "fourier"}) for name in ENCODINGS),
     *(
         LayerCase("quadratic", kind, {"impl": impl})
         for kind in (RelativeAttention1d, RelativeAttention3d)
-        for impl in ("reference", "dense", "separable")
+        for impl in ("reference", "dense", "separable", "fourier")
     ),
     LayerCase("distance", RelativeAttention1d),
     LayerCase("generalized_quadratic", RelativeAttention3d),
@@ -56,4 +57,13 @@ LAYERS = [
     LayerCase("learned_axial", RelativeAttention3d, {"content": True, "head_width": 1}),
     LayerCase("quadratic", GatedRelativeAttention2d),
     LayerCase("learned_axial", GatedRelativeAttention2d, {"content": Content(key_width=3)}),
+    *(LayerCase(name, options={"content": Content(key_width=3), "impl": "content"}) for name in ENCODINGS),
+    LayerCase("learned_axial", RelativeAttention3d, {"content": True, "head_width": 1, "impl": "content"}),
+    LayerCase("distance", RelativeAttention1d, {"content": True, "impl": "content"}),
+    LayerCase(
+        "quadratic",
+        options={"content": Content(key_width=3, project_position=False, query_bias=True), "impl": "content"},
+    ),
+    LayerCase("quadratic", GatedRelativeAttention2d, {"impl": "content"}),
+    LayerCase("distance", GatedRelativeAttention2d, {"content": Content(key_width=3), "impl": "content"}),
 ]

@@ -43,23 +43,20 @@ WRONG_ARGUMENTS = [
     (
         {"impl": "separable", "encoding": "distance"},
         ArgumentError,
-        'impl must be "auto", "dense" or "reference" unless',
+        'impl must be "auto", "dense", "fourier" or "reference" unless the encoding is axis-additive, but is .separa',
     ),
+    ({"impl": "shift", "encoding": "distance"}, ArgumentError, "unless the encoding is axis-additive, but is 'shift'"),
     (
         {"impl": "separable", "dropout": 0.1},
         ArgumentError,
-        "axis-additive, without content or dropout, but is 'separable'",
-    ),
-    (
-        {"impl": "separable", "content": True},
-        ArgumentError,
-        "impl must be .*without content or dropout, but is 'separable'",
+        'impl must be "auto", "dense" or "reference" with dropout, but is \'separable\'',
     ),
     (
         {"impl": "dense", "content": True},
         ArgumentError,
-        'impl must be "auto" or "reference" with content, but is \'dense\'',
+        'impl must be "auto", "content" or "reference" with content, but is \'dense\'',
     ),
+    ({"impl": "content"}, ArgumentError, "impl must be another without content, but is 'content'"),
     ({"content": "yes"}, ArgumentError, "content must be True, False or a Content, but is 'yes'"),
     ({"content": Content(key_width=0)}, ArgumentError, "content.key_width must be an integer of at least 1, but is 0"),
     (
@@ -177,15 +174,20 @@ def test_attention_of_content_needs_images():
         ({"encoding": "quadratic"}, "separable", "separable"),
         ({"encoding": "quadratic", "dropout": 0.5}, "dense", "separable"),
         ({"encoding": "distance"}, "dense", "dense"),
-        ({"encoding": "quadratic", "content": True}, "reference", "reference"),
+        ({"encoding": "quadratic", "content": True}, "content", "content"),
         ({"encoding": "quadratic", "impl": "reference"}, "reference", "reference"),
+        ({"encoding": "quadratic", "impl": "fourier"}, "fourier", "fourier"),
     ],
     ids=str,
 )
 def test_path_taken_can_be_asked_for(options, training, evaluating):
-    layer = RelativeAttention2d(3, 5, 2, **options)
-    assert layer.path == training
-    assert layer.eval().path == evaluating
+    layer, shape = RelativeAttention2d(3, 5, 2, **options), (2, 3, 5, 7)
+    assert layer.plan(shape).path == training
+    plan = layer.eval().plan(shape)
+    assert plan.path == evaluating
+    assert (plan.shape, plan.dtype, plan.device) == (shape, "float32", "cpu")
+    assert plan.flops > 0
+    assert plan.bytes > 0
     assert {training, evaluating} <= set(PATHS)
 
 

@@ -91,14 +91,7 @@ class Encoding(nn.Module, ABC):
         Raises:
             ArgumentError: The encoding's score is not a linear function of features shared by the heads.
         """
-        if not self.feature_width:
-            raise ArgumentError(
-                must_be(
-                    "encoding",
-                    "one with features shared by all heads, for content–position scores",
-                    type(self).__name__,
-                )
-            )
+        self._require_features()
         self._require_range(displacement)
         return self._features(displacement)
 
@@ -144,6 +137,16 @@ class Encoding(nn.Module, ABC):
     def _require_span(self, axis: int, lowest: float, highest: float) -> None:
         """Raises EncodingRangeError where displacements from lowest to highest along an axis are not all held."""
 
+    def _require_features(self) -> None:
+        if not self.feature_width:
+            raise ArgumentError(
+                must_be(
+                    "encoding",
+                    "one with features shared by all heads, for content–position scores",
+                    type(self).__name__,
+                )
+            )
+
     def _require_range(self, displacement: Tensor) -> None:
         if displacement.numel():
             flat = displacement.detach().reshape(-1, self.dims)
@@ -176,6 +179,31 @@ class AxisAdditiveEncoding(Encoding):
         """
         self.require_axes(axes)
         return [self._axis_score(n, axis.displacements(device).to(dtype)) for n, axis in enumerate(axes)]
+
+    def axis_features(
+        self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> list[Float[Tensor, "_ width"]]:
+        """Returns, for each axis alone, the features of all displacements of a grid along it; r_δ = Σ_a r_a[δ_a].
+
+        Args:
+            axes: Queries and keys along each axis.
+            dtype: Dtype in which to compute.
+            device: Where to compute.
+
+        Returns:
+            One table per axis, from the lowest to the highest displacement, each of width `feature_width`.
+
+        Raises:
+            ArgumentError: The encoding has no features.
+            EncodingRangeError: The grid has displacements that the encoding does not hold.
+        """
+        self._require_features()
+        self.require_axes(axes)
+        return [self._axis_features(n, axis.displacements(device).to(dtype)) for n, axis in enumerate(axes)]
+
+    @abstractmethod
+    def _axis_features(self, axis: int, displacement: Float[Tensor, " points"]) -> Float[Tensor, "points width"]:
+        """Returns the features of valid displacements along one axis, which add up over the axes to `_features`."""
 
     @abstractmethod
     def _axis_score(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "heads *points"]:

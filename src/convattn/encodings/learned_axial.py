@@ -5,6 +5,7 @@ from typing import Any, final
 import torch
 from einops import einsum
 from torch import Tensor, nn
+from torch.nn import functional
 
 from convattn.encodings.encoding import AxisAdditiveEncoding
 from convattn.encodings.tables import read_table, require_extent
@@ -72,6 +73,10 @@ class LearnedAxial(AxisAdditiveEncoding):
             "displacements width, heads width -> displacements heads",
         )
         return read_table(scores, displacement[..., None]).movedim(-1, 0)
+
+    def _axis_features(self, axis: int, displacement: Tensor) -> Tensor:
+        entries = read_table(self.tables[axis], displacement[:, None])
+        return functional.pad(entries, (axis * self.width, (self.dims - 1 - axis) * self.width))
 
     def _features(self, displacement: Tensor) -> Tensor:
         return torch.cat(

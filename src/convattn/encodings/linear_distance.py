@@ -54,6 +54,9 @@ class LinearDistance(AxisAdditiveEncoding):
         slope = self.log_slope.to(displacement.dtype).exp().view(shape)
         return -slope * (displacement - centre).abs()
 
+    def _axis_features(self, axis: int, displacement: Tensor) -> Tensor:  # noqa: ARG002 - none along any axis
+        return displacement.new_zeros(len(displacement), 0)
+
     def _features(self, displacement: Tensor) -> Tensor:
         return displacement[..., :0]
 

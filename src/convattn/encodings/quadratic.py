@@ -113,6 +113,11 @@ class Quadratic(AxisAdditiveEncoding):
         root = self.root_sharpness.to(displacement.dtype).view(shape)
         return -((root * (displacement - centre)) ** 2) / 2
 
+    def _axis_features(self, axis: int, displacement: Tensor) -> Tensor:
+        features = displacement.new_zeros(len(displacement), self.feature_width)
+        features[:, 0], features[:, 1 + axis] = displacement**2, displacement
+        return features
+
     def _features(self, displacement: Tensor) -> Tensor:
         return torch.cat([(displacement**2).sum(-1, keepdim=True), displacement], dim=-1)
 

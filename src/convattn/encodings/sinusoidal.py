@@ -7,6 +7,7 @@ import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from convattn.encodings.encoding import AxisAdditiveEncoding
 from convattn.errors import ArgumentError, must_be
@@ -66,6 +67,10 @@ class Sinusoidal(AxisAdditiveEncoding):
     def _axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         vectors = self.head_vectors[axis].to(displacement.dtype)
         return einsum(vectors, self._waves(displacement), "heads waves, ... waves -> heads ...")
+
+    def _axis_features(self, axis: int, displacement: Tensor) -> Tensor:
+        width = 2 * self.frequencies
+        return functional.pad(self._waves(displacement), (axis * width, (self.dims - 1 - axis) * width))
 
     def _features(self, displacement: Tensor) -> Tensor:
         return torch.cat([self._waves(displacement[..., axis]) for axis in range(self.dims)], dim=-1)

@@ -1,6 +1,7 @@
 """Attention on grids as pure functions: the readable reference, and the faster paths that are held against it."""
 
 from convattn.functional.content import content_scores, gated_weights
+from convattn.functional.content_attention import ContentMaps, PositionTables, content_attention
 from convattn.functional.dense import dense_attention
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
 from convattn.functional.keys import pad_keys, query_pixels
@@ -13,13 +14,16 @@ from convattn.functional.shift import Shifts, find_shifts, shift_attention
 from convattn.functional.values import combine_heads
 
 __all__ = [
+    "ContentMaps",
     "Cost",
     "Filters",
+    "PositionTables",
     "Shifts",
     "Work",
     "attend",
     "attention_weights",
     "combine_heads",
+    "content_attention",
     "content_scores",
     "dense_attention",
     "displacement_scores",

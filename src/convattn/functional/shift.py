@@ -71,7 +71,7 @@ def find_shifts(weights: Sequence[Float[Tensor, "heads _ _"]], axes: Sequence[Ax
     return Shifts(tuple(zip(*offsets, strict=True)), leak.item())
 
 
-def shift_attention(  # noqa: PLR0913 - what a convolution takes
+def shift_attention(
     shifts: Shifts,
     axes: Sequence[Axis],
     geometry: Geometry,

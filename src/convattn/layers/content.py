@@ -9,9 +9,9 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import Encoding
+from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.errors import ArgumentError, must_be
-from convattn.functional import content_scores, query_pixels
+from convattn.functional import ContentMaps, PositionTables, content_scores, query_pixels
 from convattn.grid import Axis, whole_number
 
 __all__ = ["Content", "ContentScores"]
@@ -103,6 +103,39 @@ class ContentScores(nn.Module):
         with torch.autocast(keys.device.type, enabled=False):
             position = self._positions(axes, encoding, query) if self.uses_position else None
             return content_scores(query, key, position, self.content_bias)
+
+    def maps(self) -> ContentMaps:
+        """Returns the linear maps from pixels to queries and keys."""
+        return ContentMaps(self.query.weight, self.key.weight, self.query.bias, self.key.bias, self.content_bias)
+
+    def tables(
+        self, axes: Sequence[Axis], encoding: Encoding, dtype: torch.dtype, device: torch.device
+    ) -> PositionTables:
+        """Scores, and takes the features of, every displacement once; axis by axis where the encoding allows.
+
+        Args:
+            axes: Queries and keys along each axis.
+            encoding: Where scores and features r_δ come from.
+            dtype: Dtype in which to compute.
+            device: Where to compute.
+
+        Returns:
+            The tables for `content_attention`.
+        """
+        features: list[Tensor] = []
+        if isinstance(encoding, AxisAdditiveEncoding):
+            scores = encoding.axis_tables(axes, dtype, device)
+            if self.uses_position:
+                features = encoding.axis_features(axes, dtype, device)
+        else:
+            scores = [encoding.table(axes, dtype, device)]
+            if self.uses_position:
+                grids = torch.meshgrid(*(axis.displacements(device).to(dtype) for axis in axes), indexing="ij")
+                features = [encoding.features(torch.stack(grids, dim=-1).flatten(0, -2))]
+        if self.position is None:
+            return PositionTables(scores, [table[None] for table in features])
+        pattern = "heads width features, displacements features -> heads displacements width"
+        return PositionTables(scores, [einsum(self.position.to(dtype), table, pattern) for table in features])
 
     def _heads(self, linear: nn.Linear, pixels: Tensor) -> Float[Tensor, "images heads pixels width"]:
         flat = rearrange(pixels, "images channels ... -> images (...) channels")

@@ -57,7 +57,7 @@ class Call:
 
     encoding: Encoding
     values: MergedValues | FactoredValues
-    bias: nn.Parameter | None
+    bias: Tensor | None
     geometry: Geometry
     spatial: tuple[int, ...]
     axes: tuple[Axis, ...]
@@ -121,7 +121,10 @@ def prepare(call: Call) -> Prepared:
         return _fourier(call, "demanded")
     if isinstance(call.encoding, AxisAdditiveEncoding):
         return _by_axis(call, call.encoding)
-    transforms, dense = call.work.transforms().flops * SLOWNESS["transforms"], call.work.mixing(call.work.channels, by_axis=False)
+    transforms, dense = (
+        call.work.transforms().flops * SLOWNESS["transforms"],
+        call.work.mixing(call.work.channels, by_axis=False),
+    )
     if transforms < dense:
         return _fourier(call, "the scores are no sum over axes, and the image is large enough for transforms")
     return _dense(call, "the scores are no sum over axes, and the image is small")
@@ -220,10 +223,10 @@ def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
                 f" {most:.2g} of their attention is not at one displacement, or the values cannot be looked at"
             )
         return Prepared("shift", "weights", "demanded", shifts)
-    if shifts is not None and (shifts.leak == 0 or not call.learns_encoding):
-        if math.prod(shifts.window[1]) <= 2 * call.work.heads:
-            reason = f"each head looks at one pixel (all but {shifts.leak:.2g} of its attention): a convolution"
-            return Prepared("shift", "weights", reason, shifts)
+    gradient_is_zero = shifts is not None and (shifts.leak == 0 or not call.learns_encoding)
+    if shifts is not None and gradient_is_zero and math.prod(shifts.window[1]) <= 2 * call.work.heads:
+        reason = f"each head looks at one pixel (all but {shifts.leak:.2g} of its attention): a convolution"
+        return Prepared("shift", "weights", reason, shifts)
     reason = "the scores are a sum over axes: one softmax per axis"
     return Prepared("separable", call.work.order(by_axis=True), reason, weights)
 

@@ -14,6 +14,7 @@ from convattn.functional import (
     Work,
     attend,
     attention_weights,
+    content_attention,
     displacement_scores,
     gated_weights,
     pad_keys,
@@ -27,7 +28,7 @@ from convattn.records import Plan
 
 __all__ = ["PATHS", "RelativeAttention"]
 
-PATHS = ("auto", "dense", "fourier", "reference", "separable", "shift")
+PATHS = ("auto", "content", "dense", "fourier", "reference", "separable", "shift")
 """Ways to compute the layer, for its argument `impl`."""
 
 
@@ -96,8 +97,8 @@ class RelativeAttention(nn.Module, ABC):
             bias: Whether there is a bias b.
             dropout: Probability in [0, 1) with which an attention weight is dropped in training; without content one
                 draw serves the whole batch.
-            impl: "reference" (explicit scores, written to be read), "content" (the same in little memory; with content),
-                "dense" (explicit weights in large products), "fourier" (fast transforms), "separable" (one softmax per
+            impl: "reference" (explicit scores, written to be read), "content" (in little memory; with content), "dense"
+                (explicit weights in large products), "fourier" (fast transforms), "separable" (one softmax per
                 axis; axis-additive encodings), "shift" (a convolution; hard heads of axis-additive encodings; their
                 gradient is zero) or "auto": what `plan` chooses.
             device: Where to put the parameters.
@@ -163,7 +164,9 @@ class RelativeAttention(nn.Module, ABC):
         if self.content is None and self.impl != "reference":
             call = self._call(x.shape, x.dtype, x.device, axes)
             return compute(call, self._prepared(call), x)
-        y = self._reference(pad_keys(x, self.geometry), axes)
+        keys = pad_keys(x, self.geometry)
+        explicit = self.impl == "reference" or torch.compiler.is_compiling()
+        y = (self._reference if explicit else self._content)(keys, axes)
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
     def plan(
@@ -285,7 +288,12 @@ class RelativeAttention(nn.Module, ABC):
             expectation = f"of shape (batch, {self.in_channels}, {self.dims} spatial sizes)"
             raise ShapeError(must_be("x", expectation, tuple(x.shape)))
         dtype = next(self.values.parameters()).dtype
-        castable = torch.is_autocast_enabled(x.device.type) and x.is_floating_point() and x.dtype != torch.float64
+        castable = (
+            not x.is_meta
+            and torch.is_autocast_enabled(x.device.type)
+            and x.is_floating_point()
+            and x.dtype != torch.float64
+        )
         if x.dtype != dtype and not castable:
             raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))
 
@@ -306,6 +314,16 @@ class RelativeAttention(nn.Module, ABC):
         dropout = self.dropout if self.training else 0.0
         y = attend(self._weights(keys, axes), keys, self.values.maps(), self.groups, dropout)
         return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))
+
+    def _content(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
+        assert self.content is not None
+        dtype = torch.promote_types(keys.dtype, torch.float32)
+        with torch.autocast(keys.device.type, enabled=False):
+            position = self.content.tables(axes, self.encoding, dtype, keys.device)
+        maps, dropout = self.content.maps(), self.dropout if self.training else 0.0
+        return content_attention(
+            keys, axes, maps, position, self.values.maps(), self.groups, gate=self.gate, dropout=dropout
+        )
 
     def _call(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, axes: tuple[Axis, ...]) -> Call:
         """Gathers what a path needs to know before it sees an image."""

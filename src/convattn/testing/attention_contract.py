@@ -231,4 +231,20 @@ def _gradients(layer: RelativeAttention, x: Tensor, compute: Callable[[Tensor], 
     upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64).to(y.dtype)
     names, parameters = zip(*layer.named_parameters(), strict=True)
     found = torch.autograd.grad(y, [x, *parameters], upstream, allow_unused=True)
-    return {name: gradient for name, gradient in zip(("x", *names), found, strict=True) if gradient is not None}
+    gradients = {name: gradient for name, gradient in zip(("x", *names), found, strict=True) if gradient is not None}
+    return _joined(gradients)
+
+
+def _joined(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Puts the gradients of a linear map's weight and bias into one.
+
+    The softmax cancels a bias of the keys: its gradient is zero, and what is computed is nothing but rounding, which
+    only the terms that cancel, as large as those of the weight, give a scale.
+
+    Returns:
+        Gradients by name, of whole maps.
+    """
+    joined: dict[str, list[Tensor]] = {}
+    for name, gradient in gradients.items():
+        joined.setdefault(name.removesuffix(".bias").removesuffix(".weight"), []).append(gradient.flatten())
+    return {name: torch.cat(parts) for name, parts in joined.items()}

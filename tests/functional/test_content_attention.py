@@ -1,0 +1,78 @@
+"""Content attention, some images at a time: parts give what the whole gives, and nothing large is kept."""
+
+import importlib
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from convattn.encodings import LearnedAxial
+from convattn.layers import Content, RelativeAttention2d
+from convattn.testing.budget import assert_within_budget
+from convattn.testing.dense import as_dtype
+
+MODULE = importlib.import_module("convattn.functional.content_attention")
+
+
+def made(impl, **options):
+    torch.manual_seed(0)
+    encoding = LearnedAxial(2, 2, extent=8, width=3)
+    return RelativeAttention2d(4, 5, 2, encoding, content=Content(key_width=3), impl=impl, **options)
+
+
+def results(layer, x):
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    upstream = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    return [y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], upstream)]
+
+
+def check(layer, x):
+    reference = made("reference")
+    lows, highs = results(reference, x), results(as_dtype(reference, torch.float64), x.double())
+    for actual, hi, lo in zip(results(layer, x), highs, lows, strict=True):
+        assert_within_budget(actual, hi, lo)
+
+
+def test_one_image_at_a_time_is_the_reference_with_all_gradients(monkeypatch):
+    monkeypatch.setattr(MODULE, "_BYTES", 1)
+    check(made("content"), torch.randn(3, 4, 5, 7))
+
+
+def test_a_part_that_forgets_a_term_is_noticed(monkeypatch):
+    """Negative control: without the content-position term the check fails."""
+    along = MODULE._Work._along
+    monkeypatch.setattr(MODULE._Work, "_along", lambda *args: 0 * along(*args))
+    with pytest.raises(AssertionError, match="result: error"):
+        check(made("content"), torch.randn(3, 4, 5, 7))
+
+
+def saved_bytes(layer, x):
+    total = 0
+
+    def pack(tensor):
+        nonlocal total
+        total += tensor.numel() * tensor.element_size()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(x)
+    return total
+
+
+def test_no_weights_are_kept_for_the_backward_pass():
+    x = torch.randn(4, 4, 8, 8)
+    weights = 4 * 2 * 64 * 64 * 4
+    assert saved_bytes(made("content"), x) < weights / 4
+    assert saved_bytes(made("reference"), x) > weights
+
+
+def test_dropout_is_the_same_again_in_the_backward_pass():
+    """The output is linear in W_h, so W_h's gradient must give back the output that was computed."""
+    layer, x = made("content", dropout=0.5, bias=False).double().train(), torch.randn(3, 4, 5, 7).double()
+    y = layer(x)
+    maps = layer.values.maps()
+    (gradient,) = torch.autograd.grad(y, [maps], torch.ones_like(y))
+    difference = ((gradient * maps).sum() - y.sum()).abs()
+    assert difference <= 1000 * torch.finfo(torch.float64).eps * y.abs().sum()
+    assert not torch.equal(layer(x), y)
