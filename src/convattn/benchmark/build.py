@@ -116,6 +116,7 @@ def with_path(layer: RelativeAttention, impl: str) -> RelativeAttention:
         ArgumentError: The path cannot compute the layer.
     """
     options = {**layer.options(), "impl": impl, "content": layer.content_terms or False}
+    options["padding"] = [tuple(pair) for pair in options["padding"]]
     with seeded(0):
         other = type(layer)(encoding=copy.deepcopy(layer.encoding), **options)
     other.load_state_dict(layer.state_dict())

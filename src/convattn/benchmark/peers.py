@@ -103,15 +103,17 @@ class FlexBiasAttention(nn.Module):
         axes, values = _axes_and_values(self.layer, x)
         table = self.layer.encoding.table(axes, torch.promote_types(x.dtype, torch.float32), x.device)
         (rows, cols), heads = axes, self.layer.num_heads
-        row, col = rows.index(x.device), cols.index(x.device)
-
-        def add_bias(score: Tensor, _: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            across, along = len(cols.queries), cols.keys
-            return score + table[head, row[query // across, key // along], col[query % across, key % along]]
-
+        row, col, across, along = rows.index(x.device), cols.index(x.device), len(cols.queries), cols.keys
         query, key = (_zeros(values, size) for size in (_count(axes), values.shape[-2]))
         shape = (-1, heads, -1, -1)
-        mixed = self._attention(query.expand(shape), key.expand(shape), values.expand(shape), score_mod=add_bias)
+        mixed = self._attention(
+            query.expand(shape),
+            key.expand(shape),
+            values.expand(shape),
+            score_mod=lambda score, _, head, query, key: (
+                score + table[head, row[query // across, key // along], col[query % across, key % along]]
+            ),
+        )
         return _combine(self.layer, mixed, axes)
 
 
