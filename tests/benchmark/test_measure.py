@@ -54,7 +54,7 @@ def test_calls_take_turns_and_each_begins_in_its_round():
     order = []
     calls = {name: lambda name=name: order.append(name) for name in "abc"}
     seconds = time_rounds(calls, rounds=2, device=CPU)
-    assert "".join(order) == "abcbcacababc"
+    assert "".join(order) == "abcbcacab"  # the first round is not timed
     assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2, "c": 2}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from convattn.benchmark.build import Setting, draw_images
 from convattn.benchmark.cases import LayerCase
@@ -30,10 +31,10 @@ def run_layer_case(case: LayerCase, setting: Setting, rounds: int) -> CaseResult
         What was found; a contender that is wrong has no times.
     """
     truth = Truth.of_case(case, setting)
-    found = {name: _enter(name, case, setting, truth) for name in case.contenders}
+    images = draw_images(case, setting)
+    found = {name: _enter(name, case, setting, truth, images) for name in case.contenders}
     valid = {name: item for name, (item, note) in found.items() if item is not None and note.skipped is None}
     valid = {name: item for name, item in valid.items() if _right(found[name][1].check)}
-    images = draw_images(case, setting)
     calls = {name: make_call(item.module, item.prepare(images), training=case.training) for name, item in valid.items()}
     seconds = time_rounds(calls, rounds=rounds, device=setting.torch_device)
     measurements = []
@@ -63,8 +64,10 @@ def measure_contender(name: str, case: LayerCase, setting: Setting, threads: int
     return extra_memory(make_call(contender.module, images, training=case.training), setting.torch_device)
 
 
-def _enter(name: str, case: LayerCase, setting: Setting, truth: Truth) -> tuple[Contender | None, Measurement]:
-    """Builds a contender and checks it; or says why it does not run."""
+def _enter(
+    name: str, case: LayerCase, setting: Setting, truth: Truth, images: Tensor
+) -> tuple[Contender | None, Measurement]:
+    """Builds a contender, checks it, and if it is right calls it once on all images; or says why it does not run."""
     blank = Measurement(name, "", None, None, (), None, "", None)
     try:
         contender = CONTENDERS[name](case, setting)
@@ -75,10 +78,10 @@ def _enter(name: str, case: LayerCase, setting: Setting, truth: Truth) -> tuple[
     entered = replace(blank, note=contender.note, path=contender.path)
 
     def attempt() -> Check | None:
-        if contender.same_function:
-            return truth.check(contender)
-        make_call(contender.module, contender.prepare(truth.images), training=case.training)()
-        return None
+        check = truth.check(contender) if contender.same_function else None
+        if _right(check):
+            make_call(contender.module, contender.prepare(images), training=case.training)()
+        return check
 
     if name in OURS:
         return contender, replace(entered, check=attempt())

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 __all__ = ["extra_memory", "in_a_process_of_its_own", "make_call", "plain_float32", "time_rounds"]
 
-_WARM_UPS = 2
+_WARM_UPS = 1
 
 
 def make_call(module: nn.Module, x: Tensor, *, training: bool) -> Callable[[], None]:
@@ -55,7 +55,7 @@ def time_rounds(
     """Times calls in turns: in one round each runs once, and another one begins in the next.
 
     Args:
-        calls: Functions by name; two rounds more run before, untimed.
+        calls: Functions by name; one round more runs before, untimed.
         rounds: Number of rounds, ≥ 1.
         device: Device that is waited for.
 

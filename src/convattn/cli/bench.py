@@ -121,3 +121,4 @@ def _print_table(console: Any, title: str, heads: Sequence[str], rows: Sequence[
     for row in rows:
         table.add_row(*(Text(cell, style="red" if "FAILED" in cell else "") for cell in row))
     console.print(table)
+    console.file.flush()
