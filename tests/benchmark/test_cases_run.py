@@ -106,6 +106,15 @@ def test_gated_attention_of_timm_is_timed(training):
     assert "9 channels" in item.note
 
 
+def test_memory_that_cannot_be_measured_is_said(monkeypatch):
+    def killed(*_):
+        raise MemoryError("the process was killed")
+
+    monkeypatch.setattr(layer_case, "in_a_process_of_its_own", killed)
+    result = run_layer_case(replace(CASE, contenders=("convattn", "reference"), memory=True), SETTING, rounds=1)
+    assert [row[-1] for row in case_rows(result)] == ["not measured: the process was killed"] * 2
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from Linux")
 def test_memory_of_the_reference_grows_with_all_pairs():
     case = replace(CASE, size=40, batch=1)

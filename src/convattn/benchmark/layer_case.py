@@ -94,7 +94,11 @@ def _unless_it_fails(attempt: Callable[[], Check | None]) -> tuple[Check | None,
     try:
         return attempt(), None
     except (RuntimeError, ValueError) as error:
-        return None, f"did not run: {str(error).strip().partition(chr(10))[0]}"
+        return None, f"did not run: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _right(check: Check | None) -> bool:
@@ -105,6 +109,6 @@ def _with_memory(measurement: Measurement, case: LayerCase, setting: Setting) ->
     threads = torch.get_num_threads()
     try:
         extra = in_a_process_of_its_own(measure_contender, measurement.contender, case, setting, threads)
-    except MemoryError as error:
-        return replace(measurement, memory_note=str(error))
+    except (MemoryError, RuntimeError) as error:
+        return replace(measurement, memory_note=f"not measured: {_first_line(error)}")
     return replace(measurement, extra_memory=extra, memory_note=_NO_COUNTER if extra is None else "")

@@ -53,7 +53,7 @@ class Measurement:
         check: The check; None where another function is computed, of which there is only a time.
         seconds: Wall time of each round's call, in seconds; empty where nothing valid was measured.
         extra_memory: Largest memory of a call beyond what was held before, in bytes; None where not measured.
-        memory_note: Why it was not measured; empty where it was.
+        memory_note: Why it could not be measured; empty where it was, or was not asked for.
         skipped: Why the contender did not run; None where it did.
     """
 

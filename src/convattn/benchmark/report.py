@@ -68,7 +68,7 @@ def describe_check(check: Check | None) -> str:
 
 
 def _row(result: CaseResult, item: Measurement) -> tuple[str, ...]:
-    memory = _NONE if item.extra_memory is None else _short(item.extra_memory / 2**20)
+    memory = (item.memory_note or _NONE) if item.extra_memory is None else _short(item.extra_memory / 2**20)
     head = (item.contender, item.path or _NONE, item.skipped or describe_check(item.check))
     if not item.seconds:
         return (*head, *(_NONE,) * (len(COLUMNS) - len(head)))
