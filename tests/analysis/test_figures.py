@@ -13,7 +13,7 @@ from convattn.analysis import (
     head_centres,
     sharpness_regimes,
 )
-from convattn.analysis.figures import FORMATS
+from convattn.analysis.canvas import FORMATS
 from convattn.errors import ArgumentError, MissingDependencyError
 
 RANDOM = np.random.default_rng(0)

@@ -14,6 +14,11 @@ def test_hardware_and_versions_are_named():
     assert describe_versions()["torch"] == torch.__version__.split("+")[0]
 
 
+def test_versions_are_of_the_packages_that_are_installed():
+    versions = describe_versions(("torch", "no-such-package"))
+    assert set(versions) == {"convattn", "python", "torch"}
+
+
 def test_peak_memory_is_at_least_what_is_held():
     held = torch.ones(10_000_000)
     assert peak_memory(CPU) >= held.numel() * held.element_size()

@@ -1,12 +1,7 @@
-"""Figures, drawn with matplotlib and written to a file; no state of matplotlib is changed.
+"""Figures of conversions and of heads."""
 
-Colours are those of Okabe and Ito, which colour-blind readers tell apart; no meaning is carried by colour alone.
-"""
-
-import io
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,31 +9,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float64
 
+from convattn.analysis.canvas import COLOURS, figure_file
 from convattn.analysis.heads import HeadSnapshot
 from convattn.analysis.sharpness import SharpnessCurve
-from convattn.errors import ArgumentError, MissingDependencyError, must_be
-from convattn.files import write_atomically
+from convattn.errors import ArgumentError
 
-__all__ = ["FORMATS", "Comparison", "convolution_and_attention", "head_centres", "sharpness_regimes"]
+__all__ = ["Comparison", "convolution_and_attention", "head_centres", "sharpness_regimes"]
 
-FORMATS = ("png", "svg", "pdf")
-"""What a figure can be written as, by the ending of its file."""
-
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7F7F7F")
 _FLATTEST = 1e-4
 """Smallest eigenvalue of Σ⁻¹ that is drawn, in 1/pixel²: its 50 % ellipse is 118 pixels long, out of sight."""
-
-_STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.labelsize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.frameon": False,
-    "svg.hashsalt": "convattn",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +61,7 @@ def convolution_and_attention(path: str | os.PathLike[str], comparison: Comparis
     """
     outputs = len(comparison.names)
     heights = (2.6, 1.65 * outputs + 0.2)
-    with _figure(path, (11, sum(heights))) as figure:
+    with figure_file(path, (11, sum(heights))) as figure:
         top, below = figure.subfigures(2, 1, height_ratios=heights)
         _draw_photograph(top, comparison)
         axes = below.subplots(outputs, 4, squeeze=False, width_ratios=[0.66, 1, 1, 1])
@@ -127,7 +106,7 @@ def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]
     epochs = sorted({snapshot.epoch for snapshot in snapshots})
     layers = sorted({snapshot.layer for snapshot in snapshots})
     reach = max(float(np.abs(snapshot.centres).max()) for snapshot in snapshots) + 2.5
-    with _figure(path, (3.3 * len(layers) + 0.4, 3.3 * len(epochs) + 0.7)) as figure:
+    with figure_file(path, (3.3 * len(layers) + 0.4, 3.3 * len(epochs) + 0.7)) as figure:
         axes = figure.subplots(len(epochs), len(layers), squeeze=False, sharex=True, sharey=True)
         for snapshot in snapshots:
             panel = axes[epochs.index(snapshot.epoch), layers.index(snapshot.layer)]
@@ -162,7 +141,7 @@ def sharpness_regimes(path: str | os.PathLike[str], curves: Sequence[SharpnessCu
     if not curves:
         raise ArgumentError("curves must hold at least one curve, but is empty")
     dims = sorted({curve.dims for curve in curves})
-    with _figure(path, (3.6 * len(dims) + 0.4, 4.4)) as figure:
+    with figure_file(path, (3.6 * len(dims) + 0.4, 4.4)) as figure:
         axes = figure.subplots(1, len(dims), squeeze=False, sharey=True)[0]
         for panel, number in zip(axes, dims, strict=True):
             _draw_regimes(panel, [curve for curve in curves if curve.dims == number])
@@ -172,26 +151,6 @@ def sharpness_regimes(path: str | os.PathLike[str], curves: Sequence[SharpnessCu
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return Path(path)
-
-
-@contextmanager
-def _figure(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator[Any]:
-    """Makes a figure of its own and writes it, whole or not at all, when the block ends."""
-    form = Path(path).suffix.removeprefix(".").lower()
-    if form not in FORMATS:
-        raise ArgumentError(must_be("path", f"a file that ends in {', '.join(FORMATS)}", str(path)))
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependencyError("matplotlib", "train") from None
-    buffer = io.BytesIO()
-    with rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        yield figure
-        undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
-        figure.savefig(buffer, format=form, dpi=150, metadata=undated)
-    write_atomically(path, buffer.getvalue())
 
 
 def _draw_photograph(figure: Any, comparison: Comparison) -> None:
@@ -234,7 +193,7 @@ def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
     panel.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     panel.axvline(0, color="0.8", linewidth=0.8, zorder=0)
     for head, (centre, precision) in enumerate(zip(snapshot.centres, snapshot.precisions, strict=True)):
-        colour = _COLOURS[head % len(_COLOURS)]
+        colour = COLOURS[head % len(COLOURS)]
         values, vectors = np.linalg.eigh(precision)
         angle = np.degrees(np.arctan2(vectors[0, 0], vectors[1, 0]))
         for mass, style in ((0.5, {"facecolor": (colour, 0.2), "linewidth": 1.2}), (0.9, {"linestyle": "--"})):
@@ -250,8 +209,8 @@ def _legend_of_heads() -> list[Any]:
 
     return [
         Line2D([], [], linestyle="none", marker="$1$", color="black", label="centre, with the head's number"),
-        Patch(facecolor=(_COLOURS[0], 0.2), edgecolor=_COLOURS[0], label="holds 50 % of its attention"),
-        Patch(facecolor="none", edgecolor=_COLOURS[0], linestyle="--", label="90 %"),
+        Patch(facecolor=(COLOURS[0], 0.2), edgecolor=COLOURS[0], label="holds 50 % of its attention"),
+        Patch(facecolor="none", edgecolor=COLOURS[0], linestyle="--", label="90 %"),
     ]
 
 
@@ -266,7 +225,7 @@ def _draw_regimes(panel: Any, curves: Sequence[SharpnessCurve]) -> None:
         panel.axvspan(first.sharpness[0], start, color="0.9", linewidth=0)
         panel.text(first.sharpness[0] * 1.05, 3e-18, "soft", rotation=90, va="bottom", fontsize=9)
         panel.text(start * 1.1, 1e-14, "exponential\ndecay", va="bottom")
-    for curve, colour, size, height in zip(curves, _COLOURS, (6, 3), (12, 4e-5), strict=False):
+    for curve, colour, size, height in zip(curves, COLOURS, (6, 3), (12, 4e-5), strict=False):
         line = {"marker": "o", "markersize": size, "markerfacecolor": "white"}
         panel.plot(curve.sharpness, curve.measured, color=colour, label=f"measured, {curve.dtype}", **line)
         panel.axhline(curve.rounding, color=colour, linestyle=":", label=f"rounding, {curve.dtype}")

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from cyclopts import App, CycloptsError
 
 from convattn.__about__ import __version__
+from convattn.cli.bench import bench
 from convattn.cli.convert import convert
 from convattn.cli.demo import demo
 from convattn.cli.help_text import HelpText
@@ -18,7 +19,7 @@ from convattn.errors import ConvAttnError
 __all__ = ["COMMANDS", "build_app", "main"]
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {"demo": demo, "convert": convert, "train": train, "info": info}
+    {"demo": demo, "convert": convert, "train": train, "bench": bench, "info": info}
 )
 """Every command by its name: a function of typed arguments that returns the exit code."""
 

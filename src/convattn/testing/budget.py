@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from convattn.functional.rounding import rounding_budget
+
 __all__ = ["assert_within_budget", "budget"]
 
 
@@ -26,10 +28,7 @@ def budget(hi: Shaped[Tensor, "*shape"], lo: Shaped[Tensor, "*shape"]) -> float:
         raise AssertionError(f"hi must be float64, but is {hi.dtype}")
     if not (torch.isfinite(hi).all() and torch.isfinite(lo).all()):
         raise AssertionError("the references must be finite")
-    if not hi.numel():
-        return 0.0
-    spread = (lo.double().cpu() - hi.cpu()).abs().max().item()
-    return 2 * (spread + torch.finfo(lo.dtype).eps * hi.abs().max().item())
+    return rounding_budget(hi, [lo])
 
 
 def assert_within_budget(

@@ -9,6 +9,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from convattn.functional.rounding import rounded_differently
 from convattn.testing.keys import corners, key_index, take_keys
 
 __all__ = ["convolve", "farthest", "rounded_differently", "tap_maps"]
@@ -62,23 +63,6 @@ def farthest(hi: Float[Tensor, "*shape"], candidates: Sequence[Float[Tensor, "*s
         One of the candidates.
     """
     return max(candidates, key=lambda lo: (lo.double() - hi).abs().max().item() if hi.numel() else 0.0)
-
-
-def rounded_differently(x: Float[Tensor, "*shape"], seed: int) -> Float[Tensor, "*shape"]:
-    """Moves the last digit of about half of the numbers, as if they had been rounded another way.
-
-    An honest computation from such an input is as right as any, and shows what rounding does where a few terms cancel
-    and other orders of summation agree by luck.
-
-    Args:
-        x: Numbers.
-        seed: Seed of the choice.
-
-    Returns:
-        Numbers that differ from x by at most a few units in the last place.
-    """
-    chosen = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).round()
-    return x * (1 + torch.finfo(x.dtype).eps * chosen.to(x.dtype))
 
 
 def tap_maps(conv: Convolution, weight: Float[Tensor, "..."]) -> Float[Tensor, "taps outputs channels"]:

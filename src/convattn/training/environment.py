@@ -5,6 +5,7 @@ import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -40,9 +41,16 @@ def describe_hardware(device: torch.device) -> dict[str, str]:
     return described
 
 
-def describe_versions() -> dict[str, str]:
-    """Returns the versions of convattn, Python and the packages that compute."""
-    versions = {name: metadata.version(name) for name in _PACKAGES}
+def describe_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    """Returns versions.
+
+    Args:
+        packages: Names of packages; by default those that compute in training.
+
+    Returns:
+        The versions of convattn, of Python and of those packages that are installed.
+    """
+    versions = {name: version for name in packages if (version := _version(name)) is not None}
     return {"convattn": __version__, "python": platform.python_version(), **versions}
 
 
@@ -66,6 +74,14 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _version(package: str) -> str | None:
+    """Returns the version of a package, or None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -1,0 +1,66 @@
+"""Files that figures are drawn on, with matplotlib; no state of matplotlib is changed.
+
+Colours are those of Okabe and Ito, which colour-blind readers tell apart; no meaning is carried by colour alone.
+"""
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from convattn.errors import ArgumentError, MissingDependencyError, must_be
+from convattn.files import write_atomically
+
+__all__ = ["COLOURS", "FORMATS", "figure_file"]
+
+FORMATS = ("png", "svg", "pdf")
+"""What a figure can be written as, by the ending of its file."""
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7F7F7F")
+"""Colours of lines, in the order of their use."""
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.frameon": False,
+    "svg.hashsalt": "convattn",
+}
+
+
+@contextmanager
+def figure_file(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator[Any]:
+    """Makes a figure of its own and writes it, whole or not at all, when the block ends.
+
+    Args:
+        path: File to write; its ending is one of `FORMATS`.
+        size: Width and height, in inches.
+
+    Yields:
+        An empty figure of matplotlib, to be drawn on.
+
+    Raises:
+        ArgumentError: The ending is another.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    form = Path(path).suffix.removeprefix(".").lower()
+    if form not in FORMATS:
+        raise ArgumentError(must_be("path", f"a file that ends in {', '.join(FORMATS)}", str(path)))
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingDependencyError("matplotlib", "train") from None
+    buffer = io.BytesIO()
+    with rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
+        figure.savefig(buffer, format=form, dpi=150, metadata=undated)
+    write_atomically(path, buffer.getvalue())

@@ -1,0 +1,110 @@
+"""The page layers.md: tables, environment, how to repeat, and what is not measured."""
+
+from collections.abc import Iterable, Sequence
+
+from convattn.benchmark.record import BenchmarkRecord
+from convattn.benchmark.report import COLUMNS, SCALING_COLUMNS, case_rows, scaling_rows
+
+__all__ = ["layers_page"]
+
+
+def layers_page(record: BenchmarkRecord, figure: str | None) -> str:
+    """Writes the page.
+
+    Args:
+        record: What was found.
+        figure: Name of the figure beside the page; None where there is none.
+
+    Returns:
+        Markdown.
+    """
+    parts = [_opening(record), _reading(), _tables(record)]
+    if record.scaling:
+        parts.append(_scaling(record, figure))
+    parts += [_missing(record), _environment(record), _limits(record)]
+    return "\n".join(part for part in parts if part)
+
+
+def _opening(record: BenchmarkRecord) -> str:
+    verdict = "Every check passed." if record.passed else "**A check FAILED; what is wrong has no times.**"
+    tiny = "\n\nThese sizes are tiny (`--quick`): the times say nothing about speed." if record.quick else ""
+    return (
+        "# How fast are the layers?\n\n"
+        "Relative attention against its peers, measured by `convattn bench`. Each contender that computes the layer's "
+        "function\nis first held against the definition of attention in float64; then all take turns in one process. "
+        f"{verdict}{tiny}\n"
+    )
+
+
+def _reading() -> str:
+    return """\
+## How to read the tables
+
+- **check**: "passed" means that every error is within the error budget 2 (max|lo − hi| + eps · max|hi|), where hi is
+  the definition in float64 and lo the definition in the tested dtype, from the images and from images rounded
+  otherwise. Outputs are compared, and where gradients are taken those of the images and of every parameter. "time
+  only" marks another function.
+- **ms** is the median over the rounds of one call, **min – max** its extremes.
+- **÷ nn.Conv2d** and **× faster than reference** are medians of the ratios of one round, with their extremes. The
+  convolution is 3 × 3 with as many channels; the reference is the published formulation: all scores, a softmax over all
+  pixels, einsum.
+- **MiB** is the largest memory of one call beyond weights and images, in a process of its own.
+"""
+
+
+def _tables(record: BenchmarkRecord) -> str:
+    sections = []
+    for case in record.cases:
+        notes = [f"- {item.contender}: {item.note}" for item in case.measurements if item.note]
+        sections.append(
+            "\n".join([f"## {case.name}", "", _capital(case.title) + ".", "", *_table(COLUMNS, case_rows(case))])
+        )
+        sections[-1] += "\n\n" + "\n".join(notes) + "\n"
+    return "\n".join(sections)
+
+
+def _scaling(record: BenchmarkRecord, figure: str | None) -> str:
+    positions = max((curve.positions for curve in record.scaling), key=len)
+    heads = (*SCALING_COLUMNS, *(f"ms, N = {number:,}" for number in positions))
+    notes = [f"- {curve.path}: {curve.note}" for curve in record.scaling]
+    drawing = [f"![Time against the number of pixels]({figure})", ""] if figure else []
+    title = f"{_capital(record.scaling_title)}. The exponent p is that of the least-squares fit of time to N^p."
+    return "\n".join(
+        ["## Scaling", "", title, "", *drawing, *_table(heads, scaling_rows(record.scaling)), "", *notes, ""]
+    )
+
+
+def _missing(record: BenchmarkRecord) -> str:
+    if not record.missing:
+        return ""
+    return "\n".join(["## Peers that are not installed", "", *_items(record.missing), ""])
+
+
+def _environment(record: BenchmarkRecord) -> str:
+    lines = {
+        **{name.replace("_", " "): value for name, value in record.hardware.items()},
+        "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
+        "dtype": record.dtype + (", TensorFloat-32 off" if record.dtype == "float32" else ""),
+        "rounds": str(record.rounds),
+        "started": record.started,
+        "time of everything": f"{record.seconds:.0f} s",
+        "revision": record.revision or "unknown",
+    }
+    command = ["## How it was measured", "", f"    {record.command}", ""]
+    return "\n".join([*command, *_items(lines), "", "All times are in [layers.json](layers.json).", ""])
+
+
+def _limits(record: BenchmarkRecord) -> str:
+    return "\n".join(["## What is not measured", "", *(f"- {item}" for item in record.not_covered), ""])
+
+
+def _items(values: dict[str, str]) -> list[str]:
+    return [f"- {name}: {value}" for name, value in values.items()]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

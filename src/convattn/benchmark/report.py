@@ -1,0 +1,101 @@
+"""What was found, as rows of text: for the terminal and for the page alike."""
+
+import statistics
+from collections.abc import Sequence
+
+from convattn.benchmark.record import CaseResult, Check, Measurement, ScalingCurve, Spread, spread
+
+__all__ = ["COLUMNS", "SCALING_COLUMNS", "case_rows", "describe_check", "scaling_rows"]
+
+COLUMNS = ("contender", "path", "check", "ms", "min – max", "ms/image", "÷ nn.Conv2d", "× faster than reference", "MiB")
+"""Heads of the columns of a case; MiB is the memory of a call beyond weights and images."""
+
+SCALING_COLUMNS = ("path", "check", "exponent")
+"""Heads of the first columns of the scaling; a column per number of pixels follows."""
+
+_NONE = "–"
+
+
+def case_rows(result: CaseResult) -> list[tuple[str, ...]]:
+    """Words a case.
+
+    Args:
+        result: What was found.
+
+    Returns:
+        A row of `COLUMNS` for each contender.
+    """
+    return [_row(result, item) for item in result.measurements]
+
+
+def scaling_rows(curves: Sequence[ScalingCurve]) -> list[tuple[str, ...]]:
+    """Words the curves of time over size.
+
+    Args:
+        curves: The curves.
+
+    Returns:
+        A row for each: the `SCALING_COLUMNS`, then the median time of each size, in milliseconds.
+    """
+    sizes = max((len(curve.positions) for curve in curves), default=0)
+    rows = []
+    for curve in curves:
+        if curve.skipped is not None:
+            rows.append((curve.path, curve.skipped, _NONE, *(_NONE,) * sizes))
+            continue
+        wrong = [check for check in curve.checks if not check.passed]
+        verdict = describe_check((wrong or list(curve.checks))[0])
+        exponent = _NONE if curve.exponent is None else f"{curve.exponent:.2f}"
+        times = [_milliseconds(statistics.median(times)) if times else "wrong" for times in curve.seconds]
+        rows.append((curve.path, verdict, exponent, *times))
+    return rows
+
+
+def describe_check(check: Check | None) -> str:
+    """Words a check.
+
+    Args:
+        check: The check; None where another function is computed.
+
+    Returns:
+        "passed", "time only", or what is wrong and by how much.
+    """
+    if check is None:
+        return "time only"
+    if check.passed:
+        return "passed"
+    return f"FAILED: {check.worst} is off by {check.error:.2g}, allowed {check.allowed:.2g}"
+
+
+def _row(result: CaseResult, item: Measurement) -> tuple[str, ...]:
+    memory = (item.memory_note or _NONE) if item.extra_memory is None else _short(item.extra_memory / 2**20)
+    head = (item.contender, item.path or _NONE, item.skipped or describe_check(item.check))
+    if not item.seconds:
+        return (*head, *(_NONE,) * (len(COLUMNS) - len(head)))
+    time = spread(item.seconds)
+    return (
+        *head,
+        _milliseconds(time.median),
+        f"{_milliseconds(time.low)} – {_milliseconds(time.high)}",
+        _milliseconds(time.median / result.images),
+        _ratio(result.ratio(item.contender, "conv")),
+        _ratio(result.ratio("reference", item.contender)),
+        memory,
+    )
+
+
+def _ratio(ratio: Spread | None) -> str:
+    if ratio is None:
+        return _NONE
+    if ratio.low == ratio.high == 1:
+        return "1"
+    return f"{_short(ratio.median)} ({_short(ratio.low)} – {_short(ratio.high)})"
+
+
+def _milliseconds(seconds: float) -> str:
+    return _short(1000 * seconds)
+
+
+def _short(number: float) -> str:
+    """Writes a number ≥ 0 with three digits, or all of those before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
