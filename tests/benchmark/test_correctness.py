@@ -139,7 +139,7 @@ def test_queries_are_distinct_and_hold_the_corners(count, expected):
 def test_layer_of_another_path_is_equal_and_a_module_of_its_own(kind):
     layer = build_layer(tiny(kind))
     other = with_path(layer, "reference")
-    assert path_taken(other) == "reference"
+    assert path_taken(other, 1, 5) == "reference"
     assert layer.impl == "auto"
     for (name, ours), (same, theirs) in zip(layer.named_parameters(), other.named_parameters(), strict=True):
         assert name == same

@@ -123,9 +123,9 @@ def with_path(layer: RelativeAttention, impl: str) -> RelativeAttention:
     return other.train(layer.training)
 
 
-def path_taken(layer: RelativeAttention) -> str:
-    """Returns the path that a layer takes in its present mode."""
-    return layer.path
+def path_taken(layer: RelativeAttention, batch: int, size: int) -> str:
+    """Returns the path that a layer takes in its present mode for square images."""
+    return layer.plan((batch, layer.in_channels, size, size)).path
 
 
 def _content_mixer(case: LayerCase) -> RelativeAttention:

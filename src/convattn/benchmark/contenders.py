@@ -43,10 +43,9 @@ class Contender:
     same_function: bool = False
     tokens: int | None = None
 
-    @property
-    def path(self) -> str | None:
-        """Path that the library's layer takes; None of a peer."""
-        return path_taken(self.module) if isinstance(self.module, RelativeAttention) else None
+    def path(self, batch: int, size: int) -> str | None:
+        """Returns the path that the library's layer takes for square images; None of a peer."""
+        return path_taken(self.module, batch, size) if isinstance(self.module, RelativeAttention) else None
 
     def prepare(self, images: Tensor) -> Tensor:
         """Returns images in the form that the module takes."""

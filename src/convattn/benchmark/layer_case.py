@@ -75,7 +75,7 @@ def _enter(
         return None, replace(blank, skipped=f'not installed (pip install "convattn[{error.extra}]")')
     except DeviceError as error:
         return None, replace(blank, skipped=str(error))
-    entered = replace(blank, note=contender.note, path=contender.path)
+    entered = replace(blank, note=contender.note, path=contender.path(case.batch, case.size))
 
     def attempt() -> Check | None:
         check = truth.check(contender) if contender.same_function else None

@@ -39,9 +39,10 @@ def run_training_case(case: TrainingCase, setting: Setting, rounds: int) -> Case
         "convattn": _network(case.network, case.dropout, case.seed, setting),
         "reference": _take_path(_network(case.network, case.dropout, case.seed, setting), "reference"),
     }
-    paths = {name: path_taken(_mixers(network)[0]) for name, network in networks.items()}
-    checks = {name: _compare_losses(case, setting, path) for name, path in paths.items()}
     images, labels = _draw(case.network, case.seed, setting)
+    grid = case.network.image // 2
+    paths = {name: path_taken(_mixers(network)[0], len(images), grid) for name, network in networks.items()}
+    checks = {name: _compare_losses(case, setting, path) for name, path in paths.items()}
     steps = {name: _stepper(networks[name], images, labels) for name, check in checks.items() if check.passed}
     seconds = time_rounds(steps, rounds=rounds, device=setting.torch_device)
     notes = {"convattn": f'impl="auto"; {_compared(case)}', "reference": "the published formulation in every layer"}
