@@ -148,7 +148,7 @@ class Encoding(nn.Module, ABC):
             )
 
     def _require_range(self, displacement: Tensor) -> None:
-        if displacement.numel():
+        if displacement.numel() and not torch.compiler.is_compiling():  # a graph cannot look at values
             flat = displacement.detach().reshape(-1, self.dims)
             if not torch.isfinite(flat).all():
                 raise ArgumentError(must_be("displacement", "finite", "a tensor with inf or nan"))

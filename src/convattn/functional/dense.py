@@ -35,6 +35,6 @@ def dense_attention(
         Output channels at each query, in the dtype of `keys`.
     """
     weights = attention_weights(displacement_scores(table, axes))
-    weights = functional.dropout(weights, dropout, training=dropout > 0).to(keys.dtype)
+    weights = (functional.dropout(weights, dropout) if dropout else weights).to(keys.dtype)
     y = product_attention([weights], keys.flatten(2), maps, groups)
     return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))

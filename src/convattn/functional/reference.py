@@ -74,7 +74,7 @@ def attend(
         Output channels at each query, in the dtype of `keys`.
     """
     pattern = "heads queries keys" if weights.ndim == 3 else "images heads queries keys"
-    weights = functional.dropout(weights, dropout, training=dropout > 0).to(keys.dtype)
+    weights = (functional.dropout(weights, dropout) if dropout else weights).to(keys.dtype)
     pixels = rearrange(keys, "images channels ... -> images channels (...)")
     mixed = einsum(weights, pixels, f"{pattern}, images channels keys -> images heads channels queries")
     return combine_heads(mixed, maps, groups)

@@ -34,6 +34,9 @@ __all__ = ["Call", "Prepared", "compute", "describe", "describe_content", "prepa
 _HARD = 1 / 8
 """Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
 
+_WEAK = 1 / 2
+"""Share of queries that may be computed exactly beside transforms; with more of them, all are."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -150,7 +153,7 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
         y = fourier_attention(made, call.axes, keys, call.values.maps(), groups)
     else:
         flat = keys.flatten(2) if prepared.path == "dense" else keys
-        dropped = (nn.functional.dropout(weight, call.dropout, training=call.dropout > 0) for weight in made)
+        dropped = [nn.functional.dropout(weight, call.dropout) for weight in made] if call.dropout else made
         weights = [weight.to(keys.dtype) for weight in dropped]
         if prepared.order == "values":
             y = values_first_attention(weights, flat, *call.values.factors(), groups)
@@ -242,9 +245,8 @@ def _fourier(call: Call, reason: str) -> Prepared:
     """Prepares filters; where too many queries would lose digits, explicit weights."""
     if not call.values_known:
         return _dense(call, "a compiled graph cannot look at the values that transforms need to know")
-    filters, work = fourier_filters(_table(call), call.axes, call.dtype), call.work
-    transforms, pairs = work.transforms().flops * SLOWNESS["transforms"], work.mixing(work.channels, by_axis=False)
-    if filters.weak_share == 1 or (filters.weak_share and transforms + filters.weak_share * pairs > pairs):
+    filters = fourier_filters(_table(call), call.axes, call.dtype)
+    if filters.weak_share > _WEAK:
         lost = f"transforms would lose digits at {filters.weak_share:.0%} of the queries"
         return _dense(call, f"{lost}, so all are computed exactly")
     if filters.weak_share:

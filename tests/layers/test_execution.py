@@ -1,0 +1,216 @@
+"""How layers choose their path, what they keep between calls, and what each path promises of its own."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from convattn.convert import conv_to_attention
+from convattn.encodings import Quadratic
+from convattn.errors import ArgumentError, ShapeError
+from convattn.functional import fourier
+from convattn.layers import RelativeAttention1d, RelativeAttention2d
+from convattn.records import Plan
+from convattn.testing.budget import assert_within_budget
+
+
+def hard_layer(**options):
+    torch.manual_seed(0)
+    centres = [[row, col] for row in (-1, 0, 1) for col in (-1, 0, 1)]
+    encoding = Quadratic(9, 2, centres=centres, sharpness=options.pop("sharpness", 128.0))
+    return RelativeAttention2d(3, 5, 9, encoding, **options)
+
+
+def images(*sizes, batch=2, channels=3, dtype=torch.float32):
+    shape = (batch, channels, *sizes)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def by_path(layer, path, x):
+    other = copy.deepcopy(layer)
+    other.impl = path
+    return other(x)
+
+
+def test_hard_heads_run_as_a_convolution_with_replicate_padding():
+    layer, x = hard_layer(), images(5, 7)
+    plan = layer.plan(x.shape)
+    assert plan.path == "shift"
+    assert plan.bound == 0
+    assert "convolution" in plan.reason
+    conv = nn.Conv2d(3, 5, 3, padding=1, padding_mode="replicate")
+    with torch.no_grad():
+        conv.weight.copy_(layer.values.weight.view(3, 3, 5, 3).permute(2, 3, 0, 1))
+        conv.bias.copy_(layer.bias)
+    hi = copy.deepcopy(conv).double()(x.double())
+    assert_within_budget(layer(x), hi, by_path(layer, "reference", x))
+
+
+def test_gradients_of_hard_heads_are_zero_and_those_of_values_exact():
+    layer, x = hard_layer(), images(5, 7)
+    layer(x).square().sum().backward()
+    assert torch.equal(layer.encoding.centres.grad, torch.zeros(9, 2))
+    assert torch.equal(layer.encoding.root_sharpness.grad, torch.zeros(9))
+    other = copy.deepcopy(layer).double()
+    other.zero_grad()
+    other.impl = "reference"
+    other(x.double()).square().sum().backward()
+    single = copy.deepcopy(layer)
+    single.zero_grad()
+    by_path_grad = copy.deepcopy(single)
+    by_path_grad.impl = "reference"
+    by_path_grad(x).square().sum().backward()
+    assert_within_budget(layer.values.weight.grad, other.values.weight.grad, by_path_grad.values.weight.grad)
+
+
+def test_heads_that_leak_below_rounding_are_convolutions_only_where_nothing_is_learned_of_them():
+    layer, x = hard_layer(sharpness=20.0), images(5, 7)
+    assert layer.plan(x.shape).path == "separable"
+    with torch.no_grad():
+        plan = layer.plan(x.shape)
+        assert plan.path == "shift"
+        row_sums = layer.values.weight.double().abs().sum((0, 2)).max().item()
+        assert 0 < plan.bound <= 2 * row_sums * torch.finfo(torch.float32).eps / 8
+        hi = by_path(copy.deepcopy(layer).double(), "reference", x.double())
+        assert_within_budget(layer(x), hi, by_path(layer, "reference", x))
+
+
+@pytest.mark.parametrize("change", ["sharpness", "half a pixel"])
+def test_soft_heads_are_no_convolution(change):
+    """Negative control: where heads look at more than one pixel, the path is neither taken nor to be had."""
+    layer, x = hard_layer(), images(5, 7)
+    with torch.no_grad():
+        if change == "sharpness":
+            layer.encoding.root_sharpness[3] = 2.0
+        else:
+            layer.encoding.centres[4, 1] += 0.5
+    assert layer.plan(x.shape).path == "separable"
+    layer.impl = "shift"
+    with pytest.raises(ArgumentError, match="impl must be another than 'shift' here, because the heads are not hard"):
+        layer(x)
+
+
+def test_heads_far_apart_are_not_one_kernel():
+    layer = RelativeAttention1d(3, 5, 2, Quadratic(2, 1, centres=[[-20.0], [21.0]], sharpness=128.0))
+    assert layer.plan((1, 3, 61)).path == "shift"  # two taps, 41 pixels apart
+    with torch.no_grad():
+        layer.encoding.centres[0] = 0
+    assert layer.plan((1, 3, 61)).path == "shift"
+    far = RelativeAttention1d(3, 5, 3, Quadratic(3, 1, centres=[[-20.0], [0.0], [21.0]], sharpness=128.0))
+    assert far.plan((1, 3, 61)).path == "separable"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda layer: layer.encoding.centres.data.add_(1),
+        lambda layer: layer.load_state_dict({**layer.state_dict(), "encoding.centres": torch.ones(9, 2)}),
+        lambda layer: setattr(layer.encoding, "centres", nn.Parameter(torch.full((9, 2), 0.3))),
+        lambda layer: layer.double(),
+    ],
+    ids=["through .data", "load_state_dict", "another parameter", "another dtype"],
+)
+def test_what_is_kept_follows_the_parameters(write):
+    layer, x = hard_layer(sharpness=0.3).eval(), images(5, 7)
+    with torch.no_grad():
+        first = layer(x)
+        assert torch.equal(layer(x), first)
+        write(layer)
+        x = x.to(layer.bias.dtype)
+        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
+        assert layer(x).dtype == torch.float64 or not torch.equal(layer(x), first)
+
+
+def test_weights_are_made_once_in_evaluation_and_left_out_of_copies(monkeypatch):
+    layer, x = hard_layer(sharpness=0.3).eval(), images(5, 7)
+    calls = []
+    right = type(layer.encoding).axis_tables
+    monkeypatch.setattr(type(layer.encoding), "axis_tables", lambda *a, **k: calls.append(1) or right(*a, **k))
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+    assert len(calls) == 1
+    layer(x)  # gradients are wanted
+    assert len(calls) == 2
+    assert len(pickle.dumps(layer)) == len(pickle.dumps(pickle.loads(pickle.dumps(layer))))
+    assert not copy.deepcopy(layer)._kept._entries
+
+
+def test_large_images_are_transformed_and_float64_is_not():
+    layer = RelativeAttention2d(3, 5, 2, "generalized_quadratic")
+    assert layer.plan((1, 3, 8, 8)).path == "dense"
+    assert layer.plan((1, 3, 64, 64)).path == "fourier"
+    plan = layer.double().plan((1, 3, 64, 64))
+    assert plan.path == "dense"
+    assert plan.reason == "transforms would lose digits at 100% of the queries, so all are computed exactly"
+
+
+def test_queries_that_would_lose_digits_are_computed_exactly(monkeypatch):
+    """A head that looks far out of the image; without the guard the quotient is wrong."""
+    torch.manual_seed(0)
+    encoding = Quadratic(2, 2, centres=[[0.0, 0.0], [9.0, 0.0]], sharpness=0.5)
+    layer, x = RelativeAttention2d(3, 5, 2, encoding, impl="fourier"), images(17, 19)
+    plan = layer.plan(x.shape)
+    assert plan.path == "fourier"
+    assert "would lose digits are computed exactly" in plan.reason
+    hi, lo = by_path(copy.deepcopy(layer).double(), "reference", x.double()), by_path(layer, "reference", x)
+    assert_within_budget(layer(x), hi, lo)
+    monkeypatch.setattr(fourier, "_NOISE", 1e-9)
+    with pytest.raises(AssertionError, match="result: error"):
+        assert_within_budget(layer(x), hi, lo)
+
+
+def test_narrow_heads_take_values_first():
+    torch.manual_seed(0)
+    layer, x = RelativeAttention2d(64, 64, 8, "quadratic", head_width=2), images(5, 7, channels=64)
+    assert layer.plan(x.shape).order == "values"
+    assert RelativeAttention2d(64, 64, 8, "quadratic").plan(x.shape).order == "weights"
+    hi, lo = by_path(copy.deepcopy(layer).double(), "reference", x.double()), by_path(layer, "reference", x)
+    assert_within_budget(layer(x), hi, lo)
+
+
+def test_plan_is_a_record_and_refuses_what_forward_refuses(tmp_path):
+    layer = hard_layer()
+    plan = layer.plan((2, 3, 5, 7))
+    assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
+    assert plan.summary().startswith("shift path, weights first: each head looks at one pixel")
+    assert plan.flops == 2 * 2 * 35 * 9 * 3 * 5
+    with pytest.raises(ShapeError, match=r"x must be of shape \(batch, 3, 2 spatial sizes\), but is \(2, 4, 5, 7\)"):
+        layer.plan((2, 4, 5, 7))
+
+
+def test_certificate_measures_softmax_attention_not_a_convolution():
+    """Were it measured on the convolution that hard heads run as, soft heads taken for hard would pass."""
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    layer, certificate = conv_to_attention(conv)
+    assert layer.plan((1, 3, 8, 8)).path == "shift"
+    assert 0 < certificate.measured_error <= certificate.rounding
+
+
+COMPILED = """
+import sys, torch
+from convattn.layers import RelativeAttention2d
+
+torch.manual_seed(0)
+layer = RelativeAttention2d(3, 5, 2, sys.argv[1], content=sys.argv[2] == "content")
+compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+worst = 0.0
+for sizes in ((5, 7), (6, 9), (8, 4)):
+    x = torch.randn(2, 3, *sizes)
+    worst = max(worst, (compiled(x) - layer(x)).abs().max().item())
+print(worst)
+"""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content"), [("quadratic", ""), ("distance", ""), ("learned_axial", "content")], ids=str
+)
+def test_layers_compile_to_one_graph_for_any_size(encoding, content):
+    """In a process of its own: the type checks of the test run would break the graph. Outputs are of size one."""
+    command = [sys.executable, "-c", COMPILED, encoding, content]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert float(found.stdout.splitlines()[-1]) <= 8 * torch.finfo(torch.float32).eps
