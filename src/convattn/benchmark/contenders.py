@@ -63,7 +63,7 @@ def _ours(case: LayerCase, setting: Setting) -> Contender:
 
 def _reference(case: LayerCase, setting: Setting) -> Contender:
     layer = setting.place(with_path(build_layer(case), "reference"), training=case.training)
-    return Contender(layer, "the published formulation: all scores, softmax, einsum", layer, same_function=True)
+    return Contender(layer, "the readable path: all scores, softmax, einsum", layer, same_function=True)
 
 
 def _conv(case: LayerCase, setting: Setting) -> Contender:

@@ -46,7 +46,7 @@ def _reading() -> str:
   only" marks another function.
 - **ms** is the median over the rounds of one call, **min – max** its extremes.
 - **÷ nn.Conv2d** and **× faster than reference** are medians of the ratios of one round, with their extremes. The
-  convolution is 3 × 3 with as many channels; the reference is the published formulation: all scores, a softmax over all
+  convolution is 3 × 3 with as many channels; the reference is the readable path: all scores, a softmax over all
   pixels, einsum.
 - **MiB** is the largest memory of one call beyond weights and images, in a process of its own.
 """

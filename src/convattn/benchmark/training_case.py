@@ -45,7 +45,7 @@ def run_training_case(case: TrainingCase, setting: Setting, rounds: int) -> Case
     checks = {name: _compare_losses(case, setting, path) for name, path in paths.items()}
     steps = {name: _stepper(networks[name], images, labels) for name, check in checks.items() if check.passed}
     seconds = time_rounds(steps, rounds=rounds, device=setting.torch_device)
-    notes = {"convattn": f'impl="auto"; {_compared(case)}', "reference": "the published formulation in every layer"}
+    notes = {"convattn": f'impl="auto"; {_compared(case)}', "reference": "the readable path in every layer"}
     blank = Measurement("", "", None, None, (), None, "", None)
     measurements = [
         replace(
