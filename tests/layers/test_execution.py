@@ -173,7 +173,7 @@ def test_narrow_heads_take_values_first():
     assert_within_budget(layer(x), hi, lo)
 
 
-def test_plan_is_a_record_and_refuses_what_forward_refuses(tmp_path):
+def test_plan_is_a_record_and_refuses_what_forward_refuses(tmp_path, without_type_checks):
     layer = hard_layer()
     plan = layer.plan((2, 3, 5, 7))
     assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
@@ -181,6 +181,9 @@ def test_plan_is_a_record_and_refuses_what_forward_refuses(tmp_path):
     assert plan.flops == 2 * 2 * 35 * 9 * 3 * 5
     with pytest.raises(ShapeError, match=r"x must be of shape \(batch, 3, 2 spatial sizes\), but is \(2, 4, 5, 7\)"):
         layer.plan((2, 4, 5, 7))
+    for shape in ((3, 5, 7), (2, 3, -5, 7), (2, 3, 5.0, 7)):
+        with pytest.raises(ArgumentError, match="shape must be an integer of at least 0, or 4 of them, but is"):
+            layer.plan(shape)
 
 
 def test_certificate_measures_softmax_attention_not_a_convolution():

@@ -184,7 +184,7 @@ class RelativeAttention(nn.Module, ABC):
 
         Raises:
             ShapeError: The shape is not one that `forward` takes.
-            ArgumentError: The path demanded cannot compute the layer as it is.
+            ArgumentError: The shape is not whole numbers, or the path demanded cannot compute the layer as it is.
 
         Example:
             >>> from convattn.layers import RelativeAttention2d
@@ -192,7 +192,8 @@ class RelativeAttention(nn.Module, ABC):
             'separable'
         """
         weight = next(self.values.parameters())
-        x = torch.empty(tuple(shape), dtype=dtype or weight.dtype, device="meta")
+        sizes = axis_lists("shape", shape, self.dims + 2, least=0)
+        x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
         self._require_images(x)
         device = torch.device(device or weight.device)
         axes = self.geometry.axes(x.shape[2:])
