@@ -41,7 +41,7 @@ class TestLargeImages(AttentionContract):
         self.case = request.param
         self.formula, self.dims = FORMULAS[self.case.encoding], self.case.kind.dims
         monkeypatch.setattr(product, "_CACHE", PIECE)
-        monkeypatch.setattr(mixing, "_ROWS", 2)
+        monkeypatch.setattr(mixing, "_SHORT", 2)
 
     def create(self, in_channels, out_channels, **options):
         layer = self.case.create(in_channels, out_channels, **options)
@@ -62,16 +62,18 @@ SHARP = {
 def test_the_pieces_are_pieces(monkeypatch):
     """Negative control of the class above: what it makes small is cut, and what is left out matters."""
     weights = torch.softmax(-((torch.arange(7.0) - torch.arange(7.0)[:, None]) ** 2) * 9, dim=-1)[None]
-    monkeypatch.setattr(mixing, "_ROWS", 2)
-    ((*blocks,),) = mixing.key_blocks(weights, torch.finfo(torch.float32).eps / 64)
-    assert [block.queries for block in blocks] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
-    assert all(block.keys.stop - block.keys.start < 6 for block in blocks)
+    monkeypatch.setattr(mixing, "_SHORT", 2)
+    tiles = mixing.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7)
+    assert [tile.queries for tile in tiles] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
+    assert all(keys.stop - keys.start < 6 for tile in tiles for keys in tile.keys)
     monkeypatch.setattr(product, "_CACHE", PIECE)
-    work = product._Work(torch.zeros(2, 5, 7, 3), weights, [torch.zeros(1, 5, 5), weights])
-    assert len(list(work.pieces(2))) > 2
+    pieces = product._Pieces(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])
+    assert len(list(pieces.over(2))) > 2
     contract = TestLargeImages()
     contract.case, contract.formula = PIECEWISE[1], FORMULAS["quadratic"]
-    right = mixing.key_blocks
-    monkeypatch.setattr(product, "key_blocks", lambda weights, _: right(weights, 1e-3))
+    right = mixing.axis_tiles
+    monkeypatch.setattr(
+        mixing, "axis_tiles", lambda weights, _, *rest, **options: right(weights, 1e-3, *rest, **options)
+    )
     with pytest.raises(AssertionError, match="result: error"):
         contract.test_output_is_attention_by_definition(torch.float32)

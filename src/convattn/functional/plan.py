@@ -87,7 +87,7 @@ class Work:
         piece = min(1 << 21, self.batch * self.channels * math.prod(self.queries) * self.itemsize)
         weights = self.weights(by_axis=by_axis)
         flops = 5 * weights + self.mixing(self.channels, by_axis=by_axis) + self.maps
-        return Cost(flops, weights * (4 + self.itemsize) + 2 * piece)
+        return Cost(flops, weights * (4 + self.itemsize) + 3 * piece)
 
     def values_first(self, *, by_axis: bool) -> Cost:
         """Costs each head's own channels, then weighted means of those."""

@@ -62,6 +62,7 @@ def head_backward(
     groups: int,
     *,
     weight_gradient: Float[Tensor, "outputs channels_per_group"] | None,
+    out: Float[Tensor, "pixels channels"],
 ) -> Float[Tensor, "pixels channels"]:
     """Carries a gradient back through `add_head`.
 
@@ -71,23 +72,24 @@ def head_backward(
         weight: As given to `add_head`.
         groups: As given to `add_head`.
         weight_gradient: Where to add the gradient with respect to the weight; None leaves it out.
+        out: Where to write the gradient with respect to `mixed`.
 
     Returns:
-        The gradient with respect to `mixed`.
+        `out`.
     """
     if groups == 1:
         if weight_gradient is not None:
             weight_gradient.addmm_(gradient.mT, mixed)
-        return gradient @ weight
+        return torch.mm(gradient, weight, out=out)
     if groups == gradient.shape[1] == mixed.shape[1]:
         if weight_gradient is not None:
             weight_gradient[:, 0] += (gradient * mixed).sum(0)
-        return gradient * weight[:, 0]
+        return torch.mul(gradient, weight[:, 0], out=out)
     parts = _split(gradient, groups)
     if weight_gradient is not None:
         weight_gradient.unflatten(0, (groups, -1)).baddbmm_(parts.mT, _split(mixed, groups))
     back = torch.bmm(parts, weight.unflatten(0, (groups, -1)))
-    return rearrange(back, "groups pixels channels -> pixels (groups channels)")
+    return out.copy_(rearrange(back, "groups pixels channels -> pixels (groups channels)"))
 
 
 def _split(x: Float[Tensor, "pixels channels"], groups: int) -> Float[Tensor, "groups pixels channels_per_group"]:
