@@ -9,8 +9,8 @@ from convattn.errors import UnknownNameError
 
 __all__ = ["Case", "LayerCase", "NetworkSize", "ScalingCase", "TrainingCase", "choose", "find_suite"]
 
-_ALL = ("convattn", "reference", "conv", "sdpa", "gpsa", "flex")
-_TORCH = ("convattn", "reference", "conv", "sdpa")
+_ALL = ("convattn", "reference", "published", "conv", "sdpa", "gpsa", "flex")
+_TORCH = ("convattn", "reference", "published", "conv", "sdpa")
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def _quick() -> tuple[Case, ...]:
         LayerCase("generalized-quadratic-8", "generalized_quadratic", **tiny),
         LayerCase("distance-8", "distance", **tiny),
         replace(LayerCase("hard-8", "hard", **tiny), heads=9),
-        replace(content, contenders=("convattn", "reference"), training=True, memory=True),
+        replace(content, contenders=("convattn", "reference", "published"), training=True, memory=True),
         ScalingCase("scaling", _PATHS, channels=16, heads=3, sizes=(8, 16, 32)),
         TrainingCase("training-step-plain", network, 0.0, network, steps=5),
         TrainingCase("training-step-dropout", network, 0.1, network, steps=5),

@@ -17,6 +17,7 @@ from convattn.benchmark.build import (
 )
 from convattn.benchmark.cases import LayerCase
 from convattn.benchmark.peers import DenseBiasAttention, FlexBiasAttention, compiled_flex, create_gpsa
+from convattn.benchmark.published import PublishedAttention
 from convattn.layers import RelativeAttention
 
 __all__ = ["CONTENDERS", "OURS", "Contender"]
@@ -63,7 +64,15 @@ def _ours(case: LayerCase, setting: Setting) -> Contender:
 
 def _reference(case: LayerCase, setting: Setting) -> Contender:
     layer = setting.place(with_path(build_layer(case), "reference"), training=case.training)
-    return Contender(layer, "the readable path: all scores, softmax, einsum", layer, same_function=True)
+    return Contender(layer, "this library's readable path: weights made once for all images", layer, same_function=True)
+
+
+def _published(case: LayerCase, setting: Setting) -> Contender:
+    layer = setting.place(build_layer(case), training=case.training)
+    peer = PublishedAttention(layer).train(case.training)
+    return Contender(
+        peer, "the published formulation: scores of all pairs, softmax, one einsum", layer, same_function=True
+    )
 
 
 def _conv(case: LayerCase, setting: Setting) -> Contender:
@@ -95,6 +104,14 @@ def _flex(case: LayerCase, setting: Setting) -> Contender:
 
 
 CONTENDERS: Mapping[str, Callable[[LayerCase, Setting], Contender]] = MappingProxyType(
-    {"convattn": _ours, "reference": _reference, "conv": _conv, "sdpa": _sdpa, "gpsa": _gpsa, "flex": _flex}
+    {
+        "convattn": _ours,
+        "reference": _reference,
+        "published": _published,
+        "conv": _conv,
+        "sdpa": _sdpa,
+        "gpsa": _gpsa,
+        "flex": _flex,
+    }
 )
 """Builders of the contenders, each from the data of a case alone."""

@@ -45,9 +45,10 @@ def _reading() -> str:
   otherwise. Outputs are compared, and where gradients are taken those of the images and of every parameter. "time
   only" marks another function.
 - **ms** is the median over the rounds of one call, **min – max** its extremes.
-- **÷ nn.Conv2d** and **× faster than reference** are medians of the ratios of one round, with their extremes. The
-  convolution is 3 × 3 with as many channels; the reference is the readable path: all scores, a softmax over all
-  pixels, einsum.
+- **÷ nn.Conv2d** and **× faster than …** are medians of the ratios of one round, with their extremes. The convolution
+  is 3 × 3 with as many channels. "published" is the formulation of the paper and its networks: scores of all pairs of
+  pixels, a softmax, one einsum. "reference" is this library's readable path, which makes the weights once for all
+  images and multiplies them in one product.
 - **MiB** is the largest memory of one call beyond weights and images, in a process of its own.
 """
 

@@ -7,7 +7,18 @@ from convattn.benchmark.record import CaseResult, Check, Measurement, ScalingCur
 
 __all__ = ["COLUMNS", "SCALING_COLUMNS", "case_rows", "describe_check", "scaling_rows"]
 
-COLUMNS = ("contender", "path", "check", "ms", "min – max", "ms/image", "÷ nn.Conv2d", "× faster than reference", "MiB")
+COLUMNS = (
+    "contender",
+    "path",
+    "check",
+    "ms",
+    "min – max",
+    "ms/image",
+    "÷ nn.Conv2d",
+    "× faster than published",
+    "× faster than reference",
+    "MiB",
+)
 """Heads of the columns of a case; MiB is the memory of a call beyond weights and images."""
 
 SCALING_COLUMNS = ("path", "check", "exponent")
@@ -79,6 +90,7 @@ def _row(result: CaseResult, item: Measurement) -> tuple[str, ...]:
         f"{_milliseconds(time.low)} – {_milliseconds(time.high)}",
         _milliseconds(time.median / result.images),
         _ratio(result.ratio(item.contender, "conv")),
+        _ratio(result.ratio("published", item.contender)),
         _ratio(result.ratio("reference", item.contender)),
         memory,
     )
