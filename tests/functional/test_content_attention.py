@@ -1,6 +1,7 @@
 """Content attention, some images at a time: parts give what the whole gives, and nothing large is kept."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +15,13 @@ from convattn.testing.dense import as_dtype
 MODULE = importlib.import_module("convattn.functional.content_attention")
 
 
-def made(impl, **options):
+NARROW = Content(key_width=3)
+
+
+def made(impl, content=NARROW, **options):
     torch.manual_seed(0)
-    encoding = LearnedAxial(2, 2, extent=8, width=3)
-    return RelativeAttention2d(4, 5, 2, encoding, content=Content(key_width=3), impl=impl, **options)
+    encoding = LearnedAxial(2, 2, extent=16, width=3)
+    return RelativeAttention2d(4, 5, 2, encoding, content=content, impl=impl, **options)
 
 
 def results(layer, x):
@@ -28,7 +32,7 @@ def results(layer, x):
 
 
 def check(layer, x):
-    reference = made("reference")
+    reference = made("reference", content=layer.content_terms)
     lows, highs = results(reference, x), results(as_dtype(reference, torch.float64), x.double())
     for actual, hi, lo in zip(results(layer, x), highs, lows, strict=True):
         assert_within_budget(actual, hi, lo)
@@ -47,6 +51,26 @@ def test_a_part_that_forgets_a_term_is_noticed(monkeypatch):
         check(made("content"), torch.randn(3, 4, 5, 7))
 
 
+@pytest.mark.parametrize("content", [Content(key_width=64, query_bias=True, key_bias=True), Content(key_width=1)])
+def test_one_matrix_in_place_of_two_is_the_reference_where_heads_are_wide(content, monkeypatch):
+    """The fold is taken for wide heads only, and with either the result is right; without the bias's part it is not."""
+    taken = []
+    honest = MODULE.fold
+    monkeypatch.setattr(MODULE, "fold", lambda *args: taken.append(args) or honest(*args))
+    check(made("content", content=content), torch.randn(3, 4, 5, 7))
+    assert bool(taken) == (content.key_width == 64)
+
+
+def test_a_fold_that_forgets_a_bias_is_noticed(monkeypatch):
+    """Negative control of the test above."""
+    honest, content = MODULE.fold, Content(key_width=64, query_bias=True)
+    monkeypatch.setattr(
+        MODULE, "fold", lambda maps, *rest: honest(replace(maps, query_bias=0 * maps.query_bias), *rest)
+    )
+    with pytest.raises(AssertionError, match="result: error"):
+        check(made("content", content=content), torch.randn(3, 4, 5, 7))
+
+
 def saved_bytes(layer, x):
     total = 0
 
@@ -61,8 +85,8 @@ def saved_bytes(layer, x):
 
 
 def test_no_weights_are_kept_for_the_backward_pass():
-    x = torch.randn(4, 4, 8, 8)
-    weights = 4 * 2 * 64 * 64 * 4
+    x = torch.randn(4, 4, 16, 16)
+    weights = 4 * 2 * 256 * 256 * 4
     assert saved_bytes(made("content"), x) < weights / 4
     assert saved_bytes(made("reference"), x) > weights
 

@@ -1,8 +1,9 @@
 """Attention on grids as pure functions: the readable reference, and the faster paths that are held against it."""
 
 from convattn.functional.content import content_scores, gated_weights
-from convattn.functional.content_attention import ContentMaps, PositionTables, content_attention
+from convattn.functional.content_attention import content_attention
 from convattn.functional.dense import dense_attention
+from convattn.functional.folding import ContentMaps, PositionTables
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
 from convattn.functional.keys import pad_keys, query_pixels
 from convattn.functional.narrow import values_first_attention

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from convattn.functional.content import gated_weights
+from convattn.functional.folding import ContentMaps, PositionTables, fold, folding_pays
 from convattn.functional.keys import query_pixels
 from convattn.functional.reference import attention_weights, displacement_scores
 from convattn.functional.values import combine_heads
@@ -21,42 +22,6 @@ __all__ = ["ContentMaps", "PositionTables", "content_attention"]
 
 _BYTES = 1 << 25
 """Bytes of scores, queries and keys made at a time."""
-
-
-@dataclass(frozen=True)
-class ContentMaps:
-    """The linear maps from pixels to queries and keys, all heads in one matrix.
-
-    Attributes:
-        query: W_q, (heads · width, channels).
-        key: W_k, (heads · width, channels).
-        query_bias: (heads · width,), or None.
-        key_bias: (heads · width,), or None.
-        content_bias: u, (heads, width), or None.
-    """
-
-    query: Float[Tensor, "heads_width channels"]
-    key: Float[Tensor, "heads_width channels"]
-    query_bias: Float[Tensor, " heads_width"] | None = None
-    key_bias: Float[Tensor, " heads_width"] | None = None
-    content_bias: Float[Tensor, "heads width"] | None = None
-
-
-@dataclass(frozen=True)
-class PositionTables:
-    """What the scores take from displacements, as tables that run from the lowest to the highest displacement.
-
-    Scores and features that are sums over axes come as one table per axis; others as one table of all displacements,
-    which is one table over all axes at once.
-
-    Attributes:
-        scores: s_h, one (heads, displacements of the axis) per axis, or a single (heads, *displacements).
-        features: Ŵr_δ (heads, displacements, width), or r_δ shared by all heads (1, displacements, width): one per
-            axis, or a single one over all displacements, flattened; empty without content–position scores.
-    """
-
-    scores: Sequence[Float[Tensor, "heads *_"]]
-    features: Sequence[Float[Tensor, "heads_or_one _ width"]] = ()
 
 
 def content_attention(
@@ -92,20 +57,15 @@ def content_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`.
     """
-    work = _Work(axes, content, position, maps, groups, gate, dropout)
     with torch.autocast(keys.device.type, enabled=False):
-        shared = work.shared_scores()
+        if folding_pays(keys.shape[0], keys.shape[1], axes, len(content.query) // len(maps)):
+            content, position = fold(content, position, len(maps), keys.dtype)
+        work = _Work(axes, content, position, maps, groups, gate, dropout)
+        shared, along = work.shared_scores(), work.along_axes(keys.device)
     if gate is not None and shared is not None:
         shared = attention_weights(shared)
     step = max(1, _BYTES // work.bytes_per_image(keys))
-    parts = []
-    for part in keys.split(step):
-        if torch.is_grad_enabled():
-            y = checkpoint(work.attend, part, shared, use_reentrant=False, preserve_rng_state=dropout > 0)
-        else:
-            y = work.attend(part, shared)
-        assert isinstance(y, Tensor)
-        parts.append(y)
+    parts = [work.attend(part, shared, along) for part in keys.split(step)]
     y = torch.cat(parts) if len(parts) > 1 else parts[0]
     return y.unflatten(-1, [len(axis.queries) for axis in axes])
 
@@ -124,7 +84,7 @@ class _Work:
 
     @property
     def by_axis(self) -> bool:
-        """Whether position scores join the product of queries and keys, axis by axis."""
+        """Whether position scores are added axis by axis."""
         return self.gate is None and len(self.position.scores) == len(self.axes)
 
     def bytes_per_image(self, keys: Tensor) -> int:
@@ -145,78 +105,107 @@ class _Work:
             table = table[..., None] + scores.view(len(scores), *(1,) * (table.ndim - 1), -1)
         return displacement_scores(table, self.axes)
 
-    def attend(self, keys: Tensor, shared: Tensor | None) -> Float[Tensor, "images outputs queries"]:
+    def along_axes(self, device: torch.device) -> list[tuple[Tensor | None, Tensor | None]]:
+        """Looks up, per axis, features (heads or one, queries, keys, width) and scores (heads, queries, keys)."""
+        index = [axis.index(device) for axis in self.axes]
+        features = self.position.features if len(self.position.features) == len(self.axes) else ()
+        scores = self.position.scores if self.by_axis else ()
+        return [
+            (features[n][:, places] if features else None, scores[n][:, places] if scores else None)
+            for n, places in enumerate(index)
+        ]
+
+    def attend(
+        self, keys: Tensor, shared: Tensor | None, along: Sequence[tuple[Tensor | None, Tensor | None]]
+    ) -> Float[Tensor, "images outputs queries"]:
         """Attends in some of the images."""
         pixels = rearrange(keys, "images channels ... -> images (...) channels")
         at_queries = rearrange(query_pixels(keys, self.axes), "images channels ... -> images (...) channels")
         query = self._heads(functional.linear(at_queries, self.content.query, self.content.query_bias))
-        key = self._heads(functional.linear(pixels, self.content.key, self.content.key_bias))
-        with torch.autocast(keys.device.type, enabled=False):
-            weights = self._weights(query, key, shared)
-        weights = functional.dropout(weights, self.dropout, training=self.dropout > 0).to(keys.dtype)
-        mixed = torch.matmul(weights.flatten(1, 2), pixels).unflatten(1, weights.shape[1:3])
+        if self.content.key is None:
+            ones = at_queries.new_ones(()).expand(*at_queries.shape[:2], 1)
+            key, seeing = pixels[:, None].to(query.dtype), torch.cat([at_queries, ones], dim=-1)[:, None]
+        else:
+            key, scale = self._heads(functional.linear(pixels, self.content.key, self.content.key_bias)), self._scale
+            query, bias = query * scale, self.content.content_bias
+            seeing, query = query, query if bias is None else query + (bias * scale).to(query.dtype)[:, None]
+        arguments = (query, key, seeing.to(query.dtype), pixels, shared, along)
+        if torch.is_grad_enabled():
+            mixed = checkpoint(self._mix, *arguments, use_reentrant=False, preserve_rng_state=self.dropout > 0)
+            assert isinstance(mixed, Tensor)
+        else:
+            mixed = self._mix(*arguments)
         return self._combine(mixed)
+
+    def _mix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        seeing: Tensor,
+        pixels: Tensor,
+        shared: Tensor | None,
+        along: Sequence[tuple[Tensor | None, Tensor | None]],
+    ) -> Float[Tensor, "images heads queries channels"]:
+        """Takes the weighted means of the pixels."""
+        with torch.autocast(pixels.device.type, enabled=False):
+            scores = self._scores(query, key, seeing, along)
+            if self.gate is not None and shared is not None:
+                weights = gated_weights(attention_weights(scores), shared, self.gate)
+            else:
+                weights = attention_weights(scores if shared is None else scores + shared)
+        weights = functional.dropout(weights, self.dropout, training=self.dropout > 0).to(pixels.dtype)
+        return torch.matmul(weights.flatten(1, 2), pixels).unflatten(1, weights.shape[1:3])
+
+    @property
+    def _scale(self) -> float:
+        return (len(self.content.query) // len(self.maps)) ** -0.5
 
     def _heads(self, x: Tensor) -> Float[Tensor, "images heads pixels width"]:
         heads = rearrange(x, "images pixels (heads width) -> images heads pixels width", heads=len(self.maps))
         return heads.to(torch.promote_types(x.dtype, torch.float32))
 
-    def _weights(self, query: Tensor, key: Tensor, shared: Tensor | None) -> Float[Tensor, "images heads queries keys"]:
-        scale, bias = query.shape[-1] ** -0.5, self.content.content_bias
-        before, after = (scale, 1.0) if self.by_axis else (1.0, scale)  # tables of scores are not to be scaled
-        left = (query if bias is None else query + bias.to(query.dtype)[:, None]) * before
-        whole, per_axis = self._position_terms(query * before)
-        if per_axis:
-            coordinates = self._coordinates(key).expand(*key.shape[:2], -1, -1)
-            left, key = torch.cat([left, *per_axis], dim=-1), torch.cat([key, coordinates], dim=-1)
-        scores = left @ key.mT
-        if whole is not None:
-            scores = scores + whole
-        scores = scores * after
-        if shared is None:
-            return attention_weights(scores)
-        if self.gate is None:
-            return attention_weights(scores + shared)
-        return gated_weights(attention_weights(scores), shared, self.gate)
+    def _scores(
+        self, query: Tensor, key: Tensor, seeing: Tensor, along: Sequence[tuple[Tensor | None, Tensor | None]]
+    ) -> Float[Tensor, "images heads queries keys"]:
+        """Scores queries and keys, all terms but the shared scores.
 
-    def _position_terms(self, query: Tensor) -> tuple[Tensor | None, list[Float[Tensor, "images heads queries _"]]]:
-        """Scores the displacements: for every query and key at once, or for each axis (query × key coordinate)."""
-        features, scores = self.position.features, self.position.scores
-        if features and len(features) < len(self.axes):
-            seen = query @ features[0].mT
-            index = _flat_index(self.axes, query.device).expand(*query.shape[:2], -1, -1)
-            terms, whole = [], seen.gather(-1, index)
+        `seeing` meets the features: the queries, or the pixels that they are made of, the same for all heads.
+
+        Returns:
+            The scores.
+        """
+        if key.shape[1] == 1:  # the keys are those of all heads
+            scores = (query.flatten(1, 2) @ key[:, 0].mT).unflatten(1, query.shape[1:3])
         else:
-            terms, whole = [self._along(axis, query, table) for axis, table in enumerate(features)], None
-        if self.by_axis:
-            sizes = [len(axis.queries) for axis in self.axes]
-            looked_up = [scores[n][:, axis.index(query.device)] for n, axis in enumerate(self.axes)]
-            for number, table in enumerate(looked_up):
-                shape = [size if n == number else 1 for n, size in enumerate(sizes)]
-                spread = table.view(len(table), *shape, -1).expand(-1, *sizes, -1).flatten(1, -2)
-                if features and whole is None:
-                    terms[number] = terms[number] + spread
-                else:
-                    terms.append(spread.expand(len(query), -1, -1, -1))
-        return whole, terms
+            scores = query @ key.mT
+        features = self.position.features
+        if features and len(features) < len(self.axes):
+            seen = seeing @ features[0].mT
+            scores += seen.gather(-1, _flat_index(self.axes, seen.device).expand(*seen.shape[:2], -1, -1))
+        by_axis = scores.unflatten(-1, [axis.keys for axis in self.axes])
+        for number, (windows, table) in enumerate(along):
+            behind = (1,) * (len(self.axes) - number - 1)
+            if windows is not None:
+                seen = self._along(number, seeing, windows)
+                by_axis += seen.view(*seen.shape[:-1], *(1,) * number, seen.shape[-1], *behind)
+            if table is not None:
+                sizes = [len(axis.queries) if n == number else 1 for n, axis in enumerate(self.axes)]
+                spread = table.view(len(table), *sizes, -1).expand(-1, *(len(axis.queries) for axis in self.axes), -1)
+                by_axis += spread.flatten(1, -2).view(*scores.shape[1:3], *(1,) * number, table.shape[-1], *behind)
+        return scores
 
-    def _along(self, number: int, query: Tensor, table: Tensor) -> Float[Tensor, "images heads queries _"]:
+    def _along(self, number: int, query: Tensor, windows: Tensor) -> Float[Tensor, "images heads queries _"]:
         """Multiplies each query with the features of the displacements to the keys' coordinates along one axis."""
-        windows = table[:, self.axes[number].index(query.device)].expand(query.shape[1], -1, -1, -1)
         sizes = [len(axis.queries) for axis in self.axes]
-        before, after = prod(sizes[:number]), prod(sizes[number + 1 :])
-        split = query.unflatten(2, (before, sizes[number], after))
-        terms = einsum(
-            split, windows, "images heads before q after width, heads q k width -> images heads before q after k"
-        )
+        split = query.unflatten(2, (prod(sizes[:number]), sizes[number], prod(sizes[number + 1 :])))
+        result = "images heads before q after k"
+        if query.shape[1] == 1:
+            pattern = f"images before q after width, heads q k width -> {result}"
+            terms = einsum(split[:, 0], windows.expand(len(self.maps), -1, -1, -1), pattern)
+        else:
+            pattern = f"images heads before q after width, heads q k width -> {result}"
+            terms = einsum(split, windows.expand(query.shape[1], -1, -1, -1), pattern)
         return terms.flatten(2, 4)
-
-    def _coordinates(self, key: Tensor) -> Float[Tensor, "keys coordinates"]:
-        """Marks each key's coordinates: a one per axis."""
-        sizes = [axis.keys for axis in self.axes]
-        grids = torch.meshgrid(*(torch.arange(size, device=key.device) for size in sizes), indexing="ij")
-        hot = [functional.one_hot(grid.flatten(), size) for grid, size in zip(grids, sizes, strict=True)]
-        return torch.cat(hot, dim=-1).to(key.dtype)
 
     def _combine(self, mixed: Float[Tensor, "images heads queries channels"]) -> Float[Tensor, "images out queries"]:
         if self.groups > 1:

@@ -1,0 +1,108 @@
+"""What content scores are made of, and the same scores with two matrices folded into one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from convattn.grid import Axis
+
+__all__ = ["ContentMaps", "PositionTables", "fold", "folding_pays"]
+
+
+@dataclass(frozen=True)
+class ContentMaps:
+    """The linear maps from pixels to queries and keys, all heads in one matrix.
+
+    Attributes:
+        query: W_q, (heads · width, channels).
+        key: W_k, (heads · width, channels), or None where the pixels themselves are the keys of all heads.
+        query_bias: (heads · width,), or None.
+        key_bias: (heads · width,), or None.
+        content_bias: u, (heads, width), or None.
+    """
+
+    query: Float[Tensor, "heads_width channels"]
+    key: Float[Tensor, "heads_width channels"] | None
+    query_bias: Float[Tensor, " heads_width"] | None = None
+    key_bias: Float[Tensor, " heads_width"] | None = None
+    content_bias: Float[Tensor, "heads width"] | None = None
+
+
+@dataclass(frozen=True)
+class PositionTables:
+    """What the scores take from displacements, as tables that run from the lowest to the highest displacement.
+
+    Scores and features that are sums over axes come as one table per axis; others as one table of all displacements,
+    which is one table over all axes at once.
+
+    Attributes:
+        scores: s_h, one (heads, displacements of the axis) per axis, or a single (heads, *displacements).
+        features: Ŵr_δ (heads, displacements, width), or r_δ shared by all heads (1, displacements, width): one per
+            axis, or a single one over all displacements, flattened; empty without content–position scores.
+    """
+
+    scores: Sequence[Float[Tensor, "heads *_"]]
+    features: Sequence[Float[Tensor, "heads_or_one _ width"]] = ()
+
+
+def folding_pays(images: int, channels: int, axes: Sequence[Axis], width: int) -> bool:
+    """Tells whether one matrix in place of W_q and W_k takes fewer operations for queries, keys and scores.
+
+    Args:
+        images: Number of images.
+        channels: D_in.
+        axes: Queries and keys along each axis.
+        width: Width of queries and keys per head.
+
+    Returns:
+        True for wide heads on many pixels.
+    """
+    queries, pixels = prod(len(axis.queries) for axis in axes), prod(axis.keys for axis in axes)
+    apart = images * width * (channels * (queries + pixels) + queries * pixels)
+    folded = channels * channels * (width + images * queries) + images * channels * queries * pixels
+    return folded < apart
+
+
+def fold(
+    content: ContentMaps, position: PositionTables, heads: int, dtype: torch.dtype
+) -> tuple[ContentMaps, PositionTables]:
+    """Puts W_k on the side of the queries, q·k = (W_kᵀ q)·x, and W_q on that of the features, q·r = x·(W_qᵀ r) + b·r.
+
+    Where heads are as wide as there are channels, one product is made of two. The bias of the keys adds the same to
+    all scores of a query, which the softmax takes away again: it stays in the graph with a gradient of zero.
+
+    Args:
+        content: W_q and W_k with their biases, and u.
+        position: Tables of displacements.
+        heads: Number of heads.
+        dtype: Dtype of the pixels.
+
+    Returns:
+        Maps to keys that are the pixels, and features of pixels that end in a one; all scaled by 1/√width.
+    """
+    assert content.key is not None
+    wide = torch.promote_types(dtype, torch.float32)
+    query, key = (
+        rearrange(matrix.to(wide), "(heads width) channels -> heads width channels", heads=heads)
+        for matrix in (content.query, content.key)
+    )
+    query = query * query.shape[1] ** -0.5
+    bias = query.new_zeros(heads, query.shape[1])
+    if content.query_bias is not None:
+        bias = content.query_bias.to(wide).view(heads, -1) * query.shape[1] ** -0.5
+    features = [
+        torch.cat([table.to(wide) @ query, table.to(wide) @ bias[..., None]], dim=-1) for table in position.features
+    ]
+    if content.content_bias is not None:
+        bias = bias + content.content_bias.to(wide) * query.shape[1] ** -0.5
+    folded = einsum(bias, key, "heads width, heads width channels -> heads channels").flatten()
+    if content.key_bias is not None:
+        folded = folded + 0 * content.key_bias.to(wide).sum()
+    matrix = einsum(key, query, "heads width channels, heads width inputs -> heads channels inputs").flatten(0, 1)
+    maps = ContentMaps(matrix.to(dtype), None, folded.to(dtype))
+    return maps, PositionTables(position.scores, features)
