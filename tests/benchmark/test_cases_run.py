@@ -158,21 +158,21 @@ def test_wrong_path_has_no_times_and_no_exponent(monkeypatch):
 def test_training_steps_agree_and_are_timed(dropout):
     result = run_training_case(replace(TRAINING, dropout=dropout), SETTING, rounds=2)
     found = by_name(result)
-    assert {name: len(item.seconds) for name, item in found.items()} == {"convattn": 2, "reference": 2}
+    assert {name: len(item.seconds) for name, item in found.items()} == {"convattn": 2, "reference": 2, "published": 2}
     assert found["convattn"].path == ("dense" if dropout else "separable")
     assert all(item.check.passed and item.check.worst == "losses" for item in found.values())
     assert result.images == 3
 
 
 def test_training_that_goes_another_way_gets_no_time(monkeypatch):
-    honest = training_case._take_path
+    honest = training_case._as
 
-    def take(network, path):
-        if path == "dense":
+    def take(name, network):
+        if name == "convattn":
             network.head.register_forward_hook(lambda *args: args[2] * 1.0001)
-        return honest(network, path)
+        return honest(name, network)
 
-    monkeypatch.setattr(training_case, "_take_path", take)
+    monkeypatch.setattr(training_case, "_as", take)
     found = by_name(run_training_case(TRAINING, SETTING, rounds=1))
     assert not found["convattn"].check.passed
     assert found["convattn"].seconds == ()

@@ -74,7 +74,7 @@ class NetworkSize:
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """Training steps of `AttentionNet("quadratic")`, with the path chosen by the layers and with the reference path.
+    """Training steps of `AttentionNet("quadratic")`: as the layers choose, with the reference path, as published.
 
     Attributes:
         name: Name of the case.

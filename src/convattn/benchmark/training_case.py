@@ -1,7 +1,6 @@
-"""Training steps of the paper's network: the path that the layers choose against the reference path."""
+"""Training steps of the paper's network: the path that the layers choose, the reference path, and as published."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +11,7 @@ from convattn.benchmark.build import Setting, path_taken, seeded
 from convattn.benchmark.cases import NetworkSize, TrainingCase
 from convattn.benchmark.correctness import judge
 from convattn.benchmark.measure import time_rounds
+from convattn.benchmark.published import PublishedAttention
 from convattn.benchmark.record import CaseResult, Check, Measurement
 from convattn.functional.rounding import rounded_differently
 from convattn.layers import RelativeAttention
@@ -22,10 +22,15 @@ __all__ = ["run_training_case"]
 _CLASSES = 10
 _LEARNING_RATE = 0.05
 _ROUNDINGS = 3
+_NOTES = {
+    "convattn": 'impl="auto"',
+    "reference": "the readable path in every layer",
+    "published": "the published formulation in every layer",
+}
 
 
 def run_training_case(case: TrainingCase, setting: Setting, rounds: int) -> CaseResult:
-    """Compares the losses of both paths on a small network, then times steps of the large one in turns.
+    """Compares the losses of all on a small network, then times steps of the large one in turns.
 
     Args:
         case: The case.
@@ -35,33 +40,22 @@ def run_training_case(case: TrainingCase, setting: Setting, rounds: int) -> Case
     Returns:
         What was found; a path whose losses are wrong has no times.
     """
-    networks = {
-        "convattn": _network(case.network, case.dropout, case.seed, setting),
-        "reference": _take_path(_network(case.network, case.dropout, case.seed, setting), "reference"),
-    }
     images, labels = _draw(case.network, case.seed, setting)
-    grid = case.network.image // 2
-    paths = {name: path_taken(_mixers(network)[0], len(images), grid) for name, network in networks.items()}
-    checks = {name: _compare_losses(case, setting, path) for name, path in paths.items()}
+    networks = {name: _as(name, _network(case.network, case.dropout, case.seed, setting)) for name in _NOTES}
+    checks = {name: _compare_losses(case, setting, name) for name in networks}
     steps = {name: _stepper(networks[name], images, labels) for name, check in checks.items() if check.passed}
     seconds = time_rounds(steps, rounds=rounds, device=setting.torch_device)
-    notes = {"convattn": f'impl="auto"; {_compared(case)}', "reference": "the readable path in every layer"}
-    blank = Measurement("", "", None, None, (), None, "", None)
-    measurements = [
-        replace(
-            blank,
-            contender=name,
-            note=notes[name],
-            path=paths[name],
-            check=checks[name],
-            seconds=seconds.get(name, ()),
-        )
-        for name in networks
-    ]
+    measurements = []
+    for name, network in networks.items():
+        first = network.blocks[0].mixer
+        path = path_taken(first, len(images), case.network.image // 2) if isinstance(first, RelativeAttention) else None
+        note = _NOTES[name] + (f"; {_compared(case)}" if name == "convattn" else "")
+        times = seconds.get(name, ())
+        measurements.append(Measurement(name, note, path, checks[name], times, None, "", None))
     return CaseResult(case.name, case.title, case.network.batch, tuple(measurements))
 
 
-def _compare_losses(case: TrainingCase, setting: Setting, path: str) -> Check:
+def _compare_losses(case: TrainingCase, setting: Setting, name: str) -> Check:
     """Compares losses of the small network with those of the reference path in float64.
 
     What rounding may do is seen on the reference path in the setting's dtype, from the images and from images rounded
@@ -72,14 +66,14 @@ def _compare_losses(case: TrainingCase, setting: Setting, path: str) -> Check:
     """
     images, labels = _draw(case.small, case.seed, setting)
     roads = [rounded_differently(images, seed) for seed in range(_ROUNDINGS)]
-    if path != "reference":
+    if name != "reference":
         roads.append(images)
 
     def losses(by: str, road: Tensor) -> dict[str, Tensor]:
-        network = _take_path(_network(case.small, 0.0, case.seed, setting), by)
+        network = _as(by, _network(case.small, 0.0, case.seed, setting))
         return {"losses": _train(network.to(road.dtype), road, labels, case.steps)}
 
-    return judge(losses(path, images), losses("reference", images.double()), [losses("reference", x) for x in roads])
+    return judge(losses(name, images), losses("reference", images.double()), [losses("reference", x) for x in roads])
 
 
 def _compared(case: TrainingCase) -> str:
@@ -104,15 +98,15 @@ def _network(size: NetworkSize, dropout: float, seed: int, setting: Setting) -> 
     return setting.place(network, training=True)
 
 
-def _mixers(network: AttentionNet) -> Sequence[RelativeAttention]:
-    return [module for module in network.modules() if isinstance(module, RelativeAttention)]
-
-
-def _take_path(network: AttentionNet, path: str) -> AttentionNet:
-    """Makes all layers of a network take a path, and returns it."""
-    for mixer in _mixers(network):
-        mixer.impl = path
-    return network
+def _as(name: str, network: AttentionNet) -> AttentionNet:
+    """Makes a network compute as one of the contenders does, and returns it."""
+    for block in network.blocks:
+        assert isinstance(block.mixer, RelativeAttention)
+        if name == "published":
+            block.mixer = PublishedAttention(block.mixer)
+        elif name == "reference":
+            block.mixer.impl = name
+    return network.train()
 
 
 def _draw(
