@@ -108,8 +108,8 @@ class ScalingCase:
 
     Attributes:
         name: Name of the case.
-        paths: Values of `impl`: "separable" (quadratic), "fourier" (generalized quadratic), both with heads of width
-            channels // heads, and "shift" (hard heads of a 3 × 3 convolution).
+        paths: Values of `impl`: "separable" (quadratic), "fourier" (generalized quadratic) and "shift" (hard heads of a
+            3 × 3 convolution).
         channels: Channels in and out.
         heads: Number of heads of the first two.
         sizes: Rows and columns of the images.

@@ -57,8 +57,7 @@ def _build(case: ScalingCase, path: str) -> RelativeAttention:
     if path not in _ENCODINGS:
         return with_path(build_layer(_as_layer_case(case, case.sizes[0])), path).eval()
     with seeded(case.seed):
-        sizes = (case.channels, case.channels, case.heads)
-        return RelativeAttention2d(*sizes, _ENCODINGS[path], head_width=case.channels // case.heads, impl=path).eval()
+        return RelativeAttention2d(case.channels, case.channels, case.heads, _ENCODINGS[path], impl=path).eval()
 
 
 def _as_layer_case(case: ScalingCase, size: int) -> LayerCase:
@@ -68,8 +67,8 @@ def _as_layer_case(case: ScalingCase, size: int) -> LayerCase:
 def _curve(
     case: ScalingCase, path: str, seconds: list[tuple[float, ...]], checks: list[Check], skipped: str | None
 ) -> ScalingCurve:
-    narrow = f"{_ENCODINGS.get(path, '')} heads of width {case.channels // case.heads}".replace("_", " ")
-    note = narrow if path in _ENCODINGS else "hard heads of a 3×3 convolution"
+    kind = _ENCODINGS.get(path, "hard").replace("_", " ")
+    note = f"{case.heads} {kind} heads" if path in _ENCODINGS else "hard heads of a 3×3 convolution"
     positions = tuple(size**2 for size in case.sizes) if skipped is None else ()
     curve = ScalingCurve(path, note, positions, tuple(seconds), tuple(checks), None, skipped)
     return replace(curve, exponent=fit_exponent(curve.medians()))
