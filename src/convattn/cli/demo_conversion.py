@@ -82,8 +82,10 @@ def _show(
 
     from convattn.analysis import convolution_and_attention
 
+    softmax = copy.deepcopy(layer)
+    softmax.impl = "separable"  # hard heads would run as the convolution that they are compared with
     with torch.inference_mode():
-        made, low = layer(pixels), conv(pixels)
+        made, low = softmax(pixels), conv(pixels)
         high = copy.deepcopy(conv).double()(pixels.double())
     unit = torch.finfo(low.dtype).eps * high.abs().max().item()
     convolution_and_attention(path, _comparison(pixels, conv, layer, (high, made), unit))
