@@ -148,3 +148,11 @@ def test_tables_in_another_order_are_rejected():
     contract = FaultyEncoding(lambda scores: scores.flip(-1))
     with pytest.raises(AssertionError, match="result: error"):
         contract.test_tables_of_the_axes_add_up(3)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_features_that_every_axis_adds_are_rejected(dims, monkeypatch):
+    right = Quadratic._axis_features
+    monkeypatch.setattr(Quadratic, "_axis_features", lambda *args: right(*args) + 1e-5)
+    with pytest.raises(AssertionError, match="result: error"):
+        FaultyEncoding().test_features_of_the_axes_add_up(dims, torch.float32)
