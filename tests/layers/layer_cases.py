@@ -39,7 +39,7 @@ class LayerCase:
 
     def create(self, in_channels, out_channels, **options):
         encoding = small_encoding(self.encoding, self.heads, self.kind.dims, **self.encoding_options)
-        return self.kind(in_channels, out_channels, self.heads, encoding, **self.options, **options)
+        return self.settle(self.kind(in_channels, out_channels, self.heads, encoding, **self.options, **options))
 
     def settle(self, layer):
         """Writes the numbers of the case into a layer."""
@@ -66,6 +66,7 @@ class CaseContract(AttentionContract):
         return self.case.create(in_channels, out_channels, **options)
 
     def made(self, *args, **options):
+        """Makes a layer with random parameters, those apart whose numbers the case gives."""
         return self.case.settle(super().made(*args, **options))
 
 
