@@ -20,15 +20,23 @@ def test_displacements_outside_the_table_are_refused_with_the_extent_that_holds_
     assert kind(2, 2, extent=extent)(torch.tensor([displacement])).isfinite().all()
 
 
-@pytest.mark.parametrize("kind", [LearnedAxial, LearnedTable])
-def test_grids_outside_the_table_are_refused(kind):
+@pytest.mark.parametrize(
+    ("kind", "ask"),
+    [
+        (LearnedTable, LearnedTable.table),
+        (LearnedAxial, LearnedAxial.table),
+        (LearnedAxial, LearnedAxial.axis_tables),
+        (LearnedAxial, LearnedAxial.axis_features),
+    ],
+)
+def test_grids_outside_the_table_are_refused(kind, ask):
     encoding = kind(2, 2, extent=(5, 3))
-    encoding.table([Axis(range(5), 5), Axis(range(3), 3)])
+    ask(encoding, [Axis(range(5), 5), Axis(range(3), 3)])
     message = f"{kind.__name__} holds displacements from -2 to 2 along axis 1, but -3 to 3 are asked"
     with pytest.raises(EncodingRangeError, match=message):
-        encoding.table([Axis(range(5), 5), Axis(range(4), 4)])
+        ask(encoding, [Axis(range(5), 5), Axis(range(4), 4)])
     with pytest.raises(EncodingRangeError, match="but -4 to 6 are asked"):
-        encoding.table([Axis(range(5), 7), Axis(range(3), 3)])
+        ask(encoding, [Axis(range(5), 7), Axis(range(3), 3)])
 
 
 def test_whole_pixels_read_the_entries_themselves():

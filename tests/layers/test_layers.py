@@ -1,36 +1,76 @@
 import pytest
 import torch
-from tests.encodings.formula_cases import FORMULAS
-from tests.layers.layer_cases import LAYERS, LayerCase
+from tests.layers.layer_cases import HARD, LAYERS, VALUES_FIRST, CaseContract, LayerCase
 
 from convattn.functional import mixing, product
+from convattn.functional.plan import SLOWNESS
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
-from convattn.testing.contracts import AttentionContract
 
 
-class TestEveryLayer(AttentionContract):
+class TestEveryLayer(CaseContract):
     @pytest.fixture(autouse=True, params=LAYERS, ids=str)
     def _case(self, request):
         self.case = request.param
-        self.formula, self.dims = FORMULAS[self.case.encoding], self.case.kind.dims
 
-    def create(self, in_channels, out_channels, **options):
-        return self.case.create(in_channels, out_channels, **options)
+
+class TestValuesFirst(CaseContract):
+    """The contract where each head mixes channels of its own, which pays only in layers larger than these."""
+
+    @pytest.fixture(autouse=True, params=VALUES_FIRST, ids=str)
+    def _case(self, request, monkeypatch):
+        self.case = request.param
+        monkeypatch.setitem(SLOWNESS, "own channels", 0)
+
+
+def planned(case):
+    contract = CaseContract()
+    contract.case = case
+    return contract.made().plan(contract.images().shape)
+
+
+def test_every_path_goes_through_the_contract(monkeypatch):
+    """A case that demands a path gets it, and no path is without a case."""
+    paths = [(case.options.get("impl", "auto"), planned(case).path) for case in LAYERS]
+    assert {path for _, path in paths} == {"reference", "separable", "dense", "fourier", "shift", "content"}
+    assert all(demanded in ("auto", path) for demanded, path in paths)
+    monkeypatch.setitem(SLOWNESS, "own channels", 0)
+    assert all(planned(case).order == "values" for case in VALUES_FIRST)
+
+
+@pytest.mark.parametrize("case", HARD, ids=str)
+def test_gradient_of_hard_heads_is_zero_by_definition(case):
+    """What the shift path returns for the encoding's parameters is no approximation: nothing is left in float64."""
+    contract = CaseContract()
+    contract.case = case
+    layer = contract.made().double()
+    y = contract.dense(layer, contract.images(dtype=torch.float64))
+    gradients = torch.autograd.grad(y.square().sum(), list(layer.encoding.parameters()))
+    assert not any(gradient.any() for gradient in gradients)
 
 
 PIECE = 260
 """Bytes of a piece: three rows of five in two dimensions, which are not a multiple of a block."""
 
+SHARPNESS = {
+    "quadratic": {"root_sharpness": torch.tensor([1.0, 3.0])},
+    "linear_distance": {"log_slope": torch.tensor([0.0, 2.0])},
+    "generalized_quadratic": {"shape": torch.tensor([[[1.0, 0.2], [-0.1, 0.9]], [[3.0, 0.1], [0.2, 3.2]]])},
+}
+"""One soft head, and one with a band narrower than the image."""
+
 PIECEWISE = [
-    LayerCase("quadratic", RelativeAttention1d, {"impl": "separable"}),
-    LayerCase("quadratic", RelativeAttention2d, {"impl": "separable"}),
-    LayerCase("linear_distance", RelativeAttention3d, {"impl": "separable"}),
-    LayerCase("generalized_quadratic", RelativeAttention2d, {"impl": "dense"}),
-    LayerCase("quadratic", RelativeAttention2d, {"impl": "separable", "head_width": 2}),
+    LayerCase(name, kind, options, numbers=SHARPNESS[name])
+    for name, kind, options in [
+        ("quadratic", RelativeAttention1d, {"impl": "separable"}),
+        ("quadratic", RelativeAttention2d, {"impl": "separable"}),
+        ("linear_distance", RelativeAttention3d, {"impl": "separable"}),
+        ("generalized_quadratic", RelativeAttention2d, {"impl": "dense"}),
+        ("quadratic", RelativeAttention2d, {"impl": "separable", "head_width": 2}),
+    ]
 ]
 
 
-class TestLargeImages(AttentionContract):
+class TestLargeImages(CaseContract):
     """The contract where images are cut into pieces and bands of keys are left out, which small ones are not.
 
     In place of large images the pieces are made small: a few rows, and blocks of two queries.
@@ -39,24 +79,8 @@ class TestLargeImages(AttentionContract):
     @pytest.fixture(autouse=True, params=PIECEWISE, ids=str)
     def _case(self, request, monkeypatch):
         self.case = request.param
-        self.formula, self.dims = FORMULAS[self.case.encoding], self.case.kind.dims
         monkeypatch.setattr(product, "_CACHE", PIECE)
         monkeypatch.setattr(mixing, "_SHORT", 2)
-
-    def create(self, in_channels, out_channels, **options):
-        layer = self.case.create(in_channels, out_channels, **options)
-        with torch.no_grad():
-            for name, parameter in layer.encoding.named_parameters():
-                parameter.copy_(SHARP.get(name, parameter))
-        return layer
-
-
-SHARP = {
-    "root_sharpness": torch.tensor([1.0, 3.0]),
-    "log_slope": torch.tensor([0.0, 2.0]),
-    "shape": torch.tensor([1.0, 3.0])[:, None, None] * torch.eye(2),
-}
-"""One soft head, and one with a band narrower than the image."""
 
 
 def test_the_pieces_are_pieces(monkeypatch):
@@ -70,7 +94,7 @@ def test_the_pieces_are_pieces(monkeypatch):
     pieces = product._Pieces(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])
     assert len(list(pieces.over(2))) > 2
     contract = TestLargeImages()
-    contract.case, contract.formula = PIECEWISE[1], FORMULAS["quadratic"]
+    contract.case = PIECEWISE[1]
     right = mixing.axis_tiles
     monkeypatch.setattr(
         mixing, "axis_tiles", lambda weights, _, *rest, **options: right(weights, 1e-3, *rest, **options)

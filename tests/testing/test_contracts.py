@@ -5,23 +5,17 @@ import copy
 import pytest
 import torch
 from tests.encodings.formula_cases import FORMULAS, small_encoding
+from tests.testing.faults import eight_bits, halved, leaky
 from torch.autograd.gradcheck import GradcheckError
 
 from convattn.encodings import Quadratic
-from convattn.grid import Geometry
 from convattn.layers import RelativeAttention2d
-from convattn.testing.contracts import AttentionContract, EncodingContract
+from convattn.testing.contracts import GEOMETRIES, AttentionContract, EncodingContract
 from convattn.testing.dense import dense_attention, dense_weights
 
 
-def leak(weights):
-    """Moves 1e-5 of every query's attention to the last key."""
-    leaked = weights * (1 - 1e-5)
-    return torch.cat([leaked[..., :-1], leaked[..., -1:] + 1e-5], dim=-1)
-
-
-def leaky(_, layer, x):
-    weights = leak(dense_weights(layer, x, FORMULAS["quadratic"])[0].flatten(-2)).flatten(1, 2)
+def with_leaky_weights(_, layer, x):
+    weights = leaky(dense_weights(layer, x, FORMULAS["quadratic"])[0].flatten(-2)).flatten(1, 2)
     mixed = torch.einsum("hqk,bck->bhcq", weights, x.flatten(2))
     y = torch.einsum("bhcq,hoc->boq", mixed, layer.values.weight) + layer.bias[:, None]
     return y.view(*y.shape[:2], *x.shape[2:])
@@ -31,12 +25,12 @@ def half(_, layer, x):
     rounded = RelativeAttention2d(3, 5, 2, Quadratic(2, 2))
     rounded.load_state_dict(layer.state_dict())
     with torch.no_grad():
-        rounded.values.weight.copy_(layer.values.weight.half())
+        rounded.values.weight.copy_(halved(layer.values.weight))
     return dense_attention(rounded, x, FORMULAS["quadratic"])
 
 
 FAULTS = {
-    "a leak of 1e-5 in the softmax": leaky,
+    "a leak of 1e-5 in the softmax": with_leaky_weights,
     "values in half precision": half,
     "one wrong border row": lambda y, *_: torch.cat([y[..., :1, :] * 1.001, y[..., 1:, :]], dim=-2),
     "rows and columns exchanged": lambda y, *_: y.flatten(2).view(*y.shape[:2], y.shape[3], y.shape[2]).mT,
@@ -88,7 +82,7 @@ class FaultyWeights(Faulty):
     def create(self, in_channels, out_channels, **options):
         layer = super().create(in_channels, out_channels, **options)
         right = layer.attention
-        layer.attention = lambda x: leak(right(x))
+        layer.attention = lambda x: leaky(right(x))
         return layer
 
 
@@ -98,18 +92,109 @@ def test_weights_that_leak_are_rejected():
         FaultyWeights().test_attention_weights_are_those_of_the_definition({})
 
 
-class Unpadded(Faulty):
-    """The contract, on a layer that takes every padding for zeros."""
+WRONG_GEOMETRIES = {
+    "stride": {"padding": [(2, 0)] * 2},
+    "even window": {"padding": [(1, 0)] * 2},
+    "wide window": {"padding_mode": "zeros"},
+    "reflect": {"padding_mode": "replicate"},
+    "circular": {"padding_mode": "zeros"},
+    "spread": {"padding": [(2, 0)] * 2},
+}
+"""Arguments that put queries or keys elsewhere, and keep the output's size."""
+
+
+class Misplaced(Faulty):
+    """The contract, on a layer that was given other arguments."""
+
+    def __init__(self, wrong):
+        super().__init__()
+        self.wrong = wrong
+
+    def create(self, in_channels, out_channels, **options):
+        self.geometry = super().create(in_channels, out_channels, **options).geometry
+        return super().create(in_channels, out_channels, **options | self.wrong)
 
     def dense(self, layer, x, *, backwards=False):
-        padded = copy.deepcopy(layer)
-        padded.geometry = Geometry.parse(2, padding=1, padding_mode="reflect")
-        return super().dense(padded, x, backwards=backwards)
+        placed = copy.deepcopy(layer)
+        placed.geometry = self.geometry
+        return super().dense(placed, x, backwards=backwards)
 
 
-def test_a_path_that_pads_wrongly_is_rejected():
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_queries_and_keys_elsewhere_are_rejected(name):
     with pytest.raises(AssertionError, match="result: error"):
-        Unpadded().test_any_geometry_is_attention_by_definition({"padding": 1})
+        Misplaced(WRONG_GEOMETRIES[name]).test_any_geometry_is_attention_by_definition(GEOMETRIES[name])
+
+
+def test_padding_on_the_other_side_is_rejected():
+    with pytest.raises(AssertionError, match="result: error"):
+        Misplaced({"padding": [(-1, 2)] * 2}).test_cropped_and_padded_unevenly()
+
+
+def rounded_further(y, *_):
+    """Rounds to a narrower dtype, but leaves float32."""
+    if y.dtype == torch.float64:
+        return y.float().double()
+    return y if y.dtype == torch.float32 else eight_bits(y)
+
+
+def as_if_contiguous(_, layer, x):
+    """Reads the memory of the input without looking at its strides."""
+    return layer.forward(torch.as_strided(x, x.shape, torch.empty(x.shape).stride()))
+
+
+def at_least_one_image(y, *_):
+    return y if len(y) else y.new_zeros(1, *y.shape[1:])
+
+
+def groups_exchanged(y, layer, _):
+    return torch.cat(y.chunk(layer.groups, dim=1)[::-1], dim=1)
+
+
+def other_in_training(y, layer, _):
+    return y + 1e-6 if layer.training else y
+
+
+def without_unit_axes(y, *_):
+    return y.squeeze()
+
+
+def zero_written(y, _, x):
+    x[:, 0] = 0
+    return y
+
+
+VALUES = "test_output_is_attention_by_definition"
+CLAUSES = [
+    *((rounded_further, VALUES, dtype, "error") for dtype in (torch.float64, torch.bfloat16, torch.float16)),
+    (as_if_contiguous, "test_channels_last_input", None, "error"),
+    (as_if_contiguous, "test_input_that_is_a_view", None, "error"),
+    (at_least_one_image, "test_small_batches", 0, "shapes differ"),
+    (without_unit_axes, "test_small_batches", 1, "shapes differ"),
+    (without_unit_axes, "test_one_pixel", None, "shapes differ"),
+    (groups_exchanged, "test_groups_are_blocks_of_the_matrices", None, "error"),
+]
+
+
+@pytest.mark.parametrize(("fault", "clause", "argument", "message"), CLAUSES)
+def test_a_fault_that_one_clause_alone_sees_is_rejected(fault, clause, argument, message):
+    contract = Faulty(fault)
+    contract.test_output_is_attention_by_definition(torch.float32)
+    with pytest.raises(AssertionError, match=f"result: {message}"):
+        getattr(contract, clause)(*([] if argument is None else [argument]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "clause"),
+    [
+        (other_in_training, "test_modes_and_earlier_calls_change_nothing"),
+        (zero_written, "test_input_is_left_alone"),
+    ],
+)
+def test_what_must_be_the_same_bit_by_bit_is_noticed(fault, clause):
+    getattr(Faulty(), clause)()
+    with pytest.raises(AssertionError):
+        getattr(Faulty(fault), clause)()
 
 
 class FaultyEncoding(EncodingContract):
@@ -148,3 +233,11 @@ def test_tables_in_another_order_are_rejected():
     contract = FaultyEncoding(lambda scores: scores.flip(-1))
     with pytest.raises(AssertionError, match="result: error"):
         contract.test_tables_of_the_axes_add_up(3)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_features_that_every_axis_adds_are_rejected(dims, monkeypatch):
+    right = Quadratic._axis_features
+    monkeypatch.setattr(Quadratic, "_axis_features", lambda *args: right(*args) + 1e-5)
+    with pytest.raises(AssertionError, match="result: error"):
+        FaultyEncoding().test_features_of_the_axes_add_up(dims, torch.float32)

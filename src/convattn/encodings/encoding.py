@@ -54,9 +54,7 @@ class Encoding(nn.Module, ABC):
             ShapeError: The last axis does not have `dims` entries.
             ArgumentError: A displacement is not finite; EncodingRangeError where the encoding does not hold it.
         """
-        if displacement.ndim == 0 or displacement.shape[-1] != self.dims:
-            raise ShapeError(must_be("displacement", f"of shape (…, {self.dims})", tuple(displacement.shape)))
-        self._require_range(displacement)
+        self._require_points(displacement)
         return self._score(displacement)
 
     def table(
@@ -73,26 +71,27 @@ class Encoding(nn.Module, ABC):
             Scores; one axis per grid axis.
 
         Raises:
+            ShapeError: The grid has another number of axes than the encoding.
             EncodingRangeError: The grid has displacements that the encoding does not hold.
         """
-        self.require_axes(axes)
-        grids = torch.meshgrid(*(axis.displacements(device).to(dtype) for axis in axes), indexing="ij")
+        grids = torch.meshgrid(*self._displacements(axes, dtype, device), indexing="ij")
         return self._score(torch.stack(grids, dim=-1))
 
     def features(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points width"]:
         """Returns r_δ, the vector of which the score is a linear function v_h·r_δ, for content–position scores.
 
         Args:
-            displacement: Displacements in pixels.
+            displacement: Displacements in pixels; the last axis has one entry per grid axis.
 
         Returns:
             Features of width `feature_width`, in the dtype of `displacement`.
 
         Raises:
-            ArgumentError: The encoding's score is not a linear function of features shared by the heads.
+            ArgumentError: The encoding's score is not a linear function of features shared by the heads, or a
+                displacement is one that `forward` refuses.
         """
         self._require_features()
-        self._require_range(displacement)
+        self._require_points(displacement)
         return self._features(displacement)
 
     def require_axes(self, axes: Sequence[Axis]) -> None:
@@ -102,8 +101,11 @@ class Encoding(nn.Module, ABC):
             axes: Queries and keys along each axis.
 
         Raises:
+            ShapeError: The grid has another number of axes than the encoding.
             EncodingRangeError: It does not.
         """
+        if len(axes) != self.dims:
+            raise ShapeError(must_be("len(axes)", str(self.dims), len(axes)))
         for number, axis in enumerate(axes):
             self._require_span(number, float(axis.lowest), float(axis.highest))
 
@@ -147,7 +149,16 @@ class Encoding(nn.Module, ABC):
                 )
             )
 
-    def _require_range(self, displacement: Tensor) -> None:
+    def _displacements(
+        self, axes: Sequence[Axis], dtype: torch.dtype, device: torch.device | None
+    ) -> list[Float[Tensor, " _"]]:
+        """Lists the displacements of a grid along each axis, all of which the encoding holds."""
+        self.require_axes(axes)
+        return [axis.displacements(device).to(dtype) for axis in axes]
+
+    def _require_points(self, displacement: Tensor) -> None:
+        if displacement.ndim == 0 or displacement.shape[-1] != self.dims:
+            raise ShapeError(must_be("displacement", f"of shape (…, {self.dims})", tuple(displacement.shape)))
         if displacement.numel() and not torch.compiler.is_compiling():  # a graph cannot look at values
             flat = displacement.detach().reshape(-1, self.dims)
             if not torch.isfinite(flat).all():
@@ -175,10 +186,10 @@ class AxisAdditiveEncoding(Encoding):
             One table per axis, from the lowest to the highest displacement.
 
         Raises:
+            ShapeError: The grid has another number of axes than the encoding.
             EncodingRangeError: The grid has displacements that the encoding does not hold.
         """
-        self.require_axes(axes)
-        return [self._axis_score(n, axis.displacements(device).to(dtype)) for n, axis in enumerate(axes)]
+        return [self._axis_score(n, along) for n, along in enumerate(self._displacements(axes, dtype, device))]
 
     def axis_features(
         self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
@@ -195,11 +206,11 @@ class AxisAdditiveEncoding(Encoding):
 
         Raises:
             ArgumentError: The encoding has no features.
+            ShapeError: The grid has another number of axes than the encoding.
             EncodingRangeError: The grid has displacements that the encoding does not hold.
         """
         self._require_features()
-        self.require_axes(axes)
-        return [self._axis_features(n, axis.displacements(device).to(dtype)) for n, axis in enumerate(axes)]
+        return [self._axis_features(n, along) for n, along in enumerate(self._displacements(axes, dtype, device))]
 
     @abstractmethod
     def _axis_features(self, axis: int, displacement: Float[Tensor, " points"]) -> Float[Tensor, "points width"]:

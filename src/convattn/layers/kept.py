@@ -45,12 +45,13 @@ class Kept:
         if found is not None and _equal(found[0], numbers):
             self._entries.move_to_end(key)
             return found[1]
-        prepared = make()
         self._entries.pop(key, None)
-        if prepared.size <= _LARGEST:
-            self._entries[key] = [number.detach().clone() for number in numbers], prepared
-            while len(self._entries) > _ENTRIES:
-                self._entries.popitem(last=False)
+        with torch.inference_mode(False), torch.no_grad():  # what inference mode makes, a later backward pass refuses
+            prepared = make()
+            if prepared.size <= _LARGEST:
+                self._entries[key] = [number.detach().clone() for number in numbers], prepared
+        while len(self._entries) > _ENTRIES:
+            self._entries.popitem(last=False)
         return prepared
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import functional_call
 
 from convattn.errors import ArgumentError, ShapeError
 from convattn.layers import RelativeAttention
@@ -77,8 +76,10 @@ class AttentionContract:
 
     def check(self, layer: RelativeAttention, x: Tensor) -> None:
         """Asserts that a layer is as right as its dtype allows."""
-        hi = self.dense(as_dtype(layer, torch.float64), x.double())
-        assert_within_budget(layer(x), hi, farthest(hi, self.roads(layer, x)))
+        with torch.no_grad():
+            hi = self.dense(as_dtype(layer, torch.float64), x.double())
+            lo = farthest(hi, self.roads(layer, x))
+        assert_within_budget(layer(x), hi, lo)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
     def test_output_is_attention_by_definition(self, dtype: torch.dtype) -> None:
@@ -134,8 +135,8 @@ class AttentionContract:
         assert_within_budget(y, hi, farthest(hi, low))
 
     def test_gradients_are_those_of_the_definition(self) -> None:
-        """Gradients with respect to the input and every parameter are right."""
-        layer, x = self.made(), self.images()
+        """Gradients with respect to the input and every parameter are right, in training."""
+        layer, x = self.made().train(), self.images()
         actual = _gradients(layer, x, layer)
         exact = as_dtype(layer, torch.float64)
         hi = _gradients(exact, x.double(), partial(self.dense, exact))
@@ -148,14 +149,24 @@ class AttentionContract:
     def test_gradcheck(self) -> None:
         """Gradients through the layer are those of finite differences, in float64."""
         layer = self.made(2, 2, kernel_size=2, padding=1).double()
-        names, values = zip(*layer.named_parameters(), strict=True)
+        x = self.images(*(2,) * self.dims, batch=1, channels=2, dtype=torch.float64).requires_grad_()
+        inputs = (x, *layer.parameters())  # gradcheck writes its steps into the parameters themselves
+        assert torch.autograd.gradcheck(lambda x, *_: layer(x), inputs, fast_mode=True)
 
-        def output(x: Tensor, *parameters: Tensor) -> Tensor:
-            return functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
-
-        x = self.images(*(2,) * self.dims, batch=1, channels=2, dtype=torch.float64)
-        inputs = [value.detach().requires_grad_() for value in (x, *values)]
-        assert torch.autograd.gradcheck(output, inputs, fast_mode=True)
+    def test_modes_and_earlier_calls_change_nothing(self) -> None:
+        """Training without dropout, calls without gradients and what is kept of them leave every bit as it is."""
+        layer, x = self.made(), self.images()
+        y, gradients = layer(x), _gradients(layer, x, layer)
+        with torch.inference_mode():
+            others = [layer(x), layer(x)]
+        with torch.no_grad():
+            others.append(layer(x))
+        layer.encoding.requires_grad_(False)
+        left = _gradients(layer, x, layer)
+        others.append(layer.train()(x))
+        assert all(torch.equal(other, y) for other in others)
+        assert left.keys() == {name for name in gradients if not name.startswith("encoding.")}
+        assert all(torch.equal(gradient, gradients[name]) for name, gradient in left.items())
 
     @pytest.mark.parametrize("geometry", [{}, GEOMETRIES["circular"]], ids=["plain", "circular"])
     def test_attention_weights_are_those_of_the_definition(self, geometry: dict[str, Any]) -> None:
@@ -229,7 +240,8 @@ def _gradients(layer: RelativeAttention, x: Tensor, compute: Callable[[Tensor], 
     x = x.detach().requires_grad_()
     y = compute(x)
     upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64).to(y.dtype)
-    names, parameters = zip(*layer.named_parameters(), strict=True)
+    learned = [(name, parameter) for name, parameter in layer.named_parameters() if parameter.requires_grad]
+    names, parameters = zip(*learned, strict=True)
     found = torch.autograd.grad(y, [x, *parameters], upstream, allow_unused=True)
     gradients = {name: gradient for name, gradient in zip(("x", *names), found, strict=True) if gradient is not None}
     return _joined(gradients)

@@ -50,11 +50,9 @@ def dense_attention(
     if backwards:
         weights, pixels = weights.flip(-1), pixels.flip(-1)
     columns = []
-    for number in range(len(queries)):
-        terms = [
-            (pixels @ weights[:, head, number, :, None]).squeeze(-1) @ maps[head].mT
-            for head in range(layer.num_heads)[::order]
-        ]
+    for row in weights.unbind(2):
+        heads = list(zip(row.unbind(1), maps, strict=True))
+        terms = [(pixels @ weight[:, :, None]).squeeze(-1) @ matrix.mT for weight, matrix in heads[::order]]
         columns.append(sum(terms[1:], terms[0]))
     y = torch.stack(columns, dim=-1)
     y = y if layer.bias is None else y + layer.bias[:, None]
@@ -80,9 +78,9 @@ def dense_weights(
     order = -1 if backwards else 1
     displacements = torch.tensor(places, dtype=kind) - torch.tensor(queries, dtype=kind)[:, None]
     scores, features = _position_terms(layer, displacements, formula, one_by_one=backwards)
-    rows = []
+    rows, positions = [], scores.unbind(1)
     for number in range(len(queries))[::order]:
-        position = scores[:, number]
+        position = positions[number]
         if layer.content is None:
             rows.append(_softmax(position, order).expand(len(x), -1, -1))
             continue

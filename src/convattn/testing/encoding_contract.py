@@ -80,10 +80,35 @@ class EncodingContract:
         encoding, axes = self.made(dims), self.axes(dims)
         assert encoding.axis_additive == isinstance(encoding, AxisAdditiveEncoding)
         if isinstance(encoding, AxisAdditiveEncoding):
-            total = torch.zeros(())
-            for number, table in enumerate(encoding.axis_tables(axes)):
-                total = total + table.view(len(table), *(-1 if axis == number else 1 for axis in range(dims)))
-            self._check_table(encoding, axes, total)
+            pairs = zip(encoding.axis_tables(axes), _indices(axes), strict=True)
+            self._check_table(encoding, axes, torch.stack([table[:, index] for table, index in pairs]).sum(0))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("dims", [1, 2, 3])
+    def test_features_of_the_axes_add_up(self, dims: int, dtype: torch.dtype) -> None:
+        """The features of an axis-additive encoding are the sum of its axes' tables, in the dtype asked for.
+
+        They lose nothing beyond the rounding of the parameters, and are refused where there are none.
+        """
+        encoding, axes = self.made(dims).to(dtype), self.axes(dims)
+        if not isinstance(encoding, AxisAdditiveEncoding):
+            return
+        if not encoding.feature_width:
+            with pytest.raises(ArgumentError, match="encoding must be one with features shared by all heads"):
+                encoding.axis_features(axes)
+            return
+        wide = torch.promote_types(dtype, torch.float32)
+        tables = encoding.axis_features(axes, wide)
+        assert [table.shape for table in tables] == [
+            (len(axis.displacements()), encoding.feature_width) for axis in axes
+        ]
+        assert {table.dtype for table in tables} == {wide}
+        total = torch.stack([table[index] for table, index in zip(tables, _indices(axes), strict=True)]).sum(0)
+        points, formula = _points(axes), self.formula.features
+        assert formula is not None
+        hi = formula(copy.deepcopy(encoding).double(), points.double())
+        assert_within_budget(total, hi, formula(encoding, points.to(wide)))
+        assert_within_budget(total, hi, encoding.features(points.to(wide)))
 
     @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_scores_are_linear_in_the_features(self, dims: int) -> None:
@@ -135,8 +160,20 @@ class EncodingContract:
     @pytest.mark.parametrize("shape", [(3,), (5, 1)])
     def test_displacements_of_other_dimension_are_refused(self, shape: tuple[int, ...]) -> None:
         """The last axis must have one entry per grid axis."""
-        with pytest.raises(ShapeError, match=r"displacement must be of shape \(…, 2\)"):
-            self.made(2)(torch.zeros(shape))
+        encoding = self.made(2)
+        for ask in (encoding, encoding.features) if encoding.feature_width else (encoding,):
+            with pytest.raises(ShapeError, match=r"displacement must be of shape \(…, 2\)"):
+                ask(torch.zeros(shape))
+
+    @pytest.mark.parametrize("dims", [1, 3])
+    def test_grids_of_other_dimension_are_refused(self, dims: int) -> None:
+        """A grid must have as many axes as the encoding."""
+        encoding, asks = self.made(2), []
+        if isinstance(encoding, AxisAdditiveEncoding):
+            asks = [encoding.axis_tables, encoding.axis_features] if encoding.feature_width else [encoding.axis_tables]
+        for ask in (encoding.table, *asks):
+            with pytest.raises(ShapeError, match=rf"len\(axes\) must be 2, but is {dims}"):
+                ask(self.axes(dims))
 
     @pytest.mark.parametrize("value", [torch.inf, torch.nan])
     def test_displacements_that_are_not_finite_are_refused(self, value: float) -> None:
@@ -157,9 +194,19 @@ class EncodingContract:
         assert_within_budget(encoding(points), self._formula(encoding, points), lo)
 
     def _check_table(self, encoding: Encoding, axes: list[Axis], table: Tensor) -> None:
-        points = torch.cartesian_prod(*(axis.displacements().float() for axis in axes)).view(-1, encoding.dims)
+        points = _points(axes).float()
         lo = self.formula.score(encoding, points).view_as(table)
         assert_within_budget(table, self._formula(encoding, points).view_as(table), lo)
+
+
+def _points(axes: list[Axis]) -> Tensor:
+    """Lists the displacements of a grid, (points, dims)."""
+    return torch.cartesian_prod(*(axis.displacements() for axis in axes)).view(-1, len(axes))
+
+
+def _indices(axes: list[Axis]) -> Tensor:
+    """Lists, for each axis, where the points of `_points` stand in its table, (dims, points)."""
+    return torch.cartesian_prod(*(torch.arange(len(axis.displacements())) for axis in axes)).view(-1, len(axes)).mT
 
 
 def stir(module: M) -> M:

@@ -1,0 +1,262 @@
+"""Small faults in the code of every path, for negative controls."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tests.layers.layer_cases import LayerCase, hard
+from tests.testing.faults import eight_bits, halved, last_without_gradient, leaky, of_bfloat16
+from torch.nn import functional as F
+
+from convattn.functional.filtering import quick_length
+from convattn.layers import Content
+
+REFERENCE, SEPARABLE = (LayerCase("quadratic", options={"impl": impl}) for impl in ("reference", "separable"))
+DENSE, FOURIER = (LayerCase("generalized_quadratic", options={"impl": impl}) for impl in ("dense", "fourier"))
+NARROW = LayerCase("quadratic", options={"impl": "separable", "head_width": 2})
+SHIFT, TOGETHER = hard("quadratic", (-1, 2), (0, -1)), hard("quadratic", (-1, 2), (-1, 2))
+CONTENT = LayerCase("learned_axial", options={"impl": "content", "content": Content(key_width=3)})
+BETWEEN = {"centres": torch.tensor([[0.5001, -0.4999], [-1.5001, 0.4999]]), "root_sharpness": torch.full((2,), 110.0)}
+"""Sharp heads that look between two pixels: how they divide hangs on the fourth digit of scores of a thousand."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault in the code of a path.
+
+    Attributes:
+        path: The path; "values" where values come first on it.
+        what: What is wrong.
+        case: A layer that takes the path.
+        place: Where the fault is, "module:name" within the package.
+        wrong: What is right → what stands in its place.
+        found: Whose gradient the contract finds wrong, where values are right.
+        dtype: Dtype in which values are wrong.
+    """
+
+    path: str
+    what: str
+    case: LayerCase
+    place: str
+    wrong: Callable[[Any], Any]
+    found: str = ""
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self):
+        return f"{self.path}: {self.what}"
+
+    def inject(self, monkeypatch):
+        module, _, names = self.place.partition(":")
+        *owner, name = names.split(".")
+        holder = resolve_name(":".join([f"convattn.{module}", *owner]))
+        wrong = self.wrong(getattr(holder, name))
+        static = isinstance(inspect.getattr_static(holder, name), staticmethod)
+        monkeypatch.setattr(holder, name, staticmethod(wrong) if static else wrong)
+
+
+def of_result(change):
+    """Changes what a function returns."""
+    return lambda right: lambda *args, **options: change(right(*args, **options))
+
+
+def of_argument(number, change):
+    """Changes one argument of a function."""
+
+    def wrong(right):
+        return lambda *args, **options: right(*args[:number], change(args[number]), *args[number + 1 :], **options)
+
+    return wrong
+
+
+def of_output(number, change):
+    """Changes one of several results of a function."""
+    return of_result(lambda found: (*found[:number], change(found[number]), *found[number + 1 :]))
+
+
+def border_row_off(y):
+    return torch.cat([y[:, :1] * (1 + 1e-4), y[:, 1:]], dim=1)
+
+
+def zeros_beyond_the_border(_):
+    return SimpleNamespace(pad=lambda x, pads, **_: F.pad(x, pads))
+
+
+def one_head_per_pixel(right):
+    """A kernel in which of the heads at one pixel the last alone remains."""
+
+    def wrong(shifts, maps, *args):
+        again = [offset in shifts.offsets[number + 1 :] for number, offset in enumerate(shifts.offsets)]
+        return right(shifts, torch.where(torch.tensor(again)[:, None, None], 0, maps), *args)
+
+    return wrong
+
+
+VALUES = [
+    Fault("reference", "the softmax leaks", REFERENCE, "layers.relative:attention_weights", of_result(leaky)),
+    Fault("reference", "W_h in half precision", REFERENCE, "layers.relative:attend", of_argument(2, halved)),
+    Fault(
+        "separable", "the softmax of each axis leaks", SEPARABLE, "layers.execution:attention_weights", of_result(leaky)
+    ),
+    Fault("separable", "W_h in half precision", SEPARABLE, "functional.product:add_head", of_argument(2, halved)),
+    Fault(
+        "separable",
+        "W_h in eight bits, where products are those of torch",
+        SEPARABLE,
+        "functional.product:combine_heads",
+        of_argument(1, eight_bits),
+        dtype=torch.bfloat16,
+    ),
+    Fault("dense", "weights in half precision", DENSE, "layers.execution:attention_weights", of_result(halved)),
+    Fault("dense", "a wrong border row", DENSE, "functional.product:_Product.forward", of_result(border_row_off)),
+    Fault(
+        "fourier",
+        "transforms so short that they wrap around",
+        FOURIER,
+        "functional.fourier:_lengths",
+        lambda _: lambda axes, _: [quick_length(axis.keys) for axis in axes],
+    ),
+    Fault("fourier", "kernels in half precision", FOURIER, "functional.fourier:_place", of_result(halved)),
+    Fault("shift", "zeros beyond the border", SHIFT, "functional.shift:functional", zeros_beyond_the_border),
+    Fault("shift", "one head per pixel", TOGETHER, "functional.shift:_kernel", one_head_per_pixel),
+    Fault("content", "the softmax leaks", CONTENT, "functional.content_attention:attention_weights", of_result(leaky)),
+    Fault(
+        "content", "position in half precision", CONTENT, "functional.content_attention:_Work._along", of_result(halved)
+    ),
+    Fault("values", "W_out in half precision", NARROW, "functional.narrow:combine_heads", of_argument(1, halved)),
+    Fault("values", "the softmax leaks", NARROW, "layers.execution:attention_weights", of_result(leaky)),
+]
+"""Faults that values show."""
+
+
+def normaliser_detached(_):
+    """A softmax that takes its sum for a constant."""
+
+    def wrong(scores):
+        exponentials = torch.exp(scores - scores.amax(-1, keepdim=True).detach())
+        return exponentials / exponentials.sum(-1, keepdim=True).detach()
+
+    return wrong
+
+
+def not_from_the_last_query(gradient):
+    return torch.cat([gradient[:, :-1], torch.zeros_like(gradient[:, -1:])], dim=1)
+
+
+def from_other_queries_again(right):
+    """What is computed again for the backward pass is not what was computed before."""
+
+    def wrong(function, queries, *args, **options):
+        inputs = iter([lambda queries: queries, halved])
+        return right(lambda queries, *args: function(next(inputs)(queries), *args), queries, *args, **options)
+
+    return wrong
+
+
+GRADIENTS = [
+    Fault(
+        "reference",
+        "the normaliser taken for a constant",
+        REFERENCE,
+        "layers.relative:attention_weights",
+        normaliser_detached,
+        "encoding.centres",
+    ),
+    Fault(
+        "separable",
+        "rows' weights without the last query",
+        SEPARABLE,
+        "functional.product:_Product.backward",
+        of_output(3, not_from_the_last_query),
+        "encoding.centres",
+    ),
+    Fault(
+        "separable",
+        "columns' weights without the last query",
+        SEPARABLE,
+        "functional.product:_Product.backward",
+        of_output(4, not_from_the_last_query),
+        "encoding.centres",
+    ),
+    Fault("dense", "W_h in half precision", DENSE, "functional.product:head_backward", of_argument(2, halved), "x"),
+    Fault(
+        "fourier",
+        "the normaliser taken for a constant",
+        FOURIER,
+        "functional.filtering:_Filter.backward",
+        of_output(3, torch.zeros_like),
+        "encoding.centres",
+    ),
+    Fault(
+        "fourier",
+        "kernels' gradient in half precision",
+        FOURIER,
+        "functional.filtering:_Filter.backward",
+        of_output(2, halved),
+        "encoding.centres",
+    ),
+    Fault(
+        "shift",
+        "hard heads that move",
+        SHIFT,
+        "layers.execution:_NoGradient.backward",
+        of_output(1, lambda gradient: gradient + 1e-30),
+        "encoding.centres",
+    ),
+    Fault(
+        "shift",
+        "one head without gradient",
+        SHIFT,
+        "functional.shift:_kernel",
+        of_argument(1, last_without_gradient),
+        "values",
+    ),
+    Fault(
+        "content",
+        "queries in half precision when computed again",
+        CONTENT,
+        "functional.content_attention:checkpoint",
+        from_other_queries_again,
+        "x",
+    ),
+    Fault(
+        "values",
+        "one head without gradient",
+        NARROW,
+        "functional.narrow:combine_heads",
+        of_argument(1, last_without_gradient),
+        "values.output",
+    ),
+]
+"""Faults that gradients alone show."""
+
+
+def between(**options):
+    return LayerCase("quadratic", options=options, numbers=BETWEEN)
+
+
+AUTOCAST = [
+    Fault(path, "scores in bfloat16", between(**options), place, wrong)
+    for path, options, place, wrong in [
+        ("reference", {"impl": "reference"}, "layers.relative:attention_weights", of_argument(0, of_bfloat16)),
+        ("separable", {"impl": "separable"}, "layers.execution:attention_weights", of_argument(0, of_bfloat16)),
+        ("dense", {"impl": "dense"}, "layers.execution:attention_weights", of_argument(0, of_bfloat16)),
+        ("fourier", {"impl": "fourier"}, "layers.execution:_table", of_result(of_bfloat16)),
+        (
+            "content",
+            {"content": Content(key_width=3)},
+            "functional.content_attention:attention_weights",
+            of_argument(0, of_bfloat16),
+        ),
+        (
+            "values",
+            {"impl": "separable", "head_width": 2},
+            "layers.execution:attention_weights",
+            of_argument(0, of_bfloat16),
+        ),
+    ]
+]
+"""Faults that autocast would bring, were scores not kept from it."""
