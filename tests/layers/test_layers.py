@@ -73,24 +73,29 @@ PIECEWISE = [
 class TestLargeImages(CaseContract):
     """The contract where images are cut into pieces and bands of keys are left out, which small ones are not.
 
-    In place of large images the pieces are made small: a few rows, and blocks of two queries.
+    In place of large images the pieces are made small: a few rows, and tiles of two queries wherever a key can be left
+    out.
     """
 
     @pytest.fixture(autouse=True, params=PIECEWISE, ids=str)
     def _case(self, request, monkeypatch):
         self.case = request.param
-        monkeypatch.setattr(product, "_CACHE", PIECE)
-        monkeypatch.setattr(mixing, "_SHORT", 2)
+        make_pieces_small(monkeypatch)
+
+
+def make_pieces_small(monkeypatch):
+    monkeypatch.setattr(product, "_CACHE", PIECE)
+    monkeypatch.setattr(mixing, "_SHORT", 2)
+    monkeypatch.setattr(mixing, "_WORTHWHILE", 1)
 
 
 def test_the_pieces_are_pieces(monkeypatch):
     """Negative control of the class above: what it makes small is cut, and what is left out matters."""
     weights = torch.softmax(-((torch.arange(7.0) - torch.arange(7.0)[:, None]) ** 2) * 9, dim=-1)[None]
-    monkeypatch.setattr(mixing, "_SHORT", 2)
+    make_pieces_small(monkeypatch)
     tiles = mixing.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7)
     assert [tile.queries for tile in tiles] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
     assert all(keys.stop - keys.start < 6 for tile in tiles for keys in tile.keys)
-    monkeypatch.setattr(product, "_CACHE", PIECE)
     pieces = product._Pieces(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])
     assert len(list(pieces.over(2))) > 2
     contract = TestLargeImages()
