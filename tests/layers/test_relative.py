@@ -54,7 +54,7 @@ WRONG_ARGUMENTS = [
     (
         {"impl": "dense", "content": True},
         ArgumentError,
-        'impl must be "auto", "content" or "reference" with content, but is \'dense\'',
+        'impl must be "auto", "content", "flex" or "reference" with content, but is \'dense\'',
     ),
     ({"impl": "content"}, ArgumentError, "impl must be another without content, but is 'content'"),
     ({"content": "yes"}, ArgumentError, "content must be True, False or a Content, but is 'yes'"),

@@ -41,6 +41,24 @@ class ContentMaps:
     key_bias: Float[Tensor, " heads_width"] | None = None
     content_bias: Float[Tensor, "heads width"] | None = None
 
+    def project(
+        self, keys: Float[Tensor, "images channels *spatial"], axes: Sequence[Axis], heads: int
+    ) -> tuple[Float[Tensor, "images heads queries width"], Float[Tensor, "images heads keys width"]]:
+        """Makes queries and keys from key images.
+
+        Args:
+            keys: Key images.
+            axes: Queries and keys along each axis.
+            heads: Number of heads.
+
+        Returns:
+            Queries without the content bias, and keys.
+        """
+        pattern = "images pixels (heads width) -> images heads pixels width"
+        at_queries = functional.linear(_pixels(query_pixels(keys, axes)), self.query, self.query_bias)
+        at_keys = functional.linear(_pixels(keys), self.key, self.key_bias)
+        return rearrange(at_queries, pattern, heads=heads), rearrange(at_keys, pattern, heads=heads)
+
 
 @dataclass(frozen=True)
 class PositionTables:
@@ -147,19 +165,14 @@ class _Work:
 
     def attend(self, keys: Tensor, shared: Tensor | None) -> Float[Tensor, "images outputs queries"]:
         """Attends in some of the images."""
-        pixels = rearrange(keys, "images channels ... -> images (...) channels")
-        at_queries = rearrange(query_pixels(keys, self.axes), "images channels ... -> images (...) channels")
-        query = self._heads(functional.linear(at_queries, self.content.query, self.content.query_bias))
-        key = self._heads(functional.linear(pixels, self.content.key, self.content.key_bias))
+        query, key = self.content.project(keys, self.axes, len(self.maps))
+        wide = torch.promote_types(query.dtype, torch.float32)
+        query, key = query.to(wide), key.to(wide)
         with torch.autocast(keys.device.type, enabled=False):
             weights = self._weights(query, key, shared)
         weights = functional.dropout(weights, self.dropout, training=self.dropout > 0).to(keys.dtype)
-        mixed = torch.matmul(weights.flatten(1, 2), pixels).unflatten(1, weights.shape[1:3])
+        mixed = torch.matmul(weights.flatten(1, 2), _pixels(keys)).unflatten(1, weights.shape[1:3])
         return self._combine(mixed)
-
-    def _heads(self, x: Tensor) -> Float[Tensor, "images heads pixels width"]:
-        heads = rearrange(x, "images pixels (heads width) -> images heads pixels width", heads=len(self.maps))
-        return heads.to(torch.promote_types(x.dtype, torch.float32))
 
     def _weights(self, query: Tensor, key: Tensor, shared: Tensor | None) -> Float[Tensor, "images heads queries keys"]:
         scale, bias = query.shape[-1] ** -0.5, self.content.content_bias
@@ -224,6 +237,10 @@ class _Work:
         flat = rearrange(mixed, "images heads queries channels -> images queries (heads channels)")
         maps = rearrange(self.maps, "heads outputs channels -> outputs (heads channels)")
         return functional.linear(flat, maps).mT
+
+
+def _pixels(x: Float[Tensor, "images channels *spatial"]) -> Float[Tensor, "images pixels channels"]:
+    return rearrange(x, "images channels ... -> images (...) channels")
 
 
 def _flat_index(axes: Sequence[Axis], device: torch.device) -> Int[Tensor, "queries keys"]:

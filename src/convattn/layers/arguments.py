@@ -9,7 +9,7 @@ from convattn.grid import whole_number
 
 __all__ = ["PATHS", "fitting_encoding", "fitting_path", "require_images", "require_sizes"]
 
-PATHS = ("auto", "content", "dense", "fourier", "reference", "separable", "shift")
+PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
 """Ways to compute the layer, for its argument `impl`."""
 
 
@@ -78,9 +78,11 @@ def fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: float
     """
     if impl not in PATHS:
         raise UnknownNameError("impl", impl, PATHS)
-    if content and impl not in ("auto", "content", "reference"):
-        raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with content', impl))
-    if not content and impl == "content":
+    if content and impl not in ("auto", "content", "flex", "reference"):
+        raise ArgumentError(must_be("impl", '"auto", "content", "flex" or "reference" with content', impl))
+    if content and dropout and impl == "flex":
+        raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with content and dropout', impl))
+    if not content and impl in ("content", "flex"):
         raise ArgumentError(must_be("impl", "another without content", impl))
     if dropout and impl in ("fourier", "separable", "shift"):
         raise ArgumentError(must_be("impl", '"auto", "dense" or "reference" with dropout', impl))

@@ -157,7 +157,15 @@ def describe_content(call: Call, path: str, reason: str, key_width: int) -> Plan
     Returns:
         The plan.
     """
-    return _plan(call, path, "weights", reason, call.work.content(key_width), bound=0.0)
+    if path != "flex":
+        return _plan(call, path, "weights", reason, call.work.content(key_width), bound=0.0)
+    fused = call.device.type == "cuda"
+    along = [axis.highest - axis.lowest + 1 for axis in call.axes]
+    displacements = sum(along) if call.encoding.axis_additive else math.prod(along)
+    reason += (
+        ", in one kernel" if fused else ", without gradients and with all weights in memory: the device is not CUDA"
+    )
+    return _plan(call, path, "weights", reason, call.work.flex(key_width, displacements, fused=fused), bound=0.0)
 
 
 def _plan(call: Call, path: str, order: str, reason: str, cost: Cost, *, bound: float) -> Plan:

@@ -95,9 +95,10 @@ class RelativeAttention(nn.Module, ABC):
             dropout: Probability in [0, 1) with which an attention weight is dropped in training; without content one
                 draw serves the whole batch.
             impl: "reference" (explicit scores, written to be read), "content" (in little memory; with content), "dense"
-                (explicit weights in large products), "fourier" (fast transforms), "separable" (one softmax per
-                axis; axis-additive encodings), "shift" (a convolution; hard heads of axis-additive encodings; their
-                gradient is zero) or "auto": what `plan` chooses.
+                (explicit weights in large products), "flex" (torch's FlexAttention, never chosen by itself; with
+                content, without gate and dropout; on the CPU without gradients), "fourier" (fast transforms),
+                "separable" (one softmax per axis; axis-additive encodings), "shift" (a convolution; hard heads of
+                axis-additive encodings; their gradient is zero) or "auto": what `plan` chooses.
             device: Where to put the parameters.
             dtype: Dtype of the parameters, the encoding's included.
 
@@ -150,6 +151,7 @@ class RelativeAttention(nn.Module, ABC):
         Raises:
             ShapeError: Wrong rank or number of channels, or an image smaller than the window.
             ArgumentError: The dtype of x is not that of the weights.
+            DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
@@ -157,7 +159,7 @@ class RelativeAttention(nn.Module, ABC):
             call = self._call(x.shape, x.dtype, x.device, axes)
             return compute(call, self._kept.prepare(call, training=self.training), x)
         keys = pad_keys(x, self.geometry)
-        explicit = self.impl == "reference" or torch.compiler.is_compiling()
+        explicit = self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex")
         y = (self._reference if explicit else self._content)(keys, axes)
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
@@ -277,7 +279,7 @@ class RelativeAttention(nn.Module, ABC):
         assert self.content is not None
         dropout = self.dropout if self.training else 0.0
         return self.content.attend(
-            keys, axes, self.encoding, self.values.maps(), self.groups, gate=self.gate, dropout=dropout
+            keys, axes, self.encoding, self.values.maps(), self.groups, gate=self.gate, dropout=dropout, path=self.impl
         )
 
     def _call(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, axes: tuple[Axis, ...]) -> Call:
