@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         RelativeAttention1d,
         RelativeAttention2d,
         RelativeAttention3d,
+        fuse,
     )
     from convattn.models import AttentionNet, ConvNet, resnet18
     from convattn.records import Certificate, RunRecord
@@ -57,6 +58,7 @@ __all__ = [
     "Sinusoidal",
     "__version__",
     "conv_to_attention",
+    "fuse",
     "load_layer",
     "load_recipe",
     "resnet18",
@@ -83,6 +85,7 @@ _HOMES = {
     "RunRecord": "convattn.records",
     "Sinusoidal": "convattn.encodings",
     "conv_to_attention": "convattn.convert",
+    "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
     "load_recipe": "convattn.training",
     "resnet18": "convattn.models",

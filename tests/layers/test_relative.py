@@ -5,7 +5,7 @@ from torch import nn
 from convattn.encodings import LearnedAxial, Quadratic, create_encoding
 from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, UnknownNameError
 from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
-from convattn.layers.relative import PATHS
+from convattn.layers.arguments import PATHS
 
 LAYERS = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
 
@@ -54,7 +54,7 @@ WRONG_ARGUMENTS = [
     (
         {"impl": "dense", "content": True},
         ArgumentError,
-        'impl must be "auto", "content" or "reference" with content, but is \'dense\'',
+        'impl must be "auto", "content", "flex" or "reference" with content, but is \'dense\'',
     ),
     ({"impl": "content"}, ArgumentError, "impl must be another without content, but is 'content'"),
     ({"content": "yes"}, ArgumentError, "content must be True, False or a Content, but is 'yes'"),

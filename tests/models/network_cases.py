@@ -10,6 +10,7 @@ SAVED = {
     "attention with content": lambda: AttentionNet(
         "quadratic", content=True, width=10, depth=1, heads=3, ffn=7, dropout=0.0
     ),
+    "fused attention": lambda: AttentionNet(width=10, depth=2, heads=3, ffn=7, num_classes=5).fused(),
     "conv": lambda: ConvNet(5, width=10, depth=2, ffn=7),
     "resnet": lambda: ResNet(1, num_classes=3),
 }

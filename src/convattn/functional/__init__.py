@@ -3,6 +3,7 @@
 from convattn.functional.content import content_scores, gated_weights
 from convattn.functional.content_attention import content_attention
 from convattn.functional.dense import dense_attention
+from convattn.functional.flex import flex_attention
 from convattn.functional.folding import ContentMaps, PositionTables
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
 from convattn.functional.keys import pad_keys, query_pixels
@@ -29,6 +30,7 @@ __all__ = [
     "dense_attention",
     "displacement_scores",
     "find_shifts",
+    "flex_attention",
     "fourier_attention",
     "fourier_filters",
     "gated_weights",

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from convattn.functional.content import gated_weights
-from convattn.functional.folding import ContentMaps, PositionTables, fold, folding_pays
+from convattn.functional.folding import ContentMaps, PositionTables, fold, folding_pays, pixels_last
 from convattn.functional.keys import query_pixels
 from convattn.functional.reference import attention_weights, displacement_scores
 from convattn.functional.values import combine_heads
@@ -119,17 +119,18 @@ class _Work:
         self, keys: Tensor, shared: Tensor | None, along: Sequence[tuple[Tensor | None, Tensor | None]]
     ) -> Float[Tensor, "images outputs queries"]:
         """Attends in some of the images."""
-        pixels = rearrange(keys, "images channels ... -> images (...) channels")
-        at_queries = rearrange(query_pixels(keys, self.axes), "images channels ... -> images (...) channels")
-        query = self._heads(functional.linear(at_queries, self.content.query, self.content.query_bias))
+        query, key = self.content.project(keys, self.axes, len(self.maps))
+        wide = torch.promote_types(query.dtype, torch.float32)
+        query, key = query.to(wide), key.to(wide)
         if self.content.key is None:
+            at_queries = pixels_last(query_pixels(keys, self.axes))
             ones = at_queries.new_ones(()).expand(*at_queries.shape[:2], 1)
-            key, seeing = pixels[:, None].to(query.dtype), torch.cat([at_queries, ones], dim=-1)[:, None]
+            seeing = torch.cat([at_queries, ones], dim=-1)[:, None].to(wide)
         else:
-            key, scale = self._heads(functional.linear(pixels, self.content.key, self.content.key_bias)), self._scale
-            query, bias = query * scale, self.content.content_bias
-            seeing, query = query, query if bias is None else query + (bias * scale).to(query.dtype)[:, None]
-        arguments = (query, key, seeing.to(query.dtype), pixels, shared, along)
+            scale, bias = query.shape[-1] ** -0.5, self.content.content_bias
+            seeing = query = query * scale
+            query = query if bias is None else query + (bias * scale).to(wide)[:, None]
+        arguments = (query, key, seeing, pixels_last(keys), shared, along)
         if torch.is_grad_enabled():
             mixed = checkpoint(self._mix, *arguments, use_reentrant=False, preserve_rng_state=self.dropout > 0)
             assert isinstance(mixed, Tensor)
@@ -155,14 +156,6 @@ class _Work:
                 weights = attention_weights(scores if shared is None else scores + shared)
         weights = functional.dropout(weights, self.dropout, training=self.dropout > 0).to(pixels.dtype)
         return torch.matmul(weights.flatten(1, 2), pixels).unflatten(1, weights.shape[1:3])
-
-    @property
-    def _scale(self) -> float:
-        return (len(self.content.query) // len(self.maps)) ** -0.5
-
-    def _heads(self, x: Tensor) -> Float[Tensor, "images heads pixels width"]:
-        heads = rearrange(x, "images pixels (heads width) -> images heads pixels width", heads=len(self.maps))
-        return heads.to(torch.promote_types(x.dtype, torch.float32))
 
     def _scores(
         self, query: Tensor, key: Tensor, seeing: Tensor, along: Sequence[tuple[Tensor | None, Tensor | None]]

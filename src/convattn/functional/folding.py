@@ -8,10 +8,12 @@ import torch
 from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
+from convattn.functional.keys import query_pixels
 from convattn.grid import Axis
 
-__all__ = ["ContentMaps", "PositionTables", "fold", "folding_pays"]
+__all__ = ["ContentMaps", "PositionTables", "fold", "folding_pays", "pixels_last"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,26 @@ class ContentMaps:
     query_bias: Float[Tensor, " heads_width"] | None = None
     key_bias: Float[Tensor, " heads_width"] | None = None
     content_bias: Float[Tensor, "heads width"] | None = None
+
+    def project(
+        self, keys: Float[Tensor, "images channels *spatial"], axes: Sequence[Axis], heads: int
+    ) -> tuple[Float[Tensor, "images heads queries width"], Float[Tensor, "images heads_or_one keys width"]]:
+        """Makes queries and keys from key images.
+
+        Args:
+            keys: Key images.
+            axes: Queries and keys along each axis.
+            heads: Number of heads.
+
+        Returns:
+            Queries without the content bias, and keys.
+        """
+        pattern = "images pixels (heads width) -> images heads pixels width"
+        query = functional.linear(pixels_last(query_pixels(keys, axes)), self.query, self.query_bias)
+        query, pixels = rearrange(query, pattern, heads=heads), pixels_last(keys)
+        if self.key is None:
+            return query, pixels[:, None]
+        return query, rearrange(functional.linear(pixels, self.key, self.key_bias), pattern, heads=heads)
 
 
 @dataclass(frozen=True)
@@ -106,3 +128,10 @@ def fold(
     matrix = einsum(key, query, "heads width channels, heads width inputs -> heads channels inputs").flatten(0, 1)
     maps = ContentMaps(matrix.to(dtype), None, folded.to(dtype))
     return maps, PositionTables(position.scores, features)
+
+
+def pixels_last(
+    images: Float[Tensor, "images channels *spatial"],
+) -> Float[Tensor, "images pixels channels"]:
+    """Returns images as rows of channels, a row per pixel."""
+    return rearrange(images, "images channels ... -> images (...) channels")

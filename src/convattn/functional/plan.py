@@ -138,3 +138,11 @@ class Work:
         flops = scores + projections + weights + self.mixing(self.channels, by_axis=False) + self.maps
         one_image = self.weights(by_axis=False) * 12 + self.heads * pixels * key_width * self.itemsize
         return Cost(flops, one_image)
+
+    def flex(self, key_width: int, displacements: int, *, fused: bool) -> Cost:
+        """Costs FlexAttention: products of each query with the features of so many displacements, then all pairs."""
+        queries, keys = math.prod(self.queries), math.prod(self.keys)
+        flops, weights = self.content(key_width).flops, 0 if fused else self.batch * self.weights(by_axis=False) * 12
+        flops += 2 * self.batch * self.heads * queries * displacements * key_width
+        per_query = key_width + self.channels + displacements
+        return Cost(flops, weights + self.batch * self.heads * (queries * per_query + keys * key_width) * self.itemsize)

@@ -2,6 +2,7 @@
 
 from convattn.layers.content import Content
 from convattn.layers.dimensional import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.layers.fusion import fuse
 from convattn.layers.gated import GatedRelativeAttention2d
 from convattn.layers.relative import RelativeAttention
 from convattn.layers.values import FactoredValues, MergedValues
@@ -15,4 +16,5 @@ __all__ = [
     "RelativeAttention1d",
     "RelativeAttention2d",
     "RelativeAttention3d",
+    "fuse",
 ]

@@ -26,7 +26,7 @@ class MixingBlock(nn.Module):
 
     Attributes:
         mixer: The module that mixes pixels, for instance a `RelativeAttention2d` or an `nn.Conv2d`.
-        dense: D, applied to what the mixer returns.
+        dense: D, applied to what the mixer returns; nothing where the mixer's own map is the last.
         expand: W₁ with its bias.
         contract: W₂ with its bias.
         mixer_norm: Normalisation of the first half, over channels.
@@ -46,6 +46,7 @@ class MixingBlock(nn.Module):
         width: int,
         *,
         ffn: int,
+        dense: bool = True,
         norm: str = "post",
         dropout: float = 0.1,
         eps: float = 1e-12,
@@ -56,6 +57,7 @@ class MixingBlock(nn.Module):
             mixer: Takes and returns (batch, width, *spatial).
             width: Number of channels, ≥ 1.
             ffn: Width of the feed-forward network's hidden layer, ≥ 1.
+            dense: Whether D follows the mixer.
             norm: "post" or "pre".
             dropout: Probability in [0, 1) with which a value of a branch is dropped in training.
             eps: What layer normalisation adds to the variance.
@@ -73,7 +75,7 @@ class MixingBlock(nn.Module):
             raise UnknownNameError("norm", norm, ("post", "pre"))
         self.norm = norm
         self.mixer = mixer
-        self.dense = nn.Linear(width, width)
+        self.dense = nn.Linear(width, width) if dense else nn.Identity()
         self.mixer_norm = nn.LayerNorm(width, eps=eps)
         self.expand = nn.Linear(width, ffn)
         self.contract = nn.Linear(ffn, width)

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.errors import ArgumentError, must_be
-from convattn.functional import ContentMaps, PositionTables, content_scores, query_pixels
+from convattn.functional import (
+    ContentMaps,
+    PositionTables,
+    content_attention,
+    content_scores,
+    flex_attention,
+    query_pixels,
+)
 from convattn.grid import Axis, whole_number
 
 __all__ = ["Content", "ContentScores"]
@@ -103,6 +110,45 @@ class ContentScores(nn.Module):
         with torch.autocast(keys.device.type, enabled=False):
             position = self._positions(axes, encoding, query) if self.uses_position else None
             return content_scores(query, key, position, self.content_bias)
+
+    def attend(
+        self,
+        keys: Float[Tensor, "images channels *keys"],
+        axes: Sequence[Axis],
+        encoding: Encoding,
+        maps: Float[Tensor, "heads outputs channels_per_group"],
+        groups: int,
+        *,
+        gate: Float[Tensor, " heads"] | None,
+        dropout: float,
+        path: str,
+    ) -> Float[Tensor, "images outputs *queries"]:
+        """Attends in little memory, without weights of all images at once.
+
+        Args:
+            keys: Key images.
+            axes: Queries and keys along each axis.
+            encoding: Where scores and features r_δ come from.
+            maps: W_h; with groups its block-diagonal.
+            groups: Number of blocks.
+            gate: λ per head, or None.
+            dropout: Probability with which an attention weight is dropped.
+            path: "flex", or any other for `content_attention`.
+
+        Returns:
+            Output channels at each query, in the dtype of `keys`.
+
+        Raises:
+            ArgumentError: FlexAttention was asked with a gate or dropout.
+        """
+        dtype = torch.promote_types(keys.dtype, torch.float32)
+        with torch.autocast(keys.device.type, enabled=False):
+            position = self.tables(axes, encoding, dtype, keys.device)
+        if path != "flex":
+            return content_attention(keys, axes, self.maps(), position, maps, groups, gate=gate, dropout=dropout)
+        if gate is not None or dropout:
+            raise ArgumentError(must_be("impl", "another with a gate or dropout", path))
+        return flex_attention(keys, axes, self.maps(), position, maps, groups)
 
     def maps(self) -> ContentMaps:
         """Returns the linear maps from pixels to queries and keys."""

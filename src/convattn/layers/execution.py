@@ -1,19 +1,17 @@
 """How a layer computes: the choice of a path, what it makes before it sees an image, and the call."""
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.encodings import AxisAdditiveEncoding
 from convattn.errors import ArgumentError
 from convattn.functional import (
     Cost,
     Filters,
     Shifts,
-    Work,
     attention_weights,
     displacement_scores,
     find_shifts,
@@ -25,57 +23,16 @@ from convattn.functional import (
     values_first_attention,
 )
 from convattn.functional.plan import SLOWNESS
-from convattn.grid import Axis, Geometry
-from convattn.layers.values import FactoredValues, MergedValues
+from convattn.layers.call import Call
 from convattn.records import Plan
 
-__all__ = ["Call", "Prepared", "compute", "describe", "describe_content", "prepare"]
+__all__ = ["Prepared", "compute", "describe", "describe_content", "prepare"]
 
 _HARD = 1 / 8
 """Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
 
 _WEAK = 1 / 2
 """Share of queries that may be computed exactly beside transforms; with more of them, all are."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a layer without content: everything but the images' numbers.
-
-    Attributes:
-        encoding: Displacement → score per head.
-        values: W_h.
-        bias: b, or None.
-        geometry: Window, stride, padding and dilation.
-        spatial: Sizes of the images.
-        axes: Queries and keys along each axis.
-        work: Sizes.
-        impl: Path demanded, or "auto".
-        dropout: Probability of dropping a weight, 0 in evaluation.
-        dtype: Dtype of the images.
-        device: Their device.
-        values_known: Whether parameters may be looked at, which a compiler's graph may not.
-        learns_encoding: Whether gradients flow to the encoding's parameters.
-    """
-
-    encoding: Encoding
-    values: MergedValues | FactoredValues
-    bias: Tensor | None
-    geometry: Geometry
-    spatial: tuple[int, ...]
-    axes: tuple[Axis, ...]
-    work: Work
-    impl: str
-    dropout: float
-    dtype: torch.dtype
-    device: torch.device
-    values_known: bool
-    learns_encoding: bool
-
-    @property
-    def softmax_dtype(self) -> torch.dtype:
-        """Dtype of scores and softmax: at least float32."""
-        return torch.promote_types(self.dtype, torch.float32)
 
 
 class Prepared(NamedTuple):
@@ -200,7 +157,15 @@ def describe_content(call: Call, path: str, reason: str, key_width: int) -> Plan
     Returns:
         The plan.
     """
-    return _plan(call, path, "weights", reason, call.work.content(key_width), bound=0.0)
+    if path != "flex":
+        return _plan(call, path, "weights", reason, call.work.content(key_width), bound=0.0)
+    fused = call.device.type == "cuda"
+    along = [axis.highest - axis.lowest + 1 for axis in call.axes]
+    displacements = sum(along) if call.encoding.axis_additive else math.prod(along)
+    reason += (
+        ", in one kernel" if fused else ", without gradients and with all weights in memory: the device is not CUDA"
+    )
+    return _plan(call, path, "weights", reason, call.work.flex(key_width, displacements, fused=fused), bound=0.0)
 
 
 def _plan(call: Call, path: str, order: str, reason: str, cost: Cost, *, bound: float) -> Plan:

@@ -58,10 +58,13 @@ class GatedRelativeAttention2d(RelativeAttention):
             **options: Further arguments of `RelativeAttention`.
 
         Raises:
-            ArgumentError: The content is not a `Content`; or as in `RelativeAttention`.
+            ArgumentError: The content is not a `Content`, or FlexAttention is demanded, which has no gate; or as in
+                `RelativeAttention`.
         """
         if not isinstance(content, Content):
             raise ArgumentError(must_be("content", "a Content, because the gate mixes it with position", content))
+        if options.get("impl") == "flex":
+            raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with a gate', "flex"))
         super().__init__(in_channels, out_channels, num_heads, encoding, content=content, **options)
         self.gate = nn.Parameter(torch.ones(num_heads))
         self.to(device=device, dtype=dtype)

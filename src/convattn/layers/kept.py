@@ -1,12 +1,13 @@
 """What a layer keeps between calls in evaluation mode, and when it is out of date."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
-from convattn.layers.execution import Prepared
+from convattn.layers.call import Call
+from convattn.layers.execution import Prepared, prepare
 
 __all__ = ["Kept"]
 
@@ -30,24 +31,30 @@ class Kept:
         """Leaves the preparations out of copies and files."""
         return Kept, ()
 
-    def get(self, key: Hashable, numbers: Sequence[Tensor], make: Callable[[], Prepared]) -> Prepared:
-        """Returns what was kept, or makes and keeps it.
+    def prepare(self, call: Call, *, training: bool) -> Prepared:
+        """Prepares a call; in evaluation without gradients, returns what was kept of an earlier one.
 
         Args:
-            key: All that the preparation depends on, except the numbers.
-            numbers: Parameters and buffers that it depends on.
-            make: Makes it.
+            call: What is to be computed.
+            training: Whether the layer is in training mode.
 
         Returns:
             The preparation.
+
+        Raises:
+            ArgumentError: The path demanded cannot compute the call.
         """
+        if training or call.learns_encoding or not call.values_known:
+            return prepare(call)
+        key = (call.work, call.axes, call.impl, call.dtype, call.device)
+        numbers = [*call.encoding.parameters(), *call.encoding.buffers()]
         found = self._entries.get(key)
         if found is not None and _equal(found[0], numbers):
             self._entries.move_to_end(key)
             return found[1]
         self._entries.pop(key, None)
         with torch.inference_mode(False), torch.no_grad():  # what inference mode makes, a later backward pass refuses
-            prepared = make()
+            prepared = prepare(call)
             if prepared.size <= _LARGEST:
                 self._entries[key] = [number.detach().clone() for number in numbers], prepared
         while len(self._entries) > _ENTRIES:

@@ -8,28 +8,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import Encoding, create_encoding
-from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
+from convattn.encodings import Encoding
+from convattn.errors import ArgumentError, must_be
 from convattn.functional import (
-    Work,
     attend,
     attention_weights,
-    content_attention,
     displacement_scores,
     gated_weights,
     pad_keys,
 )
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_number
+from convattn.layers.arguments import fitting_encoding, fitting_path, require_images, require_sizes
+from convattn.layers.call import Call, work_of
 from convattn.layers.content import Content, ContentScores
-from convattn.layers.execution import Call, Prepared, compute, describe, describe_content, prepare
+from convattn.layers.execution import compute, describe, describe_content
 from convattn.layers.kept import Kept
 from convattn.layers.values import FactoredValues, MergedValues
 from convattn.records import Plan
 
-__all__ = ["PATHS", "RelativeAttention"]
-
-PATHS = ("auto", "content", "dense", "fourier", "reference", "separable", "shift")
-"""Ways to compute the layer, for its argument `impl`."""
+__all__ = ["RelativeAttention"]
 
 
 class RelativeAttention(nn.Module, ABC):
@@ -98,9 +95,10 @@ class RelativeAttention(nn.Module, ABC):
             dropout: Probability in [0, 1) with which an attention weight is dropped in training; without content one
                 draw serves the whole batch.
             impl: "reference" (explicit scores, written to be read), "content" (in little memory; with content), "dense"
-                (explicit weights in large products), "fourier" (fast transforms), "separable" (one softmax per
-                axis; axis-additive encodings), "shift" (a convolution; hard heads of axis-additive encodings; their
-                gradient is zero) or "auto": what `plan` chooses.
+                (explicit weights in large products), "flex" (torch's FlexAttention, never chosen by itself; with
+                content, without gate and dropout; on the CPU without gradients), "fourier" (fast transforms),
+                "separable" (one softmax per axis; axis-additive encodings), "shift" (a convolution; hard heads of
+                axis-additive encodings; their gradient is zero) or "auto": what `plan` chooses.
             device: Where to put the parameters.
             dtype: Dtype of the parameters, the encoding's included.
 
@@ -109,14 +107,9 @@ class RelativeAttention(nn.Module, ABC):
             UnknownNameError: The name of the encoding, the padding mode or the path is unknown.
         """
         super().__init__()
-        sizes = {"in_channels": in_channels, "out_channels": out_channels, "num_heads": num_heads, "groups": groups}
-        for name, value in sizes.items():
-            whole_number(name, value)
-        for name in ("in_channels", "out_channels"):
-            if sizes[name] % groups:
-                raise ArgumentError(must_be(name, f"divisible by groups={groups}", sizes[name]))
-        if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
-            raise ArgumentError(must_be("dropout", "a probability in [0, 1)", dropout))
+        require_sizes(
+            in_channels=in_channels, out_channels=out_channels, num_heads=num_heads, groups=groups, dropout=dropout
+        )
         self.in_channels, self.out_channels, self.num_heads, self.groups = in_channels, out_channels, num_heads, groups
         self.dropout, self.head_width = float(dropout), head_width
         self.geometry = Geometry.parse(
@@ -128,7 +121,7 @@ class RelativeAttention(nn.Module, ABC):
             dilation=dilation,
             input_dilation=input_dilation,
         )
-        self.encoding = self._fitting_encoding(encoding)
+        self.encoding = fitting_encoding(encoding, num_heads, self.dims)
         if head_width is None:
             self.values: MergedValues | FactoredValues = MergedValues(num_heads, in_channels, out_channels, groups)
         else:
@@ -142,7 +135,7 @@ class RelativeAttention(nn.Module, ABC):
         bound = (num_heads * in_channels // groups) ** -0.5
         self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
         self.register_parameter("gate", None)
-        self.impl = self._fitting_path(impl)
+        self.impl = fitting_path(impl, self.encoding, content=terms is not None, dropout=self.dropout)
         self._kept = Kept()
         self.to(device=device, dtype=dtype)
 
@@ -158,14 +151,15 @@ class RelativeAttention(nn.Module, ABC):
         Raises:
             ShapeError: Wrong rank or number of channels, or an image smaller than the window.
             ArgumentError: The dtype of x is not that of the weights.
+            DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
         if self.content is None and self.impl != "reference":
             call = self._call(x.shape, x.dtype, x.device, axes)
-            return compute(call, self._prepared(call), x)
+            return compute(call, self._kept.prepare(call, training=self.training), x)
         keys = pad_keys(x, self.geometry)
-        explicit = self.impl == "reference" or torch.compiler.is_compiling()
+        explicit = self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex")
         y = (self._reference if explicit else self._content)(keys, axes)
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
@@ -202,7 +196,7 @@ class RelativeAttention(nn.Module, ABC):
             path = "content" if self.impl == "auto" else self.impl
             reason = "the scores depend on the input" if self.impl == "auto" else "demanded"
             return describe_content(call, path, reason, self.content.query.out_features // self.num_heads)
-        return describe(call, None if self.impl == "reference" else self._prepared(call))
+        return describe(call, None if self.impl == "reference" else self._kept.prepare(call, training=self.training))
 
     def attention(
         self, spatial: Sequence[int] | Float[Tensor, "batch channels *spatial"]
@@ -260,43 +254,8 @@ class RelativeAttention(nn.Module, ABC):
         sizes = f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}"
         return ", ".join([sizes, *(f"{name}={value!r}" for name, value in shown.items())])
 
-    def _fitting_encoding(self, encoding: str | Encoding) -> Encoding:
-        if isinstance(encoding, str):
-            return create_encoding(encoding, self.num_heads, self.dims)
-        if not isinstance(encoding, Encoding):
-            raise ArgumentError(must_be("encoding", "the name of an encoding or an Encoding", encoding))
-        if (encoding.num_heads, encoding.dims) != (self.num_heads, self.dims):
-            raise ArgumentError(must_be("encoding", f"for {self.num_heads} heads and {self.dims} axes", encoding))
-        return encoding
-
-    def _fitting_path(self, impl: str) -> str:
-        if impl not in PATHS:
-            raise UnknownNameError("impl", impl, PATHS)
-        if self.content is not None and impl not in ("auto", "content", "reference"):
-            raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with content', impl))
-        if self.content is None and impl == "content":
-            raise ArgumentError(must_be("impl", "another without content", impl))
-        if self.dropout and impl in ("fourier", "separable", "shift"):
-            raise ArgumentError(must_be("impl", '"auto", "dense" or "reference" with dropout', impl))
-        if impl in ("separable", "shift") and not self.encoding.axis_additive:
-            raise ArgumentError(
-                must_be("impl", '"auto", "dense", "fourier" or "reference" unless the encoding is axis-additive', impl)
-            )
-        return impl
-
     def _require_images(self, x: Tensor) -> None:
-        if x.ndim != self.dims + 2 or x.shape[1] != self.in_channels:
-            expectation = f"of shape (batch, {self.in_channels}, {self.dims} spatial sizes)"
-            raise ShapeError(must_be("x", expectation, tuple(x.shape)))
-        dtype = next(self.values.parameters()).dtype
-        castable = (
-            not x.is_meta
-            and torch.is_autocast_enabled(x.device.type)
-            and x.is_floating_point()
-            and x.dtype != torch.float64
-        )
-        if x.dtype != dtype and not castable:
-            raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))
+        require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)
 
     def _weights(self, keys: Tensor | None, axes: Sequence[Axis]) -> Tensor:
         """Weights in at least float32: (heads, queries, keys), with content (images, heads, queries, keys)."""
@@ -318,31 +277,13 @@ class RelativeAttention(nn.Module, ABC):
 
     def _content(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
         assert self.content is not None
-        dtype = torch.promote_types(keys.dtype, torch.float32)
-        with torch.autocast(keys.device.type, enabled=False):
-            position = self.content.tables(axes, self.encoding, dtype, keys.device)
-        maps, dropout = self.content.maps(), self.dropout if self.training else 0.0
-        return content_attention(
-            keys, axes, maps, position, self.values.maps(), self.groups, gate=self.gate, dropout=dropout
+        dropout = self.dropout if self.training else 0.0
+        return self.content.attend(
+            keys, axes, self.encoding, self.values.maps(), self.groups, gate=self.gate, dropout=dropout, path=self.impl
         )
 
     def _call(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, axes: tuple[Axis, ...]) -> Call:
         """Gathers what a path needs to know before it sees an image."""
-        value, output = self.values.factors()
-        work = Work(
-            batch=shape[0],
-            channels=self.in_channels,
-            outputs=self.out_channels,
-            heads=self.num_heads,
-            groups=self.groups,
-            queries=tuple(len(axis.queries) for axis in axes),
-            keys=tuple(axis.keys for axis in axes),
-            inner=value.shape[1],
-            factored=output is not None,
-            itemsize=dtype.itemsize,
-        )
-        numbers = list(self.encoding.parameters())
-        known = all(isinstance(number, nn.Parameter) and not number.is_meta for number in numbers)
         return Call(
             encoding=self.encoding,
             values=self.values,
@@ -350,19 +291,9 @@ class RelativeAttention(nn.Module, ABC):
             geometry=self.geometry,
             spatial=tuple(shape[2:]),
             axes=axes,
-            work=work,
+            work=work_of(self.values, shape, axes, dtype),
             impl=self.impl,
             dropout=self.dropout if self.training else 0.0,
             dtype=dtype,
             device=device,
-            values_known=known and not torch.compiler.is_compiling(),
-            learns_encoding=torch.is_grad_enabled() and any(number.requires_grad for number in numbers),
         )
-
-    def _prepared(self, call: Call) -> Prepared:
-        """Prepares a call; in evaluation without gradients, uses what was kept of an earlier one."""
-        if self.training or call.learns_encoding or not call.values_known:
-            return prepare(call)
-        numbers = [*self.encoding.parameters(), *self.encoding.buffers()]
-        key = (call.work, call.axes, call.impl, call.dtype, call.device)
-        return self._kept.get(key, numbers, lambda: prepare(call))

@@ -1,8 +1,9 @@
 """Saving and loading of networks, in a folder or on the Hugging Face Hub."""
 
+import copy
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from huggingface_hub import PyTorchModelHubMixin
 from huggingface_hub.constants import CONFIG_NAME, SAFETENSORS_SINGLE_FILE
@@ -13,6 +14,8 @@ from torch import nn
 from convattn.errors import CheckpointError
 
 __all__ = ["HubModel"]
+
+_Model = TypeVar("_Model", bound="HubModel")
 
 _HUB_OPTIONS = {"revision", "cache_dir", "force_download", "local_files_only", "token"}
 
@@ -30,6 +33,12 @@ class HubModel(
     under the key "architecture"). Loading demands that the weights fit exactly: a network with weights left at random
     is worse than none.
     """
+
+    def _copy(self: _Model, **arguments: Any) -> _Model:
+        """Copies the network; the copy's configuration has other arguments, which its modules are yet to follow."""
+        made = copy.deepcopy(self)
+        made._hub_mixin_config = {**cast(dict[str, Any], self._hub_mixin_config), **arguments}
+        return made
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """Writes the weights and the configuration, into a folder that the mixin has made."""

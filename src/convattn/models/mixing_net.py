@@ -32,7 +32,7 @@ class MixingNet(HubModel, ABC):
         head: Linear map of the mean pixel to class scores.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the sizes that both networks have
         self,
         mixers: Sequence[nn.Module],
         *,
@@ -43,6 +43,7 @@ class MixingNet(HubModel, ABC):
         patch: int,
         dropout: float,
         initializer_range: float,
+        dense: bool = True,
     ) -> None:
         """Builds the network around its mixers.
 
@@ -55,6 +56,7 @@ class MixingNet(HubModel, ABC):
             patch: Side of a patch in pixels, ≥ 1.
             dropout: Probability in [0, 1) with which a value of a branch is dropped in training.
             initializer_range: Standard deviation of the weights at the start, > 0.
+            dense: Whether a linear map follows each mixer.
 
         Raises:
             ArgumentError: A size or the standard deviation is out of range.
@@ -69,7 +71,9 @@ class MixingNet(HubModel, ABC):
         self.width, self.ffn, self.patch = width, ffn, patch
         self.patches = nn.PixelUnshuffle(patch)
         self.embed = nn.Linear(in_channels * patch**2, width)
-        self.blocks = nn.ModuleList(MixingBlock(mixer, width, ffn=ffn, dropout=dropout) for mixer in mixers)
+        self.blocks = nn.ModuleList(
+            MixingBlock(mixer, width, ffn=ffn, dense=dense, dropout=dropout) for mixer in mixers
+        )
         self.head = nn.Linear(width, num_classes)
         self.apply(partial(_draw_weights, std=initializer_range))
 
@@ -106,9 +110,11 @@ class MixingNet(HubModel, ABC):
 
     def _shared_flops(self, pixels: int) -> int:
         """Counts all linear maps outside the mixers, on so many pixels after space-to-depth."""
-        block = matmul_flops(pixels, self.width, self.width) + 2 * matmul_flops(pixels, self.width, self.ffn)
+        dense = sum(isinstance(block.dense, nn.Linear) for block in self.blocks)
+        maps = dense * matmul_flops(pixels, self.width, self.width)
+        maps += 2 * len(self.blocks) * matmul_flops(pixels, self.width, self.ffn)
         embed = matmul_flops(pixels, self.embed.in_features, self.width)
-        return embed + len(self.blocks) * block + matmul_flops(1, self.width, self.num_classes)
+        return embed + maps + matmul_flops(1, self.width, self.num_classes)
 
 
 def _draw_weights(module: nn.Module, std: float) -> None:

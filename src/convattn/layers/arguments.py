@@ -1,0 +1,119 @@
+"""What an attention layer checks of its arguments and of the images that it is given."""
+
+import torch
+from torch import Tensor
+
+from convattn.encodings import Encoding, create_encoding
+from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
+from convattn.grid import whole_number
+
+__all__ = ["PATHS", "fitting_encoding", "fitting_path", "require_images", "require_sizes"]
+
+PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
+"""Ways to compute the layer, for its argument `impl`."""
+
+
+def require_sizes(*, in_channels: int, out_channels: int, num_heads: int, groups: int, dropout: float) -> None:
+    """Checks a layer's sizes and its dropout.
+
+    Args:
+        in_channels: D_in.
+        out_channels: D_out.
+        num_heads: N_h.
+        groups: Number of blocks of each W_h.
+        dropout: Probability with which an attention weight is dropped.
+
+    Raises:
+        ArgumentError: A size is not a positive integer, the groups do not divide the channels, or the dropout is no
+            probability below 1.
+    """
+    channels = {"in_channels": in_channels, "out_channels": out_channels}
+    for name, value in {**channels, "num_heads": num_heads, "groups": groups}.items():
+        whole_number(name, value)
+    for name, value in channels.items():
+        if value % groups:
+            raise ArgumentError(must_be(name, f"divisible by groups={groups}", value))
+    if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
+        raise ArgumentError(must_be("dropout", "a probability in [0, 1)", dropout))
+
+
+def fitting_encoding(encoding: str | Encoding, num_heads: int, dims: int) -> Encoding:
+    """Makes an encoding of its name; one that is already made must fit.
+
+    Args:
+        encoding: Name, or encoding.
+        num_heads: Heads of the layer.
+        dims: Axes of the layer.
+
+    Returns:
+        The encoding.
+
+    Raises:
+        ArgumentError: It is neither, or for other heads or axes; UnknownNameError where there is none of the name.
+    """
+    if isinstance(encoding, str):
+        return create_encoding(encoding, num_heads, dims)
+    if not isinstance(encoding, Encoding):
+        raise ArgumentError(must_be("encoding", "the name of an encoding or an Encoding", encoding))
+    if (encoding.num_heads, encoding.dims) != (num_heads, dims):
+        raise ArgumentError(must_be("encoding", f"for {num_heads} heads and {dims} axes", encoding))
+    return encoding
+
+
+def fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: float) -> str:
+    """Checks that a path can compute a layer.
+
+    Args:
+        impl: Path demanded, or "auto".
+        encoding: The layer's encoding.
+        content: Whether scores depend on the input.
+        dropout: The layer's dropout.
+
+    Returns:
+        The path.
+
+    Raises:
+        UnknownNameError: There is no such path.
+        ArgumentError: The path cannot compute such a layer.
+    """
+    if impl not in PATHS:
+        raise UnknownNameError("impl", impl, PATHS)
+    if content and impl not in ("auto", "content", "flex", "reference"):
+        raise ArgumentError(must_be("impl", '"auto", "content", "flex" or "reference" with content', impl))
+    if content and dropout and impl == "flex":
+        raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with content and dropout', impl))
+    if not content and impl in ("content", "flex"):
+        raise ArgumentError(must_be("impl", "another without content", impl))
+    if dropout and impl in ("fourier", "separable", "shift"):
+        raise ArgumentError(must_be("impl", '"auto", "dense" or "reference" with dropout', impl))
+    if impl in ("separable", "shift") and not encoding.axis_additive:
+        raise ArgumentError(
+            must_be("impl", '"auto", "dense", "fourier" or "reference" unless the encoding is axis-additive', impl)
+        )
+    return impl
+
+
+def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype) -> None:
+    """Checks the shape and the dtype of images.
+
+    Args:
+        x: Images.
+        channels: Their channels.
+        dims: Their spatial axes.
+        dtype: Dtype of the layer's weights; under autocast images may be of another floating-point dtype, float64
+            apart.
+
+    Raises:
+        ShapeError: Wrong rank or number of channels.
+        ArgumentError: Wrong dtype.
+    """
+    if x.ndim != dims + 2 or x.shape[1] != channels:
+        raise ShapeError(must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape)))
+    castable = (
+        not x.is_meta
+        and torch.is_autocast_enabled(x.device.type)
+        and x.is_floating_point()
+        and x.dtype != torch.float64
+    )
+    if x.dtype != dtype and not castable:
+        raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))

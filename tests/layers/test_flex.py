@@ -1,0 +1,197 @@
+"""The FlexAttention path: its values on the CPU by the contract, its gradients where there is CUDA."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.encodings.formula_cases import FORMULAS
+from tests.layers.layer_cases import LayerCase
+
+from convattn.errors import ArgumentError, DeviceError
+from convattn.functional import flex
+from convattn.layers import (
+    Content,
+    GatedRelativeAttention2d,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
+from convattn.testing.budget import assert_within_budget
+from convattn.testing.contracts import AttentionContract
+from convattn.testing.encoding_contract import stir
+
+CASES = [
+    LayerCase("learned_axial", options={"content": True, "impl": "flex"}),
+    LayerCase("learned_table", options={"content": Content(key_width=3, content_bias=False), "impl": "flex"}),
+    LayerCase("distance", options={"content": Content(key_width=17), "impl": "flex"}),
+    LayerCase(
+        "quadratic", options={"content": Content(key_width=3, project_position=False, query_bias=True), "impl": "flex"}
+    ),
+    LayerCase("distance", RelativeAttention1d, {"content": Content(position=False), "impl": "flex"}),
+    LayerCase("learned_axial", RelativeAttention3d, {"content": True, "head_width": 1, "impl": "flex"}),
+]
+
+
+class TestFlexAttention(AttentionContract):
+    """The contract without gradients, which torch has on CUDA only."""
+
+    @pytest.fixture(autouse=True, params=CASES, ids=str)
+    def _case(self, request):
+        self.case = request.param
+        self.formula, self.dims = FORMULAS[self.case.encoding], self.case.kind.dims
+        with torch.no_grad():
+            yield
+
+    def create(self, in_channels, out_channels, **options):
+        return self.case.create(in_channels, out_channels, **options)
+
+    @pytest.mark.skip(reason="needs gradients in float64, which FlexAttention does not have on the CPU")
+    def test_gradcheck(self):
+        """Finite differences."""
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+    def test_gradients_are_those_of_the_definition(self):
+        """On CUDA, against the reference path on the CPU in float64; the same in float32 says what rounding does."""
+        layer, x = self.made(), self.images()
+
+        def gradients(impl, device, dtype):
+            made = copy.deepcopy(layer).to(device, dtype)
+            made.impl = impl
+            images = x.to(device, dtype).requires_grad_()
+            with torch.enable_grad():
+                made(images).square().sum().backward()
+            found = {"x": images.grad, **{name: parameter.grad for name, parameter in made.named_parameters()}}
+            return {name: gradient.cpu() for name, gradient in found.items() if gradient is not None}
+
+        exact, low = (gradients("reference", "cpu", dtype) for dtype in (torch.float64, torch.float32))
+        for name, gradient in gradients("flex", "cuda", torch.float32).items():
+            assert_within_budget(gradient, exact[name], low[name], f"gradient of {name}")
+
+
+def layer(**options):
+    torch.manual_seed(3)
+    return stir(RelativeAttention2d(3, 5, 2, "quadratic", content=True, **{"impl": "flex", **options})).eval()
+
+
+def images(*sizes):
+    return torch.randn(2, 3, *(sizes or (5, 7)), generator=torch.Generator().manual_seed(5))
+
+
+def test_a_table_read_one_place_off_is_rejected(monkeypatch):
+    """Negative control of the class above."""
+    contract = TestFlexAttention()
+    contract.case, contract.formula = CASES[0], FORMULAS["learned_axial"]
+    right = flex._along
+
+    def one_place_off(axes, number):
+        place = right(axes, number)
+        return lambda query, key: (place(query, key) - 1).clamp(min=0)
+
+    with torch.no_grad():
+        contract.test_output_is_attention_by_definition(torch.float32)
+        monkeypatch.setattr(flex, "_along", one_place_off)
+        with pytest.raises(AssertionError, match="result: error"):
+            contract.test_output_is_attention_by_definition(torch.float32)
+
+
+def test_gradients_are_refused_on_the_cpu():
+    made, x = layer(), images()
+    message = r"FlexAttention has no gradients on the CPU: call the layer under torch.no_grad\(\), or set impl to"
+    with pytest.raises(DeviceError, match=message):
+        made(x)
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_(name.startswith("encoding"))
+    with pytest.raises(DeviceError, match=message):
+        made(x)
+    made.requires_grad_(False)
+    with pytest.raises(DeviceError, match=message):
+        made(x.requires_grad_())
+
+
+def test_what_follows_the_weights_learns_on_the_cpu_all_the_same():
+    made, x = layer().requires_grad_(False), images()
+    made.values.requires_grad_()
+    exact, low = copy.deepcopy(made).double(), copy.deepcopy(made)
+    exact.impl = low.impl = "reference"
+    for module, given in ((made, x), (exact, x.double()), (low, x)):
+        module(given).square().sum().backward()
+    assert_within_budget(made.values.weight.grad, exact.values.weight.grad, low.values.weight.grad)
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(
+        DeviceError, match="FlexAttention runs on CUDA, and on the CPU without gradients, but the images are on meta"
+    ):
+        flex._require_device([torch.zeros(2, 3, device="meta")])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (RelativeAttention2d, {}, "impl must be another without content, but is 'flex'"),
+        (
+            RelativeAttention2d,
+            {"content": True, "dropout": 0.1},
+            'impl must be "auto", "content" or "reference" with content and dropout, but is \'flex\'',
+        ),
+        (GatedRelativeAttention2d, {}, 'impl must be "auto", "content" or "reference" with a gate, but is \'flex\''),
+    ],
+    ids=["without content", "dropout", "gate"],
+)
+def test_layers_that_flex_attention_cannot_compute_are_refused(kind, options, message):
+    with pytest.raises(ArgumentError, match=message):
+        kind(3, 5, 2, "quadratic", impl="flex", **options)
+
+
+@pytest.mark.parametrize("change", ["gate", "dropout"])
+def test_a_path_set_later_is_refused_when_it_cannot_compute_the_layer(change):
+    gate, dropout = change == "gate", 0.1 if change == "dropout" else 0.0
+    kind, content = (GatedRelativeAttention2d, Content()) if gate else (RelativeAttention2d, True)
+    made = kind(3, 5, 2, "quadratic", content=content, dropout=dropout)
+    made.impl = "flex"
+    with (
+        torch.no_grad(),
+        pytest.raises(ArgumentError, match="impl must be another with a gate or dropout, but is 'fle"),
+    ):
+        made(images())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_plan_names_the_path_and_never_takes_it_by_itself(device):
+    plan = layer().plan((2, 3, 5, 7), device=device)
+    assert plan.path == "flex"
+    assert plan.reason.startswith("demanded, in one kernel" if device == "cuda" else "demanded, without gradients")
+    automatic = layer(impl="auto").plan((2, 3, 5, 7), device=device)
+    assert automatic.path == "content"
+    assert plan.flops > automatic.flops
+
+
+def test_plan_knows_that_the_kernel_makes_no_weights():
+    shape, made = (2, 3, 64, 64), layer()
+    weights = 2 * 2 * 64**4
+    assert made.plan(shape, device="cuda").bytes < weights < made.plan(shape, device="cpu").bytes
+
+
+COMPILED = """
+import torch
+from convattn.layers import RelativeAttention2d
+
+torch.manual_seed(0)
+layer = RelativeAttention2d(3, 5, 2, "learned_axial", content=True, impl="flex")
+compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+worst = 0.0
+with torch.no_grad():
+    for sizes in ((5, 7), (6, 9)):
+        x = torch.randn(2, 3, *sizes)
+        worst = max(worst, (compiled(x) - layer(x)).abs().max().item())
+print(worst)
+"""
+
+
+def test_layers_compile_to_one_graph():
+    """In a process of its own: the type checks of the test run would break the graph. Outputs are of size one."""
+    command = [sys.executable, "-c", COMPILED]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert float(found.stdout.splitlines()[-1]) <= 8 * torch.finfo(torch.float32).eps
