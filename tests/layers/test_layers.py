@@ -51,23 +51,17 @@ def test_gradient_of_hard_heads_is_zero_by_definition(case):
 PIECE = 260
 """Bytes of a piece: three rows of five in two dimensions, which are not a multiple of a block."""
 
-SHARPNESS = {
-    "quadratic": {"root_sharpness": torch.tensor([1.0, 3.0])},
-    "linear_distance": {"log_slope": torch.tensor([0.0, 2.0])},
-    "generalized_quadratic": {"shape": torch.tensor([[[1.0, 0.2], [-0.1, 0.9]], [[3.0, 0.1], [0.2, 3.2]]])},
-}
-"""One soft head, and one with a band narrower than the image."""
-
+SOFTER, SHARPER = ({"root_sharpness": torch.tensor(roots)} for roots in ([1.0, 3.0], [2.5, 8.0]))
+SHAPES = {"shape": torch.tensor([[[2.0, 0.4], [-0.2, 1.8]], [[8.0, 0.1], [0.2, 7.0]]])}
+ASIDE = {"centres": torch.tensor([[0.4, 4.0, 0.6], [-0.6, -4.0, 0.4]]), "root_sharpness": torch.tensor([3.0, 3.2])}
 PIECEWISE = [
-    LayerCase(name, kind, options, numbers=SHARPNESS[name])
-    for name, kind, options in [
-        ("quadratic", RelativeAttention1d, {"impl": "separable"}),
-        ("quadratic", RelativeAttention2d, {"impl": "separable"}),
-        ("linear_distance", RelativeAttention3d, {"impl": "separable"}),
-        ("generalized_quadratic", RelativeAttention2d, {"impl": "dense"}),
-        ("quadratic", RelativeAttention2d, {"impl": "separable", "head_width": 2}),
-    ]
+    LayerCase("quadratic", RelativeAttention1d, {"impl": "separable"}, numbers=SOFTER),
+    LayerCase("quadratic", RelativeAttention2d, {"impl": "separable"}, numbers=SHARPER),
+    LayerCase("quadratic", RelativeAttention3d, {"impl": "separable"}, numbers=ASIDE),
+    LayerCase("generalized_quadratic", RelativeAttention2d, {"impl": "dense"}, numbers=SHAPES),
+    LayerCase("quadratic", RelativeAttention2d, {"impl": "separable", "head_width": 2}, numbers=SHARPER),
 ]
+"""Heads with bands that are narrower than the image; soft enough for a gradient that rounding leaves some digits of."""
 
 
 class TestLargeImages(CaseContract):
@@ -87,6 +81,25 @@ def make_pieces_small(monkeypatch):
     monkeypatch.setattr(product, "_CACHE", PIECE)
     monkeypatch.setattr(mixing, "_SHORT", 2)
     monkeypatch.setattr(mixing, "_WORTHWHILE", 1)
+
+
+@pytest.mark.parametrize("case", PIECEWISE, ids=str)
+def test_keys_are_left_out(case, monkeypatch):
+    """Otherwise the class above would show nothing."""
+    left_out, right = [], mixing.axis_tiles
+
+    def watched(weights, *args, **options):
+        tiles = right(weights, *args, **options)
+        left_out.extend(weights.shape[2] - (keys.stop - keys.start) for tile in tiles for keys in tile.keys)
+        return tiles
+
+    monkeypatch.setattr(product, "_CACHE", PIECE)
+    monkeypatch.setattr(mixing, "_SHORT", 2)
+    monkeypatch.setattr(mixing, "axis_tiles", watched)
+    contract = CaseContract()
+    contract.case = case
+    contract.made()(contract.images())
+    assert max(left_out) > 0
 
 
 def test_the_pieces_are_pieces(monkeypatch):
