@@ -51,6 +51,10 @@ class TestFlexAttention(AttentionContract):
     def test_gradcheck(self):
         """Finite differences."""
 
+    @pytest.mark.skip(reason="needs gradients, which FlexAttention does not have on the CPU")
+    def test_modes_and_earlier_calls_change_nothing(self):
+        """Training without dropout, calls without gradients and what is kept of them leave every bit as it is."""
+
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
     def test_gradients_are_those_of_the_definition(self):
         """On CUDA, against the reference path on the CPU in float64; the same in float32 says what rounding does."""

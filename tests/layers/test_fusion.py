@@ -23,7 +23,7 @@ SIZES = {1: (13,), 2: (5, 7), 3: (2, 3, 5)}
 
 def build(case, *, dtype=torch.float32, **options):
     torch.manual_seed(3)
-    return stir(case.create(3, 5, **options)).eval().to(dtype)
+    return case.settle(stir(case.create(3, 5, **options))).eval().to(dtype)
 
 
 def images(dims, dtype=torch.float32):
@@ -281,7 +281,7 @@ def test_layers_with_groups_are_refused(head_width):
             "cannot fuse into values of type Linear: known are MergedValues and FactoredValues",
         ),
     ],
-    ids=str,
+    ids=["hooked", "pruned", "other values"],
 )
 def test_changed_layers_are_refused(change, message):
     layer = build(MERGED)

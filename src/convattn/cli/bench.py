@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 _ROUNDS, _QUICK_ROUNDS = 7, 3
-_WIDTH = 140
+_WIDTH = 180
 """Columns of a table that no terminal limits."""
 
 
