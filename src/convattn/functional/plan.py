@@ -130,13 +130,14 @@ class Work:
         return Cost(flops, self.weights(by_axis=False) * (8 + self.itemsize) + 2 * means * self.itemsize)
 
     def content(self, key_width: int) -> Cost:
-        """Costs scores that depend on the input, one image at a time."""
-        scores = 2 * self.batch * self.heads * self.pairs * key_width
-        pixels = math.prod(self.queries) + math.prod(self.keys)
-        projections = 2 * self.batch * pixels * self.channels * self.heads * key_width
+        """Costs scores that depend on the input, some images at a time, with or without a fold of W_q and W_k."""
+        queries, keys = math.prod(self.queries), math.prod(self.keys)
+        apart = self.batch * key_width * (self.channels * (queries + keys) + queries * keys)
+        folded = self.channels**2 * (key_width + self.batch * queries) + self.batch * self.channels * queries * keys
         weights = 5 * self.batch * self.weights(by_axis=False)
-        flops = scores + projections + weights + self.mixing(self.channels, by_axis=False) + self.maps
-        one_image = self.weights(by_axis=False) * 12 + self.heads * pixels * key_width * self.itemsize
+        products = 2 * self.heads * min(apart, folded)
+        flops = products + weights + self.mixing(self.channels, by_axis=False) + self.maps
+        one_image = self.weights(by_axis=False) * 12 + self.heads * (queries + keys) * key_width * self.itemsize
         return Cost(flops, one_image)
 
     def flex(self, key_width: int, displacements: int, *, fused: bool) -> Cost:

@@ -1,6 +1,7 @@
 """Convolutions by their definition: a second road to what torch and the attention layers compute."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,10 @@ def convolve(
     taps = list(corners(conv.kernel_size))[::order]
     y = term(conv, x.flip(0) if backwards else x, taps, order)
     y = y.flip(0) if backwards else y
-    return y if conv.bias is None else y + conv.bias.view(-1, *(1,) * (x.ndim - 2))
+    if conv.bias is None:
+        return y
+    ones = y.new_ones(len(y), 1, prod(y.shape[2:]))
+    return y + _Outer.apply(conv.bias[None], ones, order).view(y.shape)
 
 
 def farthest(hi: Float[Tensor, "*shape"], candidates: Sequence[Float[Tensor, "*shape"]]) -> Float[Tensor, "*shape"]:
