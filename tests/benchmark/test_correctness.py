@@ -25,7 +25,7 @@ def tiny(kind="quadratic", **changes):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
-@pytest.mark.parametrize("name", ["convattn", "reference", "sdpa"])
+@pytest.mark.parametrize("name", ["convattn", "reference", "published", "sdpa"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_honest_contenders_pass(kind, name, training):
     case = tiny(kind, training=training)
@@ -35,7 +35,7 @@ def test_honest_contenders_pass(kind, name, training):
     assert check.passed, check
 
 
-@pytest.mark.parametrize("name", ["convattn", "reference", "sdpa"])
+@pytest.mark.parametrize("name", ["convattn", "reference", "published", "sdpa"])
 def test_honest_contenders_pass_in_bfloat16(name):
     setting, case = Setting(dtype="bfloat16"), tiny()
     check = Truth.of_case(case, setting).check(CONTENDERS[name](case, setting))

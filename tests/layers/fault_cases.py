@@ -181,7 +181,7 @@ GRADIENTS = [
         of_output(4, not_from_the_last_query),
         "encoding.centres",
     ),
-    Fault("dense", "W_h in half precision", DENSE, "functional.product:head_backward", of_argument(2, halved), "x"),
+    Fault("dense", "W_h in half precision", DENSE, "functional.product:head_backward", of_argument(1, halved), "x"),
     Fault(
         "fourier",
         "the normaliser taken for a constant",

@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 from convattn.convert import conv_to_attention
-from convattn.encodings import Quadratic
+from convattn.encodings import LinearDistance, Quadratic
 from convattn.errors import ArgumentError, ShapeError
 from convattn.functional import fourier
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
@@ -107,6 +107,41 @@ def test_what_is_kept_follows_the_parameters(write):
         x = x.to(layer.bias.dtype)
         assert torch.equal(layer(x), copy.deepcopy(layer)(x))
         assert layer(x).dtype == torch.float64 or not torch.equal(layer(x), first)
+
+
+def test_another_encoding_with_the_same_numbers_is_another():
+    layer, x = RelativeAttention1d(3, 5, 2, Quadratic(2, 1)).eval(), images(11)
+    with torch.no_grad():
+        first = layer(x)
+        other = LinearDistance(2, 1)
+        for new, old in zip(other.parameters(), layer.encoding.parameters(), strict=True):
+            new.copy_(old)
+        layer.encoding = other
+        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
+        assert not torch.equal(layer(x), first)
+
+
+@pytest.mark.parametrize("path", ["separable", "dense", "reference"])
+@pytest.mark.parametrize("wanted", ["x", "values.weight", "encoding.centres", "encoding.root_sharpness"])
+def test_a_gradient_alone_is_the_one_among_all(path, wanted):
+    """Gradients that are not wanted are not made; the others are the same."""
+    layer, x = hard_layer(sharpness=0.3), images(5, 7)
+    layer.impl = path
+
+    def gradients():
+        found = {"x": x.detach().requires_grad_(x.requires_grad), **dict(layer.named_parameters())}
+        y = layer(found["x"])
+        inputs = {name: tensor for name, tensor in found.items() if tensor.requires_grad}
+        return dict(zip(inputs, torch.autograd.grad(y.square().sum(), list(inputs.values())), strict=True))
+
+    x.requires_grad_()
+    every = gradients()
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(name == wanted)
+    x.requires_grad_(wanted == "x")
+    alone = gradients()
+    assert list(alone) == [wanted]
+    assert torch.equal(alone[wanted], every[wanted])
 
 
 def test_weights_are_made_once_in_evaluation_and_left_out_of_copies(monkeypatch):

@@ -6,11 +6,12 @@ import pytest
 import torch
 from tests.encodings.formula_cases import FORMULAS
 from tests.layers.layer_cases import LAYERS, LayerCase
+from tests.layers.wrong_maps import WRONG_MAPS, hooked
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import prune
 
 from convattn.convert import load_layer, save_layer
-from convattn.errors import ArgumentError, ConversionError, ShapeError, UnsupportedModelError
+from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, fuse
 from convattn.testing.budget import assert_within_budget
 from convattn.testing.convolutions import farthest
@@ -174,74 +175,6 @@ def test_frozen_parameters_stay_frozen():
     assert learned == {"bias"}
 
 
-def hooked(module):
-    module.register_forward_hook(lambda *_: None)
-    return module
-
-
-class Own(nn.Linear):
-    pass
-
-
-WRONG_MAPS = [
-    (nn.Linear(3, 5), ShapeError, "following must be a map of the layer's 5 channels, but is 'one of 3'"),
-    (nn.Conv2d(7, 5, 1), ShapeError, "following must be a map of the layer's 5 channels, but is 'one of 7'"),
-    (
-        nn.Linear(5, 2).double(),
-        ArgumentError,
-        "following must be in the layer's dtype and on its device, torch.float32 on cpu, but is 'torch.float64 on cpu'",
-    ),
-    (
-        nn.Linear(5, 2, device="meta"),
-        ArgumentError,
-        "following must be in the layer's dtype and on its device, .* but is 'torch.float32 on meta'",
-    ),
-    (
-        nn.Conv2d(5, 2, 3),
-        ArgumentError,
-        r"following.kernel_size must be \(1, 1\), a map of single pixels, but is \(3, 3\)",
-    ),
-    (nn.Conv2d(5, 2, (1, 2)), ArgumentError, r"following.kernel_size must be \(1, 1\), .* but is \(1, 2\)"),
-    (
-        nn.Conv2d(5, 2, 1, stride=2),
-        ArgumentError,
-        r"following.stride must be \(1, 1\), a map of single pixels, but is \(2, 2\)",
-    ),
-    (
-        nn.Conv2d(5, 2, 1, padding=1),
-        ArgumentError,
-        r"following.padding must be \(0, 0\), a map of single pixels, but is \(1, 1\)",
-    ),
-    (nn.Conv2d(5, 5, 1, groups=5), ArgumentError, "following.groups must be 1, a map of single pixels, but is 5"),
-    (
-        nn.Conv1d(5, 2, 1),
-        UnsupportedModelError,
-        "cannot fuse Conv1d with RelativeAttention2d: known are Linear and Conv2d with a kernel of one pixel",
-    ),
-    (nn.ReLU(), UnsupportedModelError, "cannot fuse ReLU with RelativeAttention2d: known are"),
-    (nn.Sequential(nn.Linear(5, 2)), UnsupportedModelError, "cannot fuse Sequential with RelativeAttention2d"),
-    (nn.ConvTranspose2d(5, 2, 1), UnsupportedModelError, "cannot fuse ConvTranspose2d with RelativeAttention2d"),
-    (Own(5, 2), UnsupportedModelError, "cannot fuse Own with RelativeAttention2d"),
-    (nn.LazyLinear(2), UnsupportedModelError, "cannot fuse LazyLinear: its sizes are not known before it has seen an"),
-    (nn.LazyConv2d(2, 1), UnsupportedModelError, "cannot fuse LazyConv2d: its sizes are not known before it has seen"),
-    (
-        parametrizations.weight_norm(nn.Linear(5, 2)),
-        UnsupportedModelError,
-        "cannot fuse ParametrizedLinear with RelativeAttention2d",
-    ),
-    (
-        hooked(nn.Linear(5, 2)),
-        UnsupportedModelError,
-        "cannot fuse Linear: it has forward hooks, as in pruning; make them permanent or remove them first",
-    ),
-    (
-        prune.random_unstructured(nn.Linear(5, 2), "weight", 0.5),
-        UnsupportedModelError,
-        "cannot fuse Linear: it has forward hooks, as in pruning",
-    ),
-]
-
-
 @pytest.mark.parametrize(("following", "error", "message"), WRONG_MAPS, ids=lambda value: str(value)[:60])
 def test_other_maps_are_refused(following, error, message):
     with pytest.raises(error, match=message):
@@ -291,8 +224,15 @@ def test_changed_layers_are_refused(change, message):
 
 
 def test_other_layers_are_refused(without_type_checks):
-    with pytest.raises(UnsupportedModelError, match="cannot fuse into Conv2d: known are the attention layers"):
-        fuse(nn.Conv2d(3, 5, 1), nn.Linear(5, 2))
+    class Doubled(RelativeAttention2d):  # type: ignore[misc]
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    for other in (nn.Conv2d(3, 5, 1), Doubled(3, 5, 2, "quadratic")):
+        with pytest.raises(
+            UnsupportedModelError, match=f"fuse into {type(other).__name__}: known are RelativeAttention1d"
+        ):
+            fuse(other, nn.Linear(5, 2))
 
 
 @pytest.mark.parametrize("part", ["values", "bias"])

@@ -56,7 +56,11 @@ WRONG_ARGUMENTS = [
         ArgumentError,
         'impl must be "auto", "content", "flex" or "reference" with content, but is \'dense\'',
     ),
-    ({"impl": "content"}, ArgumentError, "impl must be another without content, but is 'content'"),
+    (
+        {"impl": "content"},
+        ArgumentError,
+        "impl must be none of those that need content, but one of auto, dense, .* but is 'content'",
+    ),
     ({"content": "yes"}, ArgumentError, "content must be True, False or a Content, but is 'yes'"),
     ({"content": Content(key_width=0)}, ArgumentError, "content.key_width must be an integer of at least 1, but is 0"),
     (

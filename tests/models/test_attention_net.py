@@ -190,5 +190,5 @@ def test_networks_that_cannot_be_fused_say_why(network, without_type_checks):
     with pytest.raises(ConversionError, match="cannot fuse block 0: no linear map follows its attention"):
         network.fused().fused()
     network.blocks[1].mixer = nn.Conv2d(14, 14, 1)
-    with pytest.raises(UnsupportedModelError, match="cannot fuse into Conv2d: known are the attention layers"):
+    with pytest.raises(UnsupportedModelError, match="cannot fuse into Conv2d: known are RelativeAttention1d, "):
         network.fused()

@@ -64,7 +64,12 @@ def _ours(case: LayerCase, setting: Setting) -> Contender:
 
 def _reference(case: LayerCase, setting: Setting) -> Contender:
     layer = setting.place(with_path(build_layer(case), "reference"), training=case.training)
-    return Contender(layer, "this library's readable path: weights made once for all images", layer, same_function=True)
+    return Contender(
+        layer,
+        "this library's readable path: explicit weights, without content once for all images",
+        layer,
+        same_function=True,
+    )
 
 
 def _published(case: LayerCase, setting: Setting) -> Contender:

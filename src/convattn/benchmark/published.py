@@ -30,12 +30,15 @@ class PublishedAttention(nn.Module):
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, eqs. 1 to 4 and 9, for images and merged heads.
 
     Attributes:
-        layer: The layer whose parameters it uses; without groups, gate, head width and projected positions.
+        layer: The layer whose parameters it uses; without groups and gate. With content its queries and keys are the
+            pixels of the image, its positions are not projected and its encoding has no score of its own.
     """
 
     def __init__(self, layer: RelativeAttention) -> None:
         """Takes over the parameters of a layer."""
         super().__init__()
+        assert layer.groups == 1
+        assert layer.gate is None
         self.layer = layer
 
     def forward(self, x: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch outputs rows cols"]:
@@ -83,8 +86,13 @@ class PublishedAttention(nn.Module):
         assert content.position is None
         assert content.content_bias is None
         assert isinstance(encoding, AxisAdditiveEncoding)
-        split = "batch rows cols (heads width) -> batch rows cols heads width"
-        query, key = (rearrange(part(pixels), split, heads=content.num_heads) for part in (content.query, content.key))
+        assert content.uses_position
+        assert all(list(axis.queries) == list(range(axis.keys)) for axis in axes)
+        split, wide = "batch rows cols (heads width) -> batch rows cols heads width", torch.float32
+        query, key = (
+            rearrange(part(pixels), split, heads=content.num_heads).to(torch.promote_types(pixels.dtype, wide))
+            for part in (content.query, content.key)
+        )
         features = encoding.axis_features(axes, query.dtype, query.device)
         rows, cols = (table[axis.index(query.device)] for table, axis in zip(features, axes, strict=True))
         along = "batch rows cols heads width"

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from convattn.functional.content import gated_weights
-from convattn.functional.folding import ContentMaps, PositionTables, fold, folding_pays, pixels_last
+from convattn.functional.folding import ContentMaps, PositionTables, fold, pixels_last, score_products
 from convattn.functional.keys import query_pixels
 from convattn.functional.reference import attention_weights, displacement_scores
 from convattn.functional.values import combine_heads
@@ -37,10 +37,10 @@ def content_attention(
 ) -> Float[Tensor, "images outputs *queries"]:
     """Computes softmax attention whose scores depend on the input, `s = ((q + u)·k + q·Ŵr_δ)/√width + s_h(δ)`.
 
-    Images are taken as many at a time as fit a budget of memory. Each part is computed again in the backward pass, so
-    that between the passes nothing of the scores, the queries or the keys is held. Features are never made for every
-    query and key: a query meets each displacement's features along one axis, and a product with the keys'
-    coordinates adds the axes up.
+    Images are taken as many at a time as fit a budget of memory. Scores and weights are made again in the backward
+    pass; between the passes queries, keys and mixed pixels are held. Where heads are wide, W_q and W_k are folded into
+    one matrix. Features are never made for every query and key: a query meets those of each axis's displacements, and
+    the axes are added up.
 
     Source: Dai et al. 2019 (Transformer-XL), §3.3; the gate is d'Ascoli et al. 2021 (ConViT), eq. 6.
 
@@ -58,7 +58,10 @@ def content_attention(
         Output channels at each query, in the dtype of `keys`.
     """
     with torch.autocast(keys.device.type, enabled=False):
-        if folding_pays(keys.shape[0], keys.shape[1], axes, len(content.query) // len(maps)):
+        queries, pixels = prod(len(axis.queries) for axis in axes), prod(axis.keys for axis in axes)
+        width = len(content.query) // len(maps)
+        apart, folded = score_products(keys.shape[0], keys.shape[1], queries, pixels, width)
+        if folded < apart:
             content, position = fold(content, position, len(maps), keys.dtype)
         work = _Work(axes, content, position, maps, groups, gate, dropout)
         shared, along = work.shared_scores(), work.along_axes(keys.device)

@@ -139,7 +139,7 @@ def _kernel(query: Tensor, key: Tensor, values: Tensor, score_mod: Callable[...,
     if torch.compiler.is_compiling():
         return kernel(query, key, values, score_mod=score_mod, scale=scale)
     if query.device.type == "cuda":
-        return torch.compile(kernel)(query, key, values, score_mod=score_mod, scale=scale)
+        return torch.compile(kernel, fullgraph=True)(query, key, values, score_mod=score_mod, scale=scale)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile", category=UserWarning)
         return kernel(query, key, values, score_mod=score_mod, scale=scale)

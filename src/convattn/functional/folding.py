@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from einops import einsum, rearrange
@@ -13,7 +12,7 @@ from torch.nn import functional
 from convattn.functional.keys import query_pixels
 from convattn.grid import Axis
 
-__all__ = ["ContentMaps", "PositionTables", "fold", "folding_pays", "pixels_last"]
+__all__ = ["ContentMaps", "PositionTables", "fold", "pixels_last", "score_products"]
 
 
 @dataclass(frozen=True)
@@ -72,22 +71,22 @@ class PositionTables:
     features: Sequence[Float[Tensor, "heads_or_one _ width"]] = ()
 
 
-def folding_pays(images: int, channels: int, axes: Sequence[Axis], width: int) -> bool:
-    """Tells whether one matrix in place of W_q and W_k takes fewer operations for queries, keys and scores.
+def score_products(images: int, channels: int, queries: int, keys: int, width: int) -> tuple[int, int]:
+    """Counts the multiplications per head for queries, keys and their scores.
 
     Args:
         images: Number of images.
         channels: D_in.
-        axes: Queries and keys along each axis.
+        queries: Queries of an image.
+        keys: Keys of an image.
         width: Width of queries and keys per head.
 
     Returns:
-        True for wide heads on many pixels.
+        Those with W_q and W_k, and those with one matrix in their place.
     """
-    queries, pixels = prod(len(axis.queries) for axis in axes), prod(axis.keys for axis in axes)
-    apart = images * width * (channels * (queries + pixels) + queries * pixels)
-    folded = channels * channels * (width + images * queries) + images * channels * queries * pixels
-    return folded < apart
+    apart = images * width * (channels * (queries + keys) + queries * keys)
+    folded = channels * channels * (width + images * queries) + images * channels * queries * keys
+    return apart, folded
 
 
 def fold(

@@ -6,6 +6,7 @@ from math import prod
 from typing import NamedTuple
 
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -150,7 +151,7 @@ def mix_backward(
     stages: Sequence[Tensor],
     gradient: Float[Tensor, "pixels channels"],
     *,
-    pixels_gradient: Float[Tensor, "images *spatial channels"],
+    pixels_gradient: Float[Tensor, "images *spatial channels"] | None,
     weight_gradients: Sequence[Float[Tensor, "heads _ _"] | None],
     workspace: Workspace,
 ) -> None:
@@ -162,7 +163,7 @@ def mix_backward(
         head: As given to `mix`.
         stages: What it returned.
         gradient: Gradient with respect to the last of them; its rows may lie apart.
-        pixels_gradient: Where to add the gradient with respect to the pixels.
+        pixels_gradient: Where to add the gradient with respect to the pixels; None leaves it out.
         weight_gradients: Where to add that with respect to the weights of each axis; None leaves it out.
         workspace: Memory; none of the stages may lie in what this function uses.
     """
@@ -172,14 +173,27 @@ def mix_backward(
         upstream = gradient.view(stage.shape[0], rows.shape[0], stage.shape[2])
         into = weight_gradients[number]
         if into is not None:
-            products = torch.bmm(upstream, stage.mT, out=workspace.get("products", len(stage), *rows.shape))
-            into[head, part.queries, part.keys[head]] += products.sum(0)
+            into[head, part.queries, part.keys[head]] += _summed_products(upstream, stage, workspace)
         back = rows.mT.expand(stage.shape[0], -1, -1)
+        if not number and pixels_gradient is None:
+            return
         if number:
             gradient = torch.bmm(back, upstream, out=workspace.get(f"back {number}", *stage.shape))
         else:
+            assert pixels_gradient is not None
             region = _region(pixels_gradient, tile, head)
             region.view(stage.shape).baddbmm_(back, upstream)
+
+
+def _summed_products(
+    upstream: Float[Tensor, "before queries behind"], stage: Float[Tensor, "before keys behind"], workspace: Workspace
+) -> Float[Tensor, "queries keys"]:
+    """Multiplies queries with keys and sums over all else, with nothing larger than the factors in memory."""
+    before, queries, behind = upstream.shape
+    keys = stage.shape[1]
+    if queries * keys > (queries + keys) * behind:
+        return einsum(upstream, stage, "before queries behind, before keys behind -> queries keys")
+    return torch.bmm(upstream, stage.mT, out=workspace.get("products", before, queries, keys)).sum(0)
 
 
 def _narrow_tiles(weights: Tensor, negligible: float, length: int) -> list[Tile]:

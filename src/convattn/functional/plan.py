@@ -1,5 +1,7 @@
 """What each way of computing an attention layer costs: operations and memory, from sizes alone.
 
+Heads are taken to be wide: where narrow heads leave keys out, the operations are fewer.
+
 A multiplication and an addition count as two operations. Bytes are working memory beyond input, output and parameters.
 """
 
@@ -8,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from convattn.functional.filtering import quick_length
+from convattn.functional.folding import score_products
 
 __all__ = ["SLOWNESS", "Cost", "Work"]
 
@@ -129,21 +132,35 @@ class Work:
         means = self.batch * self.heads * self.channels * math.prod(self.queries)
         return Cost(flops, self.weights(by_axis=False) * (8 + self.itemsize) + 2 * means * self.itemsize)
 
-    def content(self, key_width: int) -> Cost:
-        """Costs scores that depend on the input, some images at a time, with or without a fold of W_q and W_k."""
+    def content(self, key_width: int, displacements: int) -> Cost:
+        """Costs scores that depend on the input, some images at a time, with features of so many displacements."""
         queries, keys = math.prod(self.queries), math.prod(self.keys)
-        apart = self.batch * key_width * (self.channels * (queries + keys) + queries * keys)
-        folded = self.channels**2 * (key_width + self.batch * queries) + self.batch * self.channels * queries * keys
-        weights = 5 * self.batch * self.weights(by_axis=False)
-        products = 2 * self.heads * min(apart, folded)
-        flops = products + weights + self.mixing(self.channels, by_axis=False) + self.maps
-        one_image = self.weights(by_axis=False) * 12 + self.heads * (queries + keys) * key_width * self.itemsize
-        return Cost(flops, one_image)
+        apart, folded = score_products(self.batch, self.channels, queries, keys, key_width)
+        width = self.channels if folded < apart else key_width
+        one_image = self.weights(by_axis=False) * 12 + self.heads * (queries + keys) * width * self.itemsize
+        return Cost(self._with_content(min(apart, folded), width, displacements), one_image)
+
+    def explicit_content(self, key_width: int, *, features: bool) -> Cost:
+        """Costs the same with the weights of all images, and features for every query and key."""
+        queries, keys = math.prod(self.queries), math.prod(self.keys)
+        apart, _ = score_products(self.batch, self.channels, queries, keys, key_width)
+        flops = self._with_content(apart, key_width, keys if features else 0)
+        numbers = self.batch * (3 * self.weights(by_axis=False) + self.heads * (queries + keys) * key_width)
+        numbers += self.heads * self.pairs * key_width if features else 0
+        return Cost(flops, numbers * max(4, self.itemsize))
 
     def flex(self, key_width: int, displacements: int, *, fused: bool) -> Cost:
         """Costs FlexAttention: products of each query with the features of so many displacements, then all pairs."""
         queries, keys = math.prod(self.queries), math.prod(self.keys)
-        flops, weights = self.content(key_width).flops, 0 if fused else self.batch * self.weights(by_axis=False) * 12
-        flops += 2 * self.batch * self.heads * queries * displacements * key_width
-        per_query = key_width + self.channels + displacements
-        return Cost(flops, weights + self.batch * self.heads * (queries * per_query + keys * key_width) * self.itemsize)
+        apart, _ = score_products(self.batch, self.channels, queries, keys, key_width)
+        weights = 0 if fused else self.batch * self.weights(by_axis=False) * 12
+        numbers = queries * (key_width + self.channels) + keys * key_width
+        tables = queries * displacements * max(4, self.itemsize)
+        working = weights + self.batch * self.heads * (numbers * self.itemsize + tables)
+        return Cost(self._with_content(apart, key_width, displacements), working)
+
+    def _with_content(self, products: int, width: int, displacements: int) -> int:
+        """Counts the operations of content attention whose scores take so many multiplications per head."""
+        position = self.batch * math.prod(self.queries) * displacements * width
+        weights = 5 * self.batch * self.weights(by_axis=False)
+        return 2 * self.heads * (products + position) + weights + self.mixing(self.channels, by_axis=False) + self.maps

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from convattn.functional.mixing import Tile, Workspace, mix, mix_backward, tiles_of_all_axes
-from convattn.functional.values import add_head, combine_heads, head_backward
+from convattn.functional.values import add_head, combine_heads, head_backward, head_weight_backward
 
 __all__ = ["product_attention"]
 
@@ -103,28 +103,26 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         pixels, maps, *weights = ctx.saved_tensors
         needs, workspace = ctx.needs_input_grad, Workspace(pixels)
-        dx = torch.zeros_like(pixels)
+        dx = torch.zeros_like(pixels) if needs[0] else None
         dmaps = torch.zeros_like(maps) if needs[1] else None
         dweights = [torch.zeros_like(w) if need else None for w, need in zip(weights, needs[3:], strict=True)]
         for images, tile in _Pieces(pixels, weights).over(len(pixels)):
             dy = gradient[_queries(images, tile)].flatten(0, -2).contiguous()
             for head, weight in enumerate(maps):
                 stages = mix(weights, tile, head, pixels[images], workspace)
-                dmixed = head_backward(
-                    dy,
-                    stages[-1],
-                    weight,
-                    ctx.groups,
-                    weight_gradient=None if dmaps is None else dmaps[head],
-                    out=workspace.get("gradient", *stages[-1].shape),
-                )
+                if dmaps is not None:
+                    head_weight_backward(dy, stages[-1], ctx.groups, into=dmaps[head])
+                if dx is None and not any(needs[3:]):
+                    continue
+                dmixed = workspace.get("gradient", *stages[-1].shape)
+                head_backward(dy, weight, ctx.groups, out=dmixed)
                 mix_backward(
                     weights,
                     tile,
                     head,
                     stages,
                     dmixed,
-                    pixels_gradient=dx[images],
+                    pixels_gradient=None if dx is None else dx[images],
                     weight_gradients=dweights,
                     workspace=workspace,
                 )

@@ -5,7 +5,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["add_head", "combine_heads", "head_backward"]
+__all__ = ["add_head", "combine_heads", "head_backward", "head_weight_backward"]
 
 
 def combine_heads(
@@ -57,39 +57,49 @@ def add_head(
 
 def head_backward(
     gradient: Float[Tensor, "pixels outputs"],
-    mixed: Float[Tensor, "pixels channels"],
     weight: Float[Tensor, "outputs channels_per_group"],
     groups: int,
     *,
-    weight_gradient: Float[Tensor, "outputs channels_per_group"] | None,
     out: Float[Tensor, "pixels channels"],
-) -> Float[Tensor, "pixels channels"]:
-    """Carries a gradient back through `add_head`.
+) -> None:
+    """Carries a gradient back through `add_head` to the mixed pixels.
+
+    Args:
+        gradient: Gradient with respect to its result.
+        weight: As given to `add_head`.
+        groups: As given to `add_head`.
+        out: Where to write the gradient with respect to `mixed`.
+    """
+    if groups == 1:
+        torch.mm(gradient, weight, out=out)
+    elif groups == gradient.shape[1] == out.shape[1]:
+        torch.mul(gradient, weight[:, 0], out=out)
+    else:
+        back = torch.bmm(_split(gradient, groups), weight.unflatten(0, (groups, -1)))
+        out.copy_(rearrange(back, "groups pixels channels -> pixels (groups channels)"))
+
+
+def head_weight_backward(
+    gradient: Float[Tensor, "pixels outputs"],
+    mixed: Float[Tensor, "pixels channels"],
+    groups: int,
+    *,
+    into: Float[Tensor, "outputs channels_per_group"],
+) -> None:
+    """Carries a gradient back through `add_head` to the head's matrix.
 
     Args:
         gradient: Gradient with respect to its result.
         mixed: As given to `add_head`.
-        weight: As given to `add_head`.
         groups: As given to `add_head`.
-        weight_gradient: Where to add the gradient with respect to the weight; None leaves it out.
-        out: Where to write the gradient with respect to `mixed`.
-
-    Returns:
-        `out`.
+        into: Where to add the gradient with respect to the weight.
     """
     if groups == 1:
-        if weight_gradient is not None:
-            weight_gradient.addmm_(gradient.mT, mixed)
-        return torch.mm(gradient, weight, out=out)
-    if groups == gradient.shape[1] == mixed.shape[1]:
-        if weight_gradient is not None:
-            weight_gradient[:, 0] += (gradient * mixed).sum(0)
-        return torch.mul(gradient, weight[:, 0], out=out)
-    parts = _split(gradient, groups)
-    if weight_gradient is not None:
-        weight_gradient.unflatten(0, (groups, -1)).baddbmm_(parts.mT, _split(mixed, groups))
-    back = torch.bmm(parts, weight.unflatten(0, (groups, -1)))
-    return out.copy_(rearrange(back, "groups pixels channels -> pixels (groups channels)"))
+        into.addmm_(gradient.mT, mixed)
+    elif groups == gradient.shape[1] == mixed.shape[1]:
+        into[:, 0] += (gradient * mixed).sum(0)
+    else:
+        into.unflatten(0, (groups, -1)).baddbmm_(_split(gradient, groups).mT, _split(mixed, groups))
 
 
 def _split(x: Float[Tensor, "pixels channels"], groups: int) -> Float[Tensor, "groups pixels channels_per_group"]:

@@ -13,6 +13,10 @@ PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable"
 """Ways to compute the layer, for its argument `impl`."""
 
 
+_FREE = ("auto", "dense", "fourier", "reference", "separable", "shift")
+"""Paths of layers whose scores do not depend on the input."""
+
+
 def require_sizes(*, in_channels: int, out_channels: int, num_heads: int, groups: int, dropout: float) -> None:
     """Checks a layer's sizes and its dropout.
 
@@ -83,7 +87,7 @@ def fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: float
     if content and dropout and impl == "flex":
         raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with content and dropout', impl))
     if not content and impl in ("content", "flex"):
-        raise ArgumentError(must_be("impl", "another without content", impl))
+        raise ArgumentError(must_be("impl", f"none of those that need content, but one of {', '.join(_FREE)}", impl))
     if dropout and impl in ("fourier", "separable", "shift"):
         raise ArgumentError(must_be("impl", '"auto", "dense" or "reference" with dropout', impl))
     if impl in ("separable", "shift") and not encoding.axis_additive:

@@ -147,7 +147,7 @@ class ContentScores(nn.Module):
         if path != "flex":
             return content_attention(keys, axes, self.maps(), position, maps, groups, gate=gate, dropout=dropout)
         if gate is not None or dropout:
-            raise ArgumentError(must_be("impl", "another with a gate or dropout", path))
+            raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with a gate or dropout', path))
         return flex_attention(keys, axes, self.maps(), position, maps, groups)
 
     def maps(self) -> ContentMaps:

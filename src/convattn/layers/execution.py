@@ -145,7 +145,7 @@ def describe(call: Call, prepared: Prepared | None) -> Plan:
     return _plan(call, prepared.path, prepared.order, prepared.reason, cost, bound=2 * prepared.leak * largest)
 
 
-def describe_content(call: Call, path: str, reason: str, key_width: int) -> Plan:
+def describe_content(call: Call, path: str, reason: str, key_width: int, *, features: bool) -> Plan:
     """States how a call with content is computed and what it costs.
 
     Args:
@@ -153,19 +153,24 @@ def describe_content(call: Call, path: str, reason: str, key_width: int) -> Plan
         path: Path taken.
         reason: Why.
         key_width: Width of queries and keys per head.
+        features: Whether there is a content–position term.
 
     Returns:
         The plan.
     """
-    if path != "flex":
-        return _plan(call, path, "weights", reason, call.work.content(key_width), bound=0.0)
-    fused = call.device.type == "cuda"
     along = [axis.highest - axis.lowest + 1 for axis in call.axes]
-    displacements = sum(along) if call.encoding.axis_additive else math.prod(along)
-    reason += (
-        ", in one kernel" if fused else ", without gradients and with all weights in memory: the device is not CUDA"
-    )
-    return _plan(call, path, "weights", reason, call.work.flex(key_width, displacements, fused=fused), bound=0.0)
+    displacements = (sum(along) if call.encoding.axis_additive else math.prod(along)) if features else 0
+    if path == "reference":
+        cost = call.work.explicit_content(key_width, features=features)
+    elif path == "flex":
+        fused = call.device.type == "cuda"
+        cost = call.work.flex(key_width, displacements, fused=fused)
+        reason += (
+            ", in one kernel" if fused else ", without gradients and with all weights in memory: the device is not CUDA"
+        )
+    else:
+        cost = call.work.content(key_width, displacements)
+    return _plan(call, path, "weights", reason, cost, bound=0.0)
 
 
 def _plan(call: Call, path: str, order: str, reason: str, cost: Cost, *, bound: float) -> Plan:

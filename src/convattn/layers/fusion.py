@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from convattn.errors import ArgumentError, ConversionError, ShapeError, UnsupportedModelError, must_be
+from convattn.layers.dimensional import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.layers.gated import GatedRelativeAttention2d
 from convattn.layers.relative import RelativeAttention
 from convattn.layers.values import FactoredValues, MergedValues
 
@@ -17,6 +19,7 @@ __all__ = ["fuse"]
 
 _Layer = TypeVar("_Layer", bound=RelativeAttention)
 
+_LAYERS = (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d, GatedRelativeAttention2d)
 _CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
@@ -86,12 +89,12 @@ def _pixel_map(layer: RelativeAttention, following: nn.Module) -> tuple[Tensor, 
     assert bias is None or isinstance(bias, Tensor)
     if weight.shape[1] != layer.out_channels:
         raise ShapeError(
-            must_be("following", f"a map of the layer's {layer.out_channels} channels", f"one of {weight.shape[1]}")
+            f"following must be a map of the layer's {layer.out_channels} channels, but takes {weight.shape[1]}"
         )
     values = next(layer.values.parameters())
     if (weight.dtype, weight.device) != (values.dtype, values.device):
         expectation = f"in the layer's dtype and on its device, {values.dtype} on {values.device}"
-        raise ArgumentError(must_be("following", expectation, f"{weight.dtype} on {weight.device}"))
+        raise ArgumentError(f"following must be {expectation}, but is in {weight.dtype} on {weight.device}")
     return weight.flatten(1), bias
 
 
@@ -107,8 +110,9 @@ def _require_single_pixels(convolution: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> No
 
 def _require_plain(layer: RelativeAttention) -> None:
     """Refuses a layer whose matrices are not its own, or are block-diagonal."""
-    if not isinstance(layer, RelativeAttention):
-        raise UnsupportedModelError(f"cannot fuse into {type(layer).__name__}: known are the attention layers")
+    if type(layer) not in _LAYERS:
+        known = ", ".join(kind.__name__ for kind in _LAYERS)
+        raise UnsupportedModelError(f"cannot fuse into {type(layer).__name__}: known are {known}")
     if type(layer.values) not in (MergedValues, FactoredValues):
         raise UnsupportedModelError(
             f"cannot fuse into values of type {type(layer.values).__name__}: known are MergedValues and FactoredValues"

@@ -2,10 +2,12 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from weakref import ref
 
 import torch
 from torch import Tensor
 
+from convattn.encodings import Encoding
 from convattn.layers.call import Call
 from convattn.layers.execution import Prepared, prepare
 
@@ -17,15 +19,15 @@ _LARGEST = 1 << 26
 
 
 class Kept:
-    """Preparations by key, each with a copy of the numbers it was made of.
+    """Preparations by key, each with the encoding it was made of and a copy of its numbers.
 
-    A preparation is used again only while those numbers are the same, however they may have been written: version
-    counters miss writes through `.data`, so the numbers themselves are compared. They are few.
+    A preparation is used again only for the same encoding and while those numbers are the same, however they may have
+    been written: version counters miss writes through `.data`, so the numbers themselves are compared. They are few.
     """
 
     def __init__(self) -> None:
         """Starts empty."""
-        self._entries: OrderedDict[Hashable, tuple[list[Tensor], Prepared]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[ref[Encoding], list[Tensor], Prepared]] = OrderedDict()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Leaves the preparations out of copies and files."""
@@ -49,14 +51,14 @@ class Kept:
         key = (call.work, call.axes, call.impl, call.dtype, call.device)
         numbers = [*call.encoding.parameters(), *call.encoding.buffers()]
         found = self._entries.get(key)
-        if found is not None and _equal(found[0], numbers):
+        if found is not None and found[0]() is call.encoding and _equal(found[1], numbers):
             self._entries.move_to_end(key)
-            return found[1]
+            return found[2]
         self._entries.pop(key, None)
         with torch.inference_mode(False), torch.no_grad():  # what inference mode makes, a later backward pass refuses
             prepared = prepare(call)
             if prepared.size <= _LARGEST:
-                self._entries[key] = [number.detach().clone() for number in numbers], prepared
+                self._entries[key] = ref(call.encoding), [number.detach().clone() for number in numbers], prepared
         while len(self._entries) > _ENTRIES:
             self._entries.popitem(last=False)
         return prepared

@@ -94,9 +94,9 @@ class RelativeAttention(nn.Module, ABC):
             bias: Whether there is a bias b.
             dropout: Probability in [0, 1) with which an attention weight is dropped in training; without content one
                 draw serves the whole batch.
-            impl: "reference" (explicit scores, written to be read), "content" (in little memory; with content), "dense"
-                (explicit weights in large products), "flex" (torch's FlexAttention, never chosen by itself; with
-                content, without gate and dropout; on the CPU without gradients), "fourier" (fast transforms),
+            impl: "reference" (explicit scores, written to be read), "content" (in little memory; compiled, the same as
+                "reference"), "dense" (explicit weights in large products), "flex" (torch's FlexAttention, never chosen
+                by itself; without gate and dropout; on the CPU without gradients), "fourier" (fast transforms),
                 "separable" (one softmax per axis; axis-additive encodings), "shift" (a convolution; hard heads of
                 axis-additive encodings; their gradient is zero) or "auto": what `plan` chooses.
             device: Where to put the parameters.
@@ -195,7 +195,8 @@ class RelativeAttention(nn.Module, ABC):
         if self.content is not None:
             path = "content" if self.impl == "auto" else self.impl
             reason = "the scores depend on the input" if self.impl == "auto" else "demanded"
-            return describe_content(call, path, reason, self.content.query.out_features // self.num_heads)
+            width = self.content.query.out_features // self.num_heads
+            return describe_content(call, path, reason, width, features=self.content.uses_position)
         return describe(call, None if self.impl == "reference" else self._kept.prepare(call, training=self.training))
 
     def attention(
