@@ -24,7 +24,7 @@ demo: $(VENV)/.demo      ## Convert, train and certify on embedded data, and wri
 	$(VENV)/bin/convattn demo
 
 test: $(VENV)/.dev       ## Run every test but the slow ones
-	$(PY) -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" --numprocesses=auto
 
 check: $(VENV)/.dev      ## Format, lint, types, imports and the quickest tests, in under two minutes
 	VENV=$(VENV) scripts/check
