@@ -137,7 +137,7 @@ def test_other_devices_are_refused():
         (
             RelativeAttention2d,
             {},
-            "impl must be none of those that need content, but one of auto, dense, .* but is 'flex'",
+            "impl must be one of auto, dense, .* without content, but is 'flex'",
         ),
         (
             RelativeAttention2d,

@@ -59,7 +59,7 @@ WRONG_ARGUMENTS = [
     (
         {"impl": "content"},
         ArgumentError,
-        "impl must be none of those that need content, but one of auto, dense, .* but is 'content'",
+        "impl must be one of auto, dense, .* without content, but is 'content'",
     ),
     ({"content": "yes"}, ArgumentError, "content must be True, False or a Content, but is 'yes'"),
     ({"content": Content(key_width=0)}, ArgumentError, "content.key_width must be an integer of at least 1, but is 0"),

@@ -87,7 +87,7 @@ def fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: float
     if content and dropout and impl == "flex":
         raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with content and dropout', impl))
     if not content and impl in ("content", "flex"):
-        raise ArgumentError(must_be("impl", f"none of those that need content, but one of {', '.join(_FREE)}", impl))
+        raise ArgumentError(must_be("impl", f"one of {', '.join(_FREE)} without content", impl))
     if dropout and impl in ("fourier", "separable", "shift"):
         raise ArgumentError(must_be("impl", '"auto", "dense" or "reference" with dropout', impl))
     if impl in ("separable", "shift") and not encoding.axis_additive:
