@@ -25,7 +25,8 @@ class PublishedAttention(nn.Module):
 
     The scores of every query and key are made in each call, (rows, cols, heads, key rows, key cols), with content for
     every image; a softmax runs over all keys; one einsum takes the means of the pixels, and one linear map of
-    heads · channels inputs follows.
+    heads · channels inputs follows. Scores that are sums over axes are added up from one table per axis, which takes
+    less time than the product of r_δ and a vector for every pair.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, eqs. 1 to 4 and 9, for images and merged heads.
 
