@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.encodings.centres import grid_centres
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, ShapeError
 from convattn.functional import attention_weights, displacement_scores
@@ -43,22 +44,37 @@ def test_start_is_the_papers():
     assert abs(encoding.sharpness.mean().item() - 0.5) < 4 * 0.01 / 100 + 0.01**2
 
 
-def test_given_centres_are_copied():
+@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic])
+def test_given_centres_are_copied(kind):
     centres = torch.zeros(2, 2)
-    encoding = Quadratic(2, 2, centres=centres)
+    encoding = kind(2, 2, centres=centres)
     centres += 1
     assert encoding.centres.abs().max() == 0
 
 
+@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic])
 @pytest.mark.parametrize("centres", [[[1.0, 2.0]], [1.0, 2.0, 3.0], [[1.0, 2.0], [3.0]], torch.zeros(2, 3)])
-def test_centres_of_another_shape_are_refused(centres, without_type_checks):
+def test_centres_of_another_shape_are_refused(kind, centres, without_type_checks):
     with pytest.raises(ShapeError, match=r"centres must be of shape \(2, 2\), but is"):
-        Quadratic(2, 2, centres=centres)
+        kind(2, 2, centres=centres)
 
 
-def test_centres_that_are_not_finite_are_refused():
+@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic])
+def test_centres_that_are_not_finite_are_refused(kind):
     with pytest.raises(ArgumentError, match=r"centres must be finite, but is \[\[0.0, nan\]\]"):
-        Quadratic(1, 2, centres=[[0.0, torch.nan]])
+        kind(1, 2, centres=[[0.0, torch.nan]])
+
+
+@pytest.mark.parametrize("side", [1, 3, 5])
+def test_grid_of_shifts_is_that_of_a_convolutions_taps(side):
+    shifts = torch.tensor(grid_centres(side**2))
+    assert torch.equal(shifts, (torch.cartesian_prod(torch.arange(side), torch.arange(side)) - side // 2).float())
+
+
+@pytest.mark.parametrize("heads", [-1, 0, 2, 4, 8, 10, 16])
+def test_grid_of_another_number_is_refused(heads):
+    with pytest.raises(ArgumentError, match=f"heads must be the square of an odd number .* but is {heads}"):
+        grid_centres(heads)
 
 
 @pytest.mark.parametrize("sharpness", [0.0, -1.0, torch.inf, torch.nan])

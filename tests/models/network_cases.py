@@ -10,9 +10,17 @@ SAVED = {
     "attention with content": lambda: AttentionNet(
         "quadratic", content=True, width=10, depth=1, heads=3, ffn=7, dropout=0.0
     ),
+    "attention with heads of each block": lambda: AttentionNet(width=10, depth=2, heads=range(3, 5), ffn=7),
+    "attention on a grid": lambda: AttentionNet(
+        "generalized_quadratic", width=10, depth=1, heads=9, ffn=7, centres="grid"
+    ),
+    "gated attention": lambda: AttentionNet(
+        "learned_axial", content=True, gated=True, width=10, depth=2, heads=[3, 2], ffn=7, image_size=10
+    ),
     "fused attention": lambda: AttentionNet(width=10, depth=2, heads=3, ffn=7, num_classes=5).fused(),
     "conv": lambda: ConvNet(5, width=10, depth=2, ffn=7),
     "resnet": lambda: ResNet(1, num_classes=3),
+    "narrow resnet": lambda: ResNet(1, num_classes=3, width=5),
 }
 
 

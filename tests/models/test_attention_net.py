@@ -15,7 +15,7 @@ from convattn.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
-from convattn.layers import Content
+from convattn.layers import Content, GatedRelativeAttention2d
 from convattn.models import AttentionNet
 from convattn.testing.budget import assert_within_budget
 
@@ -36,11 +36,13 @@ def test_parameter_counts_are_the_papers(encoding, content, parameters):
     assert count_parameters(network) == parameters
 
 
-@pytest.mark.parametrize("content", [False, True])
+@pytest.mark.parametrize(
+    "kind", [{}, {"content": True}, {"content": True, "gated": True}], ids=["position", "content", "gated"]
+)
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_every_encoding_gives_class_scores_and_gradients(encoding, content):
+def test_every_encoding_gives_class_scores_and_gradients(encoding, kind):
     torch.manual_seed(0)
-    network = AttentionNet(encoding, content=content, **SMALL)
+    network = AttentionNet(encoding, **kind, **SMALL)
     scores = network(small_images())
     assert scores.shape == (7, 5)
     scores.square().sum().backward()
@@ -93,24 +95,33 @@ def test_flops_of_the_papers_networks(encoding, content, linear, mixing):
     assert flops.total == linear + mixing + flops.content_scores + flops.position_scores
 
 
-@pytest.mark.parametrize(("encoding", "content"), [("quadratic", False), ("learned_axial", True)])
-def test_flops_agree_with_what_pytorch_counts(encoding, content):
-    network = AttentionNet(encoding, content=content, **SMALL).eval()
+@pytest.mark.parametrize("heads", [3, [5, 2]], ids=["3", "5-2"])
+@pytest.mark.parametrize(
+    ("encoding", "kind"),
+    [("quadratic", {}), ("learned_axial", {"content": True}), ("learned_axial", {"content": True, "gated": True})],
+    ids=["position", "content", "gated"],
+)
+def test_flops_agree_with_what_pytorch_counts(encoding, kind, heads):
+    network = AttentionNet(encoding, **kind, **{**SMALL, "heads": heads}).eval()
     for block in network.blocks:
         block.mixer.impl = "reference"  # the closed form counts mixing with explicit weights
     with FlopCounterMode(display=False, depth=9) as counter, torch.no_grad():
         network(small_images()[:1])
     counts = {name: sum(operations.values()) for name, operations in counter.get_flop_counts().items()}
-    expected, pixels, width, heads = network.flops(image_size=10), 25, 14, 3
+    expected, pixels, width = network.flops(image_size=10), 25, 14
     linear = sum(
         counts.get(f"AttentionNet.{name}", 0)
         for name, module in network.named_modules()
         if isinstance(module, nn.Linear)
     )
     # the heads' values are one linear map in all but name: a product inside the attention, no module of its own
-    values = 2 * 2 * pixels * heads * width * width
+    values = 2 * pixels * sum(network.heads) * width * width
     assert linear + values == expected.linear
-    assert counts["Global"] == expected.total
+    # learned tables are made into scores of displacements by a small product that does not depend on the image
+    tables = (
+        sum(2 * 2 * 9 * width * heads for heads in network.heads) if network.blocks[0].mixer.gate is not None else 0
+    )
+    assert counts["Global"] == expected.total + tables
 
 
 def test_tables_end_at_the_image_size():
@@ -121,6 +132,70 @@ def test_tables_end_at_the_image_size():
 
 def test_functions_of_distance_take_any_size():
     assert AttentionNet("distance", **SMALL)(torch.zeros(1, 3, 14, 6)).shape == (1, 5)
+
+
+def test_each_block_has_its_own_number_of_heads():
+    network = AttentionNet("quadratic", **{**SMALL, "heads": (5, 2)})
+    assert network.heads == (5, 2)
+    assert [tuple(block.mixer.values.weight.shape) for block in network.blocks] == [(5, 14, 14), (2, 14, 14)]
+    assert AttentionNet("quadratic", **{**SMALL, "heads": 4}).heads == (4, 4)
+
+
+@pytest.mark.parametrize("heads", ["34", 3.0, [3, 2.0], [True, 3]])
+def test_heads_of_other_types_are_refused(heads, without_type_checks):
+    with pytest.raises(ArgumentError, match="heads must be an integer of at least 1, or 2 of them, but is"):
+        AttentionNet(**{**SMALL, "heads": heads})
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic"])
+def test_heads_on_the_grid_look_at_the_taps_of_a_convolution(encoding):
+    torch.manual_seed(0)
+    sizes = {**SMALL, "heads": [9, 25]}
+    network = AttentionNet(encoding, centres="grid", **sizes)
+    for block, side in zip(network.blocks, (3, 5), strict=True):
+        taps = torch.cartesian_prod(torch.arange(side), torch.arange(side)) - side // 2
+        assert torch.equal(block.mixer.encoding.centres, taps.float())
+        others = [parameter for name, parameter in block.mixer.encoding.named_parameters() if name != "centres"]
+        assert all(len(torch.unique(parameter)) == parameter.numel() for parameter in others)  # drawn as usual
+
+
+def mixers(network):
+    return [block.mixer for block in network.blocks]
+
+
+def test_gated_network_mixes_distributions_of_content_and_position():
+    torch.manual_seed(0)
+    network = AttentionNet("learned_axial", content=True, gated=True, **SMALL).eval()
+    for mixer in mixers(network):
+        assert type(mixer) is GatedRelativeAttention2d
+        assert mixer.content_terms == Content(key_width=14, position=False, content_bias=False, query_bias=True)
+        assert mixer.content.key.bias is None
+        assert mixer.encoding.head_vectors is not None  # position has scores of its own
+        assert torch.equal(mixer.gate, torch.ones(3))
+    assert network.flops(10).position_scores == 0
+    assert network.flops(10).content_scores == network.flops(10).mixing
+
+
+def test_gated_network_takes_an_odd_width_with_learned_tables():
+    sizes = {**SMALL, "width": 15}
+    assert AttentionNet("learned_axial", content=True, gated=True, **sizes)(small_images()).shape == (7, 5)
+
+
+def test_gated_network_with_its_gates_closed_is_the_network_without_content():
+    """σ(λ) rounds to 1 for λ = 40, so that content has no part; all else is the network without content."""
+    torch.manual_seed(0)
+    gated = AttentionNet("quadratic", content=True, gated=True, **SMALL).eval()
+    plain = AttentionNet("quadratic", **SMALL).eval()
+    numbers = gated.state_dict()
+    plain.load_state_dict({name: numbers[name] for name in plain.state_dict()})
+    for mixer in mixers(gated):
+        nn.init.constant_(mixer.gate, 40.0)
+    images = small_images()
+    assert_within_budget(gated(images), copy.deepcopy(plain).double()(images.double()), plain(images))
+    for mixer in mixers(gated):
+        nn.init.constant_(mixer.gate, 1.0)
+    with pytest.raises(AssertionError, match="result: error"):
+        assert_within_budget(gated(images), copy.deepcopy(plain).double()(images.double()), plain(images))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 10, 9), (2, 1, 10, 10)])
@@ -142,6 +217,22 @@ def test_images_that_do_not_fit_are_refused(shape):
         ({"ffn": 0}, ArgumentError, "ffn must be an integer of at least 1"),
         ({"dropout": 1.0}, ArgumentError, r"dropout must be a probability in \[0, 1\)"),
         ({"encoding": "learned_axial", "content": True, "width": 15}, ArgumentError, "width must be even"),
+        ({"heads": 0}, ArgumentError, "heads must be an integer of at least 1, or 2 of them, but is 0"),
+        ({"heads": [3]}, ArgumentError, r"heads must be an integer of at least 1, or 2 of them, but is \[3\]"),
+        ({"heads": (3, 0)}, ArgumentError, r"heads must be an integer of at least 1, or 2 of them, but is \(3, 0\)"),
+        ({"centres": "girds"}, UnknownNameError, "unknown centres 'girds': did you mean 'grid'"),
+        (
+            {"centres": "grid", "encoding": "distance", "heads": 9},
+            ArgumentError,
+            "centres must be \"normal\" with encoding 'distance', which has no centres, but is 'grid'",
+        ),
+        (
+            {"centres": "grid", "heads": [9, 8]},
+            ArgumentError,
+            "heads must be the square of an odd number for centres on a grid, but is 8",
+        ),
+        ({"centres": "grid", "heads": 16}, ArgumentError, "heads must be the square of an odd number"),
+        ({"gated": True}, ArgumentError, "content must be True with gated=True, which mixes .* but is False"),
     ],
 )
 def test_wrong_arguments_are_refused(options, error, message):

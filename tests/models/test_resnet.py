@@ -26,6 +26,20 @@ def test_feature_maps_shrink_three_times():
     assert network.stages(network.stem(torch.zeros(2, 3, 32, 32))).shape == (2, 512, 4, 4)
 
 
+def test_stages_double_the_width():
+    network = ResNet(2, width=5)
+    assert [block.first.out_channels for block in network.stages] == [5, 5, 10, 10, 20, 20, 40, 40]
+    assert network.stem[0].out_channels == 5
+    assert network(small_images()).shape == (7, 10)
+
+
+def test_resnet_18_is_64_wide():
+    torch.manual_seed(0)
+    named = ResNet(2, width=64).state_dict()
+    torch.manual_seed(0)
+    assert all(torch.equal(named[name], tensor) for name, tensor in resnet18().state_dict().items())
+
+
 def test_other_classes_and_channels():
     assert resnet18(3, in_channels=1).eval()(small_images(channels=1)).shape == (7, 3)
 
@@ -35,7 +49,7 @@ def test_wrong_channels_are_refused():
         ResNet(1)(small_images(channels=1))
 
 
-@pytest.mark.parametrize("name", ["blocks_per_stage", "num_classes", "in_channels"])
+@pytest.mark.parametrize("name", ["blocks_per_stage", "num_classes", "in_channels", "width"])
 def test_wrong_sizes_are_refused(name):
     with pytest.raises(ArgumentError, match=f"{name} must be an integer of at least 1"):
         ResNet(**{name: 0})

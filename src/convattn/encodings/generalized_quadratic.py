@@ -1,5 +1,6 @@
 """Generalised quadratic encoding: each head looks at an ellipse around a centre."""
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -7,6 +8,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from convattn.encodings.centres import starting_centres
 from convattn.encodings.encoding import Encoding
 
 __all__ = ["GeneralizedQuadratic"]
@@ -21,8 +23,8 @@ class GeneralizedQuadratic(Encoding):
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §4.2 and appendix; features are the monomials (δ_iδ_j for i ≤ j, δ_i).
 
     Attributes:
-        centres: Δ, (heads, dims), in pixels; drawn from N(0, 2²).
-        shape: S, (heads, dims, dims), in 1/pixel; the identity plus N(0, 0.01²).
+        centres: Δ, (heads, dims), in pixels.
+        shape: S, (heads, dims, dims), in 1/pixel; starts at the identity plus N(0, 0.01²).
 
     Example:
         >>> encoding = GeneralizedQuadratic(3, 2)
@@ -30,15 +32,26 @@ class GeneralizedQuadratic(Encoding):
         0.0
     """
 
-    def __init__(self, num_heads: int, dims: int) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        dims: int,
+        *,
+        centres: Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None = None,
+    ) -> None:
         """Builds the encoding.
 
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
+            centres: Δ in pixels, (heads, dims); drawn from N(0, 2²) where None.
+
+        Raises:
+            ArgumentError: A size is out of range, or a centre is not finite; ShapeError where the centres are not
+                (heads, dims).
         """
         super().__init__(num_heads, dims)
-        self.centres = nn.Parameter(torch.randn(num_heads, dims) * 2)
+        self.centres = nn.Parameter(starting_centres(num_heads, dims, centres))
         self.shape = nn.Parameter(torch.eye(dims) + 0.01 * torch.randn(num_heads, dims, dims))
 
     @property

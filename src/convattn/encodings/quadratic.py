@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from convattn.encodings.centres import starting_centres
 from convattn.encodings.encoding import AxisAdditiveEncoding
-from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.errors import ArgumentError, must_be
 
 __all__ = ["Quadratic", "root_of_sharpness"]
 
@@ -75,26 +76,15 @@ class Quadratic(AxisAdditiveEncoding):
             sharpness: α > 0 in 1/pixel², for all heads; √(2α) is drawn from N(1, 0.01²) where None.
 
         Raises:
-            ArgumentError: A size or the sharpness is out of range, or a centre is not finite.
-            ShapeError: The centres are not (heads, dims).
+            ArgumentError: A size or the sharpness is out of range, or a centre is not finite; ShapeError where the
+                centres are not (heads, dims).
         """
         super().__init__(num_heads, dims)
-        if centres is None:
-            start = torch.randn(num_heads, dims) * 2
-        else:
-            try:
-                start = torch.as_tensor(centres, dtype=torch.get_default_dtype()).detach().clone()
-            except (TypeError, ValueError):
-                raise ShapeError(must_be("centres", f"of shape {(num_heads, dims)}", centres)) from None
-            if start.shape != (num_heads, dims):
-                raise ShapeError(must_be("centres", f"of shape {(num_heads, dims)}", tuple(start.shape)))
-            if not torch.isfinite(start).all():
-                raise ArgumentError(must_be("centres", "finite", start.tolist()))
+        self.centres = nn.Parameter(starting_centres(num_heads, dims, centres))
         if sharpness is None:
             root = 1 + 0.01 * torch.randn(num_heads)
         else:
             root = torch.full((num_heads,), root_of_sharpness(sharpness, torch.get_default_dtype()))
-        self.centres = nn.Parameter(start)
         self.root_sharpness = nn.Parameter(root)
 
     @property

@@ -1,18 +1,23 @@
 """The paper's network: self-attention alone, no convolution."""
 
-from typing import cast, final
+from collections.abc import Sequence
+from typing import Any, cast, final
 
 from torch import nn
 
 from convattn.encodings import Encoding, create_encoding
-from convattn.errors import ArgumentError, ConversionError
-from convattn.grid import whole_number
-from convattn.layers import Content, RelativeAttention2d, fuse
+from convattn.encodings.centres import grid_centres
+from convattn.errors import ArgumentError, ConversionError, UnknownNameError, must_be
+from convattn.grid import axis_lists, whole_number
+from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d, fuse
 from convattn.layers.block import MixingBlock
 from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.mixing_net import MixingNet
 
 __all__ = ["AttentionNet"]
+
+_CENTRES = ("grid", "normal")
+_CENTRED = ("generalized_quadratic", "quadratic")
 
 
 @final
@@ -26,13 +31,22 @@ class AttentionNet(MixingNet):
     With content, queries and keys are as wide as the network, with biases; the encoding "learned_axial" then has no
     vectors of its own per head, and its tables, concatenated, are used as they are (the paper's "learned + content").
 
-    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §4 and appendix, and the authors' code for what the text leaves open.
+    Gated, each head mixes two distributions instead of adding two scores: that of the encoding, with its own vectors
+    per head, and that of content, q·k/√width. Queries and keys are those of the network with content, as wide as the
+    network and not width/heads as in ConViT, so that the gate is what differs. As in ConViT position has no part in the
+    content scores. Queries keep their bias, a preference for some keys that is the same everywhere; keys have none,
+    because the softmax cancels it. A gate per head starts at 1, a share of 0.73 for position.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §4 and appendix, and the authors' code for what the text leaves open;
+    the gate: d'Ascoli et al. 2021 (ConViT), eq. 6.
 
     Attributes:
         patches: Space-to-depth, invertible by `nn.PixelShuffle`.
         embed: Linear map of a patch to the network's width.
-        blocks: The blocks, first to last; each block's `mixer` is a `RelativeAttention2d`.
+        blocks: The blocks, first to last; each block's `mixer` is a `RelativeAttention2d`, or gated a
+            `GatedRelativeAttention2d`.
         head: Linear map of the mean pixel to class scores.
+        heads: Number of heads of each block.
 
     Example:
         >>> import torch
@@ -52,13 +66,15 @@ class AttentionNet(MixingNet):
         in_channels: int = 3,
         width: int = 400,
         depth: int = 6,
-        heads: int = 9,
+        heads: int | Sequence[int] = 9,
         ffn: int = 512,
         patch: int = 2,
         dropout: float = 0.1,
         image_size: int = 32,
         initializer_range: float = 0.02,
         dense: bool = True,
+        centres: str = "normal",
+        gated: bool = False,
     ) -> None:
         """Builds the network and draws its weights.
 
@@ -69,7 +85,7 @@ class AttentionNet(MixingNet):
             in_channels: Channels of the images, ≥ 1.
             width: Channels of the feature maps, ≥ 1; even for "learned_axial" with content.
             depth: Number of blocks, ≥ 1.
-            heads: Number of heads in each block, ≥ 1.
+            heads: Number of heads in each block, ≥ 1, or one number per block.
             ffn: Width of the feed-forward networks' hidden layers, ≥ 1.
             patch: Side of a patch in pixels, ≥ 1.
             dropout: Probability in [0, 1) with which attention weights and values of a branch are dropped in training.
@@ -79,25 +95,31 @@ class AttentionNet(MixingNet):
                 a branch keeps its gain at other widths with 0.02·√(400/width).
             dense: Whether a linear map follows the attention in each block; without it the network is of the form that
                 `fused` returns.
+            centres: Where the heads of "quadratic" and "generalized_quadratic" start: "normal", drawn from N(0, 2²), or
+                "grid", the K x K whole-pixel shifts around the query, with K² heads and K odd. Sharpness is drawn
+                either way.
+            gated: Whether a gate per head mixes the distributions of content and position; needs content.
 
         Raises:
-            ArgumentError: A size is out of range.
-            UnknownNameError: There is no such encoding.
+            ArgumentError: A size is out of range, or an argument does not fit another.
+            UnknownNameError: There is no such encoding, or no such start.
         """
         for name, size in {"width": width, "depth": depth, "patch": patch, "image_size": image_size}.items():
             whole_number(name, size)
-        if content and encoding == "learned_axial" and width % 2:
+        if gated and not content:
+            raise ArgumentError(must_be("content", "True with gated=True, which mixes content and position", content))
+        if content and not gated and encoding == "learned_axial" and width % 2:
             raise ArgumentError(f"width must be even for learned_axial with content, but is {width}")
+        self_scoring = gated or not content
+        options = _encoding_options(encoding, width, extent=-(-image_size // patch), self_scoring=self_scoring)
+        layer: dict[str, Any] = {"dropout": dropout}
+        if content:
+            layer["content"] = _content(width, gated=gated, shared_position=encoding == "learned_axial")
+        kind = GatedRelativeAttention2d if gated else RelativeAttention2d
+        block_heads = axis_lists("heads", heads, depth, least=1)
         mixers = [
-            RelativeAttention2d(
-                width,
-                width,
-                heads,
-                _create_encoding(encoding, heads, width, extent=-(-image_size // patch), content=content),
-                content=_content(width, shared_position=encoding == "learned_axial") if content else False,
-                dropout=dropout,
-            )
-            for _ in range(depth)
+            kind(width, width, number, _create_encoding(encoding, number, centres, options), **layer)
+            for number in block_heads
         ]
         super().__init__(
             mixers,
@@ -110,8 +132,10 @@ class AttentionNet(MixingNet):
             initializer_range=initializer_range,
             dense=dense,
         )
-        self.heads, self.content = heads, content
-        self.has_position_scores = content and mixers[0].encoding.feature_width > 0
+        self.heads, self.content = block_heads, content
+        self.has_position_scores = content and not gated and mixers[0].encoding.feature_width > 0
+        arguments = cast(dict[str, Any], self._hub_mixin_config)
+        arguments["heads"] = heads if isinstance(heads, int) else list(block_heads)  # JSON knows no other sequence
 
     def fused(self) -> "AttentionNet":
         """Merges the linear map after the attention of each block into the attention, for inference.
@@ -148,10 +172,10 @@ class AttentionNet(MixingNet):
         Returns:
             Operations of the linear maps, the mixing and the scores; mixing and scores with N x N weights.
         """
-        pixels, depth = (image_size // self.patch) ** 2, len(self.blocks)
-        all_heads = self.heads * self.width
-        maps = depth * matmul_flops(pixels, all_heads, self.width)
-        pairs = depth * matmul_flops(pixels, pixels, all_heads)
+        pixels = (image_size // self.patch) ** 2
+        all_heads = sum(self.heads) * self.width
+        maps = matmul_flops(pixels, all_heads, self.width)
+        pairs = matmul_flops(pixels, pixels, all_heads)
         linear = self._shared_flops(pixels) + maps
         if not self.content:
             return FlopCount(linear, mixing=pairs)
@@ -159,18 +183,28 @@ class AttentionNet(MixingNet):
         return FlopCount(linear + 2 * maps, mixing=pairs, content_scores=pairs, position_scores=positions)
 
 
-def _create_encoding(name: str, heads: int, width: int, *, extent: int, content: bool) -> Encoding:
-    """Builds a fresh encoding for one block."""
+def _encoding_options(name: str, width: int, *, extent: int, self_scoring: bool) -> dict[str, Any]:
+    """Chooses the size of an encoding's tables, and whether learned tables score by vectors of their own."""
     if name == "learned_axial":
-        table_width = width // 2 if content else width
-        return create_encoding(name, heads, 2, extent=extent, width=table_width, head_vectors=not content)
-    if name == "learned_table":
-        return create_encoding(name, heads, 2, extent=extent)
-    return create_encoding(name, heads, 2)
+        return {"extent": extent, "width": width if self_scoring else width // 2, "head_vectors": self_scoring}
+    return {"extent": extent} if name == "learned_table" else {}
 
 
-def _content(width: int, *, shared_position: bool) -> Content:
-    """Chooses the content terms of the paper's network."""
+def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any]) -> Encoding:
+    """Builds a fresh encoding for one block."""
+    if centres not in _CENTRES:
+        raise UnknownNameError("centres", centres, _CENTRES)
+    if centres == "normal":
+        return create_encoding(name, heads, 2, **options)
+    if name not in _CENTRED:
+        raise ArgumentError(must_be("centres", f'"normal" with encoding {name!r}, which has no centres', centres))
+    return create_encoding(name, heads, 2, centres=grid_centres(heads), **options)
+
+
+def _content(width: int, *, gated: bool, shared_position: bool) -> Content:
+    """Chooses the content terms: those of the paper's network, or content alone beside a gate."""
+    if gated:
+        return Content(key_width=width, position=False, content_bias=False, query_bias=True)
     return Content(
         key_width=width, project_position=not shared_position, content_bias=False, query_bias=True, key_bias=True
     )

@@ -68,7 +68,7 @@ class MixingNet(HubModel, ABC):
         for name, size in sizes.items():
             whole_number(name, size)
         self.in_channels, self.num_classes = in_channels, num_classes
-        self.width, self.ffn, self.patch = width, ffn, patch
+        self.width, self.ffn, self.patch, self.initializer_range = width, ffn, patch, initializer_range
         self.patches = nn.PixelUnshuffle(patch)
         self.embed = nn.Linear(in_channels * patch**2, width)
         self.blocks = nn.ModuleList(

@@ -12,7 +12,8 @@ from convattn.models.hub_model import HubModel
 
 __all__ = ["ResNet", "resnet18"]
 
-_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
+_STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
+"""Width of each stage, as a multiple of the first one's, and stride of its first block."""
 
 
 @final
@@ -23,38 +24,41 @@ class ResNet(HubModel):
     images.
 
     Attributes:
-        stem: 3 x 3 convolution to 64 channels, and its normalisation.
+        stem: 3 x 3 convolution to the width of the first stage, and its normalisation.
         stages: Basic blocks, first to last.
         head: Linear map of the mean pixel to class scores.
     """
 
-    def __init__(self, blocks_per_stage: int = 2, *, num_classes: int = 10, in_channels: int = 3) -> None:
+    def __init__(
+        self, blocks_per_stage: int = 2, *, num_classes: int = 10, in_channels: int = 3, width: int = 64
+    ) -> None:
         """Builds the network with PyTorch's own start.
 
         Args:
             blocks_per_stage: Basic blocks in each of the four stages, ≥ 1; 2 makes ResNet-18.
             num_classes: Number of classes, ≥ 1.
             in_channels: Channels of the images, ≥ 1.
+            width: Channels of the first stage, ≥ 1; each later stage has twice those of the one before. 64 is that of
+                ResNet-18.
 
         Raises:
             ArgumentError: A size is out of range.
         """
         super().__init__()
-        sizes = {"blocks_per_stage": blocks_per_stage, "num_classes": num_classes, "in_channels": in_channels}
-        for name, size in sizes.items():
+        sizes = {"num_classes": num_classes, "in_channels": in_channels, "width": width}
+        for name, size in {"blocks_per_stage": blocks_per_stage, **sizes}.items():
             whole_number(name, size)
         self.in_channels = in_channels
-        width = _STAGES[0][0]
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(width)
         )
-        blocks = []
-        for channels, stride in _STAGES:
+        blocks, channels = [], width
+        for multiple, stride in _STAGES:
             for number in range(blocks_per_stage):
-                blocks.append(_BasicBlock(width, channels, stride if number == 0 else 1))
-                width = channels
+                blocks.append(_BasicBlock(channels, multiple * width, stride if number == 0 else 1))
+                channels = multiple * width
         self.stages = nn.Sequential(*blocks)
-        self.head = nn.Linear(width, num_classes)
+        self.head = nn.Linear(channels, num_classes)
 
     def forward(self, images: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch classes"]:
         """Scores the classes.

@@ -1,0 +1,65 @@
+"""Where the heads of quadratic encodings start."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from convattn.errors import ArgumentError, ShapeError, must_be
+
+__all__ = ["grid_centres", "starting_centres"]
+
+
+def starting_centres(
+    num_heads: int, dims: int, centres: Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None
+) -> Float[Tensor, "heads dims"]:
+    """Draws the centres Δ, or checks and copies those given.
+
+    Args:
+        num_heads: Number of heads.
+        dims: Number of axes.
+        centres: Δ in pixels, (heads, dims); drawn from N(0, 2²) where None.
+
+    Returns:
+        New centres in the default dtype.
+
+    Raises:
+        ArgumentError: A centre is not finite.
+        ShapeError: The centres are not (heads, dims).
+    """
+    if centres is None:
+        return torch.randn(num_heads, dims) * 2
+    try:
+        start = torch.as_tensor(centres, dtype=torch.get_default_dtype()).detach().clone()
+    except (TypeError, ValueError):
+        raise ShapeError(must_be("centres", f"of shape {(num_heads, dims)}", centres)) from None
+    if start.shape != (num_heads, dims):
+        raise ShapeError(must_be("centres", f"of shape {(num_heads, dims)}", tuple(start.shape)))
+    if not start.is_meta and not torch.isfinite(start).all():
+        raise ArgumentError(must_be("centres", "finite", start.tolist()))
+    return start
+
+
+def grid_centres(num_heads: int) -> list[list[float]]:
+    """Lists the K x K whole-pixel shifts around the query: the taps of a convolution, in the order of its weight.
+
+    Args:
+        num_heads: K², the square of an odd number.
+
+    Returns:
+        (row, column) in pixels, row by row.
+
+    Raises:
+        ArgumentError: The number of heads is not the square of an odd number.
+
+    Example:
+        >>> grid_centres(9)[:4]
+        [[-1.0, -1.0], [-1.0, 0.0], [-1.0, 1.0], [0.0, -1.0]]
+    """
+    side = math.isqrt(max(num_heads, 0))
+    if side**2 != num_heads or side % 2 == 0:
+        raise ArgumentError(must_be("heads", "the square of an odd number for centres on a grid", num_heads))
+    shifts = [float(shift - side // 2) for shift in range(side)]
+    return [[row, col] for row in shifts for col in shifts]
