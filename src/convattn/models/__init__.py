@@ -3,7 +3,19 @@
 from convattn.models.attention_net import AttentionNet
 from convattn.models.conv_net import ConvNet
 from convattn.models.flops import FlopCount
+from convattn.models.pruning import degenerate_heads, prune_heads, reinitialise_heads
 from convattn.models.resnet import ResNet, resnet18
 from convattn.models.saved import NETWORKS, load_network
 
-__all__ = ["NETWORKS", "AttentionNet", "ConvNet", "FlopCount", "ResNet", "load_network", "resnet18"]
+__all__ = [
+    "NETWORKS",
+    "AttentionNet",
+    "ConvNet",
+    "FlopCount",
+    "ResNet",
+    "degenerate_heads",
+    "load_network",
+    "prune_heads",
+    "reinitialise_heads",
+    "resnet18",
+]

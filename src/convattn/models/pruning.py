@@ -1,0 +1,184 @@
+"""Degenerate heads of quadratic encodings: which they are, removing them, starting them anew."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.layers import RelativeAttention2d
+from convattn.models.attention_net import AttentionNet
+
+__all__ = ["degenerate_heads", "prune_heads", "reinitialise_heads"]
+
+_FLATTEST = 1 / 16**2
+"""A standard deviation of 16 pixels, in 1/pixel²."""
+
+_KINDS = "a Quadratic or a GeneralizedQuadratic"
+
+
+@torch.no_grad()
+def degenerate_heads(
+    encoding: Quadratic | GeneralizedQuadratic, *, flattest: float = _FLATTEST, condition: float = 1e3
+) -> Bool[Tensor, " heads"]:
+    """Tells which heads look at no place: at all pixels alike, or at a whole line of them.
+
+    With λ₁ ≥ … ≥ λ_n ≥ 0 the eigenvalues of Σ_h⁻¹, head h is degenerate where `λ₁ < flattest` (Σ⁻¹ near 0) or
+    `λ₁ > condition · λ_n`. Its attention has the standard deviation 1/√λ₁ pixels in the direction where it is sharpest.
+
+    The default of `flattest` is 1/16²: on the paper's grid of 16 x 16 pixels such a head is wider than the image in
+    every direction. At the bound, a query in the middle (8 pixels to each border) with its centre on itself gives all
+    pixels the same weight up to a factor exp(2 · 8² / (2 · 16²)) = 1.28. Of the 256 pixels its attention covers, as the
+    exponential of its entropy, at least 251 from any query, and 245 with a centre up to 4 pixels away on each axis
+    (twice the standard deviation of the start): it takes the mean of the image. Centres far outside the image tilt it
+    still. On grids of another side N take 1/N².
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, appendix on the generalised quadratic encoding.
+
+    Args:
+        encoding: The heads. Of a `Quadratic`, Σ⁻¹ is 2α times the identity and the condition number 1.
+        flattest: Largest eigenvalue below which a head is flat, ≥ 0, in 1/pixel².
+        condition: Largest condition number of Σ⁻¹ that is none of a line, ≥ 1; infinity allows any.
+
+    Returns:
+        Whether each head is degenerate, on the encoding's device.
+
+    Raises:
+        ArgumentError: A bound is out of range, the encoding is of another kind, or its numbers are not finite.
+
+    Example:
+        >>> degenerate_heads(GeneralizedQuadratic(3, 2)).tolist()
+        [False, False, False]
+    """
+    if not (math.isfinite(flattest) and flattest >= 0):
+        raise ArgumentError(must_be("flattest", "a finite number of at least 0", flattest))
+    if not condition >= 1:
+        raise ArgumentError(must_be("condition", "a number of at least 1", condition))
+    if not isinstance(encoding, Quadratic | GeneralizedQuadratic):
+        raise ArgumentError(must_be("encoding", _KINDS, type(encoding).__name__))
+    if not all(torch.isfinite(parameter).all() for parameter in encoding.parameters()):
+        raise ArgumentError(must_be("encoding", "of finite numbers", encoding))
+    eigenvalues = _eigenvalues(encoding)
+    largest, smallest = eigenvalues.amax(dim=1), eigenvalues.amin(dim=1)
+    return ((largest < flattest) | (largest > condition * smallest)).to(encoding.centres.device)
+
+
+def prune_heads(network: AttentionNet, *, flattest: float = _FLATTEST, condition: float = 1e3) -> AttentionNet:
+    """Removes the degenerate heads of a network, each with its matrix W_h; all else is copied.
+
+    What is left computes as if the W_h of the removed heads were zero: a block's output loses exactly their share
+    `Σ_k A_h[q, k] W_h x[k]`. So a network usually needs some more training, as in the paper. Each block keeps at least
+    one head: where all are degenerate, the one of largest tr Σ⁻¹, which is the sharpest.
+
+    The new network is saved and loaded like any other; its configuration has the number of heads of each block. Its
+    parameters are new objects: make a new optimizer for it, since one made for the old network goes on with the old
+    parameters, and its state has the old shapes.
+
+    Args:
+        network: A network with quadratic or generalised quadratic encodings, without content; it is not changed.
+        flattest: As in `degenerate_heads`.
+        condition: As in `degenerate_heads`.
+
+    Returns:
+        A new network in the same mode; nothing is shared.
+
+    Raises:
+        ArgumentError: The network has content or other encodings, or as in `degenerate_heads`.
+        UnsupportedModelError: A block has another mixer.
+
+    Example:
+        >>> network = AttentionNet("generalized_quadratic", width=8, depth=2, heads=3, ffn=8)
+        >>> _ = nn.init.zeros_(network.get_parameter("blocks.1.mixer.encoding.shape")[0])
+        >>> prune_heads(network).heads
+        (3, 2)
+    """
+    kept = [_kept_heads(encoding, flattest, condition) for _, encoding in _layers(network)]
+    made = network._copy(heads=[len(heads) for heads in kept], centres="normal")
+    for (mixer, encoding), heads in zip(_layers(made), kept, strict=True):
+        mixer.num_heads = encoding.num_heads = len(heads)
+        for module in (mixer.values, encoding):
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                chosen = parameter.detach()[heads]
+                setattr(module, name, nn.Parameter(chosen, requires_grad=parameter.requires_grad))
+    made.heads = tuple(len(heads) for heads in kept)
+    return made
+
+
+@torch.no_grad()
+def reinitialise_heads(network: AttentionNet, *, flattest: float = _FLATTEST, condition: float = 1e3) -> int:
+    """Starts the degenerate heads of a network anew, in place, from PyTorch's global random numbers.
+
+    Their centres and shape (or sharpness) are drawn as by the encoding's constructor, centres from N(0, 2²) whatever
+    the start of the network was, and their W_h from N(0, initializer_range²). Other heads are not touched.
+
+    The parameters stay the same objects, and an optimizer made for them goes on with what it gathered for the heads
+    that are gone: set the rows of these heads to zero in its state (momentum, second moments), or make a new one.
+
+    Args:
+        network: A network with quadratic or generalised quadratic encodings, without content.
+        flattest: As in `degenerate_heads`.
+        condition: As in `degenerate_heads`.
+
+    Returns:
+        The number of heads started anew, of all blocks together.
+
+    Raises:
+        ArgumentError: The network has content or other encodings, or as in `degenerate_heads`; nothing is changed
+            then.
+        UnsupportedModelError: A block has another mixer; nothing is changed then.
+
+    Example:
+        >>> network = AttentionNet("quadratic", width=8, depth=2, heads=3, ffn=8)
+        >>> _ = nn.init.zeros_(network.get_parameter("blocks.1.mixer.encoding.root_sharpness"))
+        >>> reinitialise_heads(network), reinitialise_heads(network)
+        (3, 0)
+    """
+    layers = _layers(network)
+    degenerate = [degenerate_heads(encoding, flattest=flattest, condition=condition) for _, encoding in layers]
+    for (mixer, encoding), heads in zip(layers, degenerate, strict=True):
+        number = int(heads.sum())
+        if not number:
+            continue
+        fresh = type(encoding)(number, encoding.dims)
+        for name, parameter in encoding.named_parameters():
+            parameter[heads] = fresh.get_parameter(name).to(parameter)
+        for parameter in mixer.values.parameters():
+            parameter[heads] = torch.empty_like(parameter[heads]).normal_(std=network.initializer_range)
+    return sum(int(heads.sum()) for heads in degenerate)
+
+
+def _kept_heads(encoding: Quadratic | GeneralizedQuadratic, flattest: float, condition: float) -> list[int]:
+    """Lists the heads that are not degenerate; where all are, the sharpest."""
+    degenerate = degenerate_heads(encoding, flattest=flattest, condition=condition)
+    if degenerate.all():
+        return [int(_eigenvalues(encoding).sum(dim=1).argmax())]
+    return (~degenerate).nonzero().flatten().tolist()
+
+
+@torch.no_grad()
+def _eigenvalues(encoding: Quadratic | GeneralizedQuadratic) -> Float[Tensor, "heads dims"]:
+    """Returns the eigenvalues of Σ⁻¹ in float64 on the CPU, as squares of the singular values of S.
+
+    They keep all their digits so, where those of the product SᵀS would keep half.
+    """
+    if isinstance(encoding, GeneralizedQuadratic):
+        return torch.linalg.svdvals(encoding.shape.cpu().double()) ** 2
+    return (encoding.root_sharpness.cpu().double() ** 2)[:, None].expand(-1, encoding.dims)
+
+
+def _layers(network: AttentionNet) -> list[tuple[RelativeAttention2d, Quadratic | GeneralizedQuadratic]]:
+    """Returns each block's attention layer, whose heads are their encoding's alone, and that encoding."""
+    if network.content:
+        raise ArgumentError("network must be without content: a head flat in position may still attend by content")
+    layers = []
+    for number, block in enumerate(network.blocks):
+        mixer = block.mixer
+        if type(mixer) is not RelativeAttention2d:
+            kind = type(mixer).__name__
+            raise UnsupportedModelError(f"cannot prune block {number}: its mixer is {kind}, not RelativeAttention2d")
+        if not isinstance(mixer.encoding, Quadratic | GeneralizedQuadratic):
+            raise ArgumentError(must_be(f"encoding of block {number}", _KINDS, type(mixer.encoding).__name__))
+        layers.append((mixer, mixer.encoding))
+    return layers
