@@ -1,19 +1,23 @@
 """Image data sets held whole in memory, and augmentation of whole batches on their device."""
 
-from convattn.data.augment import horizontal_flip, normalise, random_crop
+from convattn.data.augment import cutout, horizontal_flip, normalise, random_crop
 from convattn.data.cifar10 import load_cifar10
 from convattn.data.dataset import ImageDataset, ImageSplit
 from convattn.data.digits import load_digits
+from convattn.data.mixing import cutmix, mixup
 from convattn.data.photograph import Photograph, load_photograph
 
 __all__ = [
     "ImageDataset",
     "ImageSplit",
     "Photograph",
+    "cutmix",
+    "cutout",
     "horizontal_flip",
     "load_cifar10",
     "load_digits",
     "load_photograph",
+    "mixup",
     "normalise",
     "random_crop",
 ]

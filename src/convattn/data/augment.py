@@ -1,4 +1,4 @@
-"""Random crops and flips of whole batches, on the device that holds them, from an explicit generator.
+"""Random crops, flips and black squares of whole batches, on the device that holds them, from an explicit generator.
 
 Pixels go in and out as they are stored (bytes), so that padding is black as in the paper's code; normalise last.
 """
@@ -9,9 +9,10 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from convattn.errors import ArgumentError, ShapeError
+from convattn.data.boxes import random_boxes
+from convattn.errors import ArgumentError, ShapeError, must_be
 
-__all__ = ["horizontal_flip", "normalise", "random_crop"]
+__all__ = ["cutout", "horizontal_flip", "normalise", "random_crop"]
 
 
 def random_crop(
@@ -71,6 +72,41 @@ def horizontal_flip(
     """
     tossed = torch.rand(len(images), generator=generator, device=generator.device) < 0.5
     return torch.where(tossed.to(images.device)[:, None, None, None], images.flip(-1), images)
+
+
+def cutout(
+    images: UInt8[Tensor, "batch channels rows cols"], *, size: int, generator: torch.Generator
+) -> UInt8[Tensor, "batch channels rows cols"]:
+    """Blackens a square at a random place of each image; its centre is uniform over the pixels, so borders may cut it.
+
+    The authors' code masks after normalisation, which fills with the mean colour; here it is black, as the borders of
+    `random_crop` are.
+
+    Source: DeVries, Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout", 2017.
+
+    Args:
+        images: Pixel values.
+        size: Side of the square in pixels, from 0 (which changes nothing) to the images' shorter side.
+        generator: Source of the centres, drawn on its device.
+
+    Returns:
+        The images, each with its square.
+
+    Raises:
+        ArgumentError: The size is out of range.
+
+    Example:
+        >>> image = torch.ones(1, 1, 3, 4, dtype=torch.uint8)
+        >>> cutout(image, size=2, generator=torch.Generator().manual_seed(0)).tolist()
+        [[[[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]]]]
+    """
+    batch, _, rows, cols = images.shape
+    largest = min(rows, cols)
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= largest:
+        raise ArgumentError(must_be("size", f"an integer from 0 to {largest}, the images' shorter side", size))
+    sides = torch.full((2, batch), size, device=generator.device)
+    hidden = random_boxes(sides, (rows, cols), generator).to(images.device)
+    return images.masked_fill(hidden[:, None], 0)
 
 
 def normalise(
