@@ -15,6 +15,8 @@ One `except ConvAttnError` catches them all; the second base class keeps them co
     ├── DeviceError                           the device or dtype cannot do what was asked
     ├── TrainingError                         training cannot go on, for instance because the loss is not finite
     └── MissingDependencyError (ImportError)  an optional package is not installed; says the install line
+
+One thing is said and not raised: `CheckpointWarning`, where a damaged checkpoint is passed over for the one before.
 """
 
 import difflib
@@ -23,6 +25,7 @@ from collections.abc import Iterable
 __all__ = [
     "ArgumentError",
     "CheckpointError",
+    "CheckpointWarning",
     "ConvAttnError",
     "ConversionError",
     "DataError",
@@ -110,6 +113,10 @@ class DataError(ConvAttnError):
 
 class CheckpointError(ConvAttnError):
     """A saved model or run is missing, damaged or of another version."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint is damaged, and the one before it is used."""
 
 
 class DeviceError(ConvAttnError):

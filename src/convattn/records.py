@@ -223,12 +223,17 @@ class RunRecord(Record):
         results: Final numbers by name; accuracies are fractions in [0, 1].
         seconds: Wall time of training and evaluation, in seconds.
         peak_memory: Peak memory of the process (CPU) or of the device (GPU), in bytes.
+        memory_estimate: What was expected of each device before the first step, in bytes; libraries are not in it.
+        energy: Energy of the device over the run, in joules; None where it does not report it.
+        resumed: How often the run was taken up from a checkpoint.
         hardware: Processor or accelerator, cores, memory.
         versions: Versions of Python and of the packages that computed.
         started: Start, ISO 8601 in UTC.
         revision: Code revision (git), or None outside a checkout.
         not_covered: What the run says nothing about.
     """
+
+    schema_version: ClassVar[int] = 2
 
     name: str
     claim: str
@@ -240,6 +245,9 @@ class RunRecord(Record):
     results: dict[str, float]
     seconds: float
     peak_memory: int
+    memory_estimate: int
+    energy: float | None
+    resumed: int
     hardware: dict[str, str]
     versions: dict[str, str]
     started: str

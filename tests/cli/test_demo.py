@@ -28,6 +28,7 @@ FILES = [
     "hard-heads.png",
     "heads.png",
     "index.html",
+    "run/README.md",
     "run/config.json",
     "run/heads.parquet",
     "run/metrics.jsonl",

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from tests.training.tiny import tiny_data, tiny_recipe
@@ -6,15 +8,16 @@ from convattn.data import load_digits
 from convattn.errors import DataError
 from convattn.models import AttentionNet
 from convattn.training.build import build_network, build_optimizer, load_data
-from convattn.training.recipe import ConvNetRecipe, DataRecipe, OptimRecipe, ResNetRecipe
+from convattn.training.network_recipe import ConvNetRecipe, ResNetRecipe
+from convattn.training.recipe import DataRecipe, OptimRecipe
 
-MODELS = [tiny_recipe().model, ConvNetRecipe(width=8, depth=1, ffn=8), ResNetRecipe(blocks_per_stage=1)]
+MODELS = [tiny_recipe().model, ConvNetRecipe(width=8, depth=1, ffn=8), ResNetRecipe(blocks_per_stage=1, width=4)]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
 def test_network_fits_the_images(model):
     data = tiny_data()
-    network = build_network(model, data).eval()
+    network = build_network(dataclasses.replace(tiny_recipe(), model=model), data).eval()
     assert network(torch.zeros(3, *data.image_shape)).shape == (3, data.num_classes)
 
 
@@ -33,7 +36,7 @@ def test_other_encodings_are_decayed():
 
 
 def test_sgd_and_adamw_take_their_options():
-    network = build_network(tiny_recipe().model, tiny_data())
+    network = build_network(tiny_recipe(), tiny_data())
     sgd = build_optimizer(OptimRecipe("sgd", learning_rate=0.3, momentum=0.8, nesterov=True), network)
     assert isinstance(sgd, torch.optim.SGD)
     assert [sgd.defaults[key] for key in ("lr", "momentum", "nesterov")] == [0.3, 0.8, True]

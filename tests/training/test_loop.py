@@ -17,7 +17,15 @@ from convattn.training.heads import HEAD_COLUMNS
 def test_run_leaves_all_its_files(tmp_path):
     record = train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), progress=False)
     folder = tmp_path / "run"
-    expected = ["config.json", "heads.parquet", "metrics.jsonl", "model.safetensors", "recipe.toml", "record.json"]
+    expected = [
+        "README.md",
+        "config.json",
+        "heads.parquet",
+        "metrics.jsonl",
+        "model.safetensors",
+        "recipe.toml",
+        "record.json",
+    ]
     assert sorted(file.name for file in folder.iterdir()) == expected
     assert RunRecord.load(folder / "record.json") == record
     assert load_recipe(folder / "recipe.toml") == tiny_recipe()
@@ -26,7 +34,8 @@ def test_run_leaves_all_its_files(tmp_path):
     assert metrics[-1]["test_accuracy"] == record.results["test_accuracy"]
     heads = parquet.read_table(folder / "heads.parquet")
     assert heads.schema.names == HEAD_COLUMNS.names
-    assert heads["step"].to_pylist() == [0] * 3 + [5] * 3 + [10] * 3
+    assert heads["step"].to_pylist() == [step for step in range(11) for _ in range(3)]
+    assert heads["epoch"].to_pylist() == [epoch for epoch in [0] * 5 + [1] * 5 + [2] for _ in range(3)]
     network = load_network(folder)
     assert isinstance(network, AttentionNet)
     assert record.parameters == sum(parameter.numel() for parameter in network.parameters())
@@ -78,7 +87,7 @@ def test_loss_that_is_not_finite_stops_the_run_without_a_record(tmp_path):
 
 def test_centres_and_sharpness_are_kept_from_weight_decay():
     recipe = load_recipe("sa-quadratic", overrides={"model.width": "8", "model.depth": "2"})
-    network = build_network(recipe.model, tiny_data())
+    network = build_network(recipe, tiny_data())
     decayed, free = build_optimizer(recipe.optim, network).param_groups
     encodings = [block.mixer.encoding for block in network.blocks]
     expected = {id(p) for encoding in encodings for p in (encoding.centres, encoding.root_sharpness)}

@@ -5,16 +5,8 @@ from tests.training.tiny import tiny_recipe
 
 from convattn.errors import RecipeError
 from convattn.training import load_recipe, recipe_to_toml
-from convattn.training.recipe import (
-    AttentionNetRecipe,
-    ConvNetRecipe,
-    CosineRecipe,
-    DataRecipe,
-    OptimRecipe,
-    ResNetRecipe,
-    StepsRecipe,
-    TrainingRecipe,
-)
+from convattn.training.network_recipe import AttentionNetRecipe, ConvNetRecipe, ResNetRecipe
+from convattn.training.recipe import CosineRecipe, DataRecipe, OptimRecipe, StepsRecipe, TrainingRecipe
 from convattn.training.recipe_file import command_for
 
 PAPER = {
@@ -66,7 +58,7 @@ WRONG_FILES = {
     "section as value": ("training = 3", "training must be a table, but is 3"),
     "kind missing": ("[model]\nwidth = 8", "model.kind must be 'attention_net'.*but is None"),
     "kind is no text": ("[model]\nkind = [1]", r"model.kind must be .*but is \[1\]"),
-    "key of another kind": ("[model]\nkind = 'resnet'\nwidth = 8", "unknown key 'model.width'"),
+    "key of another kind": ("[model]\nkind = 'resnet'\nheads = 8", "unknown key 'model.heads'"),
     "milestones fall": ("[schedule]\nkind = 'steps'\nmilestones = [3, 2]", "schedule.milestones must be rising epochs"),
     "milestone is no number": (
         "[schedule]\nkind = 'steps'\nmilestones = ['x']",

@@ -5,7 +5,8 @@ import torch
 from convattn.data import ImageDataset, ImageSplit
 from convattn.records import DataRecord
 from convattn.training import Recipe
-from convattn.training.recipe import AttentionNetRecipe, DataRecipe, OptimRecipe, TrainingRecipe
+from convattn.training.network_recipe import AttentionNetRecipe
+from convattn.training.recipe import DataRecipe, OptimRecipe, TrainingRecipe
 
 
 def tiny_data(train: int = 40, test: int = 10) -> ImageDataset:

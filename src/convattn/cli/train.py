@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from convattn.cli.options import AsJson, OutputOrDefault, first_free
+from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, first_free
 from convattn.cli.output import print_record
 from convattn.errors import ArgumentError, must_be
 from convattn.records import RunRecord
@@ -18,21 +18,32 @@ def train(
     recipe: str,
     /,
     *,
+    scale: Annotated[Literal["paper", "small", "tiny"] | None, Parameter(show_default=False)] = None,
     output: OutputOrDefault = None,
     overrides: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    resume: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    checkpoint_every: Annotated[WholeNumber | None, Parameter(show_default=False)] = None,
+    tracker: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     json: AsJson = False,
 ) -> int:
     """Train a network by a recipe, and record what repeats the run.
 
     The run's folder holds recipe.toml, metrics.jsonl, heads.parquet where heads have centres, model.safetensors,
-    config.json and, last, record.json: a folder without it is a run that did not finish.
+    config.json, README.md (the card) and, last, record.json: a folder without it is a run that did not finish, and
+    --resume takes it up where its newest checkpoint left it. With several processes: accelerate launch -m convattn
+    train RECIPE.
 
     Args:
         recipe: Name of a recipe (`convattn info` lists them), or a file that ends in .toml.
-        output: Folder to make for the run; it must be new or empty. Without it runs/NAME-SEED, or the first of
-            runs/NAME-SEED-2, -3, … that is free.
+        scale: Sizes of the run: paper, small (minutes on a CPU) or tiny (seconds, on embedded images). Without it
+            paper, or what the file says.
+        output: Folder to make for the run; it must be new or empty, but with --resume. Without it runs/NAME-SEED (with
+            the scale in the name where it is not paper), or the first of runs/NAME-SEED-2, -3, … that is free.
         overrides: KEY=VALUE, a value of the recipe to change, for instance training.epochs=3; may be given more than
             once.
+        resume: Go on with the run in the folder; a finished one is left as it is.
+        checkpoint_every: Steps between two checkpoints. Without it one is written after each epoch.
+        tracker: Follow the metrics with tensorboard, wandb or trackio as well; may be given more than once.
         json: Print the run's record as JSON.
 
     Returns:
@@ -42,9 +53,11 @@ def train(
     from convattn.training import load_recipe
     from convattn.training import train as train_by
 
-    resolved = load_recipe(recipe, overrides=changes)
-    folder = first_free(Path("runs") / f"{resolved.name}-{resolved.seed}") if output is None else output
-    record = train_by(resolved, output=folder)
+    resolved = load_recipe(recipe, scale=scale, overrides=changes)
+    words = [resolved.name, *([] if resolved.scale == "paper" else [resolved.scale]), str(resolved.seed)]
+    default = Path("runs") / "-".join(words)
+    folder = output or (default if resume else first_free(default))
+    record = train_by(resolved, output=folder, resume=resume, checkpoint_every=checkpoint_every, trackers=tracker)
     print_record(record, f"{summarise_run(record)}\nwrote {folder}", json=json)
     return 0
 
@@ -69,6 +82,7 @@ def summarise_run(record: RunRecord) -> str:
     Returns:
         Plain text.
     """
+    scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
     counts = ", ".join(f"{number} {split}" for split, number in record.data.counts.items())
     rows = {
         "test accuracy": f"{record.results['test_accuracy']:.2%}",
@@ -77,4 +91,9 @@ def summarise_run(record: RunRecord) -> str:
         "time": f"{record.seconds:.1f} s on {record.hardware['processor']}, threads: {record.hardware['threads']}",
         "repeat with": record.command,
     }
-    return "\n".join([f"{record.name}, seed {record.seed}", *(f"  {name:<15} {value}" for name, value in rows.items())])
+    return "\n".join(
+        [
+            f"{record.name}{scale}, seed {record.seed}",
+            *(f"  {name:<15} {value}" for name, value in rows.items()),
+        ]
+    )

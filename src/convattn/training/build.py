@@ -1,32 +1,31 @@
 """From a recipe's sections to the objects that a run uses."""
 
-from typing import Any
+import os
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
 
 from convattn.data import ImageDataset, load_cifar10, load_digits
-from convattn.models import AttentionNet, ConvNet, ResNet
+from convattn.errors import CheckpointError, RecipeError, must_be
+from convattn.models import AttentionNet, ConvNet, ResNet, load_network, prune_heads
 from convattn.training.heads import quadratic_encodings
-from convattn.training.recipe import (
-    AttentionNetRecipe,
-    ConvNetRecipe,
-    CosineRecipe,
-    DataRecipe,
-    OptimRecipe,
-    ResNetRecipe,
-    StepsRecipe,
-)
+from convattn.training.network_recipe import AttentionNetRecipe, ConvNetRecipe, NetworkRecipe
+from convattn.training.recipe import CosineRecipe, DataRecipe, OptimRecipe, Recipe, StartRecipe, StepsRecipe
 from convattn.training.schedule import step_decay, warmup_cosine
 
-__all__ = ["build_network", "build_optimizer", "learning_rate_factor", "load_data"]
+__all__ = ["Network", "build_network", "build_optimizer", "learning_rate_factor", "load_data"]
+
+Network: TypeAlias = AttentionNet | ConvNet | ResNet
+"""What a recipe can train."""
 
 
 def load_data(recipe: DataRecipe) -> ImageDataset:
     """Loads the images that a recipe names.
 
     Args:
-        recipe: The recipe's section.
+        recipe: The recipe's section. Where it names no folder for CIFAR-10, the environment's CONVATTN_CIFAR10 does, so
+            that no path of one machine stands in a recipe; without either the files come from the Hub.
 
     Returns:
         The data set, on the CPU.
@@ -35,25 +34,32 @@ def load_data(recipe: DataRecipe) -> ImageDataset:
         DataError: The images cannot be had.
         MissingDependencyError: A package that the images come with is not installed.
     """
-    return load_digits() if recipe.name == "digits" else load_cifar10(recipe.folder)
+    if recipe.name == "digits":
+        return load_digits()
+    return load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10"))
 
 
-def build_network(
-    recipe: AttentionNetRecipe | ConvNetRecipe | ResNetRecipe, data: ImageDataset
-) -> AttentionNet | ConvNet | ResNet:
-    """Builds a network for the images of a data set.
+def build_network(recipe: Recipe, data: ImageDataset) -> Network:
+    """Builds the network of a recipe, for the images of a data set.
 
     Args:
-        recipe: The recipe's section.
+        recipe: The recipe.
         data: Where the numbers of channels and classes and the size of the images come from.
 
     Returns:
-        The network, freshly drawn from PyTorch's global random numbers.
+        The network: freshly drawn from PyTorch's global random numbers, or that of the run to start from.
 
     Raises:
         ArgumentError: A size does not fit.
+        CheckpointError: The network to start from cannot be loaded, or is another than the recipe's.
+        RecipeError: The folder to start from is not given.
         UnknownNameError: There is no such encoding.
     """
+    fresh = _draw_network(recipe.model, data)
+    return fresh if recipe.start.recipe is None else _load_start(recipe.start, fresh)
+
+
+def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
     channels, rows, cols = data.image_shape
     chosen: dict[str, Any] = {key: value for key, value in vars(recipe).items() if key != "kind"}
     fitted: dict[str, Any] = {"num_classes": data.num_classes, "in_channels": channels}
@@ -62,6 +68,21 @@ def build_network(
     if isinstance(recipe, ConvNetRecipe):
         return ConvNet(**chosen, **fitted)
     return ResNet(**chosen, **fitted)
+
+
+def _load_start(start: StartRecipe, expected: Network) -> Network:
+    """Loads the network to start from, and holds it against the one that the recipe describes."""
+    if start.folder is None:
+        raise RecipeError(must_be("start.folder", f"the folder of a run of {start.recipe}", start.folder))
+    network = load_network(start.folder)
+    sizes = {name: value.shape for name, value in expected.state_dict().items()}
+    if {name: value.shape for name, value in network.state_dict().items()} != sizes:
+        raise CheckpointError(f"{start.folder} holds another network than {type(expected).__name__} of this recipe")
+    if not start.prune:
+        return cast(Network, network)
+    if not isinstance(network, AttentionNet):
+        raise CheckpointError(f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}")
+    return prune_heads(network)
 
 
 def build_optimizer(recipe: OptimRecipe, network: nn.Module) -> torch.optim.Optimizer:

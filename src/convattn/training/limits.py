@@ -64,7 +64,7 @@ def fits(value: object, hint: Any) -> bool:
         return fits(value, arguments[0]) and all(value in limit for limit in arguments[1:])
     if origin is Literal:
         return value in arguments
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return any(fits(value, argument) for argument in arguments)
     if origin is tuple:
         return isinstance(value, tuple) and all(fits(item, arguments[0]) for item in value)
@@ -93,7 +93,7 @@ def explain(hint: Any) -> str:
         return " ".join([explain(arguments[0]), *map(str, arguments[1:])])
     if origin is Literal:
         return " or ".join(map(repr, arguments))
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return " or ".join(explain(argument) for argument in arguments if argument is not types.NoneType)
     if origin is tuple:
         return f"a list, each item {explain(arguments[0])}"

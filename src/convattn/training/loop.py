@@ -1,11 +1,9 @@
 """Training by a recipe, from the images to the record."""
 
 import os
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,15 +11,16 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from convattn.data import ImageDataset
-from convattn.errors import DeviceError, MissingDependencyError
+from convattn.errors import ArgumentError, DeviceError, MissingDependencyError, must_be
 from convattn.records import RunRecord
 from convattn.training.build import load_data
 from convattn.training.environment import describe_hardware, describe_versions, find_revision, peak_memory
-from convattn.training.heads import HeadTrace
 from convattn.training.recipe import Recipe
-from convattn.training.recipe_file import command_for
+from convattn.training.recipe_file import command_for, flat_values
 from convattn.training.run_folder import RunFolder
-from convattn.training.trainer import EpochResult, Trainer
+from convattn.training.session import Session
+from convattn.training.trackers import require_trackers
+from convattn.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -35,31 +34,46 @@ def train(
     output: str | os.PathLike[str] | None = None,
     data: ImageDataset | None = None,
     progress: bool = True,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    trackers: Sequence[str] = (),
 ) -> RunRecord:
     """Trains the recipe's network and records all that is needed to repeat the run.
 
-    On the CPU the same recipe, versions and number of threads give the same weights, bit for bit; the caller's random
-    state is left as it was. Under ``accelerate launch`` each process takes a share of every batch.
+    On the CPU the same recipe, versions and number of threads give the same weights, bit for bit, also where the run
+    was cut off and taken up again; the caller's random state is left as it was. Under ``accelerate launch`` or
+    ``torchrun`` each process takes a share of every batch; all of them must see the output folder.
 
     Args:
         recipe: What to do; from `load_recipe` or built in Python.
         output: Folder to make, or an empty one, for the run's files: ``recipe.toml``, ``metrics.jsonl``,
-            ``heads.parquet`` where heads have centres, ``model.safetensors``, ``config.json`` and, last,
-            ``record.json``. None leaves nothing behind but the record returned.
+            ``heads.parquet`` where heads have centres, ``model.safetensors``, ``config.json``, ``README.md`` (the
+            card), ``checkpoints`` while the run is under way, and, last, ``record.json``. None leaves nothing behind
+            but the record returned.
         data: Images to use in place of those that the recipe names.
-        progress: Whether to show a progress bar; it is shown on a terminal only.
+        progress: Whether to say how much memory is expected, and to show a progress bar; on a terminal only.
+        resume: Whether to take up the run in the output folder at its newest checkpoint. A finished one is left as it
+            is, and its record returned.
+        checkpoint_every: Steps between two checkpoints, at least 1; None writes one after each epoch.
+        trackers: Names of trackers ("tensorboard", "wandb", "trackio") that get the metrics of each epoch.
 
     Returns:
         The record; its results are "test_accuracy", "test_loss" and "train_loss" of the last epoch, and
         "images_per_second" over all of them.
 
     Raises:
-        ArgumentError: The output folder holds something, or a size of the network does not fit the images.
+        ArgumentError: The output folder holds something, or is missing where the run is to be taken up or tracked; the
+            steps between checkpoints are out of range; or a size of the network does not fit the images.
+        CheckpointError: The folder holds no run that can be taken up, or one of another recipe; a checkpoint cannot be
+            written; or the network to start from cannot be loaded.
         DataError: The images cannot be had.
         DeviceError: The process has trained with another precision before.
-        MissingDependencyError: The packages for training are not installed.
+        MissingDependencyError: The packages for training, or those of a tracker, are not installed.
         RecipeError: The batch does not fit the data.
         TrainingError: The loss is not finite.
+
+    Warns:
+        CheckpointWarning: A checkpoint is damaged, and the one before it is used.
 
     Example:
         >>> from convattn.training.recipe_file import load_recipe
@@ -69,13 +83,21 @@ def train(
         >>> record.parameters, record.data.counts["train"]
         (630, 1437)
     """
-    accelerator = _start_accelerator(recipe.training.precision)
-    folder = RunFolder(output) if output is not None and accelerator.is_main_process else None
-    started, began = datetime.now(UTC), time.perf_counter()
+    folder = _open_folder(output, resume=resume, tracked=bool(trackers))
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise ArgumentError(must_be("checkpoint_every", "an integer of at least 1", checkpoint_every))
+    require_trackers(trackers)
+    if resume and folder is not None and (finished := folder.find_unfinished(recipe)) is not None:
+        return finished
+    accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
+    progress = progress and accelerator.is_main_process
     data = load_data(recipe.data) if data is None else data
     with _seeded(recipe.seed, accelerator.device):
-        trainer = Trainer(recipe, data, accelerator)
-        results = _run_epochs(trainer, recipe, folder, progress and accelerator.is_main_process)
+        session = Session(Trainer(recipe, data, accelerator), recipe, accelerator, folder)
+        estimate = session.trainer.estimate_memory()
+        _say(str(estimate), progress)
+        session.resume() if resume else session.start()
+        _run_epochs(session, recipe, accelerator, checkpoint_every, progress=progress)
     record = RunRecord(
         name=recipe.name,
         claim=recipe.claim,
@@ -83,49 +105,62 @@ def train(
         recipe=recipe.to_dict(),
         seed=recipe.seed,
         data=data.record,
-        parameters=sum(parameter.numel() for parameter in trainer.network.parameters()),
-        results=_summary(results),
-        seconds=time.perf_counter() - began,
+        parameters=sum(parameter.numel() for parameter in session.trainer.network.parameters()),
+        results=session.summary(),
+        seconds=session.ledger.seconds,
         peak_memory=peak_memory(accelerator.device),
+        memory_estimate=estimate.total,
+        energy=session.ledger.energy,
+        resumed=session.ledger.resumed,
         hardware={**describe_hardware(accelerator.device), "processes": str(accelerator.num_processes)},
         versions=describe_versions(),
-        started=started.isoformat(timespec="seconds"),
+        started=session.ledger.started,
         revision=find_revision(),
-        not_covered=("the spread over seeds: this is one run",),
+        not_covered=_not_covered(session),
     )
-    if folder is not None:
-        folder.finish(trainer.network, record)
+    if folder is not None and accelerator.is_main_process:
+        folder.finish(session.trainer.result, record)
+    accelerator.wait_for_everyone()
     return record
 
 
-def _run_epochs(trainer: Trainer, recipe: Recipe, folder: RunFolder | None, progress: bool) -> list[EpochResult]:
-    """Runs all epochs, writing and showing each."""
-    trace, results = HeadTrace(trainer.network), []
-    trace.record(step=0, epoch=0)
-    if folder is not None:
-        folder.start(recipe)
+def _open_folder(output: str | os.PathLike[str] | None, *, resume: bool, tracked: bool) -> RunFolder | None:
+    """Names the run's folder, and checks that it is new where the run is."""
+    if output is None:
+        if resume or tracked:
+            raise ArgumentError(must_be("output", "the run's folder where the run is resumed or tracked", output))
+        return None
+    folder = RunFolder(output)
+    if not resume:
+        folder.require_new()
+    return folder
+
+
+def _run_epochs(
+    session: Session, recipe: Recipe, accelerator: "Accelerator", checkpoint_every: int | None, *, progress: bool
+) -> None:
+    """Runs all epochs that are left, showing and tracking each."""
+    trainer = session.trainer
+    if accelerator.log_with:
+        accelerator.init_trackers(recipe.name, config=flat_values(recipe))
     with _progress_bar(progress) as bar:
-        task = bar.add_task(recipe.name, total=recipe.training.epochs * trainer.steps_per_epoch, result="")
-        for _ in range(recipe.training.epochs):
-            result = trainer.run_epoch(on_step=lambda: bar.advance(task))
-            trace.record(step=result.step, epoch=result.epoch)
-            results.append(result)
-            if folder is not None:
-                folder.add_epoch(asdict(result), trace)
+        total = recipe.training.epochs * trainer.steps_per_epoch
+        task = bar.add_task(recipe.name, total=total, completed=trainer.step, result="")
+        for result in session.run(checkpoint_every=checkpoint_every, on_step=lambda: bar.advance(task)):
             shown = f"epoch {result.epoch}: loss {result.train_loss:.3f}, test {result.test_accuracy:.2%}"
             bar.update(task, result=shown)
-    return results
+            if accelerator.log_with:
+                accelerator.log(asdict(result), step=result.step)
+    if accelerator.log_with:
+        accelerator.end_training()
 
 
-def _summary(results: list[EpochResult]) -> dict[str, float]:
-    """Returns the last epoch's numbers, and the throughput over all epochs."""
-    last = results[-1]
-    return {
-        "test_accuracy": last.test_accuracy,
-        "test_loss": last.test_loss,
-        "train_loss": last.train_loss,
-        "images_per_second": len(results) / sum(1 / result.images_per_second for result in results),
-    }
+def _not_covered(session: Session) -> tuple[str, ...]:
+    """Says what the record of one run leaves open."""
+    items = ["the spread over seeds: this is one run"]
+    if session.ledger.resumed:
+        items.append("peak memory before the run was last taken up")
+    return tuple(items)
 
 
 def _progress_bar(progress: bool) -> Progress:
@@ -137,14 +172,22 @@ def _progress_bar(progress: bool) -> Progress:
     )
 
 
-def _start_accelerator(precision: str) -> "Accelerator":
+def _say(line: str, progress: bool) -> None:
+    """Says a line on standard error where that is a terminal."""
+    console = Console(stderr=True, highlight=False)
+    if progress and console.is_terminal:
+        console.print(line)
+
+
+def _start_accelerator(precision: str, trackers: Sequence[str], folder: RunFolder | None) -> "Accelerator":
     """Starts accelerate, which fixes one precision for each process."""
     try:
         from accelerate import Accelerator
     except ImportError:
         raise MissingDependencyError("accelerate", "train") from None
     try:
-        return Accelerator(mixed_precision=precision)
+        place = None if folder is None else folder.path
+        return Accelerator(mixed_precision=precision, log_with=list(trackers) or None, project_dir=place)
     except ValueError as error:
         raise DeviceError(f"training.precision {precision!r} cannot be had in this process: {error}") from None
 

@@ -5,77 +5,19 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from convattn.errors import RecipeError, must_be
-from convattn.training.limits import Range, explain, fits, hints
+from convattn.training.limits import Range
+from convattn.training.network_recipe import AttentionNetRecipe, NetworkRecipe
+from convattn.training.section import Count, Section, Share
 
 __all__ = [
-    "AttentionNetRecipe",
-    "ConvNetRecipe",
     "CosineRecipe",
     "DataRecipe",
     "OptimRecipe",
     "Recipe",
-    "ResNetRecipe",
-    "Section",
+    "StartRecipe",
     "StepsRecipe",
     "TrainingRecipe",
 ]
-
-_Count = Annotated[int, Range(1)]
-_Share = Annotated[float, Range(0, 1, without_high=True)]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A table of a recipe.
-
-    Raises:
-        RecipeError: A value is of another type than its key demands, or out of range.
-    """
-
-    def __post_init__(self) -> None:
-        """Checks every value against the annotation of its field."""
-        for key, hint in hints(type(self)).items():
-            value = getattr(self, key)
-            if not dataclasses.is_dataclass(value) and not fits(value, hint):
-                raise RecipeError(must_be(key, explain(hint), value))
-
-
-@dataclass(frozen=True)
-class AttentionNetRecipe(Section):
-    """An `AttentionNet`; its fields are that network's arguments."""
-
-    kind: Literal["attention_net"] = "attention_net"
-    encoding: str = "quadratic"
-    content: bool = False
-    width: _Count = 400
-    depth: _Count = 6
-    heads: _Count = 9
-    ffn: _Count = 512
-    patch: _Count = 2
-    dropout: _Share = 0.1
-    initializer_range: Annotated[float, Range(0, without_low=True)] = 0.02
-
-
-@dataclass(frozen=True)
-class ConvNetRecipe(Section):
-    """A `ConvNet`; its fields are that network's arguments."""
-
-    kind: Literal["conv_net"] = "conv_net"
-    kernel_size: _Count = 3
-    width: _Count = 400
-    depth: _Count = 6
-    ffn: _Count = 512
-    patch: _Count = 2
-    dropout: _Share = 0.1
-    initializer_range: Annotated[float, Range(0, without_low=True)] = 0.02
-
-
-@dataclass(frozen=True)
-class ResNetRecipe(Section):
-    """A `ResNet`; with 2 blocks per stage ResNet-18."""
-
-    kind: Literal["resnet"] = "resnet"
-    blocks_per_stage: _Count = 2
 
 
 @dataclass(frozen=True)
@@ -87,12 +29,19 @@ class DataRecipe(Section):
         folder: Folder with the files of CIFAR-10; None fetches them from the Hub.
         crop_padding: Black border, in pixels, out of which each training image is cropped at random; 0 crops nothing.
         flip: Whether each training image is mirrored left to right with probability one half.
+        cutout: Side, in pixels, of a black square at a random place in each training image; 0 for none.
+        mixup: α of the blending of two images, each with its own share λ ~ Beta(α, α); 0 for none.
+        cutmix: α of the pasting of a piece of one image into another; 0 for none. With both, each batch takes one of
+            the two, by the toss of a coin.
     """
 
     name: Literal["digits", "cifar10"] = "cifar10"
     folder: str | None = None
     crop_padding: Annotated[int, Range(0)] = 4
     flip: bool = True
+    cutout: Annotated[int, Range(0)] = 0
+    mixup: Annotated[float, Range(0)] = 0.0
+    cutmix: Annotated[float, Range(0)] = 0.0
 
 
 @dataclass(frozen=True)
@@ -109,7 +58,7 @@ class OptimRecipe(Section):
 
     algorithm: Literal["sgd", "adamw"] = "sgd"
     learning_rate: Annotated[float, Range(0, without_low=True)] = 0.1
-    momentum: _Share = 0.9
+    momentum: Share = 0.9
     nesterov: bool = False
     weight_decay: Annotated[float, Range(0)] = 1e-4
 
@@ -130,7 +79,7 @@ class CosineRecipe(Section):
     """
 
     kind: Literal["cosine"] = "cosine"
-    warmup: _Share = 0.05
+    warmup: Share = 0.05
 
 
 @dataclass(frozen=True)
@@ -144,7 +93,7 @@ class StepsRecipe(Section):
     """
 
     kind: Literal["steps"] = "steps"
-    milestones: tuple[_Count, ...] = (80, 150, 250)
+    milestones: tuple[Count, ...] = (80, 150, 250)
     factor: Annotated[float, Range(0, 1, without_low=True)] = 0.1
 
     def __post_init__(self) -> None:
@@ -161,12 +110,51 @@ class TrainingRecipe(Section):
     Attributes:
         epochs: Number of passes over the training images.
         batch_size: Images per step, over all processes; the rest of an epoch that does not fill a batch is left out.
+        micro_batch: Largest number of images that a process takes at once; their gradients are added up to those of
+            the whole batch, so that memory falls and the step stays the same. None takes a process's share whole.
         precision: "no" for float32, or mixed with "bf16" or "fp16".
+        compile: Whether `torch.compile` compiles the network.
+        label_smoothing: Share of each label that is spread over all classes.
+        ema: Decay per step of an exponential moving average of the weights, which is then what is tested and saved;
+            None for none.
+        reinitialise: Epochs after which degenerate heads are drawn afresh, rising.
     """
 
-    epochs: _Count = 300
-    batch_size: _Count = 100
+    epochs: Count = 300
+    batch_size: Count = 100
+    micro_batch: Count | None = None
     precision: Literal["no", "bf16", "fp16"] = "no"
+    compile: bool = False
+    label_smoothing: Share = 0.0
+    ema: Annotated[float, Range(0, 1, without_low=True, without_high=True)] | None = None
+    reinitialise: tuple[Count, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks values and the order of the epochs."""
+        super().__post_init__()
+        if list(self.reinitialise) != sorted(set(self.reinitialise)):
+            raise RecipeError(must_be("reinitialise", "rising epochs", self.reinitialise))
+
+
+@dataclass(frozen=True)
+class StartRecipe(Section):
+    """Where the weights come from.
+
+    Attributes:
+        recipe: Name of the recipe whose run's network is trained on; None draws the weights afresh.
+        folder: That run's folder.
+        prune: Whether the degenerate heads of that network are removed.
+    """
+
+    recipe: str | None = None
+    folder: str | None = None
+    prune: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks values and their combination."""
+        super().__post_init__()
+        if self.recipe is None and (self.folder is not None or self.prune):
+            raise RecipeError(must_be("recipe", "the name of a recipe where folder or prune is set", self.recipe))
 
 
 @dataclass(frozen=True)
@@ -176,12 +164,14 @@ class Recipe(Section):
     Attributes:
         name: Name of the recipe.
         claim: What a run shows: command, hardware, minutes, accuracy over seeds, date and revision.
+        scale: "paper" for the recipe's own sizes; "small" and "tiny" change them as `scales.toml` says.
         seed: Seed of the weights, the order of the images and the augmentation.
         model: The network.
+        start: Where its weights come from.
         data: The images.
         optim: The optimizer.
         schedule: The learning rate over time.
-        training: Epochs, batch size and precision.
+        training: Epochs, batch size, precision and what else a step does.
 
     Example:
         >>> recipe = Recipe("mine", claim="not measured", data=DataRecipe("digits", crop_padding=1, flip=False))
@@ -191,8 +181,10 @@ class Recipe(Section):
 
     name: str
     claim: str
+    scale: Literal["paper", "small", "tiny"] = "paper"
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    model: AttentionNetRecipe | ConvNetRecipe | ResNetRecipe = field(default_factory=AttentionNetRecipe)
+    model: NetworkRecipe = field(default_factory=AttentionNetRecipe)
+    start: StartRecipe = field(default_factory=StartRecipe)
     data: DataRecipe = field(default_factory=DataRecipe)
     optim: OptimRecipe = field(default_factory=OptimRecipe)
     schedule: CosineRecipe | StepsRecipe = field(default_factory=CosineRecipe)

@@ -17,8 +17,9 @@ import tomli_w
 from convattn.errors import RecipeError, UnknownNameError, must_be
 from convattn.training.limits import explain, fits, hints
 from convattn.training.recipe import Recipe
+from convattn.training.scale import change_scale
 
-__all__ = ["command_for", "load_recipe", "recipe_names", "recipe_to_toml"]
+__all__ = ["command_for", "differing_keys", "flat_values", "load_recipe", "recipe_names", "recipe_to_toml"]
 
 
 class _Text(str):
@@ -31,11 +32,15 @@ def recipe_names() -> list[str]:
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
-def load_recipe(name_or_path: str | os.PathLike[str], *, overrides: Mapping[str, str] | None = None) -> Recipe:
-    """Reads a recipe and applies overrides.
+def load_recipe(
+    name_or_path: str | os.PathLike[str], *, scale: str | None = None, overrides: Mapping[str, str] | None = None
+) -> Recipe:
+    """Reads a recipe, brings it to a scale and applies overrides.
 
     Args:
         name_or_path: Name of a recipe of the package, or a path that ends in ".toml".
+        scale: "paper" for the sizes that the recipe states, "small" for minutes and "tiny" for seconds on a CPU; None
+            leaves the scale as the file has it.
         overrides: New values by dotted key, as text: ``{"optim.learning_rate": "0.05"}``; items of a list stand between
             commas.
 
@@ -45,13 +50,17 @@ def load_recipe(name_or_path: str | os.PathLike[str], *, overrides: Mapping[str,
     Raises:
         UnknownNameError: The package has no recipe of that name.
         RecipeError: The file is missing or not TOML, a key is unknown or missing, or a value is of the wrong type or
-            out of range; the message names the file, the key, what was expected and what came.
+            out of range; the message names the file, the key, what was expected and what came. Or the recipe has not
+            that scale.
 
     Example:
         >>> load_recipe("digits-quadratic", overrides={"training.epochs": "3"}).training.epochs
         3
     """
     source, content = _read(name_or_path)
+    own_scales = content.pop("scales", {})
+    if scale is not None and scale != content.get("scale", "paper"):
+        content = change_scale(content, scale, own_scales, source)
     for key, text in (overrides or {}).items():
         *sections, last = key.split(".")
         table = content
@@ -83,7 +92,10 @@ def command_for(recipe: Recipe) -> str:
     """
     if recipe.name not in recipe_names():
         return "convattn train recipe.toml"
-    original, wanted = (_flatten(item.to_dict()) for item in (load_recipe(recipe.name), recipe))
+    try:
+        original, wanted = (_flatten(item.to_dict()) for item in (load_recipe(recipe.name, scale=recipe.scale), recipe))
+    except RecipeError:
+        return "convattn train recipe.toml"
     if original.keys() - wanted.keys():
         return "convattn train recipe.toml"
     changes = [
@@ -91,7 +103,34 @@ def command_for(recipe: Recipe) -> str:
         for key, value in wanted.items()
         if original.get(key) != value
     ]
-    return " ".join(["convattn train", recipe.name, *changes])
+    scale = [] if recipe.scale == "paper" else [f"--scale {recipe.scale}"]
+    return " ".join(["convattn train", recipe.name, *scale, *changes])
+
+
+def differing_keys(first: Recipe, second: Recipe) -> list[str]:
+    """Says in which keys two recipes differ.
+
+    Args:
+        first: A recipe.
+        second: Another.
+
+    Returns:
+        One text for each key, ``key is 1, not 2``; none where the recipes are equal.
+
+    Example:
+        >>> differing_keys(*(load_recipe("digits-quadratic", overrides={"seed": seed}) for seed in ("0", "1")))
+        ['seed is 0, not 1']
+    """
+    one, other = (_flatten(recipe.to_dict()) for recipe in (first, second))
+    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    return [f"{key} is {one.get(key)}, not {other.get(key)}" for key in keys]
+
+
+def flat_values(recipe: Recipe) -> dict[str, Any]:
+    """Returns a recipe's values by dotted key; lists as text between commas."""
+    return {
+        key: _as_text(value) if isinstance(value, list) else value for key, value in _flatten(recipe.to_dict()).items()
+    }
 
 
 def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -166,7 +205,8 @@ def _choose(kind: Any, content: dict[str, Any], source: str, prefix: str) -> typ
 
 def _sections(hint: Any) -> list[type]:
     """Returns the section types that an annotation allows."""
-    members = typing.get_args(hint) if typing.get_origin(hint) is types.UnionType else (hint,)
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    members = typing.get_args(hint) if is_union else (hint,)
     return [member for member in members if dataclasses.is_dataclass(member) and isinstance(member, type)]
 
 
@@ -191,7 +231,7 @@ def _value(value: object, hint: Any, source: str, path: str) -> object:
 
 def _plain_type(hint: Any) -> Any:
     """Strips ranges and None off an annotation."""
-    if typing.get_origin(hint) in (Annotated, types.UnionType):
+    if typing.get_origin(hint) in (Annotated, types.UnionType, typing.Union):
         return _plain_type(typing.get_args(hint)[0])
     return hint
 
@@ -199,6 +239,8 @@ def _plain_type(hint: Any) -> Any:
 def _read_text(text: str, plain: Any) -> object:
     """Reads text as a type; text that is not of that type stays text, and so does not fit."""
     if typing.get_origin(plain) is tuple:
+        if not text:
+            return ()
         item_type = _plain_type(typing.get_args(plain)[0])
         return tuple(_read_text(item.strip(), item_type) for item in text.split(","))
     if plain is bool:

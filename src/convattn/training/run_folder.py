@@ -3,54 +3,134 @@
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from convattn.files import require_new_folder, write_atomically
-from convattn.models import AttentionNet, ConvNet, ResNet
+import pyarrow as pa
+from pyarrow import parquet
+
+from convattn.errors import CheckpointError
+from convattn.files import new_folder, require_new_folder, write_atomically
 from convattn.records import RunRecord
-from convattn.training.heads import HeadTrace
+from convattn.training.build import Network
+from convattn.training.card import model_card
+from convattn.training.checkpoint import Checkpoints
+from convattn.training.heads import HEAD_COLUMNS, HeadTrace
 from convattn.training.recipe import Recipe
-from convattn.training.recipe_file import recipe_to_toml
+from convattn.training.recipe_file import differing_keys, load_recipe, recipe_to_toml
 
 __all__ = ["RunFolder"]
 
 
 class RunFolder:
-    """Writes what a run leaves behind.
+    """Writes what a run leaves behind, and finds what an unfinished one has left.
 
-    ``recipe.toml`` (resolved) is written at the start, ``metrics.jsonl`` and ``heads.parquet`` are replaced after every
-    epoch, ``model.safetensors`` and ``config.json`` come at the end, and ``record.json`` last of all: a folder
-    without it is a run that did not finish. Each file is written beside its place and then moved there.
+    ``recipe.toml`` (resolved) and the first of the ``checkpoints`` come with the folder itself; ``metrics.jsonl`` and
+    ``heads.parquet`` are replaced after every epoch and before every checkpoint; ``model.safetensors``,
+    ``config.json`` and ``README.md`` (the card) come at the end, and ``record.json`` last of all: a folder without it
+    is a run that did not finish. Each file is written beside its place and then moved there.
+
+    Attributes:
+        path: The folder.
+        checkpoints: Its checkpoints.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Checks that the folder can be made.
+        """Names the folder, which need not exist.
 
         Args:
-            path: A folder that does not exist yet, or is empty.
+            path: The folder.
+        """
+        self.path = Path(path)
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self._metrics: list[str] = []
+
+    def require_new(self) -> None:
+        """Checks that the folder can be made.
 
         Raises:
             ArgumentError: The path is a file, or a folder that holds something.
         """
-        self.path = require_new_folder(path, "output")
-        self._metrics: list[str] = []
+        require_new_folder(self.path, "output")
 
-    def start(self, recipe: Recipe) -> None:
-        """Makes the folder and writes the recipe as resolved."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / "recipe.toml", recipe_to_toml(recipe))
+    def find_unfinished(self, recipe: Recipe) -> RunRecord | None:
+        """Checks that the folder holds a run of a recipe.
 
-    def add_epoch(self, metrics: dict[str, float], heads: HeadTrace) -> None:
-        """Writes the metrics of one more epoch, and where the heads look so far."""
+        Args:
+            recipe: The recipe that the run must have.
+
+        Returns:
+            The run's record where it is finished; None where it can be taken up.
+
+        Raises:
+            CheckpointError: The folder holds no run, or one of another recipe.
+        """
+        file = self.path / "recipe.toml"
+        if not file.is_file():
+            raise CheckpointError(f"{self.path} holds no run to resume: it has no recipe.toml")
+        differing = differing_keys(load_recipe(file), recipe)
+        if differing:
+            raise CheckpointError(f"{self.path} holds a run of another recipe: {'; '.join(differing)}")
+        record = self.path / "record.json"
+        return RunRecord.load(record) if record.is_file() else None
+
+    @contextmanager
+    def new(self, recipe: Recipe) -> Iterator[Path]:
+        """Makes the folder, with the recipe as resolved and whatever else the block writes into it.
+
+        Args:
+            recipe: The recipe.
+
+        Yields:
+            The folder under its temporary name; it has its own when the block ends.
+        """
+        with new_folder(self.path, "output") as folder:
+            write_atomically(folder / "recipe.toml", recipe_to_toml(recipe))
+            yield folder
+
+    def rewind(self, step: int, heads: HeadTrace) -> list[dict[str, Any]]:
+        """Drops what was written of steps after a checkpoint.
+
+        Args:
+            step: Optimizer steps done at the checkpoint.
+            heads: The trace to fill with what is kept.
+
+        Returns:
+            The metrics of each epoch that is kept.
+
+        Raises:
+            CheckpointError: A file is damaged.
+        """
+        try:
+            metrics = self.path / "metrics.jsonl"
+            lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+            kept = [metrics for metrics in map(json.loads, lines) if metrics["step"] <= step]
+            self._metrics = [json.dumps(metrics) + "\n" for metrics in kept]
+            if (self.path / "heads.parquet").is_file():
+                rows = parquet.read_table(self.path / "heads.parquet", schema=HEAD_COLUMNS).to_pylist()
+                heads.rows = [row for row in rows if row["step"] <= step]
+            return kept
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise CheckpointError(f"cannot resume {self.path}: {type(error).__name__}: {error}") from None
+
+    def add_epoch(self, metrics: dict[str, float]) -> None:
+        """Writes the metrics of one more epoch."""
         self._metrics.append(json.dumps(metrics) + "\n")
         write_atomically(self.path / "metrics.jsonl", "".join(self._metrics))
+
+    def write_heads(self, heads: HeadTrace) -> None:
+        """Writes where the heads looked so far, if any have centres."""
         if heads.rows:
             write_atomically(self.path / "heads.parquet", heads.to_parquet())
 
-    def finish(self, network: AttentionNet | ConvNet | ResNet, record: RunRecord) -> None:
-        """Writes the network, then the record."""
+    def finish(self, network: Network, record: RunRecord) -> None:
+        """Writes the network and its card, then the record, and drops the checkpoints."""
         with tempfile.TemporaryDirectory(dir=self.path, prefix=".model.") as folder:
             network.save_pretrained(folder)
             for name in ("model.safetensors", "config.json"):
                 os.replace(Path(folder) / name, self.path / name)
+        write_atomically(self.path / "README.md", model_card(record))
         record.save(self.path / "record.json")
+        self.checkpoints.drop_all()

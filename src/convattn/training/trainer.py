@@ -1,18 +1,23 @@
-"""One network under training: its data on the device, its steps and its measurements."""
+"""One network under training: its steps, its measurements, and its state for a checkpoint."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from convattn.data import ImageDataset, ImageSplit, horizontal_flip, normalise, random_crop
+from convattn.data import ImageDataset, ImageSplit, normalise
 from convattn.errors import RecipeError, TrainingError, must_be
-from convattn.training.build import build_network, build_optimizer, learning_rate_factor
+from convattn.models import AttentionNet, reinitialise_heads
+from convattn.training.batches import Batches
+from convattn.training.build import Network, build_network, build_optimizer, learning_rate_factor
+from convattn.training.memory import MemoryEstimate, estimate_memory
 from convattn.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -54,11 +59,11 @@ class Trainer:
     """Trains one network by one recipe; both splits lie on the device as bytes.
 
     The order of the images and their augmentation come from generators of their own, seeded by the recipe; weights and
-    dropout from PyTorch's global random numbers. With several processes each takes its share of every batch.
+    dropout from PyTorch's global random numbers. With several processes each takes its share of every batch, and the
+    gradient is that of the whole batch.
 
     Attributes:
         network: The network, as built.
-        steps_per_epoch: Full batches in an epoch.
         step: Optimizer steps done.
         epoch: Epochs done.
     """
@@ -72,6 +77,7 @@ class Trainer:
             accelerator: Device, precision and processes.
 
         Raises:
+            CheckpointError: The network to start from cannot be loaded.
             RecipeError: A batch is larger than the training split, or smaller than the number of processes.
         """
         self._recipe, self._data, self._accelerator = recipe, data, accelerator
@@ -79,39 +85,74 @@ class Trainer:
         if not limits[0] <= size <= limits[1]:
             expectation = f"from {limits[0]} (processes) to {limits[1]} (training images)"
             raise RecipeError(must_be("training.batch_size", expectation, size))
-        self.steps_per_epoch, self.step, self.epoch = len(data.train) // size, 0, 0
-        self.network = build_network(recipe.model, data)
+        self.step, self.epoch = 0, 0
+        self.network = build_network(recipe, data)
         optimizer = build_optimizer(recipe.optim, self.network)
         self._prepared, self._optimizer = accelerator.prepare(self.network, optimizer)
-        self._train, self._test = data.train.to(accelerator.device), data.test.to(accelerator.device)
-        self._order = torch.Generator().manual_seed(recipe.seed)
-        self._augmentation = torch.Generator().manual_seed(recipe.seed + 1 + accelerator.process_index)
+        self._forward = torch.compile(self._prepared) if recipe.training.compile else self._prepared
+        self._average = _average(self.network, recipe.training.ema)
+        self._batches = Batches(data, recipe.data, size=size, seed=recipe.seed, device=accelerator.device)
+        self._test = data.test.to(accelerator.device)
+        self._losses: list[Tensor] = []
+        self._seconds = 0.0
+        for part in (self, self._average):
+            if part is not None:
+                accelerator.register_for_checkpointing(part)
+        if accelerator.process_index:
+            torch.manual_seed(recipe.seed + accelerator.process_index)  # dropout of its own in each process
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches in an epoch."""
+        return self._batches.per_epoch
+
+    @property
+    def result(self) -> Network:
+        """The network that is tested and saved: the average of the weights where the recipe asks for one."""
+        return self.network if self._average is None else cast(Network, self._average.module)
+
+    def estimate_memory(self) -> MemoryEstimate:
+        """Estimates the memory of a step on each device, without taking one."""
+        share = -(-self._recipe.training.batch_size // self._accelerator.num_processes)
+        images = normalise(self._test.images[:1].repeat(4, 1, 1, 1), self._data.mean, self._data.std)
+        splits = (self._data.train.images, self._data.test.images)
+        return estimate_memory(
+            self.network,
+            self._optimizer.optimizer,
+            images,
+            at_once=min(share, self._recipe.training.micro_batch or share),
+            averaged=self._average is not None,
+            data_bytes=sum(images.numel() for images in splits),
+        )
 
     def run_epoch(self, on_step: Callable[[], None] = lambda: None) -> EpochResult:
-        """Trains on every training image once, but for an incomplete last batch, and tests.
+        """Trains on what is left of an epoch, all but an incomplete last batch, and tests.
 
         Args:
-            on_step: Called after every step.
+            on_step: Called after every step; the state may be saved there.
 
         Returns:
-            What the epoch gave.
+            What the epoch gave, the part before a checkpoint included.
 
         Raises:
             TrainingError: The loss is not finite.
         """
-        began = time.perf_counter()
+        clock, before = time.perf_counter(), self._seconds
         self._prepared.train()
-        losses: list[Tensor] = []
-        for rows in self._batches():
-            losses.append(self._train_on(rows))
+        for images, targets in self._batches:
+            self._losses.append(self._train_on(images, targets))
             self.step += 1
+            if len(self._losses) % _STEPS_BETWEEN_CHECKS == 0 or len(self._losses) == self.steps_per_epoch:
+                self._require_finite(self._losses)
+            self._seconds = before + time.perf_counter() - clock
             on_step()
-            if len(losses) % _STEPS_BETWEEN_CHECKS == 0 or len(losses) == self.steps_per_epoch:
-                self._require_finite(losses)
-        train_loss = self._sum_over_processes(torch.stack(losses).mean()).item() / self._accelerator.num_processes
-        trained = time.perf_counter() - began
+        trained = before + time.perf_counter() - clock
+        train_loss = self._mean_over_processes(torch.stack(self._losses).mean()).item()
         self.epoch += 1
         test_loss, test_accuracy = self.evaluate(self._test)
+        if self.epoch in self._recipe.training.reinitialise:
+            self._reinitialise()
+        self._losses, self._seconds = [], 0.0
         return EpochResult(
             epoch=self.epoch,
             step=self.step,
@@ -119,7 +160,7 @@ class Trainer:
             train_loss=train_loss,
             test_loss=test_loss,
             test_accuracy=test_accuracy,
-            seconds=time.perf_counter() - began,
+            seconds=before + time.perf_counter() - clock,
             images_per_second=self.steps_per_epoch * self._recipe.training.batch_size / trained,
         )
 
@@ -133,57 +174,72 @@ class Trainer:
         Returns:
             Mean cross-entropy in nats, and the share classified rightly.
         """
-        self._prepared.eval()
+        (self._prepared if self._average is None else self._average).eval()
+        network = self._forward if self._average is None else self._average
         rank, processes = self._accelerator.process_index, self._accelerator.num_processes
         sums = torch.zeros(2, dtype=torch.float64, device=self._accelerator.device)
         for rows in torch.arange(rank, len(split), processes, device=sums.device).split(_TEST_BATCH):
-            scores, labels = self._prepared(self._normalised(split, rows)), split.labels[rows]
+            images = normalise(split.images[rows], self._data.mean, self._data.std)
+            scores, labels = network(images), split.labels[rows]
             sums[0] += F.cross_entropy(scores, labels, reduction="sum")
             sums[1] += (scores.argmax(dim=1) == labels).sum()
-        loss, right = (self._sum_over_processes(sums) / len(split)).tolist()
-        return loss, right
+        means = self._mean_over_processes(sums) * processes / len(split)
+        return means[0].item(), means[1].item()
 
-    def _batches(self) -> Iterator[Int64[Tensor, " images"]]:
-        """Yields this process's share of the rows of each full batch, in random order."""
-        order = torch.randperm(len(self._train), generator=self._order).to(self._accelerator.device)
-        size, rank, processes = (
-            self._recipe.training.batch_size,
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the run is; weights, optimizer and random numbers are saved beside it, by accelerate."""
+        losses = torch.stack(self._losses) if self._losses else torch.zeros(0)
+        place = {"step": self.step, "epoch": self.epoch, "seconds": self._seconds}
+        return {**place, "losses": losses.cpu(), "batches": self._batches.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up where `state_dict` was called."""
+        self.step, self.epoch, self._seconds = state["step"], state["epoch"], state["seconds"]
+        self._losses = list(state["losses"].to(self._accelerator.device))
+        self._batches.load_state_dict(state["batches"])
+
+    def _train_on(
+        self, images: Float[Tensor, "batch channels rows cols"], targets: Float[Tensor, "batch classes"]
+    ) -> Float[Tensor, ""]:
+        """Takes one step and returns the loss before it, of this process's share of the batch."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._learning_rate(self.step)
+        recipe, rank, processes = (
+            self._recipe.training,
             self._accelerator.process_index,
             self._accelerator.num_processes,
         )
-        for first in range(0, self.steps_per_epoch * size, size):
-            yield order[first : first + size][rank::processes]
-
-    def _train_on(self, rows: Int64[Tensor, " images"]) -> Float[Tensor, ""]:
-        """Takes one step and returns the loss before it."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate(self.step)
-        loss = F.cross_entropy(self._prepared(self._augmented(rows)), self._train.labels[rows])
+        mine, wanted = images[rank::processes], targets[rank::processes]
+        portion = recipe.micro_batch or len(mine)
+        portions = list(zip(mine.split(portion), wanted.split(portion), strict=True))
         self._optimizer.zero_grad()
-        self._accelerator.backward(loss)
+        total = torch.zeros((), device=images.device)
+        for number, (part, classes) in enumerate(portions, start=1):
+            with nullcontext() if number == len(portions) else self._accelerator.no_sync(self._prepared):
+                scores = self._forward(part)
+                loss = F.cross_entropy(scores, classes, reduction="sum", label_smoothing=recipe.label_smoothing)
+                loss = loss * (processes / len(images))
+                self._accelerator.backward(loss)
+            total += loss.detach()
         self._optimizer.step()
-        return loss.detach()
+        if self._average is not None:
+            self._average.update_parameters(self.network)
+        return total
 
-    def _augmented(self, rows: Int64[Tensor, " images"]) -> Float[Tensor, "images channels rows cols"]:
-        recipe, images = self._recipe.data, self._train.images[rows]
-        if recipe.crop_padding:
-            images = random_crop(images, padding=recipe.crop_padding, generator=self._augmentation)
-        if recipe.flip:
-            images = horizontal_flip(images, generator=self._augmentation)
-        return normalise(images, self._data.mean, self._data.std)
-
-    def _normalised(
-        self, split: ImageSplit, rows: Int64[Tensor, " images"]
-    ) -> Float[Tensor, "images channels rows cols"]:
-        return normalise(split.images[rows], self._data.mean, self._data.std)
+    def _reinitialise(self) -> None:
+        """Draws degenerate heads afresh, the same in every process."""
+        if isinstance(self.network, AttentionNet):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self._recipe.seed + self.step)
+                reinitialise_heads(self.network)
 
     def _learning_rate(self, step: int) -> float:
         epochs, recipe = self._recipe.training.epochs, self._recipe
         factor = learning_rate_factor(recipe.schedule, step, epochs=epochs, steps_per_epoch=self.steps_per_epoch)
         return recipe.optim.learning_rate * factor
 
-    def _sum_over_processes(self, values: Float[Tensor, "*values"]) -> Float[Tensor, "*values"]:
-        return cast(Tensor, self._accelerator.reduce(values, "sum"))
+    def _mean_over_processes(self, values: Float[Tensor, "*values"]) -> Float[Tensor, "*values"]:
+        return cast(Tensor, self._accelerator.reduce(values, "mean"))
 
     def _require_finite(self, losses: list[Tensor]) -> None:
         """Stops where a loss is inf or nan; asked seldom, because the question waits for the device."""
@@ -195,3 +251,8 @@ class Trainer:
                 f"{self._recipe.name}: the loss is {losses[number].item()} at step {step} (epoch {self.epoch + 1}, "
                 f"learning rate {self._learning_rate(step):g}); lower optim.learning_rate or warm up for longer"
             )
+
+
+def _average(network: nn.Module, decay: float | None) -> AveragedModel | None:
+    """Makes the moving average of a network's weights, where one is asked for."""
+    return None if decay is None else AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay))

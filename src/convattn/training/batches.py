@@ -1,0 +1,97 @@
+"""The training images of a run, in a random order that can be taken up in the middle of an epoch."""
+
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from convattn.data import ImageDataset, cutmix, cutout, horizontal_flip, mixup, normalise, random_crop
+from convattn.training.recipe import DataRecipe
+
+__all__ = ["Batches"]
+
+
+@final
+class Batches:
+    """Augmented batches of a training split that lies on the device as bytes.
+
+    Order and augmentation come from generators of their own, on the CPU, so that they are the same on every device and
+    for every number of processes: each process makes the whole batch and takes its share.
+
+    Attributes:
+        per_epoch: Full batches in an epoch; what does not fill one is left out.
+        position: Batches of the present epoch that have been taken.
+
+    Example:
+        >>> from convattn.data import load_digits
+        >>> batches = Batches(load_digits(), DataRecipe("digits", flip=False), size=32, seed=0, device="cpu")
+        >>> batches.per_epoch, batches.position
+        (44, 0)
+        >>> images, targets = next(iter(batches))
+        >>> images.shape, targets.shape, batches.position
+        (torch.Size([32, 1, 8, 8]), torch.Size([32, 10]), 1)
+    """
+
+    def __init__(
+        self, data: ImageDataset, recipe: DataRecipe, *, size: int, seed: int, device: torch.device | str
+    ) -> None:
+        """Moves the images to the device.
+
+        Args:
+            data: Its training split is what comes in batches.
+            recipe: How the images are varied.
+            size: Images in a batch, from 1 to the split's number.
+            seed: Seed of order and augmentation.
+            device: Where the images lie.
+        """
+        self._data, self._recipe, self._size = data, recipe, size
+        self._split = data.train.to(device)
+        self._augmentation = torch.Generator().manual_seed(seed + 1)
+        self._order = torch.Generator().manual_seed(seed)
+        self._order_of_epoch = self._order.get_state()
+        self.per_epoch, self.position = len(self._split) // size, 0
+
+    def __iter__(self) -> Iterator[tuple[Float[Tensor, "batch channels rows cols"], Float[Tensor, "batch classes"]]]:
+        """Yields what is left of the epoch: images as a network takes them, and the probability of each class."""
+        self._order.set_state(self._order_of_epoch)
+        order = torch.randperm(len(self._split), generator=self._order).to(self._split.labels.device)
+        for number in range(self.position, self.per_epoch):
+            rows = order[number * self._size : (number + 1) * self._size]
+            self.position = number + 1
+            yield self._augmented(rows)
+        self._order_of_epoch, self.position = self._order.get_state(), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the run is: position, and the states of both generators."""
+        return {
+            "position": self.position,
+            "order_of_epoch": self._order_of_epoch,
+            "augmentation": self._augmentation.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up where `state_dict` was called."""
+        self.position, self._order_of_epoch = state["position"], state["order_of_epoch"]
+        self._augmentation.set_state(state["augmentation"])
+
+    def _augmented(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Varies the images of some rows as the recipe says."""
+        recipe, images, generator = self._recipe, self._split.images[rows], self._augmentation
+        targets = F.one_hot(self._split.labels[rows], self._data.num_classes).to(torch.float32)
+        if recipe.crop_padding:
+            images = random_crop(images, padding=recipe.crop_padding, generator=generator)
+        if recipe.flip:
+            images = horizontal_flip(images, generator=generator)
+        if recipe.cutout:
+            images = cutout(images, size=recipe.cutout, generator=generator)
+        pixels = normalise(images, self._data.mean, self._data.std)
+        blends = [(mixup, recipe.mixup), (cutmix, recipe.cutmix)]
+        chosen = [(blend, alpha) for blend, alpha in blends if alpha]
+        if not chosen:
+            return pixels, targets
+        toss = int(torch.randint(len(chosen), (), generator=generator))
+        blend, alpha = chosen[toss]
+        return blend(pixels, targets, alpha=alpha, generator=generator)

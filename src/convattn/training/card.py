@@ -1,0 +1,112 @@
+"""The card of a run: every item of a reproducibility checklist, in Markdown, as the Hub shows it."""
+
+from collections.abc import Mapping
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from convattn.records import RunRecord
+
+__all__ = ["model_card"]
+
+_PSEUDOCODE = {
+    "attention_net": "docs/theory.md §1 to §6 (the operator and its paths); class AttentionNet",
+    "conv_net": "class ConvNet: the same blocks with convolutions",
+    "resnet": "He, Zhang, Ren, Sun, CVPR 2016; class ResNet",
+}
+
+
+def model_card(record: RunRecord) -> str:
+    """Words a run's record as the card of the model that it made.
+
+    The items are those of the reproducibility checklist of J. Pineau et al., "Improving reproducibility in machine
+    learning research", JMLR 22 (2021), as far as one run can answer them.
+
+    Args:
+        record: The record.
+
+    Returns:
+        Markdown with the front matter of the Hub.
+    """
+    accuracy, tested = record.results["test_accuracy"], record.data.counts["test"]
+    scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
+    dataset = record.recipe["data"]["name"]
+    data = ModelCardData(
+        library_name="convattn",
+        license="apache-2.0",
+        pipeline_tag="image-classification",
+        datasets=[dataset],
+        metrics=["accuracy"],
+        tags=["attention", "convolution", "relative-position"],
+        model_name=record.name,
+        eval_results=[
+            EvalResult(
+                task_type="image-classification",
+                dataset_type=dataset,
+                dataset_name=record.data.name,
+                dataset_split="test",
+                metric_type="accuracy",
+                metric_value=accuracy,
+            )
+        ],
+    )
+    sections = [
+        f"---\n{data.to_yaml()}\n---",
+        f"# {record.name}{scale}, seed {record.seed}",
+        record.claim.strip(),
+        f"Test accuracy **{accuracy:.2%}** ({round(accuracy * tested)} of {tested} images), n = 1 seed.",
+        _table("Model", _model(record)),
+        _table("Data", _data(record)),
+        _table("Setup", _settings(record.recipe)),
+        _table("Computation", _computation(record)),
+        _table("Results of the last epoch", {name: f"{value:.6g}" for name, value in record.results.items()}),
+        "## What the run says nothing about\n\n" + "\n".join(f"- {item}" for item in record.not_covered),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _model(record: RunRecord) -> dict[str, str]:
+    return {
+        "pseudocode": _PSEUDOCODE[record.recipe["model"]["kind"]],
+        "trainable parameters": f"{record.parameters:,}",
+        "code": f"convattn {record.versions['convattn']}, revision {record.revision or 'unknown'}",
+        "command": f"`{record.command}`",
+    }
+
+
+def _data(record: RunRecord) -> dict[str, str]:
+    counts = ", ".join(f"{number:,} {split}" for split, number in record.data.counts.items())
+    return {
+        "copy": record.data.name,
+        "source": record.data.source,
+        "split": f"{record.data.split}; {counts}; no validation split, because nothing was chosen by it",
+        **{f"SHA-256 of {name}": value for name, value in record.data.hashes.items()},
+    }
+
+
+def _computation(record: RunRecord) -> dict[str, str]:
+    energy = "not reported by the device" if record.energy is None else f"{record.energy / 3.6e6:.4g} kWh of the device"
+    return {
+        "started": record.started,
+        "time": f"{record.seconds:.1f} s, evaluation included; taken up {record.resumed} times from a checkpoint",
+        "peak memory": f"{record.peak_memory / 2**20:,.0f} MiB",
+        "memory estimated before": f"{record.memory_estimate / 2**20:,.0f} MiB on each device",
+        "energy": energy,
+        **record.hardware,
+        **{f"version of {name}": value for name, value in record.versions.items()},
+    }
+
+
+def _settings(recipe: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Flattens the resolved recipe."""
+    rows: dict[str, str] = {}
+    for key, value in recipe.items():
+        if isinstance(value, Mapping):
+            rows |= _settings(value, f"{prefix}{key}.")
+        elif prefix + key not in ("name", "claim"):
+            rows[prefix + key] = str(value)
+    return rows
+
+
+def _table(title: str, rows: Mapping[str, str]) -> str:
+    lines = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return f"## {title}\n\n| | |\n|---|---|\n{lines}"

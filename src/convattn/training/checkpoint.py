@@ -1,0 +1,162 @@
+"""Checkpoints of a run: folders that are either whole or not there, each known to be undamaged before it is used."""
+
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import final
+
+from convattn.data.hashing import file_sha256
+from convattn.errors import CheckpointError, CheckpointWarning
+from convattn.files import write_atomically
+
+__all__ = ["Checkpoint", "Checkpoints"]
+
+_MANIFEST = "checkpoint.json"
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        step: Optimizer steps done.
+        processes: Number of processes that wrote it.
+        files: SHA-256 of each file, by its path inside the checkpoint.
+    """
+
+    step: int
+    processes: int
+    files: dict[str, str]
+
+
+@final
+class Checkpoints:
+    """The checkpoints of one run, ``step-00000123`` and so on; the newest two are kept.
+
+    A checkpoint is written beside its place, closed with the SHA-256 of each of its files, and then moved there.
+
+    Attributes:
+        folder: Where they are.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        """Takes the folder, which need not exist.
+
+        Args:
+            folder: Where the checkpoints are.
+        """
+        self.folder = Path(folder)
+
+    def begin(self, step: int) -> Path:
+        """Makes an empty folder in which a checkpoint can be written.
+
+        Args:
+            step: Optimizer steps done.
+
+        Returns:
+            The folder.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.clear()
+        return Path(tempfile.mkdtemp(dir=self.folder, prefix=f".{_name(step)}."))
+
+    def clear(self) -> None:
+        """Removes what was begun and not finished."""
+        for left in self.folder.glob(".*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def finish(self, written: Path, *, step: int, processes: int) -> None:
+        """Closes a checkpoint, moves it to its place and drops all but the newest two.
+
+        Args:
+            written: The folder that `begin` made, with all files.
+            step: Optimizer steps done.
+            processes: Number of processes that wrote it.
+        """
+        files = {str(path.relative_to(written)): file_sha256(path) for path in _files(written)}
+        write_atomically(written / _MANIFEST, json.dumps(asdict(Checkpoint(step, processes, files)), indent=2) + "\n")
+        place = self.folder / _name(step)
+        if place.exists():
+            _drop(place)
+        os.replace(written, place)
+        for old in self._newest_first()[_KEPT:]:
+            _drop(old)
+
+    def load_newest(self, load: Callable[[Path, Checkpoint], None]) -> Checkpoint:
+        """Loads the newest checkpoint that is whole; damaged ones are said and passed over.
+
+        Args:
+            load: Takes a checkpoint's folder and what it says of itself.
+
+        Returns:
+            The checkpoint loaded.
+
+        Warns:
+            CheckpointWarning: A newer one is damaged.
+
+        Raises:
+            CheckpointError: None is left.
+        """
+        damaged = []
+        for place in self._newest_first():
+            try:
+                checkpoint = read_checkpoint(place)
+            except CheckpointError as error:
+                damaged.append(str(error))
+                warnings.warn(f"{error}; the one before is used", CheckpointWarning, stacklevel=2)
+                continue
+            load(place, checkpoint)
+            return checkpoint
+        listed = f": {'; '.join(damaged)}" if damaged else ""
+        raise CheckpointError(f"{self.folder} has no checkpoint to resume from{listed}")
+
+    def drop_all(self) -> None:
+        """Removes all checkpoints, once the run is finished."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _newest_first(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*"), reverse=True)
+
+
+def read_checkpoint(place: Path) -> Checkpoint:
+    """Reads what a checkpoint says of itself, and holds its files against that.
+
+    Args:
+        place: The checkpoint's folder.
+
+    Returns:
+        What it says.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or cannot be read.
+    """
+    try:
+        content = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
+        checkpoint = Checkpoint(int(content["step"]), int(content["processes"]), dict(content["files"]))
+        wrong = [name for name, stated in checkpoint.files.items() if file_sha256(place / name) != stated]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {place.name} is damaged ({type(error).__name__}: {error})") from None
+    if wrong:
+        raise CheckpointError(f"checkpoint {place.name} is damaged (not what was written: {', '.join(wrong)})")
+    return checkpoint
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _drop(place: Path) -> None:
+    """Removes a checkpoint that nobody must find half removed."""
+    hidden = place.with_name(f".{place.name}.old")
+    os.replace(place, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)

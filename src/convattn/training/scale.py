@@ -1,0 +1,63 @@
+"""One recipe at three scales: as in the paper, in minutes on a CPU, and in seconds."""
+
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from convattn.errors import RecipeError, UnknownNameError, must_be
+
+__all__ = ["SCALES", "change_scale"]
+
+SCALES = ("paper", "small", "tiny")
+"""Every scale, the largest first."""
+
+
+def change_scale(content: Mapping[str, Any], scale: str, own: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Brings a recipe of CIFAR-10 to another scale.
+
+    What `scales.toml` says of the scale holds for every recipe; what the recipe's own table ``scales`` says of it comes
+    on top. In a section of several kinds (model, schedule) the tables of `scales.toml` stand under the kind.
+
+    Args:
+        content: The recipe's tables, at the scale "paper".
+        scale: One of `SCALES`.
+        own: The recipe's own changes, by scale.
+        source: Name of the recipe's file, for messages.
+
+    Returns:
+        The changed tables.
+
+    Raises:
+        UnknownNameError: There is no such scale.
+        RecipeError: The recipe has another scale already, or is not one of CIFAR-10.
+
+    Example:
+        >>> recipe = {"model": {"kind": "conv_net", "width": 400}, "data": {"name": "cifar10"}}
+        >>> change_scale(recipe, "tiny", {}, "mine.toml")["data"]["name"]
+        'digits'
+    """
+    if scale not in SCALES:
+        raise UnknownNameError("scale", scale, SCALES)
+    if content.get("scale", "paper") != "paper":
+        raise RecipeError(f"{source}: {must_be('scale', repr(content['scale']) + ', as the file says', scale)}")
+    data = content.get("data", {})
+    if isinstance(data, dict) and data.get("name", "cifar10") != "cifar10":
+        raise RecipeError(f"{source}: {must_be('scale', 'paper, because only recipes of cifar10 have others', scale)}")
+    shared = tomllib.loads((resources.files("convattn.training") / "scales.toml").read_text(encoding="utf-8"))
+    changed = dict(content) | {"scale": scale}
+    for changes in (shared[scale], own.get(scale, {})):
+        for section, table in changes.items():
+            changed[section] = _change(changed.get(section, {}), table)
+    return changed
+
+
+def _change(section: Any, changes: Any) -> Any:
+    """Lays changes over a section; where they stand under kinds, those of the section's own kind."""
+    if not isinstance(section, dict) or not isinstance(changes, dict):
+        return changes
+    if changes and all(isinstance(table, dict) for table in changes.values()):
+        changes = changes.get(section.get("kind"), {})
+    if changes.get("kind", section.get("kind")) != section.get("kind"):
+        return changes
+    return {**section, **changes}

@@ -1,0 +1,159 @@
+"""A run that can be cut off at any moment: the trainer, its folder and its checkpoints, in all processes together."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, cast, final
+
+from safetensors import SafetensorError
+
+from convattn.errors import CheckpointError
+from convattn.training.checkpoint import Checkpoint, Checkpoints
+from convattn.training.heads import HeadTrace
+from convattn.training.ledger import Ledger
+from convattn.training.recipe import Recipe
+from convattn.training.run_folder import RunFolder
+from convattn.training.trainer import EpochResult, Trainer
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+__all__ = ["Session"]
+
+_MOMENTS = 200
+"""About so many times over a run the heads are recorded, and after each epoch."""
+
+
+@final
+class Session:
+    """Carries a trainer through its epochs, and writes down enough to take it up again.
+
+    Attributes:
+        trainer: The network under training.
+        ledger: Time and energy.
+        heads: Where the heads looked.
+        results: What each epoch gave.
+    """
+
+    def __init__(self, trainer: Trainer, recipe: Recipe, accelerator: "Accelerator", folder: RunFolder | None) -> None:
+        """Takes its parts.
+
+        Args:
+            trainer: A fresh trainer.
+            recipe: Its recipe.
+            accelerator: Its accelerator.
+            folder: Where to write; None writes nothing. Every process has one, and the main process writes.
+        """
+        self.trainer, self.ledger = trainer, Ledger(accelerator.device)
+        self.heads, self.results = HeadTrace(trainer.network), list[EpochResult]()
+        self._recipe, self._accelerator, self._folder = recipe, accelerator, folder
+        self._between_moments = -(-recipe.training.epochs * trainer.steps_per_epoch // _MOMENTS)
+        accelerator.register_for_checkpointing(self.ledger)
+
+    def start(self) -> None:
+        """Makes the folder, with a checkpoint of the start."""
+        self.heads.record(step=0, epoch=0)
+        if self._folder is None:
+            return
+        if self._accelerator.is_main_process:
+            with self._folder.new(self._recipe) as folder:
+                self._save(Checkpoints(folder / "checkpoints"))
+        else:
+            self._save(None)
+        self._accelerator.wait_for_everyone()
+
+    def resume(self) -> None:
+        """Takes the run up at its newest checkpoint.
+
+        Raises:
+            CheckpointError: There is none, or it was written by another number of processes.
+        """
+        assert self._folder is not None
+        self._folder.checkpoints.load_newest(self._load)
+        kept = self._folder.rewind(self.trainer.step, self.heads)
+        self.results = [EpochResult(**metrics) for metrics in kept]
+
+    def run(self, *, checkpoint_every: int | None, on_step: Callable[[], None]) -> Iterator[EpochResult]:
+        """Runs the epochs that are left, writing each.
+
+        Args:
+            checkpoint_every: Steps between two checkpoints; None writes one after each epoch.
+            on_step: Called after every step.
+
+        Yields:
+            What each epoch gave.
+
+        Raises:
+            CheckpointError: A checkpoint cannot be written.
+            TrainingError: The loss is not finite.
+        """
+
+        def after_step() -> None:
+            on_step()
+            step, trainer = self.trainer.step, self.trainer
+            if step % trainer.steps_per_epoch == 0:
+                return
+            if step % self._between_moments == 0:
+                self.heads.record(step=step, epoch=trainer.epoch)
+            if checkpoint_every is not None and step % checkpoint_every == 0:
+                self._checkpoint()
+
+        while self.trainer.epoch < self._recipe.training.epochs:
+            result = self.trainer.run_epoch(after_step)
+            self.heads.record(step=result.step, epoch=result.epoch)
+            self.results.append(result)
+            if self._folder is not None and self._accelerator.is_main_process:
+                self._folder.add_epoch(asdict(result))
+            self._checkpoint()
+            yield result
+
+    def summary(self) -> dict[str, float]:
+        """Returns the last epoch's numbers, and the throughput over all epochs."""
+        last = self.results[-1]
+        rates = [result.images_per_second for result in self.results]
+        return {
+            "test_accuracy": last.test_accuracy,
+            "test_loss": last.test_loss,
+            "train_loss": last.train_loss,
+            "images_per_second": len(rates) / sum(1 / rate for rate in rates),
+        }
+
+    def _checkpoint(self) -> None:
+        """Writes the heads and a checkpoint."""
+        if self._folder is None:
+            return
+        if self._accelerator.is_main_process:
+            self._folder.write_heads(self.heads)
+            self._save(self._folder.checkpoints)
+        else:
+            self._save(None)
+
+    def _save(self, checkpoints: Checkpoints | None) -> None:
+        """Writes a checkpoint, all processes together; the main one opens and closes it."""
+        from accelerate.utils import broadcast_object_list
+
+        step = self.trainer.step
+        place = [None if checkpoints is None else str(checkpoints.begin(step))]
+        try:
+            broadcast_object_list(place)
+            written = Path(cast(str, place[0]))
+            self._accelerator.save_state(str(written))
+            self._accelerator.wait_for_everyone()
+            if checkpoints is not None:
+                checkpoints.finish(written, step=step, processes=self._accelerator.num_processes)
+            self._accelerator.wait_for_everyone()
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if checkpoints is not None:
+                checkpoints.clear()
+            raise CheckpointError(
+                f"cannot write the checkpoint of step {step} ({error}); the ones before are kept"
+            ) from None
+
+    def _load(self, place: Path, checkpoint: Checkpoint) -> None:
+        """Loads a checkpoint, all processes together."""
+        processes = self._accelerator.num_processes
+        if checkpoint.processes != processes:
+            raise CheckpointError(
+                f"checkpoint {place.name} was written by {checkpoint.processes} processes, but there are {processes}"
+            )
+        self._accelerator.load_state(str(place))
