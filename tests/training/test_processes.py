@@ -1,18 +1,21 @@
 """What depends on the process: precision, which is fixed for each, and their number."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.training.tiny import tiny_data, tiny_recipe
 
+from convattn.data import normalise
 from convattn.errors import DeviceError, MissingDependencyError
 from convattn.records import RunRecord
-from convattn.training import recipe_to_toml, train
-from convattn.training.recipe import DataRecipe
+from convattn.testing.budget import assert_within_budget
+from convattn.training import batches, build, recipe_to_toml, train, trainer
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -60,14 +63,36 @@ def test_mixed_precision_learns(tmp_path):
     assert record.results["test_accuracy"] >= 0.9
 
 
-@pytest.mark.slow
-def test_two_processes_share_every_batch(tmp_path):
-    recipe = dataclasses.replace(tiny_recipe(), data=DataRecipe("digits", crop_padding=0, flip=False))
-    alone = train(recipe, data=tiny_data(), progress=False)
+def losses(folder):
+    """The curve of a run: training and test loss of each epoch."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return torch.tensor([[row["train_loss"], row["test_loss"]] for row in rows], dtype=torch.float64)
+
+
+def losses_in_float64(recipe, folder, monkeypatch):
+    """The curve of the same run with all of it in float64."""
+    monkeypatch.setattr(batches, "normalise", lambda *given: normalise(*given).double())
+    monkeypatch.setattr(trainer, "normalise", lambda *given: normalise(*given).double())
+    single = build.build_network
+    monkeypatch.setattr(trainer, "build_network", lambda *given: single(*given).double())
+    train(recipe, output=folder, data=tiny_data(), progress=False)
+    return losses(folder)
+
+
+def test_two_processes_give_the_loss_curve_of_one(tmp_path, monkeypatch):
+    recipe = tiny_recipe(epochs=4)  # crops and flips are on: every process must draw those of the whole batch
+    train(recipe, output=tmp_path / "alone", data=tiny_data(), progress=False)
     together = train_elsewhere(recipe, tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=2")
     assert together.hardware["processes"] == "2"
-    # the same batches, so the same gradients but for the order of their sums: float32 rounding, grown over ten steps
-    difference = abs(together.results["test_loss"] - alone.results["test_loss"])
-    assert difference < 1e-4 * alone.results["test_loss"]
-    other = train(dataclasses.replace(recipe, seed=1), data=tiny_data(), progress=False)
-    assert abs(other.results["test_loss"] - alone.results["test_loss"]) > 1e-2 * alone.results["test_loss"]
+    lo, hi = losses(tmp_path / "alone"), losses_in_float64(recipe, tmp_path / "exact", monkeypatch)
+    assert_within_budget(losses(tmp_path / "run").float(), hi, lo.float(), "loss curve of two processes")
+    train(dataclasses.replace(recipe, seed=1), output=tmp_path / "other", data=tiny_data(), progress=False)
+    with pytest.raises(AssertionError, match="above the budget"):
+        assert_within_budget(losses(tmp_path / "other").float(), hi, lo.float())
+
+
+@pytest.mark.slow
+def test_compiled_network_learns(tmp_path):
+    recipe = tiny_recipe(epochs=12)
+    compiled = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile=True))
+    assert train_elsewhere(compiled, tmp_path).results["test_accuracy"] >= 0.9

@@ -80,7 +80,7 @@ class Batches:
     def _augmented(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Varies the images of some rows as the recipe says."""
         recipe, images, generator = self._recipe, self._split.images[rows], self._augmentation
-        targets = F.one_hot(self._split.labels[rows], self._data.num_classes).to(torch.float32)
+        targets = F.one_hot(self._split.labels[rows], self._data.num_classes)
         if recipe.crop_padding:
             images = random_crop(images, padding=recipe.crop_padding, generator=generator)
         if recipe.flip:
@@ -91,7 +91,7 @@ class Batches:
         blends = [(mixup, recipe.mixup), (cutmix, recipe.cutmix)]
         chosen = [(blend, alpha) for blend, alpha in blends if alpha]
         if not chosen:
-            return pixels, targets
+            return pixels, targets.to(pixels.dtype)
         toss = int(torch.randint(len(chosen), (), generator=generator))
         blend, alpha = chosen[toss]
-        return blend(pixels, targets, alpha=alpha, generator=generator)
+        return blend(pixels, targets.to(pixels.dtype), alpha=alpha, generator=generator)

@@ -72,6 +72,8 @@ class Session:
         self._folder.checkpoints.load_newest(self._load)
         kept = self._folder.rewind(self.trainer.step, self.heads)
         self.results = [EpochResult(**metrics) for metrics in kept]
+        if self.trainer.step == 0:
+            self.heads.record(step=0, epoch=0)
 
     def run(self, *, checkpoint_every: int | None, on_step: Callable[[], None]) -> Iterator[EpochResult]:
         """Runs the epochs that are left, writing each.
@@ -96,15 +98,13 @@ class Session:
             if step % self._between_moments == 0:
                 self.heads.record(step=step, epoch=trainer.epoch)
             if checkpoint_every is not None and step % checkpoint_every == 0:
-                self._checkpoint()
+                self._write()
 
         while self.trainer.epoch < self._recipe.training.epochs:
             result = self.trainer.run_epoch(after_step)
             self.heads.record(step=result.step, epoch=result.epoch)
             self.results.append(result)
-            if self._folder is not None and self._accelerator.is_main_process:
-                self._folder.add_epoch(asdict(result))
-            self._checkpoint()
+            self._write(result)
             yield result
 
     def summary(self) -> dict[str, float]:
@@ -118,15 +118,25 @@ class Session:
             "images_per_second": len(rates) / sum(1 / rate for rate in rates),
         }
 
-    def _checkpoint(self) -> None:
-        """Writes the heads and a checkpoint."""
+    def _write(self, result: EpochResult | None = None) -> None:
+        """Writes an epoch's metrics, the heads and a checkpoint."""
         if self._folder is None:
             return
-        if self._accelerator.is_main_process:
-            self._folder.write_heads(self.heads)
-            self._save(self._folder.checkpoints)
-        else:
-            self._save(None)
+        main = self._accelerator.is_main_process
+        checkpoints = self._folder.checkpoints if main else None
+        try:
+            if main and result is not None:
+                self._folder.add_epoch(asdict(result))
+            if main:
+                self._folder.write_heads(self.heads)
+            self._save(checkpoints)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if checkpoints is not None:
+                checkpoints.clear()
+            step = self.trainer.step
+            raise CheckpointError(
+                f"cannot write the checkpoint of step {step} to {self._folder.path} ({error}); the ones before are kept"
+            ) from None
 
     def _save(self, checkpoints: Checkpoints | None) -> None:
         """Writes a checkpoint, all processes together; the main one opens and closes it."""
@@ -134,20 +144,13 @@ class Session:
 
         step = self.trainer.step
         place = [None if checkpoints is None else str(checkpoints.begin(step))]
-        try:
-            broadcast_object_list(place)
-            written = Path(cast(str, place[0]))
-            self._accelerator.save_state(str(written))
-            self._accelerator.wait_for_everyone()
-            if checkpoints is not None:
-                checkpoints.finish(written, step=step, processes=self._accelerator.num_processes)
-            self._accelerator.wait_for_everyone()
-        except (OSError, RuntimeError, SafetensorError) as error:
-            if checkpoints is not None:
-                checkpoints.clear()
-            raise CheckpointError(
-                f"cannot write the checkpoint of step {step} ({error}); the ones before are kept"
-            ) from None
+        broadcast_object_list(place)
+        written = Path(cast(str, place[0]))
+        self._accelerator.save_state(str(written))
+        self._accelerator.wait_for_everyone()
+        if checkpoints is not None:
+            checkpoints.finish(written, step=step, processes=self._accelerator.num_processes)
+        self._accelerator.wait_for_everyone()
 
     def _load(self, place: Path, checkpoint: Checkpoint) -> None:
         """Loads a checkpoint, all processes together."""

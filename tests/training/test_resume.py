@@ -1,0 +1,220 @@
+import dataclasses
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+from tests.training.tiny import tiny_data, tiny_recipe
+
+from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning
+from convattn.records import RunRecord
+from convattn.training import train
+from convattn.training.trainer import Trainer
+
+ROOT = Path(__file__).parents[2]
+RECIPE = tiny_recipe(epochs=2, dropout=0.2)  # two epochs of five steps
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(RECIPE, output=folder, data=tiny_data(), progress=False)
+    return folder
+
+
+def timeless(folder):
+    """What a run leaves behind, but for how long it took."""
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    untimed = [{key: row[key] for key in row if key not in ("seconds", "images_per_second")} for row in metrics]
+    heads = parquet.read_table(folder / "heads.parquet").to_pylist()
+    return (folder / "model.safetensors").read_bytes(), untimed, heads
+
+
+def cut_off(monkeypatch, folder, *, step, recipe=RECIPE, checkpoint_every=1):
+    """Trains until a step fails."""
+    honest = Trainer._train_on
+
+    def fail_at_step(trainer, *batch):
+        if trainer.step == step:
+            raise KeyboardInterrupt
+        return honest(trainer, *batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_on", fail_at_step)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, output=folder, data=tiny_data(), progress=False, checkpoint_every=checkpoint_every)
+
+
+def resume(folder, recipe=RECIPE, **options):
+    return train(recipe, output=folder, data=tiny_data(), progress=False, resume=True, **options)
+
+
+def newest(folder):
+    return max((folder / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    ("step", "checkpoint_every"), [(0, None), (0, 1), (3, 3), (4, 1), (4, None), (5, None), (6, 3), (9, 1), (9, None)]
+)
+def test_run_cut_off_at_any_step_ends_with_the_same_bits(whole, monkeypatch, tmp_path, step, checkpoint_every):
+    cut_off(monkeypatch, tmp_path / "run", step=step, checkpoint_every=checkpoint_every)
+    record = resume(tmp_path / "run", checkpoint_every=checkpoint_every)
+    assert timeless(tmp_path / "run") == timeless(whole)
+    assert record.resumed == 1
+    assert "peak memory before the run was last taken up" in record.not_covered
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_other_weights_would_be_noticed(whole, tmp_path):
+    train(dataclasses.replace(RECIPE, seed=1), output=tmp_path / "run", data=tiny_data(), progress=False)
+    assert timeless(tmp_path / "run")[0] != timeless(whole)[0]
+
+
+def test_every_state_of_a_strong_recipe_is_taken_up(monkeypatch, tmp_path):
+    strong = dataclasses.replace(
+        RECIPE,
+        data=dataclasses.replace(RECIPE.data, cutout=2, mixup=0.2, cutmix=1.0),
+        training=dataclasses.replace(RECIPE.training, ema=0.9, label_smoothing=0.1, reinitialise=(1,), micro_batch=3),
+    )
+    train(strong, output=tmp_path / "whole", data=tiny_data(), progress=False)
+    for step in (3, 7):
+        cut_off(monkeypatch, tmp_path / str(step), step=step, recipe=strong)
+        resume(tmp_path / str(step), strong)
+        assert timeless(tmp_path / str(step)) == timeless(tmp_path / "whole")
+
+
+def test_run_cut_off_twice_counts_its_time_and_its_resumptions(whole, monkeypatch, tmp_path):
+    cut_off(monkeypatch, tmp_path / "run", step=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "evaluate", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
+        with pytest.raises(RuntimeError, match="power"):
+            resume(tmp_path / "run", checkpoint_every=1)
+    record = resume(tmp_path / "run")
+    assert timeless(tmp_path / "run") == timeless(whole)
+    assert record.resumed == 2
+
+
+def test_run_cut_off_before_its_record_is_finished_without_another_step(whole, monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        patch.setattr(RunRecord, "save", lambda *_: (_ for _ in ()).throw(OSError("unplugged")))
+        with pytest.raises(OSError, match="unplugged"):
+            train(RECIPE, output=tmp_path / "run", data=tiny_data(), progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_on", lambda *_: pytest.fail("a step was taken"))
+        record = resume(tmp_path / "run")
+    assert timeless(tmp_path / "run") == timeless(whole)
+    assert record.results["test_accuracy"] == RunRecord.load(whole / "record.json").results["test_accuracy"]
+
+
+def truncate(checkpoint):
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def flip_a_bit(checkpoint):
+    file = checkpoint / "optimizer.bin"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES = {
+    "truncated": (truncate, "not what was written: model.safetensors"),
+    "one bit": (flip_a_bit, "not what was written: optimizer.bin"),
+    "file gone": (lambda checkpoint: (checkpoint / "random_states_0.pkl").unlink(), "FileNotFoundError"),
+    "no manifest": (lambda checkpoint: (checkpoint / "checkpoint.json").unlink(), "FileNotFoundError"),
+    "manifest is no JSON": (lambda checkpoint: (checkpoint / "checkpoint.json").write_text("{"), "JSONDecodeError"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_checkpoint_is_said_and_the_one_before_is_used(whole, monkeypatch, tmp_path, name):
+    damage, reason = DAMAGES[name]
+    cut_off(monkeypatch, tmp_path / "run", step=7)
+    assert newest(tmp_path / "run").name == "step-00000007"
+    damage(newest(tmp_path / "run"))
+    with pytest.warns(
+        CheckpointWarning, match=rf"checkpoint step-00000007 is damaged.*{reason}.*the one before is used"
+    ):
+        resume(tmp_path / "run")
+    assert timeless(tmp_path / "run") == timeless(whole)
+
+
+def test_no_checkpoint_left_is_an_error_and_nothing_starts_anew(monkeypatch, tmp_path):
+    cut_off(monkeypatch, tmp_path / "run", step=7)
+    for checkpoint in (tmp_path / "run" / "checkpoints").iterdir():
+        truncate(checkpoint)
+    before = sorted(file.name for file in (tmp_path / "run").rglob("*"))
+    with (
+        pytest.warns(CheckpointWarning),
+        pytest.raises(CheckpointError, match=r"no checkpoint to resume from.*damaged"),
+    ):
+        resume(tmp_path / "run")
+    assert sorted(file.name for file in (tmp_path / "run").rglob("*")) == before
+
+
+def test_finished_run_is_left_as_it_is(whole):
+    before = {file: file.stat().st_mtime_ns for file in whole.iterdir()}
+    assert resume(whole) == RunRecord.load(whole / "record.json")
+    assert {file: file.stat().st_mtime_ns for file in whole.iterdir()} == before
+
+
+def test_run_of_another_recipe_is_not_taken_up(whole):
+    with pytest.raises(CheckpointError, match="holds a run of another recipe: seed is 0, not 4$"):
+        resume(whole, dataclasses.replace(RECIPE, seed=4))
+
+
+def test_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"holds no run to resume: it has no recipe\.toml"):
+        resume(tmp_path)
+
+
+def test_resuming_nothing_and_no_steps_between_checkpoints_are_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="output must be the run's folder"):
+        train(RECIPE, data=tiny_data(), resume=True)
+    with pytest.raises(ArgumentError, match="checkpoint_every must be an integer of at least 1, but is 0"):
+        train(RECIPE, output=tmp_path / "run", data=tiny_data(), checkpoint_every=0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_full_disk_is_an_error_and_leaves_the_checkpoint_before(whole, monkeypatch, tmp_path):
+    cut_off(monkeypatch, tmp_path / "run", step=7)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))  # heads.parquet still fits, a checkpoint does not
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"cannot write the checkpoint of step 8 to .*run \(.*the ones before are kept"
+        ):
+            resume(tmp_path / "run", checkpoint_every=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert newest(tmp_path / "run").name == "step-00000007"
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+    resume(tmp_path / "run")
+    assert timeless(tmp_path / "run") == timeless(whole)
+
+
+def kill(folder, count):
+    """Kills so many runs at random moments and returns how many were under way."""
+    command = [sys.executable, "-m", "tests.training.kills", folder, str(count), "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    undisturbed = timeless(folder / "whole")
+    for number in range(count):
+        assert timeless(folder / str(number)) == undisturbed
+    return int(done.stdout)
+
+
+def test_killed_runs_end_with_the_same_bits(tmp_path):
+    assert kill(tmp_path, 3) >= 1
+
+
+@pytest.mark.slow
+def test_thirty_killed_runs_end_with_the_same_bits(tmp_path):
+    assert kill(tmp_path, 30) >= 20

@@ -1,0 +1,168 @@
+import dataclasses
+
+import pytest
+import torch
+from accelerate import Accelerator
+from tests.training.tiny import tiny_data, tiny_recipe
+
+from convattn.data import normalise
+from convattn.errors import MissingDependencyError, UnknownNameError
+from convattn.models import AttentionNet, load_network
+from convattn.testing.budget import assert_within_budget
+from convattn.training import batches, train, trainer
+from convattn.training.batches import Batches
+from convattn.training.memory import estimate_memory
+from convattn.training.network_recipe import ResNetRecipe
+from convattn.training.recipe import DataRecipe
+from convattn.training.trainer import Trainer
+
+SIZES = {"width": 8, "depth": 1, "heads": 3, "ffn": 8, "patch": 1, "dropout": 0.0}
+
+
+def with_training(recipe, **changes):
+    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **changes))
+
+
+def trained_weights(recipe, *, double=False, monkeypatch=None):
+    """The weights after a run, as one vector."""
+    with pytest.MonkeyPatch.context() as patch:
+        if double:
+            for module in (batches, trainer):
+                patch.setattr(module, "normalise", lambda *given: normalise(*given).double())
+        with torch.random.fork_rng():
+            torch.manual_seed(recipe.seed)
+            made = Trainer(recipe, tiny_data(), Accelerator(cpu=True))
+        if double:
+            made.network.double()
+        for _ in range(recipe.training.epochs):
+            made.run_epoch()
+    return torch.cat([parameter.detach().flatten() for parameter in made.result.parameters()])
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 8, 100])
+def test_micro_batches_add_up_to_the_step_of_the_whole_batch(micro_batch):
+    recipe = tiny_recipe(epochs=1, learning_rate=0.1)
+    recipe = dataclasses.replace(recipe, optim=dataclasses.replace(recipe.optim, algorithm="sgd"))
+    hi, lo = trained_weights(recipe, double=True), trained_weights(recipe)
+    assert_within_budget(trained_weights(with_training(recipe, micro_batch=micro_batch)), hi, lo)
+
+
+def test_label_smoothing_raises_the_loss_of_what_is_learnt():
+    plain = train(tiny_recipe(epochs=8), data=tiny_data(), progress=False)
+    smooth = train(with_training(tiny_recipe(epochs=8), label_smoothing=0.5), data=tiny_data(), progress=False)
+    assert smooth.results["train_loss"] > plain.results["train_loss"] + 0.1
+
+
+def test_average_of_the_weights_is_what_is_tested_and_saved(tmp_path):
+    recipe = with_training(tiny_recipe(epochs=3), ema=0.5)
+    made = Trainer(recipe, tiny_data(), Accelerator(cpu=True))
+    expected = None
+    weight = made.network.head.weight
+
+    def average():
+        nonlocal expected
+        now = weight.detach().clone()
+        expected = now if expected is None else 0.5 * expected + 0.5 * now
+
+    result = made.run_epoch(average)
+    assert_within_budget(made.result.head.weight.detach(), expected.double(), expected)
+    assert not torch.equal(made.result.head.weight, weight)
+    assert (result.test_loss, result.test_accuracy) == made.evaluate(tiny_data().test)
+    record = train(recipe, output=tmp_path / "run", data=tiny_data(), progress=False)
+    saved = load_network(tmp_path / "run")
+    with torch.inference_mode():
+        images = normalise(tiny_data().test.images, (0.4,), (0.3,))
+        right = (saved(images).argmax(1) == tiny_data().test.labels).double().mean().item()
+    assert right == record.results["test_accuracy"]
+
+
+def test_degenerate_heads_are_drawn_afresh_after_the_epochs_named(tmp_path):
+    made = Trainer(with_training(tiny_recipe(), reinitialise=(1,)), tiny_data(), Accelerator(cpu=True))
+    encoding = made.network.blocks[0].mixer.encoding
+    with torch.no_grad():
+        encoding.root_sharpness[1] = 1e-4
+    made.run_epoch()
+    assert (encoding.root_sharpness > 0.9).all()
+
+
+def test_network_starts_from_that_of_a_run_and_is_pruned(tmp_path):
+    first = tiny_recipe(encoding="generalized_quadratic")
+    train(first, output=tmp_path / "first", data=tiny_data(), progress=False)
+    network = load_network(tmp_path / "first")
+    with torch.no_grad():
+        network.blocks[0].mixer.encoding.shape[1] = 0
+    network.save_pretrained(tmp_path / "flat")
+    start = dataclasses.replace(first.start, recipe="tiny", folder=str(tmp_path / "flat"), prune=True)
+    record = train(
+        dataclasses.replace(first, start=start), output=tmp_path / "pruned", data=tiny_data(), progress=False
+    )
+    pruned = load_network(tmp_path / "pruned")
+    assert isinstance(pruned, AttentionNet)
+    assert pruned.heads == (2,)
+    assert record.parameters == sum(parameter.numel() for parameter in pruned.parameters())
+
+
+def test_batches_are_full_cover_the_split_once_and_can_be_taken_up():
+    recipe = DataRecipe("digits", crop_padding=0, flip=False)
+    data = tiny_data()
+
+    def rows(batch):
+        scaled = normalise(data.train.images, data.mean, data.std)
+        return [int((scaled == image).flatten(1).all(1).nonzero()[0]) for image in batch[0]]
+
+    made = Batches(data, recipe, size=9, seed=0, device="cpu")
+    epochs = [[rows(batch) for batch in made] for _ in range(2)]
+    for epoch in epochs:
+        assert [len(batch) for batch in epoch] == [9] * 4
+        assert len({row for batch in epoch for row in batch}) == 36
+    assert epochs[0] != epochs[1]
+    again = Batches(data, recipe, size=9, seed=0, device="cpu")
+    taken = iter(again)
+    next(taken), next(taken)
+    other = Batches(data, recipe, size=9, seed=5, device="cpu")
+    other.load_state_dict(again.state_dict())
+    assert [rows(batch) for batch in other] == epochs[0][2:]
+    assert [rows(batch) for batch in other] == epochs[1]
+
+
+def test_activations_of_known_layers_are_counted():
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(network.parameters())
+    estimate = estimate_memory(network, optimizer, torch.zeros(4, 4), at_once=100, averaged=True, data_bytes=7)
+    parameters = (4 * 8 + 8 + 8 * 2 + 2) * 4
+    assert (estimate.weights, estimate.gradients, estimate.optimizer) == (2 * parameters, parameters, 2 * parameters)
+    assert estimate.activations == 100 * (4 + 8) * 4  # the input, and what the rectifier lets through
+    assert estimate.total == sum(vars(estimate).values())
+    assert str(estimate).startswith("memory: about 0 MiB on each device (weights 0, ")
+
+
+@pytest.mark.parametrize("model", [tiny_recipe().model, ResNetRecipe(blocks_per_stage=1, width=4)])
+def test_estimate_leaves_the_network_as_it_was(model):
+    made = Trainer(dataclasses.replace(tiny_recipe(), model=model), tiny_data(), Accelerator(cpu=True))
+    before = {name: value.clone() for name, value in made.network.state_dict().items()}
+    random = torch.get_rng_state()
+    assert made.estimate_memory().activations > 0
+    assert all(torch.equal(value, before[name]) for name, value in made.network.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_gets_the_metrics_of_each_epoch(tmp_path):
+    train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), progress=False, trackers=["tensorboard"])
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (file,) = (tmp_path / "run" / "tiny").glob("events*")
+    events = EventAccumulator(str(file)).Reload().Scalars("test_accuracy")
+    assert [event.step for event in events] == [5, 10]
+
+
+def test_unknown_tracker_is_named(tmp_path):
+    with pytest.raises(UnknownNameError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"):
+        train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), trackers=["tensorbord"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_tracker_says_how_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingDependencyError, match=r"needs wandb.*convattn\[track\]"):
+        train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), trackers=["wandb"])
