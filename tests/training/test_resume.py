@@ -165,7 +165,7 @@ def test_finished_run_is_left_as_it_is(whole):
 
 
 def test_run_of_another_recipe_is_not_taken_up(whole):
-    with pytest.raises(CheckpointError, match="holds a run of another recipe: seed is 0, not 4$"):
+    with pytest.raises(CheckpointError, match=r"holds a run of another recipe: seed is 0, not 4$"):
         resume(whole, dataclasses.replace(RECIPE, seed=4))
 
 
