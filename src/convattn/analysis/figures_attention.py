@@ -85,7 +85,7 @@ def _draw_maps(part: Any, item: QueryMaps, columns: int) -> None:
             panel.imshow(weights / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
             panel.plot(item.query[1], item.query[0], marker="s", color="none", markeredgecolor="#D55E00", markersize=4)
             panel.set(xticks=[], yticks=[])
-            panel.set_xlabel(f"{largest:.2g}", fontsize=8, labelpad=1)
+            panel.set_xlabel(f"{largest:.3f}", fontsize=8, labelpad=1)
             if row == 0:
                 panel.set_title(f"head {head + 1}", fontsize=9)
         axes[row, 0].set_ylabel(f"layer {row + 1}", fontsize=9)

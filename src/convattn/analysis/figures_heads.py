@@ -82,7 +82,7 @@ def head_layers(
             panel.set_title(f"layer {snapshot.layer + 1}: {_count(len(snapshot.centres))}")
         _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
         _hide_spare(axes, len(snapshots))
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=2)
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=min(axes.shape[1], 3))
 
 
 def head_paths(
@@ -119,7 +119,7 @@ def head_paths(
             panel.set_title(_moment(snapshot, snapshots))
         _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
         _hide_spare(axes, count)
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=2)
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=min(axes.shape[1], 3))
 
 
 def _require_snapshots(snapshots: Sequence[HeadSnapshot]) -> None:
@@ -141,7 +141,7 @@ def _hide_spare(axes: Any, used: int) -> None:
     """Leaves out panels that nothing is drawn on; the ones above them take over the labels of the bottom row."""
     columns = axes.shape[1]
     for number in range(used, axes.size):
-        axes.flat[number].set_axis_off()
+        axes.flat[number].set_visible(False)
         above = axes.flat[number - columns]
         above.set_xlabel("column shift (pixels)")
         above.tick_params(labelbottom=True)
@@ -197,12 +197,14 @@ def _draw_ways(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> Non
         rows, cols = centres[:, head, 0], centres[:, head, 1]
         panel.plot(cols, rows, color=colour, linewidth=1.5)
         panel.plot(cols[0], rows[0], color=colour, marker="o", markersize=6, markerfacecolor="white")
-    _write_numbers(panel, centres[-1])
+        place = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 9, "weight": "bold", "color": colour}
+        panel.annotate(str(head + 1), (cols[-1], rows[-1]), **place)
 
 
 def _write_numbers(panel: Any, centres: Float[np.ndarray, "heads 2"]) -> None:
     for head, (row, col) in enumerate(centres):
-        panel.text(col, row, str(head + 1), ha="center", va="center", fontsize=9, weight="bold", zorder=5)
+        box = {"boxstyle": "circle,pad=0.1", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
+        panel.text(col, row, str(head + 1), ha="center", va="center", fontsize=9, weight="bold", zorder=5, bbox=box)
 
 
 def _legend() -> list[Any]:

@@ -17,8 +17,8 @@ _DEPTH = 2
 _RECORD, _METRICS = "record.json", "metrics.jsonl"
 _SIGNS = (_RECORD, "recipe.toml", _METRICS)
 _IMAGE_SIZES = {"cifar10": 32, "digits": 8}
-_OF_ONE_RUN = ("seed", "data.folder", "start.folder")
-"""Settings in which runs of one recipe may differ."""
+_OF_ONE_RUN = ("seed", "claim", "data.folder", "start.folder")
+"""What runs of one recipe may differ in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Run:
     @property
     def settings(self) -> str:
         """What runs share that differ in the seed only: the recipe but for seed, claim and folders, and the data."""
-        recipe = {key: value for key, value in self.record.recipe.items() if key not in {"seed", "claim"}}
+        recipe = {key: value for key, value in self.record.recipe.items() if key not in _OF_ONE_RUN}
         for key, value in recipe.items():
             if isinstance(value, dict):
                 recipe[key] = {name: item for name, item in value.items() if f"{key}.{name}" not in _OF_ONE_RUN}

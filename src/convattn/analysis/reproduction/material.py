@@ -38,7 +38,7 @@ class Material:
         """Words the title of a figure of one run: the run of the lowest seed."""
         group = self.groups[recipe][0]
         changed = ", settings changed" if group.first.changes else ""
-        seed = f"seed {group.first.record.seed} of n = {len(group.runs)}"
+        seed = f"seed {group.first.record.seed}, one of n = {len(group.runs)}"
         return f"{figure_name(name)}: {what}\n{recipe}, scale {self.scale}{changed}, {seed}"
 
     def attention_net(self, recipe: str) -> tuple[AttentionNet, int]:

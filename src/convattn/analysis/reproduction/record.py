@@ -30,7 +30,7 @@ class TargetResult:
         runs: Folders of the runs that it shows.
         missing: Recipes without a finished run.
         problem: Why it could not be made although the runs are there; None where nothing went wrong.
-        notes: What to know when reading it: choices made, and runs left out.
+        notes: What to know when reading it.
     """
 
     target: str
@@ -65,6 +65,7 @@ class Reproduction(Record):
         unfinished: Folders of runs that have no record.
         unreadable: Folders whose record cannot be read, each with the reason.
         targets: The tables and figures.
+        notes: Runs whose settings are not their recipe's own, and runs that are not shown, with the reason.
         missing: Runs that are needed and not there, in an order in which they can be made.
     """
 
@@ -74,6 +75,7 @@ class Reproduction(Record):
     unfinished: tuple[str, ...]
     unreadable: tuple[str, ...]
     targets: tuple[TargetResult, ...]
+    notes: tuple[str, ...]
     missing: tuple[MissingRun, ...]
 
     @property
@@ -87,6 +89,7 @@ class Reproduction(Record):
         lines = [f"{self.runs}: {len(self.finished)} finished runs of any scale, {others}; asked for: {self.scale}"]
         lines += [f"  unfinished: {folder}" for folder in self.unfinished]
         lines += [f"  unreadable: {reason}" for reason in self.unreadable]
+        lines += [f"  {note}" for note in self.notes]
         lines += [target.summary() for target in self.targets]
         if self.missing:
             lines += ["missing runs, and what makes them:", *(f"  {run.command}" for run in self.missing)]

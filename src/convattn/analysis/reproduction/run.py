@@ -99,14 +99,13 @@ def _make(name: str, material: Material, folder: Path) -> TargetResult:
             files = sorted(item.name for item in Path(place).iterdir())
             for file in files:
                 os.replace(Path(place) / file, folder / file)
-    shown = _shown(name, groups)
     return TargetResult(
         name,
         files=tuple(files),
-        runs=tuple(str(run.folder) for group in shown for run in group.runs),
+        runs=tuple(str(run.folder) for group in _shown(name, groups) for run in group.runs),
         missing=_missing(name, groups),
         problem=problem,
-        notes=(*notes, *_left_out(name, groups, shown)),
+        notes=tuple(notes),
     )
 
 
@@ -116,18 +115,17 @@ def _shown(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> list[RunGroup
     return [group for several in alike for group in (several if name == "table1" else several[:1])]
 
 
-def _left_out(name: str, groups: Mapping[str, Sequence[RunGroup]], shown: Sequence[RunGroup]) -> list[str]:
-    """Says which runs of a target's recipes are not shown, why, and which of those shown have changed settings."""
+def _notes(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> tuple[str, ...]:
+    """Says which runs have changed settings, and which are not shown."""
     notes = []
-    for recipe in TARGETS[name].recipes:
-        for group in groups.get(recipe, ()):
-            if group in shown:
-                if group.first.changes:
-                    notes.append(f"{recipe} was run with changes: {'; '.join(group.first.changes)}")
-                notes += [f"left out, because its seed is there already: {run.folder}" for run in group.repeats]
-            else:
-                notes += [f"left out, because its settings or data differ: {run.folder}" for run in group.runs]
-    return notes
+    for recipe in {recipe: None for name in targets for recipe in TARGETS[name].recipes if recipe in groups}:
+        for number, group in enumerate(groups[recipe]):
+            if group.first.changes:
+                notes.append(f"changed settings of {group.first.folder}: {'; '.join(group.first.changes)}")
+            if number:
+                notes += [f"not in figures, because settings or data differ: {run.folder}" for run in group.runs]
+            notes += [f"left out, because its seed is there already: {run.folder}" for run in group.repeats]
+    return tuple(notes)
 
 
 def _report(
@@ -146,6 +144,7 @@ def _report(
         unfinished=tuple(map(str, found.unfinished)),
         unreadable=tuple(f"{folder}: {reason}" for folder, reason in found.unreadable),
         targets=tuple(results),
+        notes=_notes(targets, material.groups),
         missing=tuple(
             MissingRun(row.recipe, _command(row.recipe, material, runs, data))
             for row in TABLE1

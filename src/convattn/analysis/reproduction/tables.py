@@ -46,7 +46,7 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
     Raises:
         CheckpointError: No run has readable metrics.
     """
-    panels: dict[str, dict[str, Curves]] = {"the paper's models": {}, "models that the paper leaves open": {}}
+    panels: dict[str, dict[str, Curves]] = {"the paper's table 1": {}, "further models": {}}
     rows, problems = [], []
     for published in TABLE1:
         curves = []
