@@ -20,7 +20,7 @@ _IMAGES_AT_ONCE = 10
 
 def position_attention(
     network: nn.Module, spatial: tuple[int, int], queries: Sequence[tuple[int, int]]
-) -> list[Float64[np.ndarray, "queries heads key_rows key_cols"]]:
+) -> list[Float64[np.ndarray, "queries _ key_rows key_cols"]]:
     """Returns the attention of layers whose scores do not depend on the images.
 
     Args:
@@ -29,7 +29,7 @@ def position_attention(
         queries: Row and column of each query pixel.
 
     Returns:
-        For each layer, weights over the keys; those of one head and query sum to 1.
+        For each layer, weights over the keys, (queries, heads, rows, cols); those of one head and query sum to 1.
 
     Raises:
         ArgumentError: The network has no attention layer, or one with content.
@@ -40,7 +40,7 @@ def position_attention(
 
 def mean_attention(
     network: nn.Module, images: Float[Tensor, "images channels rows cols"], queries: Sequence[tuple[int, int]]
-) -> list[Float64[np.ndarray, "queries heads key_rows key_cols"]]:
+) -> list[Float64[np.ndarray, "queries _ key_rows key_cols"]]:
     """Returns the attention of layers whose scores depend on the images, averaged over images.
 
     Args:
@@ -49,7 +49,7 @@ def mean_attention(
         queries: Row and column of each query pixel, in the layers' feature maps.
 
     Returns:
-        For each layer, mean weights over the keys; those of one head and query sum to 1.
+        For each layer, mean weights over the keys, (queries, heads, rows, cols); those of one head and query sum to 1.
 
     Raises:
         ArgumentError: The network has no attention layer.
@@ -75,7 +75,7 @@ def _layers(network: nn.Module) -> list[RelativeAttention]:
 
 def _at(
     weights: Float[Tensor, "images heads query_rows query_cols rows cols"], queries: Sequence[tuple[int, int]]
-) -> Float64[Tensor, "queries heads key_rows key_cols"]:
+) -> Float64[Tensor, "queries _ key_rows key_cols"]:
     """Picks query pixels and sums over images."""
     rows, cols = (list(index) for index in zip(*queries, strict=True))
     chosen = weights[:, :, rows, cols].double()

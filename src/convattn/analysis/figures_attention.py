@@ -25,12 +25,12 @@ class QueryMaps:
     Attributes:
         title: What is shown.
         query: Row and column of the query pixel.
-        layers: For each layer, weights over the keys.
+        layers: For each layer, weights over the keys, (heads, rows, cols); layers may differ in heads.
     """
 
     title: str
     query: tuple[int, int]
-    layers: Sequence[Float[np.ndarray, "heads rows cols"]]
+    layers: Sequence[Float[np.ndarray, "_ rows cols"]]
 
 
 def attention_grid(

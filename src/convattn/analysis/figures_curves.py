@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,29 @@ from jaxtyping import Float
 from convattn.analysis.canvas import COLOURS, figure_files
 from convattn.errors import ArgumentError
 
-__all__ = ["accuracy_curves"]
+__all__ = ["AccuracyCurve", "accuracy_curves"]
 
 _DASHES = ("-", "--", "-.", ":")
 
-Curves = Sequence[tuple[Float[np.ndarray, " epochs"], Float[np.ndarray, " epochs"]]]
-"""Epochs and accuracies in [0, 1], for each seed."""
+
+@dataclass(frozen=True, eq=False)
+class AccuracyCurve:
+    """Test accuracy of one run.
+
+    Attributes:
+        epochs: Epochs done, rising.
+        accuracies: Test accuracy after each, in [0, 1].
+    """
+
+    epochs: Float[np.ndarray, " epochs"]
+    accuracies: Float[np.ndarray, " epochs"]
 
 
 def accuracy_curves(
-    paths: Sequence[str | os.PathLike[str]], panels: Mapping[str, Mapping[str, Curves]], *, title: str
+    paths: Sequence[str | os.PathLike[str]],
+    panels: Mapping[str, Mapping[str, Sequence[AccuracyCurve]]],
+    *,
+    title: str,
 ) -> None:
     """Draws test accuracy over epochs: a thin line for each seed, a thick one for their mean.
 
@@ -27,7 +41,7 @@ def accuracy_curves(
 
     Args:
         paths: Files to write; their endings are of `FORMATS`.
-        panels: By the panel's title, the curves by model.
+        panels: By the panel's title, the curves of each model, one for each seed.
         title: Title of the figure.
 
     Raises:
@@ -52,14 +66,15 @@ def accuracy_curves(
         axes[0].set_ylabel("test accuracy (%)")
 
 
-def _draw_model(panel: Any, model: str, curves: Curves, style: dict[str, str]) -> None:
+def _draw_model(panel: Any, model: str, curves: Sequence[AccuracyCurve], style: dict[str, str]) -> None:
     """Draws the seeds of one model and, where there are several, their mean over the epochs that all have."""
-    for epochs, accuracies in curves:
-        panel.plot(epochs, 100 * accuracies, linewidth=0.7, alpha=0.6, marker=_dot(len(epochs)), markersize=3, **style)
-    common = min(len(epochs) for epochs, _ in curves)
-    mean = np.mean([accuracies[:common] for _, accuracies in curves], axis=0)
+    for curve in curves:
+        thin = {"linewidth": 0.7, "alpha": 0.6, "marker": _dot(len(curve.epochs)), "markersize": 3}
+        panel.plot(curve.epochs, 100 * curve.accuracies, **thin, **style)
+    common = min(len(curve.epochs) for curve in curves)
+    mean = np.mean([curve.accuracies[:common] for curve in curves], axis=0)
     label = f"{model} (n = {len(curves)})"
-    panel.plot(curves[0][0][:common], 100 * mean, linewidth=2.2, label=label, **style)
+    panel.plot(curves[0].epochs[:common], 100 * mean, linewidth=2.2, label=label, **style)
 
 
 def _dot(epochs: int) -> str | None:

@@ -130,7 +130,7 @@ def _require_snapshots(snapshots: Sequence[HeadSnapshot]) -> None:
 def _size(panels: int, columns: int) -> tuple[float, float]:
     """Width and height of a figure of so many panels; a narrow one still holds its title."""
     across, down = min(panels, columns), -(-panels // columns)
-    return max(_PANEL * across + _FRAME, 6.0), _PANEL * down + 1.3
+    return max(_PANEL * across + _FRAME, 6.0), (_PANEL + 0.25) * down + 1.2
 
 
 def _panels(figure: Any, count: int, columns: int) -> Any:
@@ -148,11 +148,13 @@ def _hide_spare(axes: Any, used: int) -> None:
 
 
 def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
-    """Words a moment by its epochs; where several moments have the same, by its steps as well."""
+    """Words a moment by its epochs, or by its steps where several moments have the same epoch."""
     if snapshot.step == 0:
         return "start"
     alike = {other.step for other in snapshots if other.epoch == snapshot.epoch}
-    return f"epoch {snapshot.epoch}" if len(alike) == 1 else f"step {snapshot.step:,} ({snapshot.epoch} epochs done)"
+    if len(alike) == 1:
+        return f"epoch {snapshot.epoch}"
+    return f"step {snapshot.step:,} of {max(other.step for other in snapshots):,}"
 
 
 def _count(heads: int) -> str:

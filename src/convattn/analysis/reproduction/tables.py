@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convattn.analysis.figures_curves import Curves, accuracy_curves
+from convattn.analysis.figures_curves import AccuracyCurve, accuracy_curves
 from convattn.analysis.reproduction.material import Material, figure_name, figure_paths, write_csv
 from convattn.analysis.reproduction.published import TABLE1
 from convattn.analysis.reproduction.table1 import table_rows, to_csv, to_markdown
@@ -46,7 +46,7 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
     Raises:
         CheckpointError: No run has readable metrics.
     """
-    panels: dict[str, dict[str, Curves]] = {"the paper's table 1": {}, "further models": {}}
+    panels: dict[str, dict[str, list[AccuracyCurve]]] = {"the paper's table 1": {}, "further models": {}}
     rows, problems = [], []
     for published in TABLE1:
         curves = []
@@ -57,7 +57,7 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
                 problems.append(f"left out: {error}")
                 continue
             epochs, accuracies = ([row[key] for row in metrics] for key in ("epoch", "test_accuracy"))
-            curves.append((np.array(epochs, dtype=float), np.array(accuracies, dtype=float)))
+            curves.append(AccuracyCurve(np.array(epochs, dtype=float), np.array(accuracies, dtype=float)))
             rows += [
                 (published.recipe, run.record.seed, epoch, accuracy, str(run.folder))
                 for epoch, accuracy in zip(epochs, accuracies, strict=True)
