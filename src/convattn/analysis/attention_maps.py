@@ -75,7 +75,7 @@ def _layers(network: nn.Module) -> list[RelativeAttention]:
 
 def _at(
     weights: Float[Tensor, "images heads query_rows query_cols rows cols"], queries: Sequence[tuple[int, int]]
-) -> Float64[Tensor, "queries _ key_rows key_cols"]:
+) -> Float64[Tensor, "queries heads rows cols"]:
     """Picks query pixels and sums over images."""
     rows, cols = (list(index) for index in zip(*queries, strict=True))
     chosen = weights[:, :, rows, cols].double()
