@@ -1,3 +1,4 @@
+import dataclasses
 import sys
 
 import matplotlib as mpl
@@ -14,6 +15,9 @@ from convattn.analysis import (
     sharpness_regimes,
 )
 from convattn.analysis.canvas import FORMATS
+from convattn.analysis.figures_attention import QueryMaps, attention_grid
+from convattn.analysis.figures_curves import AccuracyCurve, accuracy_curves
+from convattn.analysis.figures_heads import head_layers, head_paths
 from convattn.errors import ArgumentError, MissingDependencyError
 
 RANDOM = np.random.default_rng(0)
@@ -45,7 +49,29 @@ def comparison():
     )
 
 
+def several_moments():
+    """One layer at the start and at two moments of each of two epochs, named by the steps, and at the end."""
+    moments = [(0, 0), (0, 5), (1, 10), (1, 15), (2, 20)]
+    return [dataclasses.replace(snapshots()[0], epoch=epoch, step=step) for epoch, step in moments]
+
+
+def panels():
+    epochs = np.arange(1.0, 4.0)
+    return {
+        "one": {"quadratic": [AccuracyCurve(epochs, epochs / 9), AccuracyCurve(epochs[:2], epochs[:2] / 8)]},
+        "none": {},
+    }
+
+
+def query_maps():
+    return [QueryMaps("middle", (2, 3), [RANDOM.random((heads, 5, 7)) for heads in (3, 2)])]
+
+
 DRAWINGS = {
+    "head_layers": lambda path: head_layers([path], snapshots()[:2], title="heads"),
+    "head_paths": lambda path: head_paths([path], several_moments(), several_moments()[1:], title="ways"),
+    "accuracy_curves": lambda path: accuracy_curves([path], panels(), title="curves"),
+    "attention_grid": lambda path: attention_grid([path], query_maps(), title="maps", image=RANDOM.random((10, 14, 3))),
     "convolution_and_attention": lambda path: convolution_and_attention(path, comparison()),
     "head_centres": lambda path: head_centres(path, snapshots()),
     "sharpness_regimes": lambda path: sharpness_regimes(path, curves()),
@@ -54,9 +80,10 @@ DRAWINGS = {
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_figure_is_written_and_not_empty(tmp_path, name):
-    path = DRAWINGS[name](tmp_path / "figure.png")
+    path = tmp_path / "figure.png"
+    DRAWINGS[name](path)
     with Image.open(path) as image:
-        assert min(image.size) > 400
+        assert min(image.size) > 300
         assert len(image.convert("RGB").getcolors(maxcolors=1 << 24) or []) > 10
     assert [item.name for item in tmp_path.iterdir()] == ["figure.png"]
 
@@ -114,3 +141,34 @@ def test_nothing_to_draw_is_refused(tmp_path):
         head_centres(tmp_path / "figure.png", [])
     with pytest.raises(ArgumentError, match="curves must hold at least one curve"):
         sharpness_regimes(tmp_path / "figure.png", [])
+    with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
+        head_layers([tmp_path / "figure.png"], [], title="")
+    with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
+        head_paths([tmp_path / "figure.png"], [], [], title="")
+    with pytest.raises(ArgumentError, match="panels must hold at least one curve"):
+        accuracy_curves([tmp_path / "figure.png"], {"none": {}}, title="")
+    with pytest.raises(ArgumentError, match="maps must hold at least one query"):
+        attention_grid([tmp_path / "figure.png"], [], title="")
+
+
+def test_moments_are_named_by_epochs_or_steps(tmp_path):
+    head_paths([tmp_path / "figure.svg"], several_moments(), several_moments(), title="ways")
+    drawn = (tmp_path / "figure.svg").read_text()
+    for name in ("start", "step 5 of 20", "step 10 of 20", "step 15 of 20", "epoch 2"):
+        assert f"<!-- {name} -->" in drawn
+
+
+def test_mean_is_over_the_epochs_that_all_seeds_have(monkeypatch, tmp_path):
+    drawn = []
+    from matplotlib.axes import Axes
+
+    plot = Axes.plot
+
+    def spy(self, x, y, **style):
+        drawn.append((style["linewidth"], list(y)))
+        return plot(self, x, y, **style)
+
+    monkeypatch.setattr(Axes, "plot", spy)
+    accuracy_curves([tmp_path / "figure.png"], panels(), title="")
+    (mean,) = (heights for width, heights in drawn if width > 1)
+    assert mean == [100 * np.mean([1 / 9, 1 / 8]), 100 * np.mean([2 / 9, 2 / 8])]

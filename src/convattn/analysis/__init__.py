@@ -1,6 +1,7 @@
 """Looking at heads and conversions: where heads attend, how conversions err, and figures of both."""
 
-from convattn.analysis.figures import Comparison, convolution_and_attention, head_centres, sharpness_regimes
+from convattn.analysis.figures import Comparison, convolution_and_attention, sharpness_regimes
+from convattn.analysis.figures_heads import head_centres
 from convattn.analysis.heads import HeadSnapshot, read_heads
 from convattn.analysis.sharpness import SharpnessCurve
 

@@ -5,7 +5,7 @@ Colours are those of Okabe and Ito, which colour-blind readers tell apart; no me
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from convattn.errors import ArgumentError, MissingDependencyError, must_be
 from convattn.files import write_atomically
 
-__all__ = ["COLOURS", "FORMATS", "figure_file"]
+__all__ = ["COLOURS", "FORMATS", "add_ellipse", "figure_file", "figure_files", "line_key", "patch_key"]
 
 FORMATS = ("png", "svg", "pdf")
 """What a figure can be written as, by the ending of its file."""
@@ -49,18 +49,84 @@ def figure_file(path: str | os.PathLike[str], size: tuple[float, float]) -> Iter
         ArgumentError: The ending is another.
         MissingDependencyError: matplotlib is not installed.
     """
-    form = Path(path).suffix.removeprefix(".").lower()
-    if form not in FORMATS:
-        raise ArgumentError(must_be("path", f"a file that ends in {', '.join(FORMATS)}", str(path)))
+    with figure_files([path], size) as figure:
+        yield figure
+
+
+@contextmanager
+def figure_files(paths: Sequence[str | os.PathLike[str]], size: tuple[float, float]) -> Iterator[Any]:
+    """Makes a figure of its own and writes it in several forms when the block ends.
+
+    Args:
+        paths: Files to write, each whole or not at all; their endings are of `FORMATS`.
+        size: Width and height, in inches.
+
+    Yields:
+        An empty figure of matplotlib, to be drawn on.
+
+    Raises:
+        ArgumentError: An ending is another.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    forms = [Path(path).suffix.removeprefix(".").lower() for path in paths]
+    for path, form in zip(paths, forms, strict=True):
+        if form not in FORMATS:
+            raise ArgumentError(must_be("path", f"a file that ends in {', '.join(FORMATS)}", str(path)))
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingDependencyError("matplotlib", "train") from None
-    buffer = io.BytesIO()
+    buffers = [io.BytesIO() for _ in paths]
     with rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
-        undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
-        figure.savefig(buffer, format=form, dpi=150, metadata=undated)
-    write_atomically(path, buffer.getvalue())
+        for form, buffer in zip(forms, buffers, strict=True):
+            undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
+            figure.savefig(buffer, format=form, dpi=150, metadata=undated)
+    for path, buffer in zip(paths, buffers, strict=True):
+        write_atomically(path, buffer.getvalue())
+
+
+def add_ellipse(panel: Any, centre: tuple[float, float], axes: tuple[float, float], **style: Any) -> None:
+    """Adds an ellipse.
+
+    Args:
+        panel: Axes of matplotlib.
+        centre: Horizontal and vertical place of its middle.
+        axes: Lengths of its two axes, before it is turned.
+        **style: What `matplotlib.patches.Ellipse` takes besides, for instance angle and edgecolor.
+    """
+    from matplotlib.patches import Ellipse
+
+    panel.add_patch(Ellipse(centre, *axes, **style))
+
+
+def line_key(label: str, **style: Any) -> Any:
+    """Makes a legend's entry that shows a line or a marker.
+
+    Args:
+        label: Its words.
+        **style: What `matplotlib.lines.Line2D` takes.
+
+    Returns:
+        A handle for a legend.
+    """
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **style)
+
+
+def patch_key(label: str, **style: Any) -> Any:
+    """Makes a legend's entry that shows a coloured box.
+
+    Args:
+        label: Its words.
+        **style: What `matplotlib.patches.Patch` takes.
+
+    Returns:
+        A handle for a legend.
+    """
+    from matplotlib.patches import Patch
+
+    return Patch(label=label, **style)

@@ -1,4 +1,4 @@
-"""Figures of conversions and of heads."""
+"""Figures of conversions: what they compute, and how they err."""
 
 import os
 from collections.abc import Sequence
@@ -10,14 +10,10 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from convattn.analysis.canvas import COLOURS, figure_file
-from convattn.analysis.heads import HeadSnapshot
 from convattn.analysis.sharpness import SharpnessCurve
 from convattn.errors import ArgumentError
 
-__all__ = ["Comparison", "convolution_and_attention", "head_centres", "sharpness_regimes"]
-
-_FLATTEST = 1e-4
-"""Smallest eigenvalue of Σ⁻¹ that is drawn, in 1/pixel²: its 50 % ellipse is 118 pixels long, out of sight."""
+__all__ = ["Comparison", "convolution_and_attention", "sharpness_regimes"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,49 +77,6 @@ def convolution_and_attention(path: str | os.PathLike[str], comparison: Comparis
     return Path(path)
 
 
-def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]) -> Path:
-    """Draws where quadratic heads attend: their centres, and the ellipses that hold 50 % and 90 % of their attention.
-
-    The mass p of the attention exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) in the plane lies within
-    (δ − Δ)ᵀ Σ⁻¹ (δ − Δ) = −2 ln(1 − p).
-
-    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 3 and 4.
-
-    Args:
-        path: File to write; its ending is one of `FORMATS`.
-        snapshots: Layers at one or more moments, from `read_heads`: a row of panels for each epoch, a column for each
-            layer.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: There is no snapshot, or the ending is another.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    if not snapshots:
-        raise ArgumentError("snapshots must hold at least one layer, but is empty")
-    epochs = sorted({snapshot.epoch for snapshot in snapshots})
-    layers = sorted({snapshot.layer for snapshot in snapshots})
-    reach = max(float(np.abs(snapshot.centres).max()) for snapshot in snapshots) + 2.5
-    with figure_file(path, (3.3 * len(layers) + 0.4, 3.3 * len(epochs) + 0.7)) as figure:
-        axes = figure.subplots(len(epochs), len(layers), squeeze=False, sharex=True, sharey=True)
-        for snapshot in snapshots:
-            panel = axes[epochs.index(snapshot.epoch), layers.index(snapshot.layer)]
-            _draw_heads(panel, snapshot)
-            panel.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
-            panel.locator_params(integer=True, nbins=8, steps=[1, 2, 5, 10])
-            panel.set_title(
-                f"layer {snapshot.layer + 1}, " + (f"epoch {snapshot.epoch}" if snapshot.epoch else "start")
-            )
-        for panel in axes[-1]:
-            panel.set_xlabel("column shift (pixels)")
-        for panel in axes[:, 0]:
-            panel.set_ylabel("row shift (pixels)")
-        figure.legend(handles=_legend_of_heads(), loc="outside lower center", ncols=4)
-    return Path(path)
-
-
 def sharpness_regimes(path: str | os.PathLike[str], curves: Sequence[SharpnessCurve]) -> Path:
     """Draws measured error and a-priori bound over sharpness, and marks the regimes: soft, exponential decay, floor.
 
@@ -184,34 +137,6 @@ def _draw_output(panels: Sequence[Any], comparison: Comparison, output: int) -> 
     for panel, image in ((left, convolution), (right, comparison.attention[output])):
         panel.imshow(image, cmap="gray", vmin=low, vmax=high)
         panel.set_axis_off()
-
-
-def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
-    """Draws the heads of one layer; at (0, 0) is the query."""
-    from matplotlib.patches import Ellipse
-
-    panel.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-    panel.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-    for head, (centre, precision) in enumerate(zip(snapshot.centres, snapshot.precisions, strict=True)):
-        colour = COLOURS[head % len(COLOURS)]
-        values, vectors = np.linalg.eigh(precision)
-        angle = np.degrees(np.arctan2(vectors[0, 0], vectors[1, 0]))
-        for mass, style in ((0.5, {"facecolor": (colour, 0.2), "linewidth": 1.2}), (0.9, {"linestyle": "--"})):
-            first, second = 2 * np.sqrt(-2 * np.log(1 - mass) / np.maximum(values, _FLATTEST))
-            outline = {"facecolor": "none", "linewidth": 0.9, **style}
-            panel.add_patch(Ellipse(centre[::-1], first, second, angle=angle, edgecolor=colour, **outline))
-        panel.text(centre[1], centre[0], str(head + 1), ha="center", va="center", fontsize=9, weight="bold")
-
-
-def _legend_of_heads() -> list[Any]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    return [
-        Line2D([], [], linestyle="none", marker="$1$", color="black", label="centre, with the head's number"),
-        Patch(facecolor=(COLOURS[0], 0.2), edgecolor=COLOURS[0], label="holds 50 % of its attention"),
-        Patch(facecolor="none", edgecolor=COLOURS[0], linestyle="--", label="90 %"),
-    ]
 
 
 def _draw_regimes(panel: Any, curves: Sequence[SharpnessCurve]) -> None:

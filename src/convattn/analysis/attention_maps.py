@@ -1,0 +1,94 @@
+"""Where the heads of a trained network attend, by attention itself: on no image, on one, or on the mean of many."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from einops import reduce
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from convattn.errors import ArgumentError
+from convattn.layers import RelativeAttention
+
+__all__ = ["mean_attention", "position_attention"]
+
+_IMAGES_AT_ONCE = 10
+
+
+def position_attention(
+    network: nn.Module, spatial: tuple[int, int], queries: Sequence[tuple[int, int]]
+) -> list[Float64[np.ndarray, "queries _ key_rows key_cols"]]:
+    """Returns the attention of layers whose scores do not depend on the images.
+
+    Args:
+        network: A network with two-dimensional attention layers without content.
+        spatial: Rows and columns of the layers' feature maps.
+        queries: Row and column of each query pixel.
+
+    Returns:
+        For each layer, weights over the keys, (queries, heads, rows, cols); those of one head and query sum to 1.
+
+    Raises:
+        ArgumentError: The network has no attention layer, or one with content.
+    """
+    with torch.inference_mode():
+        return [_at(layer.attention(spatial)[None], queries).numpy() for layer in _layers(network)]
+
+
+def mean_attention(
+    network: nn.Module, images: Float[Tensor, "images channels rows cols"], queries: Sequence[tuple[int, int]]
+) -> list[Float64[np.ndarray, "queries _ key_rows key_cols"]]:
+    """Returns the attention of layers whose scores depend on the images, averaged over images.
+
+    Args:
+        network: A network with two-dimensional attention layers, in evaluation mode.
+        images: Normalised images, at least one.
+        queries: Row and column of each query pixel, in the layers' feature maps.
+
+    Returns:
+        For each layer, mean weights over the keys, (queries, heads, rows, cols); those of one head and query sum to 1.
+
+    Raises:
+        ArgumentError: The network has no attention layer.
+    """
+    layers = _layers(network)
+    sums: list[Any] = [0.0] * len(layers)
+    with torch.inference_mode():
+        for batch in images.split(_IMAGES_AT_ONCE):
+            with _inputs_of(layers) as inputs:
+                network(batch)
+            for number, (layer, features) in enumerate(zip(layers, inputs, strict=True)):
+                weights = layer.attention(features) if layer.content else layer.attention(features.shape[2:])[None]
+                sums[number] += _at(weights, queries) * (len(batch) / len(weights))
+    return [(total / len(images)).numpy() for total in sums]
+
+
+def _layers(network: nn.Module) -> list[RelativeAttention]:
+    layers = [module for module in network.modules() if isinstance(module, RelativeAttention)]
+    if not layers:
+        raise ArgumentError(f"network must have attention layers, but {type(network).__name__} has none")
+    return layers
+
+
+def _at(
+    weights: Float[Tensor, "images heads query_rows query_cols rows cols"], queries: Sequence[tuple[int, int]]
+) -> Float64[Tensor, "queries heads rows cols"]:
+    """Picks query pixels and sums over images."""
+    rows, cols = (list(index) for index in zip(*queries, strict=True))
+    chosen = weights[:, :, rows, cols].double()
+    return reduce(chosen, "images heads queries rows cols -> queries heads rows cols", "sum")
+
+
+@contextmanager
+def _inputs_of(layers: Sequence[RelativeAttention]) -> Iterator[list[Tensor]]:
+    """Gathers what each layer is given in the block, in the order of the calls."""
+    inputs: list[Tensor] = []
+    hooks = [layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for layer in layers]
+    try:
+        yield inputs
+    finally:
+        for hook in hooks:
+            hook.remove()

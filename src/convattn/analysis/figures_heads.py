@@ -1,0 +1,217 @@
+"""Figures of quadratic heads: where they attend, at one moment or over a run."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from convattn.analysis.canvas import COLOURS, add_ellipse, figure_file, figure_files, line_key, patch_key
+from convattn.analysis.heads import HeadSnapshot
+from convattn.errors import ArgumentError
+
+__all__ = ["head_centres", "head_layers", "head_paths"]
+
+_FLATTEST = 1e-4
+"""Smallest eigenvalue of Σ⁻¹ that is drawn, in 1/pixel²: its 50 % ellipse is 118 pixels long, out of sight."""
+
+_PANEL, _FRAME = 3.3, 0.4
+"""Side of a panel, and what the labels of a row or column of panels take, in inches."""
+
+
+def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]) -> Path:
+    """Draws where quadratic heads attend: their centres, and the ellipses that hold 50 % and 90 % of their attention.
+
+    The mass p of the attention exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) in the plane lies within
+    (δ − Δ)ᵀ Σ⁻¹ (δ − Δ) = −2 ln(1 − p).
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 3 and 4.
+
+    Args:
+        path: File to write; its ending is one of `FORMATS`.
+        snapshots: Layers at one or more moments, from `read_heads`: a row of panels for each moment, a column for each
+            layer.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: There is no snapshot, or the ending is another.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    _require_snapshots(snapshots)
+    steps = sorted({snapshot.step for snapshot in snapshots})
+    layers = sorted({snapshot.layer for snapshot in snapshots})
+    size = (_PANEL * len(layers) + _FRAME, _PANEL * len(steps) + 0.7)
+    with figure_file(path, size) as figure:
+        axes = figure.subplots(len(steps), len(layers), squeeze=False, sharex=True, sharey=True)
+        for snapshot in snapshots:
+            panel = axes[steps.index(snapshot.step), layers.index(snapshot.layer)]
+            _draw_heads(panel, snapshot)
+            panel.set_title(f"layer {snapshot.layer + 1}, {_moment(snapshot, snapshots)}")
+        _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=4)
+    return Path(path)
+
+
+def head_layers(
+    paths: Sequence[str | os.PathLike[str]], snapshots: Sequence[HeadSnapshot], *, title: str, columns: int = 3
+) -> None:
+    """Draws the heads of all layers at one moment, a panel for each layer.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 4 and 12 to 14.
+
+    Args:
+        paths: Files to write; their endings are of `FORMATS`.
+        snapshots: One for each layer.
+        title: Title of the figure.
+        columns: Largest number of panels side by side, ≥ 1.
+
+    Raises:
+        ArgumentError: There is no snapshot, or an ending is another.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    _require_snapshots(snapshots)
+    with figure_files(paths, _size(len(snapshots), columns)) as figure:
+        figure.suptitle(title)
+        axes = _panels(figure, len(snapshots), columns)
+        for panel, snapshot in zip(axes.flat, snapshots, strict=False):
+            _draw_heads(panel, snapshot)
+            panel.set_title(f"layer {snapshot.layer + 1}: {_count(len(snapshot.centres))}")
+        _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
+        _hide_spare(axes, len(snapshots))
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=min(axes.shape[1], 3))
+
+
+def head_paths(
+    paths: Sequence[str | os.PathLike[str]],
+    snapshots: Sequence[HeadSnapshot],
+    moments: Sequence[HeadSnapshot],
+    *,
+    title: str,
+) -> None:
+    """Draws the way of each head's centre over training, and then the heads at some moments of it.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 3.
+
+    Args:
+        paths: Files to write; their endings are of `FORMATS`.
+        snapshots: One layer at every moment recorded, by time.
+        moments: Those of them that get a panel of their own.
+        title: Title of the figure.
+
+    Raises:
+        ArgumentError: There is no snapshot, or an ending is another.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    _require_snapshots(snapshots)
+    count = 1 + len(moments)
+    with figure_files(paths, _size(count, 3)) as figure:
+        figure.suptitle(title)
+        axes = _panels(figure, count, 3)
+        first, *others = axes.flat[:count]
+        _draw_ways(first, np.stack([snapshot.centres for snapshot in snapshots]))
+        first.set_title("centres from start (○) to end")
+        for panel, snapshot in zip(others, moments, strict=True):
+            _draw_heads(panel, snapshot)
+            panel.set_title(_moment(snapshot, snapshots))
+        _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
+        _hide_spare(axes, count)
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=min(axes.shape[1], 3))
+
+
+def _require_snapshots(snapshots: Sequence[HeadSnapshot]) -> None:
+    if not snapshots:
+        raise ArgumentError("snapshots must hold at least one layer, but is empty")
+
+
+def _size(panels: int, columns: int) -> tuple[float, float]:
+    """Width and height of a figure of so many panels; a narrow one still holds its title."""
+    across, down = min(panels, columns), -(-panels // columns)
+    return max(_PANEL * across + _FRAME, 6.0), (_PANEL + 0.25) * down + 1.2
+
+
+def _panels(figure: Any, count: int, columns: int) -> Any:
+    return figure.subplots(-(-count // columns), min(count, columns), squeeze=False, sharex=True, sharey=True)
+
+
+def _hide_spare(axes: Any, used: int) -> None:
+    """Leaves out panels that nothing is drawn on; the ones above them take over the labels of the bottom row."""
+    columns = axes.shape[1]
+    for number in range(used, axes.size):
+        axes.flat[number].set_visible(False)
+        above = axes.flat[number - columns]
+        above.set_xlabel("column shift (pixels)")
+        above.tick_params(labelbottom=True)
+
+
+def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
+    """Words a moment by its epochs, or by its steps where several moments have the same epoch."""
+    if snapshot.step == 0:
+        return "start"
+    alike = {other.step for other in snapshots if other.epoch == snapshot.epoch}
+    if len(alike) == 1:
+        return f"epoch {snapshot.epoch}"
+    return f"step {snapshot.step:,} of {max(other.step for other in snapshots):,}"
+
+
+def _count(heads: int) -> str:
+    return f"{heads} head" if heads == 1 else f"{heads} heads"
+
+
+def _reach(centres: Sequence[Float[np.ndarray, "heads 2"]]) -> float:
+    """How far axes go, in pixels, so that every centre is in sight."""
+    return max(float(np.abs(item).max(initial=0.0)) for item in centres) + 2.5
+
+
+def _frame(axes: Any, reach: float) -> None:
+    """Gives all panels the same square, and names the outer axes."""
+    for panel in axes.flat:
+        panel.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+        panel.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+        panel.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
+        panel.locator_params(integer=True, nbins=8, steps=[1, 2, 5, 10])
+    for panel in axes[-1]:
+        panel.set_xlabel("column shift (pixels)")
+    for panel in axes[:, 0]:
+        panel.set_ylabel("row shift (pixels)")
+
+
+def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
+    """Draws the heads of one layer; at (0, 0) is the query."""
+    for head, (centre, precision) in enumerate(zip(snapshot.centres, snapshot.precisions, strict=True)):
+        colour = COLOURS[head % len(COLOURS)]
+        values, vectors = np.linalg.eigh(precision)
+        angle = np.degrees(np.arctan2(vectors[0, 0], vectors[1, 0]))
+        for mass, style in ((0.5, {"facecolor": (colour, 0.2), "linewidth": 1.2}), (0.9, {"linestyle": "--"})):
+            first, second = 2 * np.sqrt(-2 * np.log(1 - mass) / np.maximum(values, _FLATTEST))
+            outline = {"facecolor": "none", "linewidth": 0.9, "edgecolor": colour, **style}
+            add_ellipse(panel, (centre[1], centre[0]), (first, second), angle=angle, **outline)
+    _write_numbers(panel, snapshot.centres)
+
+
+def _draw_ways(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> None:
+    """Draws the way of each centre, with a ring at its start and the head's number at its end."""
+    for head in range(centres.shape[1]):
+        colour = COLOURS[head % len(COLOURS)]
+        rows, cols = centres[:, head, 0], centres[:, head, 1]
+        panel.plot(cols, rows, color=colour, linewidth=1.5)
+        panel.plot(cols[0], rows[0], color=colour, marker="o", markersize=6, markerfacecolor="white")
+        place = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 9, "weight": "bold", "color": colour}
+        panel.annotate(str(head + 1), (cols[-1], rows[-1]), **place)
+
+
+def _write_numbers(panel: Any, centres: Float[np.ndarray, "heads 2"]) -> None:
+    for head, (row, col) in enumerate(centres):
+        box = {"boxstyle": "circle,pad=0.1", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
+        panel.text(col, row, str(head + 1), ha="center", va="center", fontsize=9, weight="bold", zorder=5, bbox=box)
+
+
+def _legend() -> list[Any]:
+    return [
+        line_key("centre, with the head's number", linestyle="none", marker="$1$", color="black"),
+        patch_key("holds 50 % of its attention", facecolor=(COLOURS[0], 0.2), edgecolor=COLOURS[0]),
+        patch_key("90 %", facecolor="none", edgecolor=COLOURS[0], linestyle="--"),
+    ]

@@ -1,0 +1,246 @@
+"""Table 1 of the paper, its rows and ours, out of training runs."""
+
+import csv
+import io
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Protocol, runtime_checkable
+
+from convattn.analysis.reproduction.published import PAPER, REPLICATION, TABLE1, PublishedRow
+from convattn.analysis.runs import Run, RunGroup
+from convattn.errors import ConvAttnError
+from convattn.models import FlopCount, load_network
+
+__all__ = ["TableRow", "table_rows", "to_csv", "to_markdown"]
+
+
+@runtime_checkable
+class _CountsFlops(Protocol):
+    def flops(self, image_size: int = 32) -> FlopCount: ...
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of the table; None is "not measured", "not published" or "not countable".
+
+    Attributes:
+        model: What the row is called.
+        recipe: The recipe that was trained.
+        changes: What was changed in it.
+        accuracy: Mean test accuracy over seeds, in [0, 1].
+        accuracy_std: Standard deviation over seeds, with n − 1; None for one seed.
+        n: Number of seeds.
+        seeds: The seeds.
+        paper_accuracy: The paper's, in [0, 1].
+        replication_accuracy: The replication's, in [0, 1].
+        parameters: Number of trainable parameters, counted.
+        paper_parameters: The paper's, as printed.
+        flops_linear: Operations per image of the linear maps, which the paper counts.
+        flops_total: Those of mixing and scores as well.
+        paper_flops: The paper's, as printed.
+        data: Data set and copy.
+        seconds: Mean time of a run, in seconds.
+        hardware: What the runs ran on.
+        folders: The runs' folders.
+    """
+
+    model: str
+    recipe: str
+    changes: str | None = None
+    accuracy: float | None = None
+    accuracy_std: float | None = None
+    n: int = 0
+    seeds: str | None = None
+    paper_accuracy: float | None = None
+    replication_accuracy: float | None = None
+    parameters: int | None = None
+    paper_parameters: str | None = None
+    flops_linear: int | None = None
+    flops_total: int | None = None
+    paper_flops: str | None = None
+    data: str | None = None
+    seconds: float | None = None
+    hardware: str | None = None
+    folders: str | None = None
+
+
+def table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[TableRow], list[str]]:
+    """Makes the rows; a recipe whose runs have several settings has a row for each.
+
+    Args:
+        groups: Runs by recipe; a recipe without runs gets a row that says so.
+
+    Returns:
+        The rows, in the order of `TABLE1`, and which networks could not be read, so that their operations are not
+        counted.
+    """
+    problems: list[str] = []
+    rows = [row for published in TABLE1 for row in _rows_of(published, groups.get(published.recipe, ()), problems)]
+    return rows, problems
+
+
+def _rows_of(published: PublishedRow, groups: Sequence[RunGroup], problems: list[str]) -> Iterator[TableRow]:
+    for group in groups:
+        runs = group.runs
+        accuracies = [run.record.results["test_accuracy"] for run in runs]
+        flops = _flops(group.first, problems)
+        yield TableRow(
+            model=published.model,
+            recipe=published.recipe,
+            changes="; ".join(group.first.changes) or "none",
+            accuracy=statistics.fmean(accuracies),
+            accuracy_std=statistics.stdev(accuracies) if len(runs) > 1 else None,
+            n=len(runs),
+            seeds=" ".join(str(run.record.seed) for run in runs),
+            paper_accuracy=published.accuracy,
+            replication_accuracy=published.replication,
+            parameters=group.first.record.parameters,
+            paper_parameters=published.parameters,
+            flops_linear=flops.linear if flops else None,
+            flops_total=flops.total if flops else None,
+            paper_flops=published.flops,
+            data=group.first.record.data.name,
+            seconds=statistics.fmean(run.record.seconds for run in runs),
+            hardware="; ".join(sorted({_hardware(run) for run in runs})),
+            folders="; ".join(str(run.folder) for run in runs),
+        )
+    if not groups:
+        yield TableRow(
+            model=published.model,
+            recipe=published.recipe,
+            paper_accuracy=published.accuracy,
+            replication_accuracy=published.replication,
+            paper_parameters=published.parameters,
+            paper_flops=published.flops,
+        )
+
+
+def to_csv(rows: Sequence[TableRow]) -> str:
+    """Writes the rows as CSV; what is None stays empty.
+
+    Args:
+        rows: The rows.
+
+    Returns:
+        A header and a line for each row, lines ending in a line feed.
+    """
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, [field.name for field in fields(TableRow)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    return buffer.getvalue()
+
+
+def to_markdown(rows: Sequence[TableRow], scale: str) -> str:
+    """Writes the rows as a page: accuracies and sizes, then what was run on what.
+
+    Args:
+        rows: The rows.
+        scale: Scale of the recipes.
+
+    Returns:
+        The page.
+    """
+    numbers = [
+        [
+            row.model,
+            _accuracy(row),
+            str(row.n),
+            _percent(row.paper_accuracy),
+            _percent(row.replication_accuracy),
+            "–" if row.parameters is None else f"{row.parameters:,}",
+            row.paper_parameters or "–",
+            _operations(row.flops_linear),
+            row.paper_flops or "–",
+            _operations(row.flops_total),
+        ]
+        for row in rows
+    ]
+    heads = ["model", "test accuracy (%)", "n", "paper (%)", "replication (%)", "parameters", "paper's parameters"]
+    heads += ["operations, linear maps", "paper's operations", "operations, all"]
+    runs = [
+        [
+            row.model,
+            f"`{row.recipe}`",
+            row.changes or "–",
+            row.seeds or "–",
+            row.data or "–",
+            _time(row.seconds),
+            row.hardware or "–",
+        ]
+        for row in rows
+        if row.n
+    ]
+    parts = [
+        f"# Table 1, scale {scale}",
+        _markdown(heads, numbers),
+        _WHAT_IS_COUNTED,
+        *([_FULL_SIZE] if scale != "paper" else []),
+        f"Paper: {PAPER}; one run each. Replication: {REPLICATION}.",
+        "Accuracies on different copies of the data are not comparable.",
+    ]
+    if runs:
+        columns = ["model", "recipe", "changed in the recipe", "seeds", "data", "time per run", "hardware"]
+        parts += ["## Runs", _markdown(columns, runs)]
+    return "\n\n".join(parts) + "\n"
+
+
+_WHAT_IS_COUNTED = (
+    "Mean ± standard deviation (with n − 1) over n seeds. Operations are of one forward pass on one image, a "
+    "multiplication and its addition counted as two; the paper counts the linear maps only."
+)
+_FULL_SIZE = (
+    "**The paper's and the replication's numbers are of the full networks on CIFAR-10; the networks here are smaller "
+    "and trained for a shorter time, so that only the rows measured here compare with each other.**"
+)
+
+
+def _flops(run: Run, problems: list[str]) -> FlopCount | None:
+    """Counts the operations of a run's network, or says why that cannot be."""
+    try:
+        network = load_network(run.folder)
+    except ConvAttnError as error:
+        problems.append(f"operations of {run.folder} are not counted: {error}")
+        return None
+    return network.flops(run.image_size) if run.image_size and isinstance(network, _CountsFlops) else None
+
+
+def _hardware(run: Run) -> str:
+    hardware = run.record.hardware
+    threads = f", threads: {hardware['threads']}" if "threads" in hardware else ""
+    return f"{hardware.get('accelerator') or hardware.get('processor', 'unknown')}{threads}"
+
+
+def _accuracy(row: TableRow) -> str:
+    if row.accuracy is None:
+        return "not yet measured"
+    spread = "" if row.accuracy_std is None else f" ± {100 * row.accuracy_std:.2f}"
+    return f"{100 * row.accuracy:.2f}{spread}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.4g}"
+
+
+def _operations(count: int | None) -> str:
+    if count is None:
+        return "–"
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 600
+        else f"{seconds / 60:.0f} min"
+        if seconds < 36000
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

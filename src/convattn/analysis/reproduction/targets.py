@@ -1,0 +1,59 @@
+"""The tables and figures of the paper, and how each is made."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+from convattn.analysis.reproduction.attention import make_average, make_learned, make_one_image
+from convattn.analysis.reproduction.heads import make_end, make_ways
+from convattn.analysis.reproduction.material import Material
+from convattn.analysis.reproduction.published import TABLE1
+from convattn.analysis.reproduction.tables import make_curves, make_table1
+
+__all__ = ["TARGETS", "Target"]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A table or a figure.
+
+    Attributes:
+        recipes: Recipes whose runs it shows.
+        make: Writes files into a folder, under names that begin with the target's, and returns what to note on them.
+        least: Number of these recipes without whose runs there is nothing to show.
+    """
+
+    recipes: tuple[str, ...]
+    make: Callable[[Material, str, Path], list[str]]
+    least: int = 1
+
+
+def _of(recipe: str, make: Callable[..., list[str]], **options: object) -> Target:
+    """Makes a target that shows one recipe."""
+    return Target((recipe,), partial(make, recipe=recipe, **options))
+
+
+_ALL = tuple(row.recipe for row in TABLE1)
+_CONTENT = "sa-learned-content"
+_AT_THE_END = "heads of each layer after training"
+
+TARGETS: Mapping[str, Target] = MappingProxyType(
+    {
+        "table1": Target(_ALL, make_table1, least=0),
+        "fig2": Target(_ALL, make_curves),
+        "fig3": _of("sa-quadratic", make_ways),
+        "fig4": _of("sa-quadratic", make_end, what=_AT_THE_END),
+        "fig5": _of("sa-learned", make_learned),
+        "fig6": _of(_CONTENT, make_average, places=[(0.5, 0.5)]),
+        "fig7": _of(_CONTENT, make_average, places=[(0.25, 0.25), (0.75, 0.75)]),
+        "fig8": _of(_CONTENT, make_one_image, number=0),
+        "fig9": _of(_CONTENT, make_one_image, number=1),
+        "fig10": _of(_CONTENT, make_one_image, number=2),
+        "fig12": _of("sa-quadratic-generalized", make_end, what="generalised heads before pruning"),
+        "fig13": _of("sa-quadratic-generalized-pruned", make_end, what="generalised heads after pruning"),
+        "fig14": _of("sa-quadratic-16-heads", make_end, what=_AT_THE_END),
+    }
+)
+"""Every table and figure by its name, in the paper's order."""

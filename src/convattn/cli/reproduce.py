@@ -1,0 +1,60 @@
+"""`convattn reproduce`: the paper's tables and figures out of training runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from convattn.cli.options import AsJson, OutputOrDefault, first_free
+from convattn.cli.output import print_record
+from convattn.errors import MissingDependencyError
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    target: str,
+    /,
+    *,
+    runs: Path,
+    output: OutputOrDefault = None,
+    scale: str = "paper",
+    data: Annotated[Path | None, Parameter(show_default=False)] = None,
+    json: AsJson = False,
+) -> int:
+    """Make a table or a figure of the paper out of training runs.
+
+    A table is written as Markdown and CSV, a figure as PNG and SVG with the numbers behind it as CSV or parquet;
+    reproduction.json says what each shows. What is not there is named with the command that makes it, unfinished and
+    unreadable runs are listed, and whatever can be made without them is made.
+
+    Args:
+        target: table1, fig2 to fig10, fig12, fig13, fig14, or all.
+        runs: Folder of runs, as convattn train makes them; they lie in it or one folder deeper.
+        output: Folder to make; it must be new or empty. Without it reproduce-TARGET, or the first of
+            reproduce-TARGET-2, -3, … that is free. Where nothing can be made it is not there.
+        scale: Scale of the recipes: paper, small or tiny.
+        data: Folder with the files of CIFAR-10, for figures 6 to 10. Without it the folder that the run was trained
+            on, or the Hub.
+        json: Print what came of it as JSON, and nothing else.
+
+    Returns:
+        0, or 1 where something is missing or could not be made.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise MissingDependencyError("matplotlib", "train")
+    from convattn.analysis.reproduction import TARGETS
+    from convattn.analysis.reproduction import reproduce as make
+
+    folder = first_free(Path(f"reproduce-{target}")) if output is None else output
+    names = list(TARGETS) if target == "all" else [target]
+    result = make(names, runs, folder, scale=scale, data=data)
+    files = [folder / file for item in result.targets for file in item.files]
+    wrote = "\n".join(f"wrote {file}" for file in files) if files else "nothing was made"
+    print_record(result, f"{result.summary()}\n{wrote}", json=json)
+    return 0 if result.complete else 1

@@ -1,0 +1,54 @@
+"""Runs of every recipe of table 1, so small that each takes a moment; their numbers say nothing."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+from convattn.analysis.reproduction.published import TABLE1
+from convattn.training import load_recipe, train
+
+SIZES = {"model.width": "8", "model.depth": "2", "model.ffn": "8", "model.dropout": "0", "data.name": "digits"}
+STEPS = {"optim.learning_rate": "0.01", "training.epochs": "2", "training.batch_size": "400"}
+MODELS = {
+    "sa-quadratic-16-heads": {"model.heads": "16"},
+    "sa-learned": {"model.encoding": "learned_axial"},
+    "sa-learned-content": {"model.encoding": "learned_axial", "model.content": "true"},
+    "sa-quadratic-generalized": {"model.encoding": "generalized_quadratic"},
+    "sa-quadratic-generalized-pruned": {"model.encoding": "generalized_quadratic", "model.heads": "2"},
+    "sa-sinusoidal": {"model.encoding": "sinusoidal"},
+    "sa-distance": {"model.encoding": "distance"},
+}
+RECIPES = tuple(row.recipe for row in TABLE1)
+
+
+def make_run(folder: Path, recipe: str, *, seed: int = 0, scale: str | None = None, **overrides: str) -> Path:
+    """Trains a tiny network under the name of a recipe; `epochs="3"` overrides training.epochs."""
+    base = "convnet" if recipe in {"convnet", "resnet18"} else "sa-quadratic"
+    heads = {} if base == "convnet" else {"model.heads": "3", "model.initializer_range": "0.1"}
+    changed = {f"training.{key}": value for key, value in overrides.items()}
+    resolved = load_recipe(base, overrides={**SIZES, **STEPS, **heads, **MODELS.get(recipe, {}), **changed})
+    record = train(dataclasses.replace(resolved, name=recipe, seed=seed), output=folder, progress=False)
+    if scale is not None:
+        dataclasses.replace(record, recipe={**record.recipe, "scale": scale}).save(folder / "record.json")
+    return folder
+
+
+def make_all(folder: Path) -> Path:
+    """Trains every recipe once, and sa-quadratic with three seeds, one of them a folder deeper."""
+    for recipe in RECIPES:
+        make_run(folder / f"{recipe}-0", recipe)
+    make_run(folder / "sa-quadratic-1", "sa-quadratic", seed=1)
+    make_run(folder / "deeper" / "sa-quadratic-2", "sa-quadratic", seed=2)
+    return folder
+
+
+def copy_run(runs: Path, name: str, folder: Path) -> Path:
+    """Copies a run, to be damaged."""
+    return Path(shutil.copytree(runs / name, folder / name))
+
+
+def change_record(run: Path, **changes: object) -> None:
+    """Changes fields of a run's record."""
+    path = run / "record.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from convattn.analysis.attention_maps import mean_attention, position_attention
+from convattn.errors import ArgumentError
+from convattn.models import AttentionNet, ConvNet
+from convattn.testing.budget import assert_within_budget
+
+QUERIES = [(1, 2), (3, 0)]
+
+
+def network(*, content):
+    torch.manual_seed(0)
+    sizes = {"in_channels": 1, "width": 6, "depth": 2, "heads": 3, "ffn": 7, "image_size": 8, "initializer_range": 0.5}
+    return AttentionNet("learned_axial", content=content, **sizes).eval()
+
+
+def by_hand(net, images):
+    """Attention of every layer on each image alone, block by block."""
+    layers = [[] for _ in net.blocks]
+    with torch.inference_mode():
+        for image in images:
+            pixels = net.embed(net.patches(image[None]).movedim(1, -1)).movedim(-1, 1)
+            for found, block in zip(layers, net.blocks, strict=True):
+                found.append(block.mixer.attention(pixels)[0])
+                pixels = block(pixels)
+    return [torch.stack(found) for found in layers]
+
+
+def test_content_maps_are_the_mean_over_images():
+    net, images = network(content=True), torch.randn(13, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    found = mean_attention(net, images, QUERIES)
+    lows, highs = by_hand(net, images), by_hand(network(content=True).double(), images.double())
+    for maps, low, high in zip(found, lows, highs, strict=True):
+        for number, (row, col) in enumerate(QUERIES):
+            lo, hi = (item[:, :, row, col].mean(0) for item in (low, high))
+            assert_within_budget(torch.from_numpy(maps[number]).float(), hi, lo)
+
+
+def test_mean_is_not_that_of_one_image():
+    net, images = network(content=True), torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    both, one = (mean_attention(net, chosen, QUERIES)[0] for chosen in (images, images[:1]))
+    assert abs(both - one).max() > 1e-3
+
+
+def test_position_maps_are_those_of_the_layers():
+    net = network(content=False)
+    for maps, block in zip(position_attention(net, (4, 4), QUERIES), net.blocks, strict=True):
+        expected = block.mixer.attention((4, 4)).detach().double()
+        for number, (row, col) in enumerate(QUERIES):
+            assert maps[number].tolist() == expected[:, row, col].tolist()
+
+
+def test_images_change_nothing_without_content():
+    net, images = network(content=False), torch.randn(13, 1, 8, 8)
+    for mean, position in zip(
+        mean_attention(net, images, QUERIES), position_attention(net, (4, 4), QUERIES), strict=True
+    ):
+        assert abs(mean - position).max() <= 2 * 13 * torch.finfo(torch.float64).eps
+
+
+def test_no_hook_is_left_even_after_an_error():
+    net = network(content=True)
+    with pytest.raises(ArgumentError):
+        mean_attention(net, torch.zeros(1, 5, 8, 8), QUERIES)
+    assert not any(module._forward_pre_hooks for module in net.modules())
+
+
+def test_networks_without_attention_are_refused():
+    with pytest.raises(ArgumentError, match="network must have attention layers, but ConvNet has none"):
+        position_attention(ConvNet(width=4, depth=1, ffn=4), (4, 4), QUERIES)
+
+
+def test_content_needs_images():
+    with pytest.raises(ArgumentError, match="spatial must be images"):
+        position_attention(network(content=True), (4, 4), QUERIES)

@@ -1,0 +1,133 @@
+import dataclasses
+import shutil
+
+import pytest
+from tests.analysis.run_cases import change_record, copy_run
+
+from convattn.analysis.runs import find_runs, group_runs, read_metrics
+from convattn.errors import ArgumentError, CheckpointError
+from convattn.records import RunRecord
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    return copy_run(runs, "sa-quadratic-0", tmp_path)
+
+
+def change(run, **recipe):
+    record = RunRecord.load(run / "record.json")
+    dataclasses.replace(record, recipe={**record.recipe, **recipe}).save(run / "record.json")
+
+
+def test_runs_are_found_two_folders_deep_and_no_deeper(runs, tmp_path):
+    for place in ("a", "b/a", "c/b/a", ".hidden"):
+        shutil.copytree(runs / "convnet-0", tmp_path / place)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes.txt").write_text("no run")
+    found = find_runs(tmp_path)
+    assert [item.folder for item in found.finished] == [tmp_path / "a", tmp_path / "b/a"]
+    assert (found.unfinished, found.unreadable) == ((), ())
+    assert [item.folder for item in find_runs(tmp_path / "a").finished] == [tmp_path / "a"]
+
+
+def test_runs_without_a_record_are_unfinished(run):
+    (run / "record.json").unlink()
+    found = find_runs(run.parent)
+    assert (found.finished, found.unfinished, found.unreadable) == ((), (run,), ())
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("{", "the text is not JSON"), ('{"record": "Certificate", "schema_version": 1}', "not a RunRecord of schema")],
+)
+def test_damaged_records_are_unreadable_with_the_reason(run, content, reason):
+    (run / "record.json").write_text(content)
+    ((folder, said),) = find_runs(run.parent).unreadable
+    assert folder == run
+    assert reason in said
+
+
+def test_record_without_accuracy_is_unreadable(run):
+    change_record(run, results={"test_loss": 1.0})
+    ((_, said),) = find_runs(run.parent).unreadable
+    assert said.endswith("the results have no test_accuracy: ['test_loss']")
+
+
+def test_missing_folder_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match=r"runs must be a folder that exists, but is '.*nowhere'"):
+        find_runs(tmp_path / "nowhere")
+
+
+def test_runs_of_a_recipe_and_scale_are_grouped_by_seed(runs):
+    found = find_runs(runs)
+    (group,) = group_runs(found.finished, "sa-quadratic", "paper")
+    assert [item.record.seed for item in group.runs] == [0, 1, 2]
+    assert (group.first.record.seed, group.repeats) == (0, ())
+    assert group_runs(found.finished, "sa-quadratic", "small") == []
+
+
+def test_scale_is_taken_from_the_recipe(run):
+    change(run, scale="small")
+    found = find_runs(run.parent).finished
+    assert group_runs(found, "sa-quadratic", "paper") == []
+    assert len(group_runs(found, "sa-quadratic", "small")) == 1
+
+
+def test_the_same_seed_counts_once(run):
+    shutil.copytree(run, run.parent / "again")
+    (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
+    assert ([item.folder.name for item in group.runs], [item.folder.name for item in group.repeats]) == (
+        ["again"],
+        ["sa-quadratic-0"],
+    )
+
+
+@pytest.mark.parametrize("difference", ["settings", "data"])
+def test_runs_of_other_settings_or_data_are_not_mixed(run, difference):
+    other = shutil.copytree(run, run.parent / "other")
+    if difference == "settings":
+        change(other, training={"epochs": 99})
+    else:
+        record = RunRecord.load(other / "record.json")
+        dataclasses.replace(record, data=dataclasses.replace(record.data, hashes={"train": "0"})).save(
+            other / "record.json"
+        )
+    change_record(other, command="convattn train sa-quadratic --set seed=1", seed=1)
+    first, second = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
+    assert ([item.folder for item in first.runs], [item.folder for item in second.runs]) == ([other], [run])
+
+
+def test_folders_and_claims_make_no_difference(run):
+    other = shutil.copytree(run, run.parent / "other")
+    record = RunRecord.load(run / "record.json")
+    change(other, claim="another", seed=1, data={**record.recipe["data"], "folder": "elsewhere"})
+    change_record(other, seed=1)
+    (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
+    assert len(group.runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "changes"),
+    [
+        ("convattn train x --set seed=1 --set data.folder=f --set 'claim=a b' --set start.folder=g", ()),
+        ("convattn train x --scale small --set seed=1 --set training.epochs=2", ("training.epochs=2",)),
+        ("convattn train recipe.toml", ("by its own recipe.toml",)),
+    ],
+)
+def test_changes_are_read_from_the_command(run, command, changes):
+    change_record(run, command=command)
+    (found,) = find_runs(run).finished
+    assert found.changes == changes
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "FileNotFoundError"), ("{", "JSONDecodeError"), ('{"epoch": 1}', "KeyError"), ("", "it holds no epoch")],
+)
+def test_damaged_metrics_are_refused(run, content, reason):
+    (run / "metrics.jsonl").unlink()
+    if content is not None:
+        (run / "metrics.jsonl").write_text(content)
+    (found,) = find_runs(run).finished
+    with pytest.raises(CheckpointError, match=rf"cannot read metrics from .*metrics\.jsonl: {reason}"):
+        read_metrics(found)

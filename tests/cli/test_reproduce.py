@@ -1,0 +1,59 @@
+import pytest
+from tests.analysis.run_cases import make_run
+
+from convattn.analysis.reproduction import TARGETS, Reproduction
+from convattn.cli import main
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with one run."""
+    folder = tmp_path_factory.mktemp("runs")
+    make_run(folder / "here", "sa-quadratic", scale="small")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_figure_is_made_where_it_is_told(runs, tmp_path, capsys):
+    assert main(["reproduce", "fig4", "--runs", str(runs), "--scale", "small", "-o", "there/figure"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "fig4: made\n" in out
+    files = ["fig4.parquet", "fig4.png", "fig4.svg"]
+    assert out.endswith("".join(f"wrote there/figure/{file}\n" for file in files))
+    assert sorted(item.name for item in (tmp_path / "there" / "figure").iterdir()) == [*files, "reproduction.json"]
+
+
+def test_incomplete_is_exit_code_1_and_earlier_output_is_kept(runs, tmp_path, capsys):
+    for folder in ("reproduce-all", "reproduce-all-2"):
+        assert main(["reproduce", "all", "--runs", str(runs), "--scale", "small", "--json"]) == 1
+        result = Reproduction.from_json(capsys.readouterr().out)
+        assert result == Reproduction.load(tmp_path / folder / "reproduction.json")
+        assert [item.target for item in result.targets if item.complete] == ["fig3", "fig4"]
+        assert [item.target for item in result.targets] == list(TARGETS)
+
+
+def test_nothing_made_is_exit_code_1_with_the_command(runs, tmp_path, capsys):
+    assert main(["reproduce", "fig5", "--runs", str(runs), "--scale", "small"]) == 1
+    out = capsys.readouterr().out
+    assert f"convattn train sa-learned --scale small -o {runs}/sa-learned-0\n" in out
+    assert out.endswith("nothing was made\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fig1", "--runs", "."], "unknown target 'fig1'"),
+        (["fig3", "--runs", ".", "--scale", "huge"], "unknown scale 'huge'"),
+        (["fig3", "--runs", "nowhere"], "runs must be a folder that exists, but is 'nowhere'"),
+        (["fig3"], "--runs"),
+    ],
+)
+def test_mistakes_are_exit_code_2(arguments, message, capsys):
+    assert main(["reproduce", *arguments]) == 2
+    assert message in capsys.readouterr().err
