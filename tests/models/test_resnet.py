@@ -53,3 +53,11 @@ def test_wrong_channels_are_refused():
 def test_wrong_sizes_are_refused(name):
     with pytest.raises(ArgumentError, match=f"{name} must be an integer of at least 1"):
         ResNet(**{name: 0})
+
+
+@pytest.mark.parametrize(("width", "size"), [(64, 32), (8, 13)])
+def test_operations_are_those_that_pytorch_counts(width, size):
+    network = ResNet(2, width=width).eval()
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        network(torch.zeros(1, 3, size, size))
+    assert network.flops(size).total == counter.get_total_flops()

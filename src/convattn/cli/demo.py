@@ -74,9 +74,8 @@ def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demon
         say(f"2/2  training {recipe.name} for {recipe.training.epochs} epochs")
         run = train(recipe, output=folder / "run", progress=not quiet)
     snapshots = read_heads(folder / "run")
-    figure = head_centres(
-        folder / "heads.png", [item for item in snapshots if item.epoch in (0, recipe.training.epochs)]
-    )
+    ends = (snapshots[0].step, snapshots[-1].step)
+    figure = head_centres(folder / "heads.png", [item for item in snapshots if item.step in ends])
     accurate = run.results["test_accuracy"] >= LEAST_ACCURACY
     shown = Demonstration(
         conversions=tuple(conversions),

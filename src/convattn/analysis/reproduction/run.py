@@ -15,11 +15,9 @@ from convattn.analysis.reproduction.targets import TARGETS
 from convattn.analysis.runs import RunGroup, RunsFound, find_runs, group_runs
 from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, UnknownNameError, must_be
 from convattn.files import new_folder, require_new_folder
+from convattn.training.scale import SCALES
 
-__all__ = ["SCALES", "reproduce"]
-
-SCALES = ("paper", "small", "tiny")
-"""Scales of recipes."""
+__all__ = ["reproduce"]
 
 _STARTS_FROM = {"sa-quadratic-generalized-pruned": "sa-quadratic-generalized"}
 """Recipes that train the network of another one's run further."""
