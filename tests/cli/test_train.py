@@ -1,9 +1,11 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from convattn.cli import main
 from convattn.records import RunRecord
+from convattn.training import load_recipe, recipe_to_toml
 
 TINY = ("model.width=5", "model.depth=1", "model.heads=2", "model.ffn=7", "training.epochs=1")
 SET = [item for change in TINY for item in ("--set", change)]
@@ -37,3 +39,54 @@ def test_of_two_values_the_later_counts_and_json_is_the_record(capsys):
     assert main(["train", "digits-quadratic", *SET, "--set", "seed=1", "--set", "seed=2", "--json"]) == 0
     printed = RunRecord.from_json(capsys.readouterr().out)
     assert printed == RunRecord.load("runs/digits-quadratic-2/record.json")
+
+
+def test_scale_is_part_of_the_default_folder_and_of_the_summary(capsys):
+    assert main(["train", "convnet", "--scale", "tiny", "--set", "training.epochs=1"]) == 0
+    record = RunRecord.load("runs/convnet-tiny-0/record.json")
+    assert record.command == "convattn train convnet --scale tiny --set training.epochs=1"
+    assert capsys.readouterr().out.startswith("convnet at scale tiny, seed 0\n")
+
+
+def test_finished_run_is_shown_again_by_resume(capsys):
+    assert main(["train", "digits-quadratic", *SET, "--json"]) == 0
+    first = capsys.readouterr().out
+    assert main(["train", "digits-quadratic", *SET, "--resume", "--json"]) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr("convattn.training.session.Session.summary", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(["train", "digits-quadratic", *SET, "--checkpoint-every", "20"])
+    newest = max(Path("runs/digits-quadratic-0/checkpoints").glob("step-*"))
+    (newest / "model.safetensors").write_bytes(b"")
+    assert main(["train", "digits-quadratic", *SET, "--resume"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(f"convattn: checkpoint {newest.name} is damaged")
+    assert err.endswith("the one before is used\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--resume"], "runs/digits-quadratic-0 holds no run to resume"),
+        (["--tracker", "tensorbord"], "unknown tracker 'tensorbord'"),
+        (["--checkpoint-every", "0"], "checkpoint_every must be an integer of at least 1, but is 0"),
+        (["--scale", "small"], "digits-quadratic.toml: scale must be paper"),
+    ],
+)
+def test_mistakes_are_named_and_leave_nothing(capsys, words, message):
+    assert main(["train", "digits-quadratic", *SET, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_file_of_a_run_repeats_it():
+    recipe = load_recipe("sa-quadratic", scale="tiny", overrides={"training.epochs": "1"})
+    Path("mine.toml").write_text(recipe_to_toml(recipe))
+    assert main(["train", "mine.toml", "-o", "first"]) == 0
+    assert main(["train", "first/recipe.toml", "-o", "second"]) == 0
+    first, second = (json.loads(Path(name, "metrics.jsonl").read_text()) for name in ("first", "second"))
+    assert first["test_loss"] == second["test_loss"]

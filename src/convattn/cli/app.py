@@ -2,8 +2,11 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from cyclopts import App, CycloptsError
 
@@ -15,7 +18,7 @@ from convattn.cli.help_text import HelpText
 from convattn.cli.info import info
 from convattn.cli.reproduce import reproduce
 from convattn.cli.train import train
-from convattn.errors import ConvAttnError
+from convattn.errors import CheckpointWarning, ConvAttnError
 
 __all__ = ["COMMANDS", "build_app", "main"]
 
@@ -78,8 +81,19 @@ def _run(arguments: Sequence[str] | None) -> int:
     """Parses and runs; errors come out as exceptions, and a page of help or the version as no code at all."""
     app = build_app()
     tokens = sys.argv[1:] if arguments is None else list(arguments)
-    code = app(tokens, print_error=False, exit_on_error=False, verbose=False, result_action="return_value")
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+        warnings.showwarning = partial(_show_warning, shown)
+        code = app(tokens, print_error=False, exit_on_error=False, verbose=False, result_action="return_value")
     return code or 0
+
+
+def _show_warning(otherwise: Callable[..., None], message: Warning, category: type[Warning], *rest: Any) -> None:
+    """Prints a warning of convattn's own on one line, and leaves others to Python."""
+    if issubclass(category, CheckpointWarning):
+        print(f"convattn: {' '.join(str(message).split())}", file=sys.stderr)
+    else:
+        otherwise(message, category, *rest)
 
 
 def _fail(message: str, code: int) -> int:
