@@ -55,6 +55,7 @@ def test_finished_run_is_shown_again_by_resume(capsys):
     assert capsys.readouterr().out == first
 
 
+@pytest.mark.filterwarnings("default::convattn.errors.CheckpointWarning")
 def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr("convattn.training.session.Session.summary", lambda _: 1 / 0)
