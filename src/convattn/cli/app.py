@@ -13,13 +13,14 @@ from convattn.cli.convert import convert
 from convattn.cli.demo import demo
 from convattn.cli.help_text import HelpText
 from convattn.cli.info import info
+from convattn.cli.study import study
 from convattn.cli.train import train
 from convattn.errors import ConvAttnError
 
 __all__ = ["COMMANDS", "build_app", "main"]
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {"demo": demo, "convert": convert, "train": train, "bench": bench, "info": info}
+    {"demo": demo, "convert": convert, "train": train, "study": study, "bench": bench, "info": info}
 )
 """Every command by its name: a function of typed arguments that returns the exit code."""
 

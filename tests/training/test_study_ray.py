@@ -1,0 +1,116 @@
+"""Studies on a real Ray cluster of two nodes on this machine, one of which is killed while runs are under way."""
+
+import importlib.util
+import json
+import sys
+import threading
+import time
+
+import pytest
+
+from convattn.errors import ArgumentError, MissingDependencyError
+from convattn.training.study import study
+from convattn.training.study_engine import LocalEngine
+from convattn.training.study_ray import RayEngine
+from training.study_fake import FakeTrain
+
+RECIPE = "digits-quadratic"
+SEEDS = (0, 1, 2)
+STORE = 80 * 2**20
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Starts two nodes of one processor each, and connects to the first; everything is shut down afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+            patch.setenv(name, "0")
+        ray = pytest.importorskip("ray")
+        from ray.cluster_utils import Cluster
+
+        options = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
+        made = Cluster(initialize_head=True, shutdown_at_exit=True, head_node_args=options)
+        try:
+            made.add_node(num_cpus=1, object_store_memory=STORE)
+            ray.init(made.address, log_to_driver=False, logging_level="error")
+            made.wait_for_nodes()
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+def weights(folder):
+    return {file.parent.name: file.read_bytes() for file in sorted(folder.glob("*/model.safetensors"))}
+
+
+@needs_ray
+def test_runs_on_a_node_that_dies_are_continued_on_another(cluster, tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+
+    def kill():
+        while len(list(there.glob("*/checkpoints/last"))) < 2:
+            time.sleep(0.02)
+        (node,) = cluster.worker_nodes
+        cluster.remove_node(node, allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    told = []
+    fake = FakeTrain(epochs=30, seconds=0.1)
+    found = study([RECIPE], output=there, seeds=SEEDS, engine=RayEngine(threads=1, command=fake, tell=told.append))
+    killer.join()
+    assert found.failures == ()
+    expected = study([RECIPE], output=here, seeds=SEEDS, engine=LocalEngine(threads=1, command=FakeTrain(epochs=30)))
+    assert weights(there) == weights(here)
+    assert found.groups == expected.groups
+    logs = {seed: (there / f"{RECIPE}-{seed}.log").read_text().splitlines() for seed in SEEDS}
+    (lost,) = [seed for seed, log in logs.items() if len([line for line in log if line.startswith("$")]) == 2]
+    assert logs[lost][-1].endswith(" --resume")
+    began = [
+        json.loads(line)["began"] for line in (there / f"{RECIPE}-{lost}" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert 0 < began[-1] < 30
+    assert told[:3] == [f"{RECIPE}-{seed}: submitted" for seed in SEEDS]
+
+
+@needs_ray
+def test_failing_run_does_not_stop_the_others(cluster, tmp_path):
+    fake = FakeTrain(epochs=1, failing=(f"{RECIPE}-1",))
+    record = study([RECIPE], output=tmp_path, seeds=SEEDS, engine=RayEngine(command=fake))
+    assert [(each.seed, each.reason) for each in record.failures] == [(1, "cannot do epoch 0")]
+    assert {run.hardware["threads"] for run in record.runs} == {"1"}
+
+
+@needs_ray
+def test_stopped_study_leaves_no_process(cluster, tmp_path):
+    def stop(line):
+        if "submitted" in line:
+            while not list(tmp_path.glob("*/checkpoints/last")):
+                time.sleep(0.02)
+            raise KeyboardInterrupt
+
+    fake = FakeTrain(epochs=100, seconds=0.1)
+    with pytest.raises(KeyboardInterrupt):
+        study([RECIPE], output=tmp_path, seeds=(0,), engine=RayEngine(command=fake, tell=stop))
+    log = (tmp_path / f"{RECIPE}-0.log").read_text().splitlines()
+    count = len((tmp_path / f"{RECIPE}-0" / "metrics.jsonl").read_text().splitlines())
+    time.sleep(0.3)
+    assert log[-1] == "stopped"
+    assert len((tmp_path / f"{RECIPE}-0" / "metrics.jsonl").read_text().splitlines()) == count < 100
+
+
+@needs_ray
+def test_more_threads_than_any_node_has_are_refused(cluster, tmp_path):
+    with pytest.raises(
+        ArgumentError, match="^threads must be at most 1, the processors of the largest node, but is 99$"
+    ):
+        study([RECIPE], output=tmp_path, seeds=SEEDS, engine=RayEngine(threads=99, command=FakeTrain()))
+
+
+def test_missing_ray_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingDependencyError, match=r'needs ray, .* pip install "convattn\[cluster\]"'):
+        study([RECIPE], output=tmp_path, engine=RayEngine(command=FakeTrain()))
