@@ -14,7 +14,7 @@ from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDe
 from convattn.records import RunRecord
 from convattn.training import study_statistics
 from convattn.training.study import study
-from convattn.training.study_engine import LocalEngine
+from convattn.training.study_engine import LocalEngine, _slots
 from convattn.training.study_folder import locked
 from convattn.training.study_record import StudyRecord
 from training.study_fake import FakeTrain
@@ -121,9 +121,11 @@ def test_study_without_a_finished_run_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
+    ("number", "raised", "code"),
+    [(signal.SIGINT, KeyboardInterrupt, ""), (signal.SIGTERM, SystemExit, "143")],
+    ids=["SIGINT", "SIGTERM"],
 )
-def test_stopped_study_leaves_no_process_and_is_continued(tmp_path, number, raised):
+def test_stopped_study_leaves_no_process_and_is_continued(tmp_path, number, raised, code):
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
 
     def stop():
@@ -134,7 +136,7 @@ def test_stopped_study_leaves_no_process_and_is_continued(tmp_path, number, rais
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=stop)
     thread.start()
-    with pytest.raises(raised):
+    with pytest.raises(raised, match=f"^{code}$"):
         run(stopped, epochs=40, seconds=0.1)
     thread.join()
     assert signal.getsignal(signal.SIGTERM) is before
@@ -201,3 +203,13 @@ def test_missing_scipy_is_told_before_anything_runs(tmp_path, monkeypatch):
 def test_engine_refuses_less_than_one(name):
     with pytest.raises(ArgumentError, match=f"^{name} must be at least 1, but is 0$"):
         LocalEngine(**{name: 0})
+
+
+def test_workers_take_cuda_devices_in_turn(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in _slots(3)] == ["4", "6", "4"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in _slots(3)] == ["0", "1", "0"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert _slots(2) == [{}, {}]

@@ -2,9 +2,12 @@
 
 import importlib.util
 import json
+import os
+import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +20,7 @@ from training.study_fake import FakeTrain
 
 RECIPE = "digits-quadratic"
 SEEDS = (0, 1, 2)
+FAILING = 3
 STORE = 80 * 2**20
 HEALTH = {
     "health_check_initial_delay_ms": 0,
@@ -29,7 +33,7 @@ HEALTH = {
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster():
     """Starts two nodes of one processor each, and connects to the first; everything is shut down afterwards."""
     with pytest.MonkeyPatch.context() as patch:
@@ -40,6 +44,7 @@ def cluster():
 
         node = {"num_cpus": 1, "object_store_memory": STORE}
         options = {**node, "include_dashboard": False, "_system_config": HEALTH}
+        before = signal.getsignal(signal.SIGTERM)  # which Ray replaces
         made = Cluster(initialize_head=True, shutdown_at_exit=True, head_node_args=options)
         try:
             made.add_node(**node)
@@ -49,6 +54,7 @@ def cluster():
         finally:
             ray.shutdown()
             made.shutdown()
+            signal.signal(signal.SIGTERM, before)
 
 
 def weights(folder):
@@ -68,10 +74,13 @@ def test_runs_on_a_node_that_dies_are_continued_on_another(cluster, tmp_path):
     killer = threading.Thread(target=kill)
     killer.start()
     told = []
-    fake = FakeTrain(epochs=30, seconds=0.1)
-    found = study([RECIPE], output=there, seeds=SEEDS, engine=RayEngine(threads=1, command=fake, tell=told.append))
+    fake = FakeTrain(epochs=30, seconds=0.1, failing=(f"{RECIPE}-{FAILING}",))
+    found = study(
+        [RECIPE], output=there, seeds=(*SEEDS, FAILING), engine=RayEngine(threads=1, command=fake, tell=told.append)
+    )
     killer.join()
-    assert found.failures == ()
+    assert [(each.seed, each.reason) for each in found.failures] == [(FAILING, "cannot do epoch 0")]
+    assert {run.hardware["threads"] for run in found.runs} == {"1"}
     expected = study([RECIPE], output=here, seeds=SEEDS, engine=LocalEngine(threads=1, command=FakeTrain(epochs=30)))
     assert weights(there) == weights(here)
     assert found.groups == expected.groups
@@ -86,24 +95,23 @@ def test_runs_on_a_node_that_dies_are_continued_on_another(cluster, tmp_path):
 
 
 @needs_ray
-def test_failing_run_does_not_stop_the_others(cluster, tmp_path):
-    fake = FakeTrain(epochs=1, failing=(f"{RECIPE}-1",))
-    record = study([RECIPE], output=tmp_path, seeds=SEEDS, engine=RayEngine(command=fake))
-    assert [(each.seed, each.reason) for each in record.failures] == [(1, "cannot do epoch 0")]
-    assert {run.hardware["threads"] for run in record.runs} == {"1"}
+def test_stopped_study_leaves_no_process_and_no_cluster(tmp_path):
+    import ray
 
+    def stop():
+        while not list(tmp_path.glob("*/checkpoints/last")):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-@needs_ray
-def test_stopped_study_leaves_no_process(cluster, tmp_path):
-    def stop(line):
-        if "submitted" in line:
-            while not list(tmp_path.glob("*/checkpoints/last")):
-                time.sleep(0.02)
-            raise KeyboardInterrupt
-
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=stop)
+    thread.start()
     fake = FakeTrain(epochs=100, seconds=0.1)
-    with pytest.raises(KeyboardInterrupt):
-        study([RECIPE], output=tmp_path, seeds=(0,), engine=RayEngine(command=fake, tell=stop))
+    with pytest.raises(SystemExit, match=f"^{128 + signal.SIGTERM}$"):
+        study([RECIPE], output=tmp_path, seeds=(0,), engine=RayEngine(threads=1, command=fake))
+    thread.join()
+    assert not ray.is_initialized()
+    assert signal.getsignal(signal.SIGTERM) is before
     metrics = tmp_path / f"{RECIPE}-0" / "metrics.jsonl"
     count = len(metrics.read_text().splitlines())
     with (tmp_path / f"{RECIPE}-0.log").open("ab") as log:
@@ -112,12 +120,13 @@ def test_stopped_study_leaves_no_process(cluster, tmp_path):
     assert 0 < len(metrics.read_text().splitlines()) == count < 100
 
 
-@needs_ray
-def test_more_threads_than_any_node_has_are_refused(cluster, tmp_path):
+def test_more_threads_than_any_node_has_are_refused():
+    sizes = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 6.0}, {}]
+    ray = SimpleNamespace(nodes=lambda: [{"Alive": True, "Resources": size} for size in sizes])
     with pytest.raises(
-        ArgumentError, match=r"^threads must be at most 1, the processors of the largest node, but is 99$"
+        ArgumentError, match=r"^threads must be at most 6, the processors of the largest node, but is 7$"
     ):
-        study([RECIPE], output=tmp_path, seeds=SEEDS, engine=RayEngine(threads=99, command=FakeTrain()))
+        RayEngine(threads=7)._submitter(ray)
 
 
 def test_missing_ray_says_how_to_install_it(tmp_path, monkeypatch):

@@ -136,17 +136,27 @@ def sigterm_raises() -> Iterator[None]:
 
     Yields:
         Nothing. Outside the main thread, which alone receives signals, nothing is changed.
+
+    Raises:
+        SystemExit: SIGTERM came; the code is 143, a shell's 128 + signal.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    received = []
+
     def stop(number: int, _: object) -> None:
+        received.append(number)
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except SystemExit:
+        if received:  # compiled code that was interrupted, such as Ray's, raises with a code of its own
+            raise SystemExit(128 + received[0]) from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 

@@ -61,22 +61,22 @@ class RayEngine(Engine):
         """
         ray = _import_ray()
         waiting, running = deque(runs), {}
-        with _connected(ray, self.address):
+        # Connecting sets a handler of Ray's own: the inner one comes after it, the outer one puts back what was before.
+        with sigterm_raises(), _connected(ray, self.address), sigterm_raises():
             try:
-                with sigterm_raises():
-                    submit = self._submitter(ray)
-                    while waiting or running:
-                        while waiting and len(running) < (self.workers or len(runs)):
-                            run = waiting.popleft()
-                            running[submit(run)] = run
-                            self.tell(f"{run.name}: submitted")
-                        for reference in ray.wait(list(running), num_returns=1, timeout=1.0)[0]:
-                            _await(ray, reference, running[reference])
-                            yield running.pop(reference)
+                submit = self._submitter(ray)
+                while waiting or running:
+                    while waiting and len(running) < (self.workers or len(runs)):
+                        run = waiting.popleft()
+                        running[submit(run)] = run
+                        self.tell(f"{run.name}: submitted")
+                    for reference in ray.wait(list(running), num_returns=1, timeout=1.0)[0]:
+                        _await(ray, reference, running[reference])
+                        yield running.pop(reference)
             finally:
                 _stop(ray, running)
 
-    def _submitter(self, ray: ModuleType) -> Any:
+    def _submitter(self, ray: Any) -> Any:
         """Returns the function that submits a run."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         shares = [int(node.get("CPU", 0) // max(1, node.get("GPU", 0))) for node in nodes]
