@@ -17,13 +17,22 @@ from convattn.cli.demo import demo
 from convattn.cli.help_text import HelpText
 from convattn.cli.info import info
 from convattn.cli.reproduce import reproduce
+from convattn.cli.study import study
 from convattn.cli.train import train
 from convattn.errors import CheckpointWarning, ConvAttnError
 
 __all__ = ["COMMANDS", "build_app", "main"]
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {"demo": demo, "convert": convert, "train": train, "reproduce": reproduce, "bench": bench, "info": info}
+    {
+        "demo": demo,
+        "convert": convert,
+        "train": train,
+        "study": study,
+        "reproduce": reproduce,
+        "bench": bench,
+        "info": info,
+    }
 )
 """Every command by its name: a function of typed arguments that returns the exit code."""
 

@@ -1,0 +1,10 @@
+"""`python -m convattn`: the command line, by whichever interpreter runs it."""
+
+import sys
+
+from convattn.cli import main
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    sys.exit(main())

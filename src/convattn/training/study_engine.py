@@ -1,0 +1,186 @@
+"""What carries a study's runs out: local processes here, a Ray cluster in `study_ray`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+
+from convattn.errors import ArgumentError, must_be
+from convattn.training.study_plan import PlannedRun, train_command
+
+__all__ = ["CommandBuilder", "Engine", "LocalEngine", "leash_command", "sigterm_raises"]
+
+CommandBuilder = Callable[[PlannedRun, bool], list[str]]
+"""Makes the command of a run; the second argument says whether to continue it."""
+
+_POLL = 0.05
+_LEASH = Path(__file__).with_name("study_leash.py")
+
+
+@dataclass(frozen=True)
+class Engine(ABC):
+    """Carries out runs, each in a process of its own.
+
+    Attributes:
+        workers: Runs at a time.
+        threads: Threads of each run.
+        command: Makes the command of a run.
+        tell: Called with a line of text whenever something happens.
+
+    Raises:
+        ArgumentError: The number of workers or threads is below 1.
+    """
+
+    workers: int | None = None
+    threads: int | None = None
+    command: CommandBuilder = train_command
+    tell: Callable[[str], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        for name in ("workers", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ArgumentError(must_be(name, "at least 1", value))
+
+    @abstractmethod
+    def run(self, runs: Sequence[PlannedRun]) -> Generator[PlannedRun, None, None]:
+        """Carries runs out; whatever ends the iteration early stops those under way, which can then be continued.
+
+        Args:
+            runs: The runs that are not finished.
+
+        Yields:
+            Each run when it has ended, well or not.
+        """
+
+
+@final
+@dataclass(frozen=True)
+class LocalEngine(Engine):
+    """Runs as processes on this machine: one at a time unless told, with all cores shared among them.
+
+    Where there are CUDA devices, workers take them in turn.
+    """
+
+    def run(self, runs: Sequence[PlannedRun]) -> Generator[PlannedRun, None, None]:
+        """Carries runs out, at most `workers` at a time.
+
+        Args:
+            runs: The runs.
+
+        Yields:
+            Each run when it has ended.
+        """
+        workers = self.workers or 1
+        threads = self.threads or max(1, _cores() // workers)
+        waiting, free, running = deque(runs), deque(_slots(workers)), {}
+        try:
+            with sigterm_raises():
+                while waiting or running:
+                    while waiting and free:
+                        run, slot = waiting.popleft(), free.popleft()
+                        environment = {"OMP_NUM_THREADS": str(threads), **slot}
+                        running[_start(leash_command(run, self.command, environment))] = run, slot
+                        self.tell(f"{run.name}: started")
+                    for process in [process for process in running if process.poll() is not None]:
+                        run, slot = running.pop(process)
+                        _let_go(process)
+                        free.append(slot)
+                        yield run
+                    time.sleep(_POLL)
+        finally:
+            for process in running:
+                _let_go(process)
+            for process in running:
+                process.wait()
+
+
+def leash_command(run: PlannedRun, command: CommandBuilder, environment: Mapping[str, str]) -> list[str]:
+    """Returns the command that carries out a run for as long as its standard input is open.
+
+    Args:
+        run: The run.
+        command: Makes the command of the run itself.
+        environment: Variables to add to the run's environment.
+
+    Returns:
+        The words of the command.
+    """
+    task = {
+        "folder": str(run.folder),
+        "log": str(run.log),
+        "start": command(run, False),
+        "resume": command(run, True),
+        "place": str(Path.cwd()),
+        "environment": dict(environment),
+    }
+    return [sys.executable, "-P", str(_LEASH), json.dumps(task)]
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Makes SIGTERM an exception, as Ctrl-C is one, so that what is under way can be stopped in order.
+
+    Yields:
+        Nothing. Outside the main thread, which alone receives signals, nothing is changed.
+
+    Raises:
+        SystemExit: SIGTERM came; the code is 143, a shell's 128 + signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    received = []
+
+    def stop(number: int, _: object) -> None:
+        received.append(number)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except SystemExit:
+        if received:  # compiled code that was interrupted, such as Ray's, raises with a code of its own
+            raise SystemExit(128 + received[0]) from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    """Starts a leash in a session of its own, where Ctrl-C at the terminal reaches only the study."""
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    """Closes the standard input of a leash, which then ends its run."""
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _slots(workers: int) -> list[dict[str, str]]:
+    """Returns for each worker the variables that give it a device of its own, in turn."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = [str(number) for number in range(torch.cuda.device_count())] if named is None else named.split(",")
+    if not torch.cuda.device_count():
+        return [{}] * workers
+    return [{"CUDA_VISIBLE_DEVICES": devices[worker % len(devices)]} for worker in range(workers)]

@@ -1,0 +1,113 @@
+"""What a study finds in its folder when it starts, and when its runs have ended."""
+
+import hashlib
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from convattn.errors import CheckpointError, RecipeError
+from convattn.records import RunRecord
+from convattn.training.recipe import Recipe
+from convattn.training.study_leash import has_checkpoint, is_finished, lock
+from convattn.training.study_plan import PlannedRun
+
+__all__ = ["State", "find_state", "last_line", "locked", "read_run"]
+
+State = Literal["finished", "under way", "stopped early", "new"]
+
+_SHOWN = 4
+"""Differences between two recipes that a message names."""
+
+_IRRELEVANT = {"claim"}
+"""Keys of a recipe that change no number."""
+
+
+def find_state(run: PlannedRun) -> State:
+    """Says what is to be done for a run.
+
+    Args:
+        run: The run.
+
+    Returns:
+        "finished" where its record is there, "under way" where there is a checkpoint to continue from, "stopped early"
+        where it stopped before the first, else "new".
+
+    Raises:
+        RecipeError: The folder holds a run of another recipe; the message names the differences.
+        CheckpointError: The folder holds something that is no run, or a file of it cannot be read.
+    """
+    folder = run.folder
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file, where the study keeps a run's folder")
+    if not folder.exists() or not any(folder.iterdir()):
+        return "new"
+    if is_finished(folder):
+        _require_same(folder, RunRecord.load(folder / "record.json").recipe, run.recipe)
+        return "finished"
+    try:
+        found = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CheckpointError(f"{folder} holds no run: recipe.toml cannot be read ({error})") from None
+    _require_same(folder, found, run.recipe)
+    return "under way" if has_checkpoint(folder) else "stopped early"
+
+
+def read_run(run: PlannedRun) -> tuple[RunRecord, str]:
+    """Reads the record of a finished run.
+
+    Args:
+        run: The run.
+
+    Returns:
+        The record, and the SHA-256 of its file.
+    """
+    content = (run.folder / "record.json").read_bytes()
+    return RunRecord.from_json(content.decode()), hashlib.sha256(content).hexdigest()
+
+
+def last_line(log: Path) -> str | None:
+    """Returns the last line of a log that is not empty; None where there is none."""
+    if not log.is_file():
+        return None
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), None)
+
+
+@contextmanager
+def locked(place: Path) -> Iterator[None]:
+    """Keeps a folder to one study at a time; made where missing.
+
+    Args:
+        place: Folder of the study.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        CheckpointError: Another study is at work in the folder.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / ".study.lock").open("ab") as file:
+        if not lock(file, patience=0):
+            raise CheckpointError(f"another study is at work in {place}")
+        yield
+
+
+def _require_same(folder: Path, found: Mapping[str, Any], wanted: Recipe) -> None:
+    """Refuses a folder that holds a run of another recipe."""
+    there, here = _flatten(found), _flatten(wanted.to_dict())
+    keys = [key for key in sorted({*there, *here} - _IRRELEVANT) if there.get(key) != here.get(key)]
+    if keys:
+        words = [f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in keys[:_SHOWN]]
+        more = f"; and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+        raise RecipeError(f"{folder} holds a run of another recipe: {'; '.join(words)}{more}")
+
+
+def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested tables as one, with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat

@@ -1,0 +1,151 @@
+"""One run on a leash: starts or continues it, and ends it when whoever holds the leash is gone.
+
+This file is run as a program of its own, by its path, and needs nothing but Python: so it starts at once, on any node.
+The leash is the program's standard input. It ends, by whatever death, with the process that holds the other side; the
+run is then stopped rather than left behind, where it would write into a folder that another attempt continues. The lock
+on the log is a second guard: the run inherits it, so that nobody starts another attempt while one is alive.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["BUSY", "has_checkpoint", "is_finished", "lock", "main"]
+
+BUSY = 75
+"""Exit code where another process is at work in the folder."""
+
+_PATIENCE = 30.0
+"""Seconds to wait for the lock: longer than a run that is told to stop has until it is killed."""
+
+_GRACE = 10.0
+_POLL = 0.1
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux."""
+
+
+def is_finished(folder: Path) -> bool:
+    """Returns whether a run's folder has its record, which is written last of all."""
+    return (folder / "record.json").is_file()
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Returns whether a run's folder holds something to continue from."""
+    place = folder / "checkpoints"
+    return place.is_dir() and any(not item.name.startswith(".") for item in place.iterdir())
+
+
+def lock(file: IO[Any], patience: float) -> bool:
+    """Locks an open file for this process and those that inherit it.
+
+    Args:
+        file: The file; the lock lasts until every copy of it is closed.
+        patience: Seconds to wait where another process has the lock.
+
+    Returns:
+        Whether the lock was got.
+    """
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_POLL)
+        else:
+            return True
+
+
+def main(text: str) -> int:
+    """Runs one task to its end.
+
+    Args:
+        text: The task as JSON: "folder" and "log" of the run, "start" and "resume" as commands, "place" to run them in
+            and "environment" to add.
+
+    Returns:
+        The exit code of the run; 0 where it was finished before, 75 where another process is at work on it.
+    """
+    task = json.loads(text)
+    folder = Path(task["folder"])
+    with Path(task["log"]).open("ab", buffering=0) as log:
+        if not lock(log, _PATIENCE):
+            log.write(f"another process is at work in {folder}\n".encode())
+            return BUSY
+        if is_finished(folder):
+            return 0
+        command = task["resume"] if has_checkpoint(folder) else task["start"]
+        if not has_checkpoint(folder):
+            _set_aside(folder)
+        log.write(f"$ {shlex.join(command)}\n".encode())
+        try:
+            return _hold(command, task, log)
+        except OSError as error:
+            log.write(f"cannot run {command[0]} in {task['place']}: {error.strerror}\n".encode())
+            return 1
+
+
+def _set_aside(folder: Path) -> None:
+    """Renames what a run left that stopped before its first checkpoint: it cannot be continued, nor is it deleted."""
+    if folder.is_dir() and any(folder.iterdir()):
+        names = (folder.with_name(f"{folder.name}.stopped-{number}") for number in count(1))
+        folder.rename(next(name for name in names if not name.exists()))
+
+
+def _hold(command: list[str], task: dict[str, Any], log: IO[bytes]) -> int:
+    """Runs a command until it ends, or until standard input does or this process is told to stop."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        cwd=task["place"],
+        env={**os.environ, **task["environment"]},
+        process_group=0,
+        preexec_fn=_die_with_parent,  # noqa: PLW1509  (this process has one thread)
+    )
+    try:
+        while child.poll() is None:
+            if select.select([sys.stdin.buffer], [], [], _POLL)[0] and not os.read(sys.stdin.fileno(), 1):
+                log.write(b"stopped\n")
+                return 128 + signal.SIGTERM
+    finally:
+        _end(child)
+    if child.returncode < 0:
+        log.write(f"ended by {signal.Signals(-child.returncode).name}\n".encode())
+    return abs(child.returncode)
+
+
+def _die_with_parent() -> None:
+    """Asks Linux to end the run where this process is killed and so cannot."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ends a run with everything that it started: politely, then not."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, number)
+            child.wait(_GRACE)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,143 @@
+"""A study's record as a page and as a table."""
+
+import csv
+import io
+from collections.abc import Iterable
+
+from convattn.training.study_record import StudyDifference, StudyRecord, Summary
+
+__all__ = ["study_csv", "study_page"]
+
+_QUANTITIES = ("accuracy", "seconds", "parameters")
+_MEASURES = ("mean", "deviation", "minimum", "maximum")
+
+
+def study_page(record: StudyRecord) -> str:
+    """Words a study as Markdown.
+
+    Args:
+        record: The study.
+
+    Returns:
+        The page: recipes, differences, what is wrong, and every run.
+    """
+    parts = ["# Study", f"`{record.command}`", *_groups(record), *_differences(record)]
+    if record.failures:
+        rows = ([item.label, str(item.seed), item.log, _code(item.reason)] for item in record.failures)
+        parts += ["## Failed", _table(("recipe", "seed", "log", "last line"), rows)]
+    if record.warnings:
+        parts += ["## Warnings", "\n".join(f"- {item}" for item in record.warnings)]
+    parts += [*_runs(record), "## Not covered", "\n".join(f"- {item}" for item in record.not_covered)]
+    return "\n\n".join(parts) + "\n"
+
+
+def study_csv(record: StudyRecord) -> str:
+    """Writes a study as comma-separated values.
+
+    Args:
+        record: The study.
+
+    Returns:
+        A header and a row for each recipe: accuracies as fractions, times in seconds; a number that does not exist, as
+        the deviation of one run, is empty.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    ends = ("n", "mean", "deviation", "low", "high")
+    columns = [f"{quantity}_{measure}" for quantity in _QUANTITIES for measure in _MEASURES]
+    writer.writerow(["recipe", "n", *columns, "baseline", *(f"difference_{end}" for end in ends)])
+    differences = {item.label: item for item in record.differences}
+    for group in record.groups:
+        summaries = [getattr(group, quantity) for quantity in _QUANTITIES]
+        numbers = [getattr(summary, measure) for summary in summaries for measure in _MEASURES]
+        found = differences.get(group.label)
+        rest = (found.baseline, len(found.seeds), found.mean, found.deviation, found.low, found.high) if found else ()
+        writer.writerow([group.label, group.accuracy.n, *numbers, *(rest or [None] * 6)])
+    return text.getvalue()
+
+
+def _groups(record: StudyRecord) -> list[str]:
+    """Returns the table of recipes."""
+    rows = (
+        [
+            f"{group.label} (baseline)" if group.label == record.baseline else group.label,
+            str(group.accuracy.n),
+            _spread(group.accuracy),
+            f"{group.accuracy.minimum:.2%} to {group.accuracy.maximum:.2%}",
+            f"{group.seconds.mean:,.1f}" + (f" ± {group.seconds.deviation:,.1f}" if group.seconds.deviation else ""),
+            f"{group.parameters.mean:,.0f}",
+        ]
+        for group in record.groups
+    )
+    heads = ("recipe", "n", "test accuracy", "range", "seconds", "parameters")
+    note = "Mean ± standard deviation (n − 1) over seeds."
+    return ["## Recipes", _table(heads, rows), note] if record.groups else []
+
+
+def _differences(record: StudyRecord) -> list[str]:
+    """Returns the table of differences, and what its intervals are worth."""
+    if not record.differences:
+        return []
+    rows = (
+        [
+            item.label,
+            ", ".join(map(str, item.seeds)),
+            ", ".join(f"{100 * value:+.2f}" for value in item.values),
+            f"{100 * item.mean:+.2f}" + ("" if item.deviation is None else f" ± {100 * item.deviation:.2f}"),
+            _interval(item),
+        ]
+        for item in record.differences
+    )
+    heads = ("recipe", "seeds", "differences", "mean", "95 % interval")
+    worth = "\n".join(f"- {text}" for text in sorted({item.worth for item in record.differences}))
+    title = f"## Differences to {record.baseline}"
+    note = (
+        "Test accuracy less the baseline's with the same seed, in percentage points. The interval of the mean is the "
+        "percentile bootstrap's (9,999 resamples, seed 0); with n seeds it cannot be wider than the range of the "
+        "differences."
+    )
+    return [title, _table(heads, rows), note, worth]
+
+
+def _runs(record: StudyRecord) -> list[str]:
+    """Returns the table of runs, and the data that all of them saw."""
+    rows = (
+        [
+            run.folder,
+            f"{run.results['test_accuracy']:.2%}",
+            f"{run.seconds:,.1f}",
+            run.hardware.get("accelerator", run.hardware.get("processor", "unknown")),
+            run.hardware.get("threads", "unknown"),
+            _code(run.revision or "none"),
+            _code(run.record_sha256),
+        ]
+        for run in record.runs
+    )
+    heads = ("folder", "test accuracy", "seconds", "hardware", "threads", "revision", "SHA-256 of record.json")
+    if record.data is None:
+        return ["No run has finished."]
+    hashes = "\n".join(f"- {_code(value)} {name}" for name, value in record.data.hashes.items())
+    return ["## Runs", _table(heads, rows), f"Data of every run: {record.data.name}, SHA-256:", hashes]
+
+
+def _spread(summary: Summary) -> str:
+    """Words a mean with its deviation, in percent."""
+    deviation = "" if summary.deviation is None else f" ± {100 * summary.deviation:.2f}"
+    return f"{100 * summary.mean:.2f}{deviation} %"
+
+
+def _interval(item: StudyDifference) -> str:
+    """Words an interval."""
+    return "none" if item.low is None or item.high is None else f"{100 * item.low:+.2f} to {100 * item.high:+.2f}"
+
+
+def _code(text: str) -> str:
+    """Returns text that Markdown shows as it is."""
+    return f"`{text.replace('`', chr(39))}`"
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Returns a Markdown table."""
+    lines = [list(heads)]
+    lines += [["---"] * len(lines[0]), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,149 @@
+"""Which runs a study has: recipes × variants × seeds, each with a folder of its own."""
+
+import hashlib
+import itertools
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convattn.errors import ArgumentError, DataError, must_be
+from convattn.training.recipe import Recipe
+from convattn.training.recipe_file import load_recipe
+
+__all__ = ["PlannedRun", "plan_runs", "train_command"]
+
+_LONGEST = 80
+_SAFE = re.compile(r"[a-z0-9][a-z0-9._-]*")
+"""Names that every file system keeps as they are, also one that does not tell capitals from small letters."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study.
+
+    Attributes:
+        label: Name of the recipe, with the values that make the variant in brackets.
+        source: The recipe as `load_recipe` takes it.
+        scale: Scale of the recipe; None as the recipe says.
+        overrides: Values that differ from the recipe, by dotted key.
+        recipe: The recipe as resolved, with its seed.
+        folder: Folder for the run.
+    """
+
+    label: str
+    source: str
+    scale: str | None
+    overrides: Mapping[str, str]
+    recipe: Recipe
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the folder, which tells the run from all others of the study."""
+        return self.folder.name
+
+    @property
+    def log(self) -> Path:
+        """File for everything that the run prints."""
+        return self.folder.with_name(f"{self.name}.log")
+
+
+def train_command(run: PlannedRun, resume: bool) -> list[str]:
+    """Returns the command that starts or continues a run.
+
+    Args:
+        run: The run.
+        resume: Whether to continue it from its last checkpoint.
+
+    Returns:
+        The words of the command.
+    """
+    scale = [] if run.scale is None else ["--scale", run.scale]
+    changes = [word for key, value in run.overrides.items() for word in ("--set", f"{key}={value}")]
+    words = [sys.executable, "-m", "convattn", "train", run.source, *scale, *changes, "-o", str(run.folder)]
+    return [*words, "--resume"] if resume else words
+
+
+def plan_runs(
+    recipes: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    seeds: Sequence[int],
+    scale: str | None,
+    overrides: Mapping[str, str],
+    grid: Mapping[str, Sequence[str]],
+) -> list[PlannedRun]:
+    """Plans every run, and checks every recipe before the first run begins.
+
+    Args:
+        recipes: Names of recipes, or paths that end in ".toml".
+        output: Folder of the study.
+        seeds: Seeds that each variant is run with.
+        scale: Scale of the recipes; None as they say.
+        overrides: Values for all recipes, by dotted key.
+        grid: Several values by dotted key; each combination is a variant.
+
+    Returns:
+        The runs, recipe by recipe, variant by variant, seed by seed.
+
+    Raises:
+        ArgumentError: There are no recipes or seeds, two runs would be the same, or the seed is set as an override.
+        DataError: The recipes name different data.
+    """
+    _check(recipes, seeds, overrides, grid)
+    options: dict[str, Any] = {} if scale is None else {"scale": scale}
+    place, runs = Path(output).absolute(), []
+    variants = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    for given, variant, seed in itertools.product(recipes, variants, seeds):
+        name = os.fspath(given)
+        source = str(Path(name).absolute()) if name.endswith(".toml") else name
+        changes = {**overrides, **variant, "seed": str(seed)}
+        recipe = load_recipe(source, overrides=changes, **options)
+        label = recipe.name + (f"[{','.join(f'{key}={value}' for key, value in variant.items())}]" if variant else "")
+        runs.append(PlannedRun(label, source, scale, changes, recipe, place / f"{_safe(label)}-{seed}"))
+    _check_runs(runs)
+    return runs
+
+
+def _check(
+    recipes: Sequence[str | os.PathLike[str]],
+    seeds: Sequence[int],
+    overrides: Mapping[str, str],
+    grid: Mapping[str, Sequence[str]],
+) -> None:
+    """Refuses what no recipe need be read for."""
+    if not recipes:
+        raise ArgumentError(must_be("recipes", "at least one recipe", list(recipes)))
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ArgumentError(must_be("seeds", "at least one number, each once", list(seeds)))
+    if "seed" in overrides or "seed" in grid:
+        raise ArgumentError("the key seed cannot be set in a study: give seeds")
+    for key, values in grid.items():
+        if not values or len(set(values)) < len(values):
+            raise ArgumentError(must_be(f"grid {key}", "at least one value, each once", list(values)))
+        if key in overrides:
+            raise ArgumentError(f"the key {key} is both set and varied: leave one of the two away")
+
+
+def _check_runs(runs: Sequence[PlannedRun]) -> None:
+    """Refuses runs that would share a folder, and runs whose results nobody may compare."""
+    labels: dict[str, PlannedRun] = {}
+    for run in runs:
+        other = labels.setdefault(run.name, run)
+        if other is not run:
+            raise ArgumentError(f"two recipes are called {run.label}: {other.source} and {run.source}; rename one")
+        if run.recipe.data.name != runs[0].recipe.data.name:
+            named = (f"{each.label}: {each.recipe.data.name}" for each in (runs[0], run))
+            raise DataError(f"runs on different data cannot be compared ({', '.join(named)})")
+
+
+def _safe(label: str) -> str:
+    """Returns a label as a file name; one that had to be changed carries a few digits of its hash."""
+    if _SAFE.fullmatch(label) and len(label) <= _LONGEST:
+        return label
+    digits = hashlib.sha256(label.encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^a-z0-9.-]+', '_', label.lower())[:_LONGEST].strip('._-')}-{digits}"

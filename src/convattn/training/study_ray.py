@@ -1,0 +1,149 @@
+"""A study's runs as tasks of a Ray cluster; Ray is imported only when such a study runs."""
+
+import os
+import subprocess
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, final
+
+from convattn.errors import ArgumentError, DeviceError, MissingDependencyError, must_be
+from convattn.training.study_engine import Engine, leash_command, sigterm_raises
+from convattn.training.study_leash import lock
+from convattn.training.study_plan import PlannedRun
+
+__all__ = ["RayEngine"]
+
+_STORE = 100 * 2**20
+"""Bytes of the object store of a cluster started here; nothing but exit codes passes through it."""
+
+_PATIENCE = 30.0
+
+
+@final
+@dataclass(frozen=True)
+class RayEngine(Engine):
+    """Runs as tasks of a Ray cluster, as many at a time as it has room for.
+
+    A run whose node dies is given to another node and continued from its last checkpoint. For that the study's folder
+    must lie on a file system that all nodes share, and Python, the package, the recipes' files and the data must have
+    the same paths on all of them. Ray's workers execute `subprocess.call`, so that they load nothing of convattn; the
+    run is on the same leash as with local processes, and ends with the worker that holds it.
+
+    A run takes one GPU where the cluster has some. Without `threads` it takes its share of a node's processors: all of
+    them divided by the node's GPUs, of the smallest node.
+
+    Attributes:
+        address: Address of the cluster, or "auto" for the one that runs on this machine; None starts one here for the
+            time of the study.
+        retries: How often a run is given to another node when its own has died.
+    """
+
+    address: str | None = None
+    retries: int = 3
+
+    def run(self, runs: Sequence[PlannedRun]) -> Generator[PlannedRun, None, None]:
+        """Carries runs out.
+
+        Args:
+            runs: The runs.
+
+        Yields:
+            Each run when it has ended.
+
+        Raises:
+            ArgumentError: No node has as many processors as a run has threads.
+            DeviceError: No cluster can be reached at the address.
+            MissingDependencyError: Ray is not installed.
+        """
+        ray = _import_ray()
+        waiting, running = deque(runs), {}
+        # Connecting sets a handler of Ray's own: the inner one comes after it, the outer one puts back what was before.
+        with sigterm_raises(), _connected(ray, self.address), sigterm_raises():
+            try:
+                submit = self._submitter(ray)
+                while waiting or running:
+                    while waiting and len(running) < (self.workers or len(runs)):
+                        run = waiting.popleft()
+                        running[submit(run)] = run
+                        self.tell(f"{run.name}: submitted")
+                    for reference in ray.wait(list(running), num_returns=1, timeout=1.0)[0]:
+                        _await(ray, reference, running[reference])
+                        yield running.pop(reference)
+            finally:
+                _stop(ray, running)
+
+    def _submitter(self, ray: Any) -> Any:
+        """Returns the function that submits a run."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        shares = [int(node.get("CPU", 0) // max(1, node.get("GPU", 0))) for node in nodes]
+        threads = self.threads or min((share for share in shares if share), default=1)
+        largest = int(max(node.get("CPU", 0) for node in nodes))
+        if threads > largest:
+            raise ArgumentError(must_be("threads", f"at most {largest}, the processors of the largest node", threads))
+        task = ray.remote(subprocess.call).options(
+            num_cpus=threads,
+            num_gpus=1 if any(node.get("GPU", 0) for node in nodes) else 0,
+            max_retries=self.retries,
+            scheduling_strategy="SPREAD",
+        )
+
+        def submit(run: PlannedRun) -> Any:
+            words = leash_command(run, self.command, {"OMP_NUM_THREADS": str(threads)})
+            return task.remote(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+        return submit
+
+
+def _import_ray() -> ModuleType:
+    """Imports Ray, which reports nothing to anyone."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise MissingDependencyError("ray", "cluster") from None
+    return ray
+
+
+@contextmanager
+def _connected(ray: ModuleType, address: str | None) -> Iterator[None]:
+    """Connects to a cluster, or starts one, unless the caller has; and lets go of it whatever happens."""
+    if ray.is_initialized():
+        yield
+        return
+    quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
+    try:
+        if address is None:
+            ray.init("local", include_dashboard=False, object_store_memory=_STORE, **quiet)
+        else:
+            ray.init(address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise DeviceError(f"cannot reach a Ray cluster at {address or 'this machine'}: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _await(ray: ModuleType, reference: Any, run: PlannedRun) -> None:
+    """Takes a task's end; where Ray itself gave up, its reason goes where the run's own would be."""
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayError as error:
+        with run.log.open("a", encoding="utf-8") as log:
+            log.write(f"Ray gave up: {' '.join(str(error).split())}\n")
+
+
+def _stop(ray: ModuleType, running: dict[Any, PlannedRun]) -> None:
+    """Stops tasks, and waits until no process holds their logs."""
+    for reference in running:
+        ray.cancel(reference, force=True)
+    end = time.monotonic() + _PATIENCE
+    for run in running.values():
+        if run.log.exists():
+            with run.log.open("ab") as log:
+                lock(log, max(0.0, end - time.monotonic()))

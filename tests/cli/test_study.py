@@ -1,0 +1,68 @@
+"""The command, with real training on the embedded digits."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from convattn.cli import main
+from convattn.models import load_network
+from convattn.records import RunRecord
+from convattn.training.study_record import StudyRecord
+
+TINY = ("model.width=5", "model.depth=1", "model.ffn=7", "training.epochs=1")
+SET = [item for change in TINY for item in ("--set", change)]
+STUDY = ["study", "digits-quadratic", "--seeds", "3", "--grid", "model.heads=2,3", "--threads", "1", *SET]
+LABELS = ("digits-quadratic[model.heads=2]", "digits-quadratic[model.heads=3]")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_study_trains_compares_and_is_kept(capsys):
+    assert main([*STUDY, "-o", "there"]) == 0
+    record = StudyRecord.load("there/study.json")
+    out, err = capsys.readouterr()
+    assert tuple(group.label for group in record.groups) == LABELS
+    assert f"{LABELS[1]} less {LABELS[0]}: {100 * record.differences[0].mean:+.2f} points; n = 1: one difference" in out
+    assert out.endswith("wrote there; look at there/study.md\n")
+    assert err.count(": done in ") == 2
+    assert record.command.startswith("convattn study digits-quadratic --seeds 3 --set model.width=5")
+    for run in record.runs:
+        folder = Path("there", run.folder)
+        assert load_network(folder)
+        assert tomllib.loads((folder / "recipe.toml").read_text())["seed"] == 3
+        assert RunRecord.load(folder / "record.json").hardware["threads"] == "1"
+
+    assert main([*STUDY, "-o", "there", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert StudyRecord.from_json(out) == record
+    assert err.count(": kept, finished before") == 2
+
+
+def test_failing_runs_are_named_with_their_last_line(capsys):
+    changes = ["--set", "training.batch_size=100000", "--seeds", "0"]
+    assert main(["study", "digits-quadratic", *changes, "--json"]) == 1
+    (failure,) = StudyRecord.from_json(capsys.readouterr().out).failures
+    assert "training.batch_size must be from 1 (processes) to 1437" in failure.reason
+    assert failure.reason in json.loads(Path("study/study.json").read_text())["failures"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seeds", "one"], "--seeds must be whole numbers between commas, but is 'one'"),
+        (["--set", "epochs"], "--set must be of the form KEY=VALUE, but is 'epochs'"),
+        (["--grid", "=3"], "--grid must be of the form KEY=VALUE, but is '=3'"),
+        (["--address", "auto"], "--address must be left away without --engine ray, but is 'auto'"),
+        (["--workers", "0"], "workers must be at least 1, but is 0"),
+        (["--baseline", "resnet"], "unknown baseline 'resnet'"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(capsys, words, message):
+    assert main(["study", "digits-quadratic", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("study").exists()

@@ -1,0 +1,215 @@
+"""Studies with local processes; training itself is replaced by a program that writes the same files."""
+
+import csv
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, RecipeError
+from convattn.records import RunRecord
+from convattn.training import study_statistics
+from convattn.training.study import study
+from convattn.training.study_engine import LocalEngine, _slots
+from convattn.training.study_folder import locked
+from convattn.training.study_record import StudyRecord
+from training.study_fake import FakeTrain
+
+RECIPE = "digits-quadratic"
+
+
+def engine(**options):
+    workers, told = options.pop("workers", 2), []
+    return LocalEngine(workers=workers, threads=1, command=FakeTrain(**options), tell=told.append), told
+
+
+def run(folder, *, recipes=(RECIPE,), seeds=(0, 1), **options):
+    names = ("epochs", "seconds", "failing", "revisions", "hashes", "workers")
+    made, told = engine(**{name: options.pop(name) for name in names if name in options})
+    return study(recipes, output=folder, seeds=seeds, engine=made, **options), told
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {file.parent.name: file.read_bytes() for file in sorted(folder.glob("*/model.safetensors"))}
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_recipe_runs_with_every_seed_and_is_summarised(tmp_path):
+    record, told = run(tmp_path, seeds=(0, 1, 2), grid={"model.heads": ("4", "9")})
+    labels = [f"{RECIPE}[model.heads={heads}]" for heads in (4, 9)]
+    assert [group.label for group in record.groups] == labels
+    assert len(weights(tmp_path)) == len(set(weights(tmp_path).values())) == 6
+    for group in record.groups:
+        found = [each.results["test_accuracy"] for each in record.runs if each.label == group.label]
+        assert (group.accuracy.n, group.accuracy.minimum, group.accuracy.maximum) == (3, min(found), max(found))
+    (difference,) = record.differences
+    assert (difference.label, difference.baseline, difference.seeds) == (labels[1], labels[0], (0, 1, 2))
+    assert difference.low == min(difference.values) < difference.high == max(difference.values)
+    assert "n = 3: the interval is the range" in difference.worth
+    assert StudyRecord.load(tmp_path / "study.json") == record
+    assert sum("done in 11.0 s" in line for line in told) == 6
+
+
+def test_page_and_table_have_every_number(tmp_path):
+    record, _ = run(tmp_path, grid={"training.epochs": ("1", "2")}, failing=())
+    page = (tmp_path / "study.md").read_text()
+    assert all(each.record_sha256 in page and each.folder in page for each in record.runs)
+    assert record.differences[0].worth in page
+    rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
+    for row, group in zip(rows, record.groups, strict=True):
+        assert (row["recipe"], float(row["accuracy_mean"])) == (group.label, group.accuracy.mean)
+    assert [row["difference_mean"] for row in rows] == ["", str(record.differences[0].mean)]
+
+
+def test_finished_runs_are_kept_and_the_record_stays_the_same(tmp_path):
+    first, _ = run(tmp_path)
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/*")}
+    second, told = run(tmp_path)
+    assert second == first
+    assert told == [f"{RECIPE}-{seed}: kept, finished before" for seed in (0, 1)]
+    assert before == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/*")}
+    third, _ = run(tmp_path, seeds=(0, 1, 2))
+    assert third.groups[0].accuracy.n == 3
+
+
+def test_folder_of_another_recipe_is_an_error_that_names_the_difference(tmp_path):
+    run(tmp_path)
+    expected = r"digits-quadratic-0 holds a run of another recipe: training\.epochs is 45 there and 3 here$"
+    with pytest.raises(RecipeError, match=expected):
+        run(tmp_path, overrides={"training.epochs": "3"})
+    (tmp_path / f"{RECIPE}-0" / "record.json").unlink()
+    with pytest.raises(RecipeError, match=expected):
+        run(tmp_path, overrides={"training.epochs": "3"})
+
+
+def test_folder_that_is_no_run_is_an_error(tmp_path):
+    place = tmp_path / f"{RECIPE}-0"
+    place.mkdir()
+    (place / "thesis.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match=r"holds no run: recipe\.toml cannot be read"):
+        run(tmp_path)
+    assert (place / "thesis.txt").read_text() == "years of work"
+    (tmp_path / f"{RECIPE}-7").write_text("")
+    with pytest.raises(CheckpointError, match="is a file, where the study keeps a run's folder"):
+        run(tmp_path, seeds=(7,))
+
+
+def test_failing_run_does_not_stop_the_others_and_is_tried_again(tmp_path):
+    record, told = run(tmp_path, seeds=(0, 1, 2), failing=(f"{RECIPE}-1",))
+    assert record.groups[0].accuracy.n == 2
+    assert [(each.seed, each.log, each.reason) for each in record.failures] == [
+        (1, f"{RECIPE}-1.log", "cannot do epoch 0")
+    ]
+    assert f"{RECIPE}-1: FAILED: cannot do epoch 0" in told
+    assert "cannot do epoch 0" in (tmp_path / "study.md").read_text()
+    again, _ = run(tmp_path, seeds=(0, 1, 2))
+    assert (again.failures, again.groups[0].accuracy.n) == ((), 3)
+    assert (tmp_path / f"{RECIPE}-1.stopped-1" / "recipe.toml").is_file()
+
+
+def test_study_without_a_finished_run_says_so(tmp_path):
+    record, _ = run(tmp_path, seeds=(0,), failing=(f"{RECIPE}-0",))
+    assert (record.groups, record.data) == ((), None)
+    assert "No run has finished." in (tmp_path / "study.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("number", "raised", "code"),
+    [(signal.SIGINT, KeyboardInterrupt, ""), (signal.SIGTERM, SystemExit, "143")],
+    ids=["SIGINT", "SIGTERM"],
+)
+def test_stopped_study_leaves_no_process_and_is_continued(tmp_path, number, raised, code):
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+
+    def stop():
+        while len(list(stopped.glob("*/checkpoints/last"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(raised, match=f"^{code}$"):
+        run(stopped, epochs=40, seconds=0.1)
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not weights(stopped)
+    assert not (stopped / "study.json").exists()
+    with locked(stopped):  # the study has let go
+        size = [len(metrics(stopped / f"{RECIPE}-{seed}")) for seed in (0, 1)]
+    _, told = run(stopped, epochs=40)
+    assert f"{RECIPE}-1: to be continued from its last checkpoint" in told
+    run(whole, epochs=40)
+    assert weights(stopped) == weights(whole)
+    for seed, count in zip((0, 1), size, strict=True):
+        attempts = [row["began"] for row in metrics(stopped / f"{RECIPE}-{seed}")]
+        assert sorted(set(attempts)) in ([0, count], [0, count - 1])  # the last line may lack its checkpoint
+        assert "stopped" in (stopped / f"{RECIPE}-{seed}.log").read_text().splitlines()
+
+
+def test_runs_of_different_data_are_not_compared(tmp_path):
+    expected = (
+        "digits-quadratic-0 and digits-quadratic-1 saw different data and cannot be compared: images is 123 and 9"
+    )
+    with pytest.raises(DataError, match=expected):
+        run(tmp_path, hashes={f"{RECIPE}-1": "9"})
+    assert not (tmp_path / "study.json").exists()
+    made, told = engine()
+    with pytest.raises(DataError, match=expected):  # before anything more is trained
+        study([RECIPE], output=tmp_path, seeds=(0, 1, 2), engine=made)
+    assert told == []
+    with pytest.raises(
+        DataError, match=r"different data cannot be compared \(digits-quadratic: digits, convnet: cifar10\)"
+    ):
+        run(tmp_path, recipes=(RECIPE, "convnet"))
+
+
+def test_other_revisions_and_dirty_code_are_warned_of(tmp_path):
+    record, _ = run(tmp_path, revisions={f"{RECIPE}-1": "def-dirty"})
+    assert record.warnings == (
+        "the runs have different code revisions: abc, def-dirty",
+        "the code differed from its revision: def-dirty",
+    )
+    assert "def-dirty" in (tmp_path / "study.md").read_text()
+
+
+def test_other_threads_are_warned_of(tmp_path):
+    run(tmp_path, seeds=(0,))
+    record = study([RECIPE], output=tmp_path, seeds=(0, 1), engine=LocalEngine(threads=3, command=FakeTrain()))
+    assert RunRecord.load(tmp_path / f"{RECIPE}-1" / "record.json").hardware["threads"] == "3"
+    assert record.warnings == ("the runs have different numbers of threads: 1, 3",)
+
+
+def test_two_studies_in_one_folder_are_refused(tmp_path):
+    with locked(tmp_path), pytest.raises(CheckpointError, match="another study is at work in"):
+        run(tmp_path)
+
+
+def test_missing_scipy_is_told_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_statistics, "find_spec", lambda _: None)
+    with pytest.raises(MissingDependencyError, match=r'pip install "convattn\[train\]"'):
+        run(tmp_path, grid={"model.heads": ("4", "9")})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["workers", "threads"])
+def test_engine_refuses_less_than_one(name):
+    with pytest.raises(ArgumentError, match=f"^{name} must be at least 1, but is 0$"):
+        LocalEngine(**{name: 0})
+
+
+def test_workers_take_cuda_devices_in_turn(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in _slots(3)] == ["4", "6", "4"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in _slots(3)] == ["0", "1", "0"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert _slots(2) == [{}, {}]

@@ -1,0 +1,135 @@
+"""Studies on a real Ray cluster of two nodes on this machine, one of which is killed while runs are under way."""
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from convattn.errors import ArgumentError, MissingDependencyError
+from convattn.training.study import study
+from convattn.training.study_engine import LocalEngine
+from convattn.training.study_leash import lock
+from convattn.training.study_ray import RayEngine
+from training.study_fake import FakeTrain
+
+RECIPE = "digits-quadratic"
+SEEDS = (0, 1, 2)
+FAILING = 3
+STORE = 80 * 2**20
+HEALTH = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+"""Lets a dead node be missed within seconds rather than half a minute."""
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+
+
+@pytest.fixture
+def cluster():
+    """Starts two nodes of one processor each, and connects to the first; everything is shut down afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+            patch.setenv(name, "0")
+        ray = pytest.importorskip("ray")
+        from ray.cluster_utils import Cluster
+
+        node = {"num_cpus": 1, "object_store_memory": STORE}
+        options = {**node, "include_dashboard": False, "_system_config": HEALTH}
+        before = signal.getsignal(signal.SIGTERM)  # which Ray replaces
+        made = Cluster(initialize_head=True, shutdown_at_exit=True, head_node_args=options)
+        try:
+            made.add_node(**node)
+            ray.init(made.address, log_to_driver=False, logging_level="error")
+            made.wait_for_nodes()
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+            signal.signal(signal.SIGTERM, before)
+
+
+def weights(folder):
+    return {file.parent.name: file.read_bytes() for file in sorted(folder.glob("*/model.safetensors"))}
+
+
+@needs_ray
+def test_runs_on_a_node_that_dies_are_continued_on_another(cluster, tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+
+    def kill():
+        while len(list(there.glob("*/checkpoints/last"))) < 2:
+            time.sleep(0.02)
+        (node,) = cluster.worker_nodes
+        cluster.remove_node(node, allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    told = []
+    fake = FakeTrain(epochs=30, seconds=0.1, failing=(f"{RECIPE}-{FAILING}",))
+    found = study(
+        [RECIPE], output=there, seeds=(*SEEDS, FAILING), engine=RayEngine(threads=1, command=fake, tell=told.append)
+    )
+    killer.join()
+    assert [(each.seed, each.reason) for each in found.failures] == [(FAILING, "cannot do epoch 0")]
+    assert {run.hardware["threads"] for run in found.runs} == {"1"}
+    expected = study([RECIPE], output=here, seeds=SEEDS, engine=LocalEngine(threads=1, command=FakeTrain(epochs=30)))
+    assert weights(there) == weights(here)
+    assert found.groups == expected.groups
+    logs = {seed: (there / f"{RECIPE}-{seed}.log").read_text().splitlines() for seed in SEEDS}
+    (lost,) = [seed for seed, log in logs.items() if len([line for line in log if line.startswith("$")]) == 2]
+    assert logs[lost][-1].endswith(" --resume")
+    began = [
+        json.loads(line)["began"] for line in (there / f"{RECIPE}-{lost}" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert 0 < began[-1] < 30
+    assert told[:3] == [f"{RECIPE}-{seed}: submitted" for seed in SEEDS]
+
+
+@needs_ray
+def test_stopped_study_leaves_no_process_and_no_cluster(tmp_path):
+    import ray
+
+    def stop():
+        while not list(tmp_path.glob("*/checkpoints/last")):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=stop)
+    thread.start()
+    fake = FakeTrain(epochs=100, seconds=0.1)
+    with pytest.raises(SystemExit, match=f"^{128 + signal.SIGTERM}$"):
+        study([RECIPE], output=tmp_path, seeds=(0,), engine=RayEngine(threads=1, command=fake))
+    thread.join()
+    assert not ray.is_initialized()
+    assert signal.getsignal(signal.SIGTERM) is before
+    metrics = tmp_path / f"{RECIPE}-0" / "metrics.jsonl"
+    count = len(metrics.read_text().splitlines())
+    with (tmp_path / f"{RECIPE}-0.log").open("ab") as log:
+        assert lock(log, patience=0)  # which a living run would hold
+    time.sleep(0.3)
+    assert 0 < len(metrics.read_text().splitlines()) == count < 100
+
+
+def test_more_threads_than_any_node_has_are_refused():
+    sizes = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 6.0}, {}]
+    ray = SimpleNamespace(nodes=lambda: [{"Alive": True, "Resources": size} for size in sizes])
+    with pytest.raises(
+        ArgumentError, match=r"^threads must be at most 6, the processors of the largest node, but is 7$"
+    ):
+        RayEngine(threads=7)._submitter(ray)
+
+
+def test_missing_ray_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingDependencyError, match=r'needs ray, .* pip install "convattn\[cluster\]"'):
+        study([RECIPE], output=tmp_path, engine=RayEngine(command=FakeTrain()))
