@@ -9,7 +9,7 @@ import pytest
 from convattn.cli import main
 from convattn.models import load_network
 from convattn.records import RunRecord
-from convattn.training.study_record import StudyRecord
+from convattn.training.studies.record import StudyRecord
 
 TINY = ("model.width=5", "model.depth=1", "model.ffn=7", "training.epochs=1")
 SET = [item for change in TINY for item in ("--set", change)]

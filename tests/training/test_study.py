@@ -12,11 +12,11 @@ import pytest
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, RecipeError
 from convattn.records import RunRecord
-from convattn.training import study_statistics
-from convattn.training.study import study
-from convattn.training.study_engine import LocalEngine, _slots
-from convattn.training.study_folder import locked
-from convattn.training.study_record import StudyRecord
+from convattn.training import study
+from convattn.training.studies import statistics
+from convattn.training.studies.engine import LocalEngine, _slots
+from convattn.training.studies.folder import locked
+from convattn.training.studies.record import StudyRecord
 from training.study_fake import FakeTrain
 
 RECIPE = "digits-quadratic"
@@ -193,7 +193,7 @@ def test_two_studies_in_one_folder_are_refused(tmp_path):
 
 
 def test_missing_scipy_is_told_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(study_statistics, "find_spec", lambda _: None)
+    monkeypatch.setattr(statistics, "find_spec", lambda _: None)
     with pytest.raises(MissingDependencyError, match=r'pip install "convattn\[train\]"'):
         run(tmp_path, grid={"model.heads": ("4", "9")})
     assert not list(tmp_path.iterdir())

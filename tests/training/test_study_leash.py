@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from convattn.training import study_leash
-from convattn.training.study_leash import lock
+from convattn.training.studies import leash
+from convattn.training.studies.leash import lock
 
-LEASH = study_leash.__file__
+LEASH = leash.__file__
 SLEEPER = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
 
 
@@ -32,14 +32,14 @@ def start(tmp_path):
             "place": str(tmp_path),
             "environment": {"WORD": "given"},
         }
-        leash = subprocess.Popen([sys.executable, "-P", LEASH, json.dumps(task)], stdin=subprocess.PIPE)
-        leashes.append(leash)
-        return leash
+        begun = subprocess.Popen([sys.executable, "-P", LEASH, json.dumps(task)], stdin=subprocess.PIPE)
+        leashes.append(begun)
+        return begun
 
     yield begin
-    for leash in leashes:
-        leash.stdin.close()
-        leash.wait()
+    for begun in leashes:
+        begun.stdin.close()
+        begun.wait()
 
 
 def until(condition, seconds=10):

@@ -4,9 +4,8 @@ import sys
 import pytest
 
 from convattn.errors import ArgumentError, UnknownNameError
-from convattn.training import load_recipe, recipe_to_toml
-from convattn.training.study import study
-from convattn.training.study_plan import plan_runs, train_command
+from convattn.training import load_recipe, recipe_to_toml, study
+from convattn.training.studies.plan import plan_runs, train_command
 
 RECIPE = "digits-quadratic"
 

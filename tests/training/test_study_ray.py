@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from convattn.errors import ArgumentError, MissingDependencyError
-from convattn.training.study import study
-from convattn.training.study_engine import LocalEngine
-from convattn.training.study_leash import lock
-from convattn.training.study_ray import RayEngine
+from convattn.training import study
+from convattn.training.studies.engine import LocalEngine
+from convattn.training.studies.leash import lock
+from convattn.training.studies.ray_engine import RayEngine
 from training.study_fake import FakeTrain
 
 RECIPE = "digits-quadratic"

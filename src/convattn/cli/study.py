@@ -12,8 +12,8 @@ from convattn.cli.output import print_record
 from convattn.errors import ArgumentError, must_be
 
 if TYPE_CHECKING:
-    from convattn.training.study_engine import Engine
-    from convattn.training.study_record import StudyRecord
+    from convattn.training.studies.engine import Engine
+    from convattn.training.studies.record import StudyRecord
 
 __all__ = ["study"]
 
@@ -65,7 +65,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     numbers, changes, variants = _read_seeds(seeds), _pairs(overrides, "--set"), _pairs(grid, "--grid")
     folder = Path("study") if output is None else output
     made = _engine(engine, workers, threads, address)
-    from convattn.training.study import study as run_study
+    from convattn.training import study as run_study
 
     record = run_study(
         recipes,
@@ -88,12 +88,12 @@ def _engine(name: str, workers: int | None, threads: int | None, address: str | 
         print(line, file=sys.stderr, flush=True)
 
     if name == "ray":
-        from convattn.training.study_ray import RayEngine
+        from convattn.training.studies.ray_engine import RayEngine
 
         return RayEngine(workers=workers, threads=threads, tell=tell, address=address)
     if address is not None:
         raise ArgumentError(must_be("--address", "left away without --engine ray", address))
-    from convattn.training.study_engine import LocalEngine
+    from convattn.training.studies.engine import LocalEngine
 
     return LocalEngine(workers=workers, threads=threads, tell=tell)
 

@@ -3,5 +3,6 @@
 from convattn.training.loop import train
 from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import load_recipe, recipe_names, recipe_to_toml
+from convattn.training.studies import study
 
-__all__ = ["Recipe", "load_recipe", "recipe_names", "recipe_to_toml", "train"]
+__all__ = ["Recipe", "load_recipe", "recipe_names", "recipe_to_toml", "study", "train"]

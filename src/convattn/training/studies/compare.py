@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from convattn.errors import DataError
 from convattn.records import RunRecord
-from convattn.training.study_folder import last_line, read_run
-from convattn.training.study_leash import is_finished
-from convattn.training.study_plan import PlannedRun
-from convattn.training.study_record import StudyFailure, StudyGroup, StudyRecord, StudyRun
-from convattn.training.study_statistics import paired_difference, summarise
+from convattn.training.studies.folder import last_line, read_run
+from convattn.training.studies.leash import is_finished
+from convattn.training.studies.plan import PlannedRun
+from convattn.training.studies.record import StudyFailure, StudyGroup, StudyRecord, StudyRun
+from convattn.training.studies.statistics import paired_difference, summarise
 
 __all__ = ["compare", "require_same_data"]
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from convattn.errors import ArgumentError, DataError, must_be
 from convattn.training.recipe import Recipe
@@ -95,14 +94,13 @@ def plan_runs(
         DataError: The recipes name different data.
     """
     _check(recipes, seeds, overrides, grid)
-    options: dict[str, Any] = {} if scale is None else {"scale": scale}
     place, runs = Path(output).absolute(), []
     variants = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     for given, variant, seed in itertools.product(recipes, variants, seeds):
         name = os.fspath(given)
         source = str(Path(name).absolute()) if name.endswith(".toml") else name
         changes = {**overrides, **variant, "seed": str(seed)}
-        recipe = load_recipe(source, overrides=changes, **options)
+        recipe = load_recipe(source, scale=scale, overrides=changes)
         label = recipe.name + (f"[{','.join(f'{key}={value}' for key, value in variant.items())}]" if variant else "")
         runs.append(PlannedRun(label, source, scale, changes, recipe, place / f"{_safe(label)}-{seed}"))
     _check_runs(runs)

@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Iterable
 
-from convattn.training.study_record import StudyDifference, StudyRecord, Summary
+from convattn.training.studies.record import StudyDifference, StudyRecord, Summary
 
 __all__ = ["study_csv", "study_page"]
 

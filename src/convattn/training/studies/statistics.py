@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from convattn.errors import MissingDependencyError
-from convattn.training.study_record import StudyDifference, Summary
+from convattn.training.studies.record import StudyDifference, Summary
 
 __all__ = ["bootstrap_interval", "interval_worth", "paired_difference", "require_scipy", "summarise"]
 

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any, final
 
 from convattn.errors import ArgumentError, DeviceError, MissingDependencyError, must_be
-from convattn.training.study_engine import Engine, leash_command, sigterm_raises
-from convattn.training.study_leash import lock
-from convattn.training.study_plan import PlannedRun
+from convattn.training.studies.engine import Engine, leash_command, sigterm_raises
+from convattn.training.studies.leash import lock
+from convattn.training.studies.plan import PlannedRun
 
 __all__ = ["RayEngine"]
 

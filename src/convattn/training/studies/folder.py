@@ -10,8 +10,8 @@ from typing import Any, Literal
 from convattn.errors import CheckpointError, RecipeError
 from convattn.records import RunRecord
 from convattn.training.recipe import Recipe
-from convattn.training.study_leash import has_checkpoint, is_finished, lock
-from convattn.training.study_plan import PlannedRun
+from convattn.training.studies.leash import has_checkpoint, is_finished, lock
+from convattn.training.studies.plan import PlannedRun
 
 __all__ = ["State", "find_state", "last_line", "locked", "read_run"]
 

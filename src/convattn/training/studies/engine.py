@@ -1,4 +1,4 @@
-"""What carries a study's runs out: local processes here, a Ray cluster in `study_ray`."""
+"""What carries a study's runs out: local processes here, a Ray cluster in `ray_engine`."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from typing import final
 import torch
 
 from convattn.errors import ArgumentError, must_be
-from convattn.training.study_plan import PlannedRun, train_command
+from convattn.training.studies.plan import PlannedRun, train_command
 
 __all__ = ["CommandBuilder", "Engine", "LocalEngine", "leash_command", "sigterm_raises"]
 
@@ -26,7 +26,7 @@ CommandBuilder = Callable[[PlannedRun, bool], list[str]]
 """Makes the command of a run; the second argument says whether to continue it."""
 
 _POLL = 0.05
-_LEASH = Path(__file__).with_name("study_leash.py")
+_LEASH = Path(__file__).with_name("leash.py")
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.files import write_atomically
-from convattn.training.study_compare import compare, require_same_data
-from convattn.training.study_engine import Engine, LocalEngine
-from convattn.training.study_folder import find_state, last_line, locked, read_run
-from convattn.training.study_leash import is_finished
-from convattn.training.study_page import study_csv, study_page
-from convattn.training.study_plan import PlannedRun, plan_runs
-from convattn.training.study_record import StudyRecord
-from convattn.training.study_statistics import require_scipy
+from convattn.training.studies.compare import compare, require_same_data
+from convattn.training.studies.engine import Engine, LocalEngine
+from convattn.training.studies.folder import find_state, last_line, locked, read_run
+from convattn.training.studies.leash import is_finished
+from convattn.training.studies.page import study_csv, study_page
+from convattn.training.studies.plan import PlannedRun, plan_runs
+from convattn.training.studies.record import StudyRecord
+from convattn.training.studies.statistics import require_scipy
 
 __all__ = ["study"]
 
