@@ -1,0 +1,57 @@
+"""The paper's way from end to end at the scale "tiny": train, be killed, resume, make a table and a figure."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from PIL import Image
+
+from convattn.cli import main
+from convattn.records import RunRecord
+
+TRAIN = ["train", "sa-quadratic", "--scale", "tiny", "--checkpoint-every", "5", "-o", "runs/sa-quadratic-0"]
+
+
+def kill_under_way(words):
+    """Starts a command and kills it once a few steps are safe in a checkpoint."""
+    run = subprocess.Popen([sys.executable, "-m", "convattn", *words], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        while not any(Path("runs/sa-quadratic-0/checkpoints").glob("step-0000002*")):
+            assert run.poll() is None
+            time.sleep(0.01)
+    finally:
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+
+
+def test_train_kill_resume_and_reproduce(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    kill_under_way(TRAIN)
+    assert not Path("runs/sa-quadratic-0/record.json").exists()
+    assert main([*TRAIN, "--resume"]) == 0
+    record = RunRecord.load("runs/sa-quadratic-0/record.json")
+    assert record.resumed == 1
+    assert record.results["test_accuracy"] > 0.3  # of ten classes
+
+    assert main(["reproduce", "fig3", "--runs", "runs", "--scale", "tiny", "-o", "figure"]) == 0
+    (picture,) = Path("figure").glob("*.png")
+    with Image.open(picture) as image:
+        assert min(image.size) > 300
+
+    capsys.readouterr()
+    assert main(["reproduce", "table1", "--runs", "runs", "--scale", "tiny", "-o", "table", "--json"]) == 1
+    missing = {item["recipe"]: item["command"] for item in json.loads(capsys.readouterr().out)["missing"]}
+    assert missing["convnet"] == "convattn train convnet --scale tiny -o runs/convnet-0"
+    assert main(missing["convnet"].split()[1:]) == 0
+    assert main(["reproduce", "table1", "--runs", "runs", "--scale", "tiny", "-o", "again"]) == 1
+    with Path("again/table1.csv").open(newline="") as file:
+        rows = {row["recipe"]: row for row in csv.DictReader(file)}
+    for recipe in ("sa-quadratic", "convnet"):
+        run = RunRecord.load(f"runs/{recipe}-0/record.json")
+        assert float(rows[recipe]["accuracy"]) == run.results["test_accuracy"]
+        assert int(rows[recipe]["n"]) == 1

@@ -1,0 +1,82 @@
+"""Every recipe of the package, at every scale that it has."""
+
+import pytest
+from tests.training.tiny import tiny_data
+
+from convattn.errors import RecipeError, UnknownNameError
+from convattn.models import AttentionNet
+from convattn.training import load_recipe, recipe_names, train
+from convattn.training.build import build_network
+from convattn.training.recipe_file import command_for
+
+NAMES = [name for name in recipe_names() if name != "digits-quadratic"]
+DRAWN = [name for name in NAMES if load_recipe(name).start.recipe is None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scales_change_sizes_and_not_what_the_recipe_is_about(name):
+    paper, small, tiny = (load_recipe(name, scale=scale) for scale in ("paper", "small", "tiny"))
+    assert [recipe.scale for recipe in (paper, small, tiny)] == ["paper", "small", "tiny"]
+    assert [recipe.data.name for recipe in (paper, small, tiny)] == ["cifar10", "cifar10", "digits"]
+    assert small.optim.algorithm == tiny.optim.algorithm == "adamw"
+    for key in ("kind", "encoding", "content", "gated", "centres", "heads"):
+        assert len({getattr(recipe.model, key, None) for recipe in (paper, small, tiny)}) == 1
+    assert small.start == tiny.start == paper.start
+    assert command_for(small) == f"convattn train {name} --scale small"
+
+
+def test_small_runs_have_the_same_budget():
+    budgets = {(recipe.optim, recipe.schedule, recipe.training) for recipe in map(small, DRAWN)}
+    assert len(budgets) == 2  # all but sa-quadratic-strong, whose labels are smoothed and weights averaged
+    assert len({(recipe.optim, recipe.schedule, recipe.training.epochs) for recipe in map(small, DRAWN)}) == 1
+
+
+def small(name):
+    return load_recipe(name, scale="small")
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_tiny_run_ends(name, tmp_path):
+    recipe = load_recipe(name, scale="tiny", overrides={"training.epochs": "1"})
+    record = train(recipe, output=tmp_path / "run", progress=False)
+    assert record.results["test_loss"] > 0
+    assert (tmp_path / "run" / "README.md").read_text().count(f"# {name} at scale tiny, seed 0\n") == 1
+
+
+def test_pruned_recipe_trains_on_the_run_that_it_is_given(tmp_path):
+    short = {"training.epochs": "1"}
+    train(load_recipe("sa-quadratic-generalized", scale="tiny", overrides=short), output=tmp_path / "whole")
+    start = {"start.folder": str(tmp_path / "whole")}
+    pruned = load_recipe("sa-quadratic-generalized-pruned", scale="tiny", overrides={**short, **start})
+    record = train(pruned, output=tmp_path / "pruned", progress=False)
+    assert record.recipe["start"] == {
+        "recipe": "sa-quadratic-generalized",
+        "folder": str(tmp_path / "whole"),
+        "prune": True,
+    }
+
+
+def test_pruned_recipe_without_a_run_to_start_from_is_refused():
+    with pytest.raises(RecipeError, match=r"start\.folder must be the folder of a run of sa-quadratic-generalized"):
+        train(load_recipe("sa-quadratic-generalized-pruned", scale="tiny"), progress=False)
+
+
+def test_recipes_that_are_about_a_part_of_the_network_have_it():
+    gated = build_network(load_recipe("sa-distance-content-gated", scale="tiny"), tiny_data())
+    assert isinstance(gated, AttentionNet)
+    assert hasattr(gated.blocks[0].mixer, "gate")
+    grid = build_network(load_recipe("sa-quadratic-grid-init", scale="tiny"), tiny_data())
+    centres = grid.blocks[0].mixer.encoding.centres.tolist()
+    assert sorted(centres) == [[row, col] for row in (-1.0, 0.0, 1.0) for col in (-1.0, 0.0, 1.0)]
+
+
+def test_unknown_scale_is_named():
+    with pytest.raises(UnknownNameError, match="unknown scale 'smal': did you mean 'small'"):
+        load_recipe("sa-quadratic", scale="smal")
+
+
+def test_recipe_at_a_scale_is_not_scaled_again(tmp_path):
+    (tmp_path / "mine.toml").write_text('name = "mine"\nclaim = "none"\nscale = "tiny"\n')
+    assert load_recipe(tmp_path / "mine.toml").scale == "tiny"
+    with pytest.raises(RecipeError, match="scale must be 'tiny', as the file says, but is 'small'"):
+        load_recipe(tmp_path / "mine.toml", scale="small")
