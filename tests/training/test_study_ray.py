@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from convattn.errors import ArgumentError, MissingDependencyError
+from convattn.records import RunRecord
 from convattn.training import study
 from convattn.training.studies.engine import LocalEngine
 from convattn.training.studies.leash import lock
@@ -92,6 +93,30 @@ def test_runs_on_a_node_that_dies_are_continued_on_another(cluster, tmp_path):
     ]
     assert 0 < began[-1] < 30
     assert told[:3] == [f"{RECIPE}-{seed}: submitted" for seed in SEEDS]
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_training_on_a_node_that_dies_ends_with_the_same_bits(cluster, tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+    tiny = {"scale": "tiny", "seeds": (0, 1), "overrides": {"training.epochs": "12"}}
+
+    def kill():
+        while len({file.parts[-3] for file in there.glob("*/checkpoints/step-*[1-9]")}) < 2:
+            time.sleep(0.02)
+        (node,) = cluster.worker_nodes
+        cluster.remove_node(node, allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    found = study(["sa-quadratic"], output=there, engine=RayEngine(threads=1), **tiny)
+    killer.join()
+    assert not found.failures
+    study(["sa-quadratic"], output=here, engine=LocalEngine(threads=1), **tiny)
+    assert weights(there) == weights(here)
+    resumed = [RunRecord.load(there / run.folder / "record.json").resumed for run in found.runs]
+    assert sorted(resumed) == [0, 1]
 
 
 @needs_ray
