@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,13 @@ def test_file_of_a_run_repeats_it():
     assert main(["train", "first/recipe.toml", "-o", "second"]) == 0
     first, second = (json.loads(Path(name, "metrics.jsonl").read_text()) for name in ("first", "second"))
     assert first["test_loss"] == second["test_loss"]
+
+
+def test_of_several_processes_one_speaks():
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "convattn"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    words = [*launcher, "train", "digits-quadratic", *SET]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
+    assert done.stdout.count("test accuracy") == 1
+    assert RunRecord.load("runs/digits-quadratic-0/record.json").hardware["processes"] == "2"
+    assert [folder.name for folder in Path("runs").iterdir()] == ["digits-quadratic-0"]

@@ -1,5 +1,6 @@
 """`convattn train`: a recipe to a run's folder."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -58,7 +59,8 @@ def train(
     default = Path("runs") / "-".join(words)
     folder = output or (default if resume else first_free(default))
     record = train_by(resolved, output=folder, resume=resume, checkpoint_every=checkpoint_every, trackers=tracker)
-    print_record(record, f"{summarise_run(record)}\nwrote {folder}", json=json)
+    if os.environ.get("RANK", "0") == "0":  # the launchers' name for the number of a process
+        print_record(record, f"{summarise_run(record)}\nwrote {folder}", json=json)
     return 0
 
 
