@@ -2,6 +2,7 @@
 
 import os
 import re
+import textwrap
 from dataclasses import dataclass
 
 from convattn.__about__ import __version__
@@ -12,6 +13,7 @@ from convattn.records import Record
 __all__ = ["Installation", "describe_installation", "info"]
 
 _PACKAGES = ("numpy", "einops", "jaxtyping", "safetensors", "huggingface-hub", "pyarrow", "pillow")
+_COLUMNS = 120
 _OTHERS = {"all", "bench", "dev"}
 """Extras that repeat others, or serve work on convattn itself."""
 
@@ -48,10 +50,17 @@ class Installation(Record):
         }
         width = max(len(name) for rows in groups.values() for name in rows) + 2
         paragraphs = (
-            "\n".join([title, *(f"  {name.replace('_', ' '):<{width}}{value}" for name, value in rows.items())])
+            "\n".join([title, *(_wrap(f"  {name.replace('_', ' '):<{width}}", value) for name, value in rows.items())])
             for title, rows in groups.items()
         )
         return "\n\n".join(paragraphs)
+
+
+def _wrap(name: str, value: str) -> str:
+    """Puts a value beside its name, on as many lines as it needs."""
+    return textwrap.fill(
+        value, _COLUMNS, initial_indent=name, subsequent_indent=" " * len(name), break_on_hyphens=False
+    )
 
 
 def info(*, json: AsJson = False) -> int:
