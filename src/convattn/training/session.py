@@ -99,6 +99,7 @@ class Session:
 
         def after_step() -> None:
             on_step()
+            self.ledger.watch()
             step, trainer = self.trainer.step, self.trainer
             if step % trainer.steps_per_epoch == 0:
                 return
