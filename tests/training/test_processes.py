@@ -23,25 +23,38 @@ import sys
 sys.path.insert(0, {root!r})
 from tests.training.tiny import tiny_data
 from convattn.training import load_recipe, train
-train(load_recipe({recipe!r}), output={output!r}, data=tiny_data(), progress=False)
+from convattn.training.trainer import Trainer
+
+honest, last = Trainer._train_on, {last!r}
+
+def interrupted(trainer, *batch):
+    if trainer.step == last:
+        raise SystemExit(3)
+    return honest(trainer, *batch)
+
+Trainer._train_on = interrupted
+train(load_recipe({recipe!r}), output={output!r}, data=tiny_data(), progress=False, **{options!r})
 """
+TWO = ("-m", "torch.distributed.run", "--nproc-per-node=2")
 
 
 def with_precision(recipe, precision):
     return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
 
 
-def train_elsewhere(recipe, folder, *launcher):
-    """Trains in processes of their own and returns the record."""
+def train_elsewhere(recipe, folder, *launcher, last=None, **options):
+    """Trains in processes of their own, all of which end before a step where one is named, and returns the record."""
+    folder.mkdir(exist_ok=True)
     (folder / "recipe.toml").write_text(recipe_to_toml(recipe))
     script = folder / "script.py"
     output = folder / "run"
-    script.write_text(SCRIPT.format(root=str(ROOT), recipe=str(folder / "recipe.toml"), output=str(output)))
+    named = {"recipe": str(folder / "recipe.toml"), "output": str(output)}
+    script.write_text(SCRIPT.format(root=str(ROOT), **named, last=last, options=options))
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, script]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return RunRecord.load(output / "record.json")
+    assert (done.returncode == 0) is (last is None), done.stderr
+    return None if last is not None else RunRecord.load(output / "record.json")
 
 
 def test_second_precision_in_one_process_is_refused():
@@ -82,13 +95,25 @@ def losses_in_float64(recipe, folder, monkeypatch):
 def test_two_processes_give_the_loss_curve_of_one(tmp_path, monkeypatch):
     recipe = tiny_recipe(epochs=4)  # crops and flips are on: every process must draw those of the whole batch
     train(recipe, output=tmp_path / "alone", data=tiny_data(), progress=False)
-    together = train_elsewhere(recipe, tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=2")
+    together = train_elsewhere(recipe, tmp_path, *TWO)
     assert together.hardware["processes"] == "2"
     lo, hi = losses(tmp_path / "alone"), losses_in_float64(recipe, tmp_path / "exact", monkeypatch)
     assert_within_budget(losses(tmp_path / "run").float(), hi, lo.float(), "loss curve of two processes")
     train(dataclasses.replace(recipe, seed=1), output=tmp_path / "other", data=tiny_data(), progress=False)
     with pytest.raises(AssertionError, match="above the budget"):
         assert_within_budget(losses(tmp_path / "other").float(), hi, lo.float())
+
+
+def test_two_processes_taken_up_within_an_epoch_end_with_the_same_curve(tmp_path):
+    recipe = tiny_recipe(epochs=2, dropout=0.2)
+    train_elsewhere(recipe, tmp_path / "whole", *TWO)
+    train_elsewhere(recipe, tmp_path / "cut", *TWO, last=8, checkpoint_every=2)
+    record = train_elsewhere(recipe, tmp_path / "cut", *TWO, resume=True, trackers=["tensorboard"])
+    assert record.resumed == 1
+    assert torch.equal(losses(tmp_path / "cut" / "run"), losses(tmp_path / "whole" / "run"))
+    weights = [(tmp_path / name / "run" / "model.safetensors").read_bytes() for name in ("cut", "whole")]
+    assert weights[0] == weights[1]
+    assert any("other processes" in item for item in record.not_covered)
 
 
 @pytest.mark.slow

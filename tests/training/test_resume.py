@@ -1,18 +1,21 @@
 import dataclasses
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from pyarrow import parquet
 from tests.training.tiny import tiny_data, tiny_recipe
 
 from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning
 from convattn.records import RunRecord
-from convattn.training import train
+from convattn.training import loop, train
 from convattn.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +105,7 @@ def test_run_cut_off_twice_counts_its_time_and_its_resumptions(whole, monkeypatc
 def test_run_cut_off_before_its_record_is_finished_without_another_step(whole, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(RunRecord, "save", lambda *_: (_ for _ in ()).throw(OSError("unplugged")))
-        with pytest.raises(OSError, match="unplugged"):
+        with pytest.raises(CheckpointError, match=r"cannot write the network .*\(unplugged\); .*resume"):
             train(RECIPE, output=tmp_path / "run", data=tiny_data(), progress=False)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_train_on", lambda *_: pytest.fail("a step was taken"))
@@ -158,15 +161,76 @@ def test_no_checkpoint_left_is_an_error_and_nothing_starts_anew(monkeypatch, tmp
     assert sorted(file.name for file in (tmp_path / "run").rglob("*")) == before
 
 
+def test_heads_of_the_start_are_kept_once_where_only_its_checkpoint_is_left(whole, monkeypatch, tmp_path):
+    cut_off(monkeypatch, tmp_path / "run", step=1)
+    assert (tmp_path / "run" / "heads.parquet").exists()
+    truncate(newest(tmp_path / "run"))
+    with pytest.warns(CheckpointWarning, match="step-00000001"):
+        resume(tmp_path / "run")
+    assert timeless(tmp_path / "run") == timeless(whole)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda file: file.unlink(), "must hold 1 epochs, each once"),
+        (lambda file: file.write_text(2 * file.read_text()), "must hold 1 epochs, each once"),
+        (lambda file: file.write_text('{"step": 5, "epoch": 1}\n'), "TypeError"),
+        (lambda file: file.write_text("{"), "JSONDecodeError"),
+    ],
+)
+def test_metrics_that_are_not_those_of_the_epochs_before_are_an_error(monkeypatch, tmp_path, damage, reason):
+    cut_off(monkeypatch, tmp_path / "run", step=7)
+    damage(tmp_path / "run" / "metrics.jsonl")
+    with pytest.raises(CheckpointError, match=f"cannot resume .*{reason}"):
+        resume(tmp_path / "run")
+
+
+def test_checkpoint_that_other_code_wrote_is_an_error(monkeypatch, tmp_path):
+    cut_off(monkeypatch, tmp_path / "run", step=7)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "load_state_dict", lambda _, state: state["what older code kept"])
+        with pytest.raises(
+            CheckpointError, match=r"step-00000007 is whole, but this version cannot load it \(KeyError"
+        ):
+            resume(tmp_path / "run")
+
+
 def test_finished_run_is_left_as_it_is(whole):
     before = {file: file.stat().st_mtime_ns for file in whole.iterdir()}
     assert resume(whole) == RunRecord.load(whole / "record.json")
     assert {file: file.stat().st_mtime_ns for file in whole.iterdir()} == before
 
 
+def test_random_numbers_of_the_caller_are_left_as_they_were(monkeypatch, tmp_path):
+    cut_off(monkeypatch, tmp_path / "run", step=7)
+    np.random.seed(5)  # noqa: NPY002  (the state that accelerate saves and loads)
+    before, of_torch = str(np.random.get_state()), torch.get_rng_state()  # noqa: NPY002
+    resume(tmp_path / "run")  # that of Python is not compared here: the run-time type check draws from it
+    assert str(np.random.get_state()) == before  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), of_torch)
+    of_python = random.getstate()
+    with loop._seeded(0, torch.device("cpu")):
+        random.seed(5)
+    assert random.getstate() == of_python
+
+
+def test_words_of_another_claim_do_not_make_another_run(whole, monkeypatch, tmp_path):
+    cut_off(monkeypatch, tmp_path / "run", step=7)
+    assert resume(tmp_path / "run", dataclasses.replace(RECIPE, claim="measured since")).claim == "measured since"
+    assert timeless(tmp_path / "run") == timeless(whole)
+
+
 def test_run_of_another_recipe_is_not_taken_up(whole):
     with pytest.raises(CheckpointError, match=r"holds a run of another recipe: seed is 0, not 4$"):
         resume(whole, dataclasses.replace(RECIPE, seed=4))
+
+
+def test_unreadable_recipe_is_refused(monkeypatch, tmp_path):
+    cut_off(monkeypatch, tmp_path / "run", step=1)
+    (tmp_path / "run" / "recipe.toml").write_text("name = ")
+    with pytest.raises(CheckpointError, match=r"holds no run to resume: .*recipe\.toml: not TOML"):
+        resume(tmp_path / "run")
 
 
 def test_folder_without_a_run_is_refused(tmp_path):
@@ -197,6 +261,17 @@ def test_full_disk_is_an_error_and_leaves_the_checkpoint_before(whole, monkeypat
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
     resume(tmp_path / "run")
     assert timeless(tmp_path / "run") == timeless(whole)
+
+
+def test_full_disk_at_the_start_is_an_error_and_leaves_nothing(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write the checkpoint of step 0 .*the folder is not made"):
+            train(RECIPE, output=tmp_path / "run", data=tiny_data(), progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def kill(folder, count):

@@ -81,7 +81,7 @@ def test_finished_runs_are_kept_and_the_record_stays_the_same(tmp_path):
 
 def test_folder_of_another_recipe_is_an_error_that_names_the_difference(tmp_path):
     run(tmp_path)
-    expected = r"digits-quadratic-0 holds a run of another recipe: training\.epochs is 45 there and 3 here$"
+    expected = r"digits-quadratic-0 holds a run of another recipe: training\.epochs is 45, not 3$"
     with pytest.raises(RecipeError, match=expected):
         run(tmp_path, overrides={"training.epochs": "3"})
     (tmp_path / f"{RECIPE}-0" / "record.json").unlink()

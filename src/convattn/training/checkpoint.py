@@ -74,6 +74,8 @@ class Checkpoints:
     def finish(self, written: Path, *, step: int, processes: int) -> None:
         """Closes a checkpoint, moves it to its place and drops all but the newest two.
 
+        Those of later steps are dropped as well: they were damaged, or the run would have been taken up there.
+
         Args:
             written: The folder that `begin` made, with all files.
             step: Optimizer steps done.
@@ -85,8 +87,11 @@ class Checkpoints:
         if place.exists():
             _drop(place)
         os.replace(written, place)
-        for old in self._newest_first()[_KEPT:]:
-            _drop(old)
+        places = self._newest_first()
+        kept = places[places.index(place) :][:_KEPT]
+        for other in places:
+            if other not in kept:
+                _drop(other)
 
     def load_newest(self, load: Callable[[Path, Checkpoint], None]) -> Checkpoint:
         """Loads the newest checkpoint that is whole; damaged ones are said and passed over.

@@ -1,6 +1,7 @@
 """Training by a recipe, from the images to the record."""
 
 import os
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -9,18 +10,19 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors import SafetensorError
 
 from convattn.data import ImageDataset
-from convattn.errors import ArgumentError, DeviceError, MissingDependencyError, must_be
+from convattn.errors import ArgumentError, CheckpointError, DeviceError, MissingDependencyError, must_be
 from convattn.records import RunRecord
-from convattn.training.build import load_data
+from convattn.training.build import Network, load_data
 from convattn.training.environment import describe_hardware, describe_versions, find_revision, peak_memory
 from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import command_for, flat_values
 from convattn.training.run_folder import RunFolder
 from convattn.training.session import Session
 from convattn.training.trackers import require_trackers
-from convattn.training.trainer import Trainer
+from convattn.training.trainer import Trainer, forked_random_numbers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -64,8 +66,8 @@ def train(
     Raises:
         ArgumentError: The output folder holds something, or is missing where the run is to be taken up or tracked; the
             steps between checkpoints are out of range; or a size of the network does not fit the images.
-        CheckpointError: The folder holds no run that can be taken up, or one of another recipe; a checkpoint cannot be
-            written; or the network to start from cannot be loaded.
+        CheckpointError: The folder holds no run that can be taken up, or one of another recipe; a checkpoint or the
+            results cannot be written; or the network to start from cannot be loaded.
         DataError: The images cannot be had.
         DeviceError: The process has trained with another precision before.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
@@ -90,7 +92,7 @@ def train(
     if resume and folder is not None and (finished := folder.find_unfinished(recipe)) is not None:
         return finished
     accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
-    progress = progress and accelerator.is_main_process
+    progress, revision = progress and accelerator.is_main_process, find_revision()
     data = load_data(recipe.data) if data is None else data
     with _seeded(recipe.seed, accelerator.device):
         session = Session(Trainer(recipe, data, accelerator), recipe, accelerator, folder)
@@ -115,11 +117,11 @@ def train(
         hardware={**describe_hardware(accelerator.device), "processes": str(accelerator.num_processes)},
         versions=describe_versions(),
         started=session.ledger.started,
-        revision=find_revision(),
-        not_covered=_not_covered(session),
+        revision=revision,
+        not_covered=_not_covered(session, accelerator.num_processes),
     )
     if folder is not None and accelerator.is_main_process:
-        folder.finish(session.trainer.result, record)
+        _write_results(folder, session.trainer.result, record)
     accelerator.wait_for_everyone()
     return record
 
@@ -141,9 +143,7 @@ def _run_epochs(
 ) -> None:
     """Runs all epochs that are left, showing and tracking each."""
     trainer = session.trainer
-    if accelerator.log_with:
-        accelerator.init_trackers(recipe.name, config=flat_values(recipe))
-    with _progress_bar(progress) as bar:
+    with _tracked(accelerator, recipe), _progress_bar(progress) as bar:
         total = recipe.training.epochs * trainer.steps_per_epoch
         task = bar.add_task(recipe.name, total=total, completed=trainer.step, result="")
         for result in session.run(checkpoint_every=checkpoint_every, on_step=lambda: bar.advance(task)):
@@ -151,15 +151,39 @@ def _run_epochs(
             bar.update(task, result=shown)
             if accelerator.log_with:
                 accelerator.log(asdict(result), step=result.step)
-    if accelerator.log_with:
-        accelerator.end_training()
 
 
-def _not_covered(session: Session) -> tuple[str, ...]:
+@contextmanager
+def _tracked(accelerator: "Accelerator", recipe: Recipe) -> Iterator[None]:
+    """Starts the trackers that were asked for, and closes them whatever happens."""
+    if not accelerator.log_with:
+        yield
+        return
+    accelerator.init_trackers(recipe.name, config=flat_values(recipe))
+    try:
+        yield
+    finally:
+        for tracker in accelerator.trackers:  # end_training would part the processes, which meet once more
+            tracker.finish()
+
+
+def _write_results(folder: RunFolder, network: Network, record: RunRecord) -> None:
+    """Writes what a finished run leaves behind."""
+    try:
+        folder.finish(network, record)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot write the network and the record to {folder.path} ({error}); resume the run to write them again"
+        ) from None
+
+
+def _not_covered(session: Session, processes: int) -> tuple[str, ...]:
     """Says what the record of one run leaves open."""
     items = ["the spread over seeds: this is one run"]
     if session.ledger.resumed:
         items.append("peak memory before the run was last taken up")
+    if processes > 1:
+        items.append("peak memory of the other processes, and energy of other devices than the first process's")
     return tuple(items)
 
 
@@ -194,7 +218,17 @@ def _start_accelerator(precision: str, trackers: Sequence[str], folder: RunFolde
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seeds PyTorch's global random numbers, and gives the caller's back afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+    """Seeds PyTorch's global random numbers, and gives the caller's back afterwards.
+
+    So are those of Python and numpy, which nothing here draws from, but which accelerate saves and loads.
+    """
+    import numpy as np
+
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with forked_random_numbers(device):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002

@@ -6,12 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
-from convattn.errors import CheckpointError
+from convattn.errors import CheckpointError, RecipeError
 from convattn.files import new_folder, require_new_folder, write_atomically
 from convattn.records import RunRecord
 from convattn.training.build import Network
@@ -20,6 +19,7 @@ from convattn.training.checkpoint import Checkpoints
 from convattn.training.heads import HEAD_COLUMNS, HeadTrace
 from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import differing_keys, load_recipe, recipe_to_toml
+from convattn.training.trainer import EpochResult
 
 __all__ = ["RunFolder"]
 
@@ -65,12 +65,16 @@ class RunFolder:
             The run's record where it is finished; None where it can be taken up.
 
         Raises:
-            CheckpointError: The folder holds no run, or one of another recipe.
+            CheckpointError: The folder holds no run, one of another recipe, or one whose files cannot be read.
         """
         file = self.path / "recipe.toml"
         if not file.is_file():
             raise CheckpointError(f"{self.path} holds no run to resume: it has no recipe.toml")
-        differing = differing_keys(load_recipe(file), recipe)
+        try:
+            there = load_recipe(file)
+        except RecipeError as error:
+            raise CheckpointError(f"{self.path} holds no run to resume: {error}") from None
+        differing = differing_keys(there.to_dict(), recipe.to_dict())
         if differing:
             raise CheckpointError(f"{self.path} holds a run of another recipe: {'; '.join(differing)}")
         record = self.path / "record.json"
@@ -90,30 +94,34 @@ class RunFolder:
             write_atomically(folder / "recipe.toml", recipe_to_toml(recipe))
             yield folder
 
-    def rewind(self, step: int, heads: HeadTrace) -> list[dict[str, Any]]:
+    def rewind(self, step: int, epoch: int, heads: HeadTrace) -> list[EpochResult]:
         """Drops what was written of steps after a checkpoint.
 
         Args:
             step: Optimizer steps done at the checkpoint.
+            epoch: Epochs done at the checkpoint.
             heads: The trace to fill with what is kept.
 
         Returns:
-            The metrics of each epoch that is kept.
+            What each epoch before the checkpoint gave.
 
         Raises:
-            CheckpointError: A file is damaged.
+            CheckpointError: A file is missing or damaged.
         """
+        file = self.path / "metrics.jsonl"
         try:
-            metrics = self.path / "metrics.jsonl"
-            lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+            lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
             kept = [metrics for metrics in map(json.loads, lines) if metrics["step"] <= step]
-            self._metrics = [json.dumps(metrics) + "\n" for metrics in kept]
+            results = [EpochResult(**metrics) for metrics in kept]
             if (self.path / "heads.parquet").is_file():
                 rows = parquet.read_table(self.path / "heads.parquet", schema=HEAD_COLUMNS).to_pylist()
                 heads.rows = [row for row in rows if row["step"] <= step]
-            return kept
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             raise CheckpointError(f"cannot resume {self.path}: {type(error).__name__}: {error}") from None
+        if [result.epoch for result in results] != list(range(1, epoch + 1)):
+            raise CheckpointError(f"cannot resume {self.path}: {file.name} must hold {epoch} epochs, each once")
+        self._metrics = [json.dumps(metrics) + "\n" for metrics in kept]
+        return results
 
     def add_epoch(self, metrics: dict[str, float]) -> None:
         """Writes the metrics of one more epoch."""

@@ -1,6 +1,7 @@
 """A run that can be cut off at any moment: the trainer, its folder and its checkpoints, in all processes together."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, final
@@ -51,29 +52,35 @@ class Session:
         accelerator.register_for_checkpointing(self.ledger)
 
     def start(self) -> None:
-        """Makes the folder, with a checkpoint of the start."""
+        """Makes the folder, with a checkpoint of the start.
+
+        Raises:
+            CheckpointError: The folder cannot be written; it is not there then.
+        """
         self.heads.record(step=0, epoch=0)
         if self._folder is None:
             return
-        if self._accelerator.is_main_process:
-            with self._folder.new(self._recipe) as folder:
-                self._save(Checkpoints(folder / "checkpoints"))
-        else:
-            self._save(None)
+        with self._written("the folder is not made"):
+            if self._accelerator.is_main_process:
+                with self._folder.new(self._recipe) as folder:
+                    self._save(Checkpoints(folder / "checkpoints"))
+            else:
+                self._save(None)
         self._accelerator.wait_for_everyone()
 
     def resume(self) -> None:
         """Takes the run up at its newest checkpoint.
 
         Raises:
-            CheckpointError: There is none, or it was written by another number of processes.
+            CheckpointError: There is none, it was written by another number of processes or by other code, or the
+                metrics of the epochs before it are not there.
         """
         assert self._folder is not None
         self._folder.checkpoints.load_newest(self._load)
-        kept = self._folder.rewind(self.trainer.step, self.heads)
-        self.results = [EpochResult(**metrics) for metrics in kept]
-        if self.trainer.step == 0:
+        self.results = self._folder.rewind(self.trainer.step, self.trainer.epoch, self.heads)
+        if self.trainer.step == 0 and not self.heads.rows:
             self.heads.record(step=0, epoch=0)
+        self._accelerator.wait_for_everyone()  # the main process may now replace what all have read
 
     def run(self, *, checkpoint_every: int | None, on_step: Callable[[], None]) -> Iterator[EpochResult]:
         """Runs the epochs that are left, writing each.
@@ -92,6 +99,7 @@ class Session:
 
         def after_step() -> None:
             on_step()
+            self.ledger.watch()
             step, trainer = self.trainer.step, self.trainer
             if step % trainer.steps_per_epoch == 0:
                 return
@@ -124,24 +132,30 @@ class Session:
             return
         main = self._accelerator.is_main_process
         checkpoints = self._folder.checkpoints if main else None
-        try:
+        with self._written("the ones before are kept"):
             if main and result is not None:
                 self._folder.add_epoch(asdict(result))
             if main:
                 self._folder.write_heads(self.heads)
             self._save(checkpoints)
+
+    @contextmanager
+    def _written(self, otherwise: str) -> Iterator[None]:
+        """Makes one error of what may go wrong in writing a checkpoint, and removes what was begun."""
+        assert self._folder is not None
+        try:
+            yield
         except (OSError, RuntimeError, SafetensorError) as error:
-            if checkpoints is not None:
-                checkpoints.clear()
-            step = self.trainer.step
-            raise CheckpointError(
-                f"cannot write the checkpoint of step {step} to {self._folder.path} ({error}); the ones before are kept"
-            ) from None
+            if self._accelerator.is_main_process:
+                self._folder.checkpoints.clear()
+            place = f"the checkpoint of step {self.trainer.step} to {self._folder.path}"
+            raise CheckpointError(f"cannot write {place} ({error}); {otherwise}") from None
 
     def _save(self, checkpoints: Checkpoints | None) -> None:
         """Writes a checkpoint, all processes together; the main one opens and closes it."""
         from accelerate.utils import broadcast_object_list
 
+        self.trainer.share_losses()
         step = self.trainer.step
         place = [None if checkpoints is None else str(checkpoints.begin(step))]
         broadcast_object_list(place)
@@ -159,4 +173,10 @@ class Session:
             raise CheckpointError(
                 f"checkpoint {place.name} was written by {checkpoint.processes} processes, but there are {processes}"
             )
-        self._accelerator.load_state(str(place))
+        try:
+            self._accelerator.load_state(str(place))
+        except (OSError, RuntimeError, ValueError, KeyError, AttributeError, ImportError) as error:
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise CheckpointError(
+                f"checkpoint {place.name} is whole, but this version cannot load it ({told})"
+            ) from None

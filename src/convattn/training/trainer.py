@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -23,7 +23,7 @@ from convattn.training.recipe import Recipe
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["EpochResult", "Trainer"]
+__all__ = ["EpochResult", "Trainer", "forked_random_numbers"]
 
 _STEPS_BETWEEN_CHECKS = 50
 _TEST_BATCH = 500
@@ -147,7 +147,8 @@ class Trainer:
             self._seconds = before + time.perf_counter() - clock
             on_step()
         trained = before + time.perf_counter() - clock
-        train_loss = self._mean_over_processes(torch.stack(self._losses).mean()).item()
+        self.share_losses()
+        train_loss = torch.stack(self._losses).mean().item()
         self.epoch += 1
         test_loss, test_accuracy = self.evaluate(self._test)
         if self.epoch in self._recipe.training.reinitialise:
@@ -185,6 +186,14 @@ class Trainer:
             sums[1] += (scores.argmax(dim=1) == labels).sum()
         means = self._mean_over_processes(sums) * processes / len(split)
         return means[0].item(), means[1].item()
+
+    def share_losses(self) -> None:
+        """Makes the epoch's losses so far those of all processes, all processes together.
+
+        A checkpoint keeps the state of the main process alone, and must be shared before it is written.
+        """
+        if self._losses:
+            self._losses = list(self._mean_over_processes(torch.stack(self._losses)))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where the run is; weights, optimizer and random numbers are saved beside it, by accelerate."""
@@ -229,7 +238,7 @@ class Trainer:
     def _reinitialise(self) -> None:
         """Draws degenerate heads afresh, the same in every process."""
         if isinstance(self.network, AttentionNet):
-            with torch.random.fork_rng(devices=[]):
+            with forked_random_numbers(self._accelerator.device):
                 torch.manual_seed(self._recipe.seed + self.step)
                 reinitialise_heads(self.network)
 
@@ -251,6 +260,21 @@ class Trainer:
                 f"{self._recipe.name}: the loss is {losses[number].item()} at step {step} (epoch {self.epoch + 1}, "
                 f"learning rate {self._learning_rate(step):g}); lower optim.learning_rate or warm up for longer"
             )
+
+
+def forked_random_numbers(device: torch.device) -> AbstractContextManager[None]:
+    """Returns a context that gives PyTorch's global random numbers back afterwards.
+
+    With CUDA those of every device, because seeding and loading a checkpoint change every device.
+
+    Args:
+        device: The device that computes.
+
+    Returns:
+        The context.
+    """
+    devices = range(torch.cuda.device_count()) if device.type == "cuda" else []
+    return cast(AbstractContextManager[None], torch.random.fork_rng(devices=list(devices)))
 
 
 def _average(network: nn.Module, decay: float | None) -> AveragedModel | None:

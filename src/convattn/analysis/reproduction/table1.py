@@ -11,6 +11,7 @@ from convattn.analysis.reproduction.published import PAPER, REPLICATION, TABLE1,
 from convattn.analysis.runs import Run, RunGroup
 from convattn.errors import ConvAttnError
 from convattn.models import FlopCount, load_network
+from convattn.training.markdown import markdown_table
 
 __all__ = ["TableRow", "table_rows", "to_csv", "to_markdown"]
 
@@ -174,7 +175,7 @@ def to_markdown(rows: Sequence[TableRow], scale: str) -> str:
     ]
     parts = [
         f"# Table 1, scale {scale}",
-        _markdown(heads, numbers),
+        markdown_table(heads, numbers),
         _WHAT_IS_COUNTED,
         *([_FULL_SIZE] if scale != "paper" else []),
         f"Paper: {PAPER}; one run each. Replication: {REPLICATION}.",
@@ -182,7 +183,7 @@ def to_markdown(rows: Sequence[TableRow], scale: str) -> str:
     ]
     if runs:
         columns = ["model", "recipe", "changed in the recipe", "seeds", "data", "time per run", "hardware"]
-        parts += ["## Runs", _markdown(columns, runs)]
+        parts += ["## Runs", markdown_table(columns, runs)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -239,8 +240,3 @@ def _time(seconds: float | None) -> str:
         if seconds < 36000
         else f"{seconds / 3600:.1f} h"
     )
-
-
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from convattn.errors import CheckpointError, RecipeError
 from convattn.records import RunRecord
 from convattn.training.recipe import Recipe
+from convattn.training.recipe_file import differing_keys
 from convattn.training.studies.leash import has_checkpoint, is_finished, lock
 from convattn.training.studies.plan import PlannedRun
 
@@ -19,9 +20,6 @@ State = Literal["finished", "under way", "stopped early", "new"]
 
 _SHOWN = 4
 """Differences between two recipes that a message names."""
-
-_IRRELEVANT = {"claim"}
-"""Keys of a recipe that change no number."""
 
 
 def find_state(run: PlannedRun) -> State:
@@ -97,17 +95,7 @@ def locked(place: Path) -> Iterator[None]:
 
 def _require_same(folder: Path, found: Mapping[str, Any], wanted: Recipe) -> None:
     """Refuses a folder that holds a run of another recipe."""
-    there, here = _flatten(found), _flatten(wanted.to_dict())
-    keys = [key for key in sorted({*there, *here} - _IRRELEVANT) if there.get(key) != here.get(key)]
-    if keys:
-        words = [f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in keys[:_SHOWN]]
-        more = f"; and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-        raise RecipeError(f"{folder} holds a run of another recipe: {'; '.join(words)}{more}")
-
-
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested tables as one, with dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
+    differing = differing_keys(found, wanted.to_dict())
+    if differing:
+        more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        raise RecipeError(f"{folder} holds a run of another recipe: {'; '.join(differing[:_SHOWN])}{more}")

@@ -2,8 +2,8 @@
 
 import csv
 import io
-from collections.abc import Iterable
 
+from convattn.training.markdown import markdown_table
 from convattn.training.studies.record import StudyDifference, StudyRecord, Summary
 
 __all__ = ["study_csv", "study_page"]
@@ -24,7 +24,7 @@ def study_page(record: StudyRecord) -> str:
     parts = ["# Study", f"`{record.command}`", *_groups(record), *_differences(record)]
     if record.failures:
         rows = ([item.label, str(item.seed), item.log, _code(item.reason)] for item in record.failures)
-        parts += ["## Failed", _table(("recipe", "seed", "log", "last line"), rows)]
+        parts += ["## Failed", markdown_table(("recipe", "seed", "log", "last line"), rows)]
     if record.warnings:
         parts += ["## Warnings", "\n".join(f"- {item}" for item in record.warnings)]
     parts += [*_runs(record), "## Not covered", "\n".join(f"- {item}" for item in record.not_covered)]
@@ -71,7 +71,7 @@ def _groups(record: StudyRecord) -> list[str]:
     )
     heads = ("recipe", "n", "test accuracy", "range", "seconds", "parameters")
     note = "Mean ± standard deviation (n − 1) over seeds."
-    return ["## Recipes", _table(heads, rows), note] if record.groups else []
+    return ["## Recipes", markdown_table(heads, rows), note] if record.groups else []
 
 
 def _differences(record: StudyRecord) -> list[str]:
@@ -96,7 +96,7 @@ def _differences(record: StudyRecord) -> list[str]:
         "percentile bootstrap's (9,999 resamples, seed 0); with n seeds it cannot be wider than the range of the "
         "differences."
     )
-    return [title, _table(heads, rows), note, worth]
+    return [title, markdown_table(heads, rows), note, worth]
 
 
 def _runs(record: StudyRecord) -> list[str]:
@@ -117,7 +117,7 @@ def _runs(record: StudyRecord) -> list[str]:
     if record.data is None:
         return ["No run has finished."]
     hashes = "\n".join(f"- {_code(value)} {name}" for name, value in record.data.hashes.items())
-    return ["## Runs", _table(heads, rows), f"Data of every run: {record.data.name}, SHA-256:", hashes]
+    return ["## Runs", markdown_table(heads, rows), f"Data of every run: {record.data.name}, SHA-256:", hashes]
 
 
 def _spread(summary: Summary) -> str:
@@ -134,10 +134,3 @@ def _interval(item: StudyDifference) -> str:
 def _code(text: str) -> str:
     """Returns text that Markdown shows as it is."""
     return f"`{text.replace('`', chr(39))}`"
-
-
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Returns a Markdown table."""
-    lines = [list(heads)]
-    lines += [["---"] * len(lines[0]), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

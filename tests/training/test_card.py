@@ -1,0 +1,49 @@
+import re
+
+import pytest
+from tests.training.tiny import tiny_data, tiny_recipe
+
+from convattn.records import RunRecord
+from convattn.training import train
+from convattn.training.card import model_card
+
+
+@pytest.fixture(scope="module")
+def record():
+    return train(tiny_recipe(epochs=1), data=tiny_data(), progress=False)
+
+
+CHECKLIST = {
+    "algorithm": "pseudocode",
+    "assumptions": "assumptions",
+    "complexity": "complexity",
+    "statistics and splits of the data": "split",
+    "data left out": "left out",
+    "pre-processing": "scaled",
+    "where the data are": "source",
+    "dependencies": "version of torch",
+    "training code and command": "command",
+    "evaluation code": "evaluation",
+    "trained model": "weights",
+    "all hyper-parameters": "optim.learning_rate",
+    "range of hyper-parameters and how they were chosen": "settings tried",
+    "number of runs": "runs",
+    "definition of the measure": "measure of accuracy",
+    "run time": "time",
+    "energy": "energy",
+    "infrastructure": "processor",
+}
+
+
+@pytest.mark.parametrize("item", CHECKLIST)
+def test_card_answers_every_item_of_the_checklist(record, item):
+    assert re.search(rf"^\| {re.escape(CHECKLIST[item])} \| [^|\n]+ \|$", model_card(record), re.MULTILINE)
+
+
+def test_each_table_of_the_card_has_two_columns_whatever_its_cells_hold(record):
+    given = {**record.__dict__, "command": "convattn train --set name='a|b\nc'"}
+    card = model_card(RunRecord(**given))
+    assert "a\\|b c" in card
+    rows = [line for line in card.splitlines() if line.startswith("|")]
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
+    assert all(line.startswith("|") for line in re.findall(r"## Model\n\n(.*?)\n\n", card, re.DOTALL)[0].splitlines())
