@@ -1,4 +1,4 @@
-"""The card of a run: every item of a reproducibility checklist, in Markdown, as the Hub shows it."""
+"""The card of a run: a reproducibility checklist, answered in Markdown, as the Hub shows it."""
 
 from collections.abc import Mapping
 
