@@ -71,12 +71,12 @@ def require_scales(own: object, source: str) -> None:
             raise RecipeError(f"{source}: {must_be(f'scales.{scale}', 'tables of sections', sections)}")
 
 
-def _change(section: Any, changes: Mapping[str, Any]) -> Any:
+def _change(section: Any, changes: dict[Any, Any]) -> Any:
     """Lays changes over a section; where they stand under kinds, those of the section's own kind."""
     if not isinstance(section, dict):
         return section  # refused with its name where all sections are checked
     if changes and all(isinstance(table, dict) for table in changes.values()):
         changes = changes.get(section.get("kind"), {})
     if changes.get("kind", section.get("kind")) != section.get("kind"):
-        return dict(changes)
+        return changes
     return {**section, **changes}
