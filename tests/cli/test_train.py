@@ -44,6 +44,15 @@ def test_of_two_values_the_later_counts_and_json_is_the_record(capsys):
     assert printed == RunRecord.load("runs/digits-quadratic-2/record.json")
 
 
+def test_one_of_several_processes_speaks(monkeypatch, capsys):
+    assert main(["train", "digits-quadratic", *SET, "-o", "run"]) == 0
+    first = capsys.readouterr().out
+    for rank, said in (("0", first), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["train", "digits-quadratic", *SET, "-o", "run", "--resume"]) == 0
+        assert capsys.readouterr().out == said
+
+
 def test_scale_is_part_of_the_default_folder_and_of_the_summary(capsys):
     assert main(["train", "convnet", "--scale", "tiny", "--set", "training.epochs=1"]) == 0
     record = RunRecord.load("runs/convnet-tiny-0/record.json")

@@ -80,3 +80,26 @@ def test_recipe_at_a_scale_is_not_scaled_again(tmp_path):
     assert load_recipe(tmp_path / "mine.toml").scale == "tiny"
     with pytest.raises(RecipeError, match="scale must be 'tiny', as the file says, but is 'small'"):
         load_recipe(tmp_path / "mine.toml", scale="small")
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"),
+    [
+        ("scales = 3", "scales must be a table, but is 3"),
+        ("[scales.tny.data]\ncutout = 2", "the key in scales must be 'small' or 'tiny', but is 'tny'"),
+        ("[scales]\ntiny = 3", r"scales\.tiny must be tables of sections, but is 3"),
+        ("[scales.tiny]\nseed = 3", r"scales\.tiny must be tables of sections, but is \{'seed': 3\}"),
+    ],
+)
+@pytest.mark.parametrize("scale", [None, "tiny"])
+def test_changes_by_scale_of_a_recipe_have_their_form(tmp_path, scales, message, scale):
+    (tmp_path / "mine.toml").write_text(f'name = "mine"\nclaim = "none"\n{scales}\n')
+    with pytest.raises(RecipeError, match=rf"mine\.toml: {message}"):
+        load_recipe(tmp_path / "mine.toml", scale=scale)
+
+
+def test_section_that_is_no_table_is_named_at_every_scale(tmp_path):
+    (tmp_path / "mine.toml").write_text('name = "mine"\nclaim = "none"\ntraining = 3\n')
+    for scale in ("paper", "tiny"):
+        with pytest.raises(RecipeError, match="training must be a table, but is 3"):
+            load_recipe(tmp_path / "mine.toml", scale=scale)

@@ -6,7 +6,7 @@ from accelerate import Accelerator
 from tests.training.tiny import tiny_data, tiny_recipe
 
 from convattn.data import normalise
-from convattn.errors import MissingDependencyError, UnknownNameError
+from convattn.errors import MissingDependencyError, RecipeError, UnknownNameError
 from convattn.models import AttentionNet, load_network
 from convattn.testing.budget import assert_within_budget
 from convattn.training import batches, train, trainer
@@ -83,6 +83,20 @@ def test_degenerate_heads_are_drawn_afresh_after_the_epochs_named(tmp_path):
         encoding.root_sharpness[1] = 1e-4
     made.run_epoch()
     assert (encoding.root_sharpness > 0.9).all()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ResNetRecipe(blocks_per_stage=1, width=4),
+        tiny_recipe(encoding="learned_table").model,
+        tiny_recipe(content=True).model,
+    ],
+)
+def test_heads_that_cannot_be_drawn_afresh_are_an_error_before_the_first_step(model):
+    recipe = with_training(dataclasses.replace(tiny_recipe(), model=model), reinitialise=(1,))
+    with pytest.raises(RecipeError, match=r"training\.reinitialise must be left away .*, but is \(1,\)"):
+        Trainer(recipe, tiny_data(), Accelerator(cpu=True))
 
 
 def test_network_starts_from_that_of_a_run_and_is_pruned(tmp_path):

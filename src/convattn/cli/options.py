@@ -1,13 +1,15 @@
 """Options that several commands share, and the folders that they name."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-__all__ = ["AsJson", "Output", "OutputOrDefault", "WholeNumber", "first_free"]
+from convattn.errors import ArgumentError, must_be
+
+__all__ = ["AsJson", "Output", "OutputOrDefault", "WholeNumber", "first_free", "key_values"]
 
 
 def _read_whole(_: Any, tokens: Sequence[Any]) -> int:
@@ -42,3 +44,29 @@ def first_free(folder: Path) -> Path:
     """
     names = (folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in count(1))
     return next(path for path in names if not path.exists() or (path.is_dir() and not any(path.iterdir())))
+
+
+def key_values(texts: Iterable[str], option: str) -> dict[str, str]:
+    """Reads KEY=VALUE texts.
+
+    Args:
+        texts: What the option was given, each time it was.
+        option: Its name, for the error.
+
+    Returns:
+        Values by key; of two with the same key the later.
+
+    Raises:
+        ArgumentError: A text is of another form.
+
+    Example:
+        >>> key_values(["seed=1", "seed=2"], "--set")
+        {'seed': '2'}
+    """
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ArgumentError(must_be(option, "of the form KEY=VALUE", text))
+        pairs[key] = value
+    return pairs

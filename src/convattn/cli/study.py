@@ -1,13 +1,12 @@
 """`convattn study`: recipes over seeds, compared."""
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber
+from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values
 from convattn.cli.output import print_record
 from convattn.errors import ArgumentError, must_be
 
@@ -62,7 +61,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     Returns:
         0, or 1 where a run failed.
     """
-    numbers, changes, variants = _read_seeds(seeds), _pairs(overrides, "--set"), _pairs(grid, "--grid")
+    numbers, changes, variants = _read_seeds(seeds), key_values(overrides, "--set"), key_values(grid, "--grid")
     folder = Path("study") if output is None else output
     made = _engine(engine, workers, threads, address)
     from convattn.training import study as run_study
@@ -104,17 +103,6 @@ def _read_seeds(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise ArgumentError(must_be("--seeds", "whole numbers between commas", text)) from None
-
-
-def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """Reads KEY=VALUE texts; of two with the same key the later counts."""
-    pairs = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise ArgumentError(must_be(option, "of the form KEY=VALUE", text))
-        pairs[key] = value
-    return pairs
 
 
 def _summarise(record: "StudyRecord") -> str:

@@ -1,15 +1,13 @@
 """`convattn train`: a recipe to a run's folder."""
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, first_free
+from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, first_free, key_values
 from convattn.cli.output import print_record
-from convattn.errors import ArgumentError, must_be
 from convattn.records import RunRecord
 
 __all__ = ["summarise_run", "train"]
@@ -50,7 +48,7 @@ def train(
     Returns:
         0.
     """
-    changes = _parse(overrides)
+    changes = key_values(overrides, "--set")
     from convattn.training import load_recipe
     from convattn.training import train as train_by
 
@@ -59,20 +57,9 @@ def train(
     default = Path("runs") / "-".join(words)
     folder = output or (default if resume else first_free(default))
     record = train_by(resolved, output=folder, resume=resume, checkpoint_every=checkpoint_every, trackers=tracker)
-    if os.environ.get("RANK", "0") == "0":  # the launchers' name for the number of a process
+    if os.environ.get("RANK", "0") == "0":  # as torchrun and accelerate name the first of several processes
         print_record(record, f"{summarise_run(record)}\nwrote {folder}", json=json)
     return 0
-
-
-def _parse(overrides: Iterable[str]) -> dict[str, str]:
-    """Reads KEY=VALUE texts; of two with the same key the later counts."""
-    changes = {}
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise ArgumentError(must_be("--set", "of the form KEY=VALUE", text))
-        changes[key] = value
-    return changes
 
 
 def summarise_run(record: RunRecord) -> str:

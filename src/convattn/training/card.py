@@ -1,4 +1,4 @@
-"""The card of a run: every item of a reproducibility checklist, in Markdown, as the Hub shows it."""
+"""The card of a run: a reproducibility checklist, answered in Markdown, as the Hub shows it."""
 
 from collections.abc import Mapping
 
@@ -20,8 +20,8 @@ def model_card(record: RunRecord) -> str:
     """Words a run's record as the card of the model that it made.
 
     The items are those of the reproducibility checklist of J. Pineau et al., "Improving reproducibility in machine
-    learning research", JMLR 22 (2021), but for those on theorems, on data collected anew and on several runs: the spread
-    is that of a study, whose page has it.
+    learning research", JMLR 22 (2021), but for those on theorems, on data collected anew and on the spread over runs,
+    which the page of a study has.
 
     Args:
         record: The record.
@@ -84,8 +84,8 @@ def _data(record: RunRecord) -> dict[str, str]:
         "copy": record.data.name,
         "source": record.data.source,
         "split": f"{record.data.split}; {counts}; no validation split, because nothing was chosen by it",
-        "left out": "no image",
-        "scaled": "(bytes / 255 − mean) / standard deviation, by channel: `mean` and `std` of `convattn.data.ImageDataset`",
+        "left out": "no image; of each epoch the rest that does not fill a batch",
+        "scaled": "(bytes / 255 − mean) / std by channel, both as in `convattn.data.ImageDataset`",
         **{f"SHA-256 of {name}": value for name, value in record.data.hashes.items()},
     }
 

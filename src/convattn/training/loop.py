@@ -94,6 +94,8 @@ def train(
     accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
     progress, revision = progress and accelerator.is_main_process, find_revision()
     data = load_data(recipe.data) if data is None else data
+    if accelerator.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(accelerator.device)
     with _seeded(recipe.seed, accelerator.device):
         session = Session(Trainer(recipe, data, accelerator), recipe, accelerator, folder)
         estimate = session.trainer.estimate_memory()

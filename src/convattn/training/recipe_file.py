@@ -17,7 +17,7 @@ import tomli_w
 from convattn.errors import RecipeError, UnknownNameError, must_be
 from convattn.training.limits import explain, fits, hints
 from convattn.training.recipe import Recipe
-from convattn.training.scale import change_scale
+from convattn.training.scale import change_scale, require_scales
 
 __all__ = ["command_for", "differing_keys", "flat_values", "load_recipe", "recipe_names", "recipe_to_toml"]
 
@@ -59,6 +59,7 @@ def load_recipe(
     """
     source, content = _read(name_or_path)
     own_scales = content.pop("scales", {})
+    require_scales(own_scales, source)
     if scale is not None and scale != content.get("scale", "paper"):
         content = change_scale(content, scale, own_scales, source)
     for key, text in (overrides or {}).items():

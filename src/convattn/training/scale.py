@@ -7,7 +7,7 @@ from typing import Any
 
 from convattn.errors import RecipeError, UnknownNameError, must_be
 
-__all__ = ["SCALES", "change_scale"]
+__all__ = ["SCALES", "change_scale", "require_scales"]
 
 SCALES = ("paper", "small", "tiny")
 """Every scale, the largest first."""
@@ -52,10 +52,29 @@ def change_scale(content: Mapping[str, Any], scale: str, own: Mapping[str, Any],
     return changed
 
 
-def _change(section: Any, changes: Any) -> Any:
+def require_scales(own: object, source: str) -> None:
+    """Checks the form of a recipe's own table ``scales``, whether it is used or not.
+
+    Args:
+        own: The table.
+        source: Name of the recipe's file, for messages.
+
+    Raises:
+        RecipeError: It is not a table of tables of sections, or names a scale that can have no changes.
+    """
+    if not isinstance(own, dict):
+        raise RecipeError(f"{source}: {must_be('scales', 'a table', own)}")
+    for scale, sections in own.items():
+        if scale not in SCALES[1:]:
+            raise RecipeError(f"{source}: {must_be('the key in scales', ' or '.join(map(repr, SCALES[1:])), scale)}")
+        if not isinstance(sections, dict) or not all(isinstance(table, dict) for table in sections.values()):
+            raise RecipeError(f"{source}: {must_be(f'scales.{scale}', 'tables of sections', sections)}")
+
+
+def _change(section: Any, changes: dict[Any, Any]) -> Any:
     """Lays changes over a section; where they stand under kinds, those of the section's own kind."""
-    if not isinstance(section, dict) or not isinstance(changes, dict):
-        return changes
+    if not isinstance(section, dict):
+        return section  # refused with its name where all sections are checked
     if changes and all(isinstance(table, dict) for table in changes.values()):
         changes = changes.get(section.get("kind"), {})
     if changes.get("kind", section.get("kind")) != section.get("kind"):

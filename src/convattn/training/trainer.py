@@ -17,6 +17,7 @@ from convattn.errors import RecipeError, TrainingError, must_be
 from convattn.models import AttentionNet, reinitialise_heads
 from convattn.training.batches import Batches
 from convattn.training.build import Network, build_network, build_optimizer, learning_rate_factor
+from convattn.training.heads import quadratic_encodings
 from convattn.training.memory import MemoryEstimate, estimate_memory
 from convattn.training.recipe import Recipe
 
@@ -78,7 +79,8 @@ class Trainer:
 
         Raises:
             CheckpointError: The network to start from cannot be loaded.
-            RecipeError: A batch is larger than the training split, or smaller than the number of processes.
+            RecipeError: A batch is larger than the training split, or smaller than the number of processes; or heads
+                are to be drawn afresh in a network that has none which could be.
         """
         self._recipe, self._data, self._accelerator = recipe, data, accelerator
         size, limits = recipe.training.batch_size, (accelerator.num_processes, len(data.train))
@@ -87,6 +89,7 @@ class Trainer:
             raise RecipeError(must_be("training.batch_size", expectation, size))
         self.step, self.epoch = 0, 0
         self.network = build_network(recipe, data)
+        _require_heads(self.network, recipe.training.reinitialise)
         optimizer = build_optimizer(recipe.optim, self.network)
         self._prepared, self._optimizer = accelerator.prepare(self.network, optimizer)
         self._forward = torch.compile(self._prepared) if recipe.training.compile else self._prepared
@@ -260,6 +263,14 @@ class Trainer:
                 f"{self._recipe.name}: the loss is {losses[number].item()} at step {step} (epoch {self.epoch + 1}, "
                 f"learning rate {self._learning_rate(step):g}); lower optim.learning_rate or warm up for longer"
             )
+
+
+def _require_heads(network: Network, reinitialise: tuple[int, ...]) -> None:
+    """Refuses at the start what would fail, or do nothing, after the epochs named."""
+    able = isinstance(network, AttentionNet) and not network.content and quadratic_encodings(network)
+    if reinitialise and not able:
+        expectation = "left away where the network has no quadratic heads without content"
+        raise RecipeError(must_be("training.reinitialise", expectation, reinitialise))
 
 
 def forked_random_numbers(device: torch.device) -> AbstractContextManager[None]:

@@ -125,7 +125,7 @@ class StudyRecord(Record):
     """Recipes over seeds: what each gave, and how they differ.
 
     Attributes:
-        command: Command that repeats the study, or continues it.
+        command: Command that repeats the study; with its folder as ``-o`` it continues it.
         seeds: Seeds that each recipe is run with.
         baseline: The recipe that the others are held against.
         groups: Each recipe over its finished runs; a recipe without any is left out.
