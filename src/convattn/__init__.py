@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         fuse,
     )
     from convattn.models import AttentionNet, ConvNet, resnet18
-    from convattn.records import Certificate, RunRecord
+    from convattn.records import Certificate, NetworkCertificate, RunRecord
     from convattn.training import load_recipe, train
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "LearnedAxial",
     "LearnedTable",
     "LinearDistance",
+    "NetworkCertificate",
     "Quadratic",
     "RelativeAttention1d",
     "RelativeAttention2d",
@@ -78,6 +79,7 @@ _HOMES = {
     "LearnedAxial": "convattn.encodings",
     "LearnedTable": "convattn.encodings",
     "LinearDistance": "convattn.encodings",
+    "NetworkCertificate": "convattn.records",
     "Quadratic": "convattn.encodings",
     "RelativeAttention1d": "convattn.layers",
     "RelativeAttention2d": "convattn.layers",
