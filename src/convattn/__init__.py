@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
-    from convattn.convert import conv_to_attention, load_layer, save_layer
+    from convattn.convert import attention_to_conv, conv_to_attention, load_layer, save_layer
     from convattn.encodings import (
         Distance,
         GeneralizedQuadratic,
@@ -58,6 +58,7 @@ __all__ = [
     "RunRecord",
     "Sinusoidal",
     "__version__",
+    "attention_to_conv",
     "conv_to_attention",
     "fuse",
     "load_layer",
@@ -86,6 +87,7 @@ _HOMES = {
     "RelativeAttention3d": "convattn.layers",
     "RunRecord": "convattn.records",
     "Sinusoidal": "convattn.encodings",
+    "attention_to_conv": "convattn.convert",
     "conv_to_attention": "convattn.convert",
     "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
