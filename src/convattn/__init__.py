@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
-    from convattn.convert import attention_to_conv, conv_to_attention, load_layer, save_layer
+    from convattn.convert import attention_to_conv, conv_to_attention, load_layer, network_to_conv, save_layer
     from convattn.encodings import (
         Distance,
         GeneralizedQuadratic,
@@ -63,6 +63,7 @@ __all__ = [
     "fuse",
     "load_layer",
     "load_recipe",
+    "network_to_conv",
     "resnet18",
     "save_layer",
     "train",
@@ -92,6 +93,7 @@ _HOMES = {
     "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
     "load_recipe": "convattn.training",
+    "network_to_conv": "convattn.convert",
     "resnet18": "convattn.models",
     "save_layer": "convattn.convert",
     "train": "convattn.training",

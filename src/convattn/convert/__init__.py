@@ -3,6 +3,7 @@
 from convattn.convert.attention_to_conv import attention_to_conv
 from convattn.convert.conv_to_attention import conv_to_attention
 from convattn.convert.leak import off_centre_mass
+from convattn.convert.network_to_conv import network_to_conv
 from convattn.convert.saved import load_layer, save_layer
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
 
@@ -11,6 +12,7 @@ __all__ = [
     "attention_to_conv",
     "conv_to_attention",
     "load_layer",
+    "network_to_conv",
     "off_centre_mass",
     "save_layer",
 ]
