@@ -222,6 +222,12 @@ def test_summary_says_what_is_promised_and_what_was_measured():
         assert part in text
 
 
+def test_summary_of_the_way_back_speaks_of_the_window():
+    text = replace(CERTIFICATE, direction="attention_to_conv").summary()
+    assert text.startswith("attention to conv: passed")
+    assert "mass outside the window at most 0.03" in text
+
+
 def test_summary_leaves_out_what_there_is_not_and_shows_failure():
     made = replace(CERTIFICATE, sharpness=None, discarded=(), passed=False, exact=True, not_covered=())
     text = made.summary()

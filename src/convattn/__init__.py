@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
-    from convattn.convert import attention_to_conv, conv_to_attention, load_layer, network_to_conv, save_layer
+    from convattn.convert import attention_to_conv, conv_to_attention, load_layer, network_to_conv, refine, save_layer
     from convattn.encodings import (
         Distance,
         GeneralizedQuadratic,
@@ -64,6 +64,7 @@ __all__ = [
     "load_layer",
     "load_recipe",
     "network_to_conv",
+    "refine",
     "resnet18",
     "save_layer",
     "train",
@@ -94,6 +95,7 @@ _HOMES = {
     "load_layer": "convattn.convert",
     "load_recipe": "convattn.training",
     "network_to_conv": "convattn.convert",
+    "refine": "convattn.convert",
     "resnet18": "convattn.models",
     "save_layer": "convattn.convert",
     "train": "convattn.training",

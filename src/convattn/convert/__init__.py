@@ -4,6 +4,7 @@ from convattn.convert.attention_to_conv import attention_to_conv
 from convattn.convert.conv_to_attention import conv_to_attention
 from convattn.convert.leak import off_centre_mass
 from convattn.convert.network_to_conv import network_to_conv
+from convattn.convert.refine import refine
 from convattn.convert.saved import load_layer, save_layer
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
 
@@ -14,5 +15,6 @@ __all__ = [
     "load_layer",
     "network_to_conv",
     "off_centre_mass",
+    "refine",
     "save_layer",
 ]

@@ -7,6 +7,17 @@ from convattn.records.certificate import Certificate
 from convattn.records.network_certificate import LayerCertificate, NetworkCertificate
 from convattn.records.plan import Plan
 from convattn.records.record import Record
+from convattn.records.refinement import RefinedLayer, Refinement
 from convattn.records.runs import DataRecord, RunRecord
 
-__all__ = ["Certificate", "DataRecord", "LayerCertificate", "NetworkCertificate", "Plan", "Record", "RunRecord"]
+__all__ = [
+    "Certificate",
+    "DataRecord",
+    "LayerCertificate",
+    "NetworkCertificate",
+    "Plan",
+    "Record",
+    "RefinedLayer",
+    "Refinement",
+    "RunRecord",
+]

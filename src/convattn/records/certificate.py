@@ -63,7 +63,8 @@ class Certificate(Record):
             f"  allowed         {allowed}",
         ]
         if self.sharpness is not None:
-            lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; mass off the tap at most {self.leak:.3g}")
+            where = "off the tap" if self.direction == "conv_to_attention" else "outside the window"
+            lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; mass {where} at most {self.leak:.3g}")
         if any(self.discarded):
             worst = max(values[0] for values in self.discarded if values)
             lines.append(f"  discarded       singular values up to {worst:.3g} (limited head width)")
