@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convattn.errors import ArgumentError, CheckpointError
-from convattn.records import Certificate, DataRecord, Record, RunRecord
+from convattn.records import Certificate, DataRecord, LayerCertificate, NetworkCertificate, Record, RunRecord
 
 CERTIFICATE = Certificate(
     direction="conv_to_attention",
@@ -48,7 +48,59 @@ RUN = RunRecord(
     started="2020-01-01T00:00:00+00:00",
     revision=None,
 )
-RECORDS = [CERTIFICATE, DATA, RUN, replace(CERTIFICATE, sharpness=None, leak=-math.inf), replace(RUN, revision="ab")]
+LAYER = LayerCertificate(
+    name="blocks.0.mixer",
+    source="RelativeAttention2d(3, 5, num_heads=9)",
+    result="Conv2d(3, 5, kernel_size=(3, 7))",
+    heads=9,
+    kernel_size=(3, 7),
+    exact=False,
+    leak=0.03,
+    bound_per_unit=0.7,
+    bound=2.5,
+    measured_error=0.125,
+    rounding=1e-6,
+    passed=True,
+    path="convolution",
+    note="also blocks.1.mixer",
+)
+NETWORK = NetworkCertificate(
+    direction="network_to_conv",
+    source="AttentionNet",
+    result="ConvNet",
+    dtype="float32",
+    layers=(LAYER,),
+    left_alone=(("blocks.2.mixer", "its scores depend on content"),),
+    exact=False,
+    check_shape=(2, 3, 8, 8),
+    error=0.25,
+    scale=4.0,
+    rounding=1e-5,
+    top1_changed=1,
+    images=2,
+    accuracy_before=0.5,
+    accuracy_after=1.0,
+    passed=True,
+    not_covered=("another thing",),
+)
+BARE_NETWORK = replace(
+    NETWORK,
+    layers=(replace(LAYER, exact=True, kernel_size=None, passed=False, note=""),),
+    left_alone=(),
+    exact=True,
+    check_shape=None,
+    error=None,
+    scale=None,
+    rounding=None,
+    top1_changed=None,
+    images=0,
+    accuracy_before=None,
+    accuracy_after=None,
+    passed=False,
+    not_covered=(),
+)
+RECORDS = [CERTIFICATE, DATA, RUN, LAYER, NETWORK, BARE_NETWORK]
+RECORDS += [replace(CERTIFICATE, sharpness=None, leak=-math.inf), replace(RUN, revision="ab")]
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
@@ -127,6 +179,12 @@ def test_a_record_within_a_record_is_checked_too():
             RunRecord.from_json(json.dumps({**content, "data": data}))
 
 
+@pytest.mark.parametrize(("pairs", "message"), [([["a"]], "where 2 values belong"), ([["a", 1]], "1 stands where")])
+def test_pairs_are_pairs(pairs, message):
+    with pytest.raises(CheckpointError, match=message):
+        NetworkCertificate.from_json(json.dumps({**json.loads(NETWORK.to_json()), "left_alone": pairs}))
+
+
 def test_files_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot read Certificate from .*missing.json: .*No such file"):
         Certificate.load(tmp_path / "missing.json")
@@ -164,9 +222,40 @@ def test_summary_says_what_is_promised_and_what_was_measured():
         assert part in text
 
 
+def test_summary_of_the_way_back_speaks_of_the_window():
+    text = replace(CERTIFICATE, direction="attention_to_conv").summary()
+    assert text.startswith("attention to conv: passed")
+    assert "mass outside the window at most 0.03" in text
+
+
 def test_summary_leaves_out_what_there_is_not_and_shows_failure():
     made = replace(CERTIFICATE, sharpness=None, discarded=(), passed=False, exact=True, not_covered=())
     text = made.summary()
     assert text.startswith("conv to attention: FAILED (exact, 9 heads, float32)")
     for word in ("sharpness", "discarded", "not covered"):
+        assert word not in text
+
+
+def test_summary_of_a_network_says_each_layer_and_the_whole():
+    lines = NETWORK.summary().splitlines()
+    assert lines[0] == "network to conv: passed (approximate, 1 layers, float32)"
+    text = " ".join(NETWORK.summary().split())
+    for part in (
+        "from AttentionNet to ConvNet",
+        "end to end error 0.25 on images (2, 3, 8, 8); rounding explains 1e-05, outputs reach 4",
+        "top-1 changed 1 of 2",
+        "accuracy 50.00% before, 100.00% after",
+        "layer blocks.0.mixer: passed, leak 0.03, 9 heads, kernel 3 x 7, convolution, error 0.125 of 2.5 allowed",
+        "; also blocks.1.mixer",
+        "left alone blocks.2.mixer: its scores depend on content",
+        "not covered another thing",
+    ):
+        assert part in text
+
+
+def test_summary_of_a_network_leaves_out_what_there_is_not():
+    text = BARE_NETWORK.summary()
+    assert text.startswith("network to conv: FAILED (exact, 1 layers, float32)")
+    assert "layer           blocks.0.mixer: FAILED, exact, 9 heads, convolution, error" in text
+    for word in ("end to end", "top-1", "accuracy", "left alone", "not covered", ";"):
         assert word not in text

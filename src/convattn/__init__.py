@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
-    from convattn.convert import conv_to_attention, load_layer, save_layer
+    from convattn.convert import attention_to_conv, conv_to_attention, load_layer, network_to_conv, refine, save_layer
     from convattn.encodings import (
         Distance,
         GeneralizedQuadratic,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         fuse,
     )
     from convattn.models import AttentionNet, ConvNet, resnet18
-    from convattn.records import Certificate, RunRecord
+    from convattn.records import Certificate, NetworkCertificate, RunRecord
     from convattn.training import load_recipe, train
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "LearnedAxial",
     "LearnedTable",
     "LinearDistance",
+    "NetworkCertificate",
     "Quadratic",
     "RelativeAttention1d",
     "RelativeAttention2d",
@@ -57,10 +58,13 @@ __all__ = [
     "RunRecord",
     "Sinusoidal",
     "__version__",
+    "attention_to_conv",
     "conv_to_attention",
     "fuse",
     "load_layer",
     "load_recipe",
+    "network_to_conv",
+    "refine",
     "resnet18",
     "save_layer",
     "train",
@@ -78,16 +82,20 @@ _HOMES = {
     "LearnedAxial": "convattn.encodings",
     "LearnedTable": "convattn.encodings",
     "LinearDistance": "convattn.encodings",
+    "NetworkCertificate": "convattn.records",
     "Quadratic": "convattn.encodings",
     "RelativeAttention1d": "convattn.layers",
     "RelativeAttention2d": "convattn.layers",
     "RelativeAttention3d": "convattn.layers",
     "RunRecord": "convattn.records",
     "Sinusoidal": "convattn.encodings",
+    "attention_to_conv": "convattn.convert",
     "conv_to_attention": "convattn.convert",
     "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
     "load_recipe": "convattn.training",
+    "network_to_conv": "convattn.convert",
+    "refine": "convattn.convert",
     "resnet18": "convattn.models",
     "save_layer": "convattn.convert",
     "train": "convattn.training",

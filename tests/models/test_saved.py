@@ -3,9 +3,10 @@ import json
 import pytest
 import torch
 from tests.models.network_cases import SAVED, small_images
+from torch import nn
 
-from convattn.errors import CheckpointError, UnknownNameError
-from convattn.models import NETWORKS, ConvNet, ResNet, load_network
+from convattn.errors import CheckpointError, UnknownNameError, UnsupportedModelError
+from convattn.models import NETWORKS, AttentionNet, ConvNet, ResNet, load_network
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -33,7 +34,22 @@ def test_configuration_names_the_class_and_every_argument(tmp_path):
         "patch": 2,
         "dropout": 0.1,
         "initializer_range": 0.02,
+        "dense": True,
+        "padding_mode": "zeros",
     }
+
+
+def test_a_network_that_would_not_load_is_not_saved(tmp_path):
+    network = AttentionNet(width=8, depth=2, heads=4, ffn=8)
+    network.blocks[0].mixer = nn.Conv2d(8, 8, 3, padding=1)
+    folder = tmp_path / "network"
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"cannot save AttentionNet: it would not load.* \(blocks\.0\.mixer\..* and \d more\)",
+    ):
+        network.save_pretrained(folder)
+    assert not (folder / "model.safetensors").exists()
+    assert not (folder / "config.json").exists()
 
 
 def test_push_to_hub_uploads_the_saved_files(monkeypatch):

@@ -14,7 +14,7 @@ from convattn.grid import Axis, Geometry
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate
 
-__all__ = ["certify"]
+__all__ = ["certify", "largest", "smallest_image", "tap_by_tap"]
 
 _SEED = 0
 
@@ -46,10 +46,10 @@ def certify(
     x = _check_image(layer)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         high = _in_float64(conv, x)
-        low, made = _tap_by_tap(conv, x), _inference(layer, x)
-    measured = _largest(made.double().cpu() - high)
-    rounding = 2 * (_largest(low.double().cpu() - high) + torch.finfo(x.dtype).eps * _largest(high))
-    bound = per_unit * _largest(x)
+        low, made = tap_by_tap(conv, x), _inference(layer, x)
+    measured = largest(made.double().cpu() - high)
+    rounding = 2 * (largest(low.double().cpu() - high) + torch.finfo(x.dtype).eps * largest(high))
+    bound = per_unit * largest(x)
     not_covered = ["centres rounded when the layer is cast to a narrower dtype"]
     if max(layer.geometry.input_dilation) > 1 or isinstance(conv, nn.modules.conv._ConvTransposeNd):
         not_covered.append("the argument output_size of forward: output_padding is used instead")
@@ -76,14 +76,14 @@ def certify(
 
 def _check_image(layer: RelativeAttention) -> Tensor:
     """Draws a standard normal batch with a few queries along each axis, all sizes different."""
-    sizes = _smallest_image(layer.geometry)
+    sizes = smallest_image(layer.geometry)
     weight = next(layer.values.parameters())
     shape = (2, layer.in_channels, *(size + 3 + axis for axis, size in enumerate(sizes)))
     x = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
     return x.to(device=weight.device, dtype=weight.dtype)
 
 
-def _smallest_image(geometry: Geometry) -> Sequence[int]:
+def smallest_image(geometry: Geometry) -> Sequence[int]:
     """Returns the smallest sizes for which the padded image holds the window."""
     slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
     sizes = []
@@ -105,7 +105,7 @@ def _in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
     return copy.deepcopy(conv).double().cpu()(x.double().cpu())
 
 
-def _tap_by_tap(conv: AnyConvolution, x: Tensor) -> Tensor:
+def tap_by_tap(conv: AnyConvolution, x: Tensor) -> Tensor:
     """Computes the convolution in its own dtype by another road, tap by tap, to see what rounding does."""
     taps = read_taps(conv)
     axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
@@ -129,5 +129,6 @@ def _inference(layer: RelativeAttention, x: Tensor) -> Tensor:
     return attention(x)
 
 
-def _largest(x: Tensor) -> float:
+def largest(x: Tensor) -> float:
+    """Returns the largest absolute value, 0 where there are none."""
     return x.abs().max().item() if x.numel() else 0.0

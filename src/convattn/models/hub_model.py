@@ -5,13 +5,14 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import torch
 from huggingface_hub import PyTorchModelHubMixin
 from huggingface_hub.constants import CONFIG_NAME, SAFETENSORS_SINGLE_FILE
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import nn
 
-from convattn.errors import CheckpointError
+from convattn.errors import CheckpointError, UnsupportedModelError
 
 __all__ = ["HubModel"]
 
@@ -42,10 +43,28 @@ class HubModel(
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """Writes the weights and the configuration, into a folder that the mixin has made."""
-        super()._save_pretrained(save_directory)
         arguments = cast(dict[str, Any], self._hub_mixin_config)
+        self._require_loadable(arguments)
+        super()._save_pretrained(save_directory)
         config = {"architecture": type(self).__name__, **arguments}
         (save_directory / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def _require_loadable(self, arguments: dict[str, Any]) -> None:
+        """Refuses a network whose tensors are not those of a new one with its arguments: it would not load."""
+        with torch.device("meta"):
+            plain = type(self)(**arguments).state_dict()
+        found = self.state_dict()
+        differing = sorted(
+            name
+            for name in {*found, *plain}
+            if name not in found or name not in plain or found[name].shape != plain[name].shape
+        )
+        if differing:
+            shown = ", ".join(differing[:3]) + (f" and {len(differing) - 3} more" if len(differing) > 3 else "")
+            raise UnsupportedModelError(
+                f"cannot save {type(self).__name__}: it would not load, because its layers are not those of its"
+                f" arguments ({shown}); an AttentionNet made of convolutions is saved as ConvNet.of makes it"
+            )
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, map_location: str = "cpu", strict: bool = True, **options: Any) -> Any:

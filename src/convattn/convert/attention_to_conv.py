@@ -1,0 +1,225 @@
+"""The way back: an attention layer without content is a convolution, up to its borders and what it sees far away."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from einops import rearrange, reduce
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.convert.attention_map import AttentionMap, attention_map, unit_steps
+from convattn.convert.certify_conv import attend, certify_conv, noise
+from convattn.convert.convertible import closed_gate, require_convertible
+from convattn.convert.hard_heads import hard_heads
+from convattn.convert.reference_size import reference_size
+from convattn.convert.windows import Window, box_window, own_window, sized_windows
+from convattn.errors import ArgumentError, ConversionError, UnknownNameError, must_be
+from convattn.grid import PADDING_MODES, Geometry, PerAxis, axis_lists
+from convattn.layers import RelativeAttention
+from convattn.records import Certificate
+
+__all__ = ["attention_to_conv"]
+
+_PLAIN: dict[int, type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_TRANSPOSED: dict[int, type[nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d]] = {
+    1: nn.ConvTranspose1d,
+    2: nn.ConvTranspose2d,
+    3: nn.ConvTranspose3d,
+}
+
+_Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+
+
+class _Choice(NamedTuple):
+    """A kernel, as attention per displacement, where it lies, and what goes on beyond the image."""
+
+    attention: AttentionMap
+    window: Window
+    padding_mode: str
+    errors: Float[Tensor, "heads *queries"]
+    leak: float
+    any_size: bool
+
+
+def attention_to_conv(
+    layer: nn.Module,
+    *,
+    kernel_size: PerAxis | None = None,
+    mass: float | None = None,
+    spatial: PerAxis | None = None,
+    padding_mode: str | None = None,
+) -> tuple[_Convolution, Certificate]:
+    """Makes the convolution that computes an attention layer without content, as nearly as a window allows.
+
+    The kernel is `K[δ] = Σ_h ā_h(δ) W_h`, where ā_h is the attention of the query that sees most of the head: far from
+    borders, of every query. Heads that look at one pixel each give a convolution back exactly, with its kernel size,
+    stride, padding, padding mode, dilation and groups; one with an input dilation is a transposed convolution. Other
+    heads lose the attention outside the window, and what the softmax makes of the border:
+    `|y_attention − y_convolution| ≤ max|x̃| · max_{o,q} Σ_h λ_h(q) ‖W_h[o]‖₁`, where λ_h(q) is, with zeros around the
+    image, the share of ā_h that is not at pixels inside the window.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1, read backwards; `docs/theory.md` §5.
+
+    Args:
+        layer: RelativeAttention1d/2d/3d without content, or a GatedRelativeAttention2d whose gate leaves content no
+            more than rounding; it is not changed.
+        kernel_size: Taps per axis, ≥ 1; None takes the layer's own window or else the smallest one that leaves at most
+            `mass` outside.
+        mass: Share in (0, 1) of each head's attention that the window may leave outside; None means eps of the dtype of
+            the weights.
+        spatial: Sizes of the images meant. Heads that do not fall off with distance need them, because their attention
+            depends on them; None takes the extent of a table, or else a grid large enough for the heads.
+        padding_mode: How the image goes on where the window leads out of it, for a layer that does not pad: one of
+            "zeros", "reflect", "replicate", "circular"; None takes "zeros" or "replicate", whichever is nearer to the
+            layer on random pixels of mean 1 and deviation 1. A layer that pads keeps its own.
+
+    Returns:
+        nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d in the layer's dtype, device and mode, and the certificate. A
+        transposed convolution of stride 1 comes back as the plain convolution that it is.
+
+    Raises:
+        UnsupportedModelError: The layer is of another kind, or its numbers are not finite, or it has hooks.
+        ConversionError: Its scores depend on content, its gate is open, or no convolution of torch has its geometry.
+        ArgumentError: An argument is out of range, or `spatial` is needed; UnknownNameError for an unknown mode.
+
+    Example:
+        >>> from convattn.convert import conv_to_attention
+        >>> conv = nn.Conv2d(3, 5, kernel_size=3, padding=1)
+        >>> again, certificate = attention_to_conv(conv_to_attention(conv)[0])
+        >>> again, certificate.exact, torch.equal(again.weight, conv.weight)
+        (Conv2d(3, 5, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1)), True, True)
+    """
+    layer = require_convertible(layer)
+    content_share = closed_gate(layer)
+    dtype = next(layer.values.parameters()).dtype
+    taps = None if kernel_size is None else axis_lists("kernel_size", kernel_size, layer.dims, least=1)
+    if mass is None:
+        mass = torch.finfo(dtype).eps
+    elif isinstance(mass, bool) or not (isinstance(mass, int | float) and 0 < mass < 1):
+        raise ArgumentError(must_be("mass", "a share in (0, 1)", mass))
+    modes = _padding_modes(layer.geometry, padding_mode)
+    sizes = reference_size(layer, mass, spatial)
+    with torch.no_grad():
+        maps = copy.deepcopy(layer.values).double().maps()
+        choice = _nearest(layer, sizes, maps, [_choose(layer, sizes, taps, mass, mode) for mode in modes])
+        kernel = choice.attention.kernel(choice.window, maps)
+        conv = _build(layer, choice.window, choice.padding_mode, kernel)
+        rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
+        shares = choice.errors.flatten(1) + 2 * content_share
+        per_unit = (shares.mT @ rows).max().item()
+        leak = choice.leak + content_share
+        exact = shares.max().item() <= torch.finfo(dtype).eps
+    certificate = certify_conv(
+        layer, conv, kernel, sizes, leak=leak, per_unit=per_unit, exact=exact, any_size=choice.any_size
+    )
+    return conv, certificate
+
+
+def _padding_modes(geometry: Geometry, asked: str | None) -> tuple[str, ...]:
+    """Returns how the image may go on outside; a layer that pads has said so itself."""
+    if asked is not None and asked not in PADDING_MODES:
+        raise UnknownNameError("padding_mode", asked, PADDING_MODES)
+    if geometry.keeps_grid:
+        return ("zeros", "replicate") if asked is None else (asked,)
+    if asked not in (None, geometry.padding_mode):
+        raise ArgumentError(must_be("padding_mode", f"None or the layer's own {geometry.padding_mode!r}", asked))
+    return (geometry.padding_mode,)
+
+
+def _nearest(layer: RelativeAttention, sizes: tuple[int, ...], maps: Tensor, choices: Sequence[_Choice]) -> _Choice:
+    """Returns the choice that is nearest to the layer on random pixels of mean 1 and deviation 1, in float64."""
+    if len(choices) == 1:
+        return choices[0]
+    exact, x = attend(layer, torch.float64), 1 + noise(layer, sizes, torch.float64)
+    expected = exact(x)
+
+    def distance(choice: _Choice) -> float:
+        conv = _build(exact, choice.window, choice.padding_mode, choice.attention.kernel(choice.window, maps))
+        return (conv(x) - expected).square().mean().item()
+
+    return min(choices, key=distance)
+
+
+def _choose(
+    layer: RelativeAttention, sizes: tuple[int, ...], taps: tuple[int, ...] | None, mass: float, mode: str
+) -> _Choice:
+    """Chooses the kernel: that of hard heads where they all are, else the attention itself."""
+    geometry, axes = layer.geometry, unit_steps(layer.geometry, sizes)
+    hard = hard_heads(layer, axes, mode)
+    attention = attention_map(layer.encoding, axes, next(layer.parameters()).device) if hard is None else hard.attention
+    window = _window(attention, geometry, taps, 0.0 if hard is not None else mass)
+    held = hard is not None and attention.leak(window) == 0
+    zeros = mode == "zeros" and all(pixels >= 0 for pair in geometry.padding for pixels in pair)
+    if window.within(geometry) and not (held and hard is not None and hard.leads_out):
+        mode = geometry.padding_mode
+    _require_paddable(window, mode, sizes)
+    if hard is not None and held:
+        errors = torch.full_like(attention.totals, 2 * hard.leak)
+        return _Choice(attention, window, mode, errors, hard.leak, any_size=hard.any_size)
+    if hard is not None:  # some heads are left out
+        attention = attention_map(layer.encoding, axes, attention.weights.device)
+    errors = attention.errors(window, geometry, zeros=zeros)
+    return _Choice(attention, window, mode, errors, attention.leak(window), any_size=False)
+
+
+def _window(attention: AttentionMap, geometry: Geometry, taps: tuple[int, ...] | None, mass: float) -> Window:
+    """Chooses the window."""
+    if taps is not None:
+        windows = sized_windows(geometry, taps)
+        if not windows:
+            expectation = (
+                "such that a convolution of torch has the layer's output size; even and odd make the difference"
+            )
+            raise ArgumentError(must_be("kernel_size", expectation, taps))
+        return min(windows, key=attention.left_out)
+    own = own_window(geometry)
+    if own is not None and attention.left_out(own) <= mass:
+        return own
+    window = box_window(geometry, *attention.trimmed(mass))
+    if window is None:
+        raise ConversionError(f"cannot convert: no convolution of torch has {geometry}")
+    return window
+
+
+def _require_paddable(window: Window, mode: str, sizes: Sequence[int]) -> None:
+    """Refuses padding that torch refuses on images of these sizes."""
+    slack = {"reflect": 1, "circular": 0}.get(mode)
+    if slack is None or window.padding == "same":
+        return
+    for axis, (pixels, size) in enumerate(zip(window.padding, sizes, strict=True)):
+        if pixels > size - slack:
+            raise ConversionError(
+                f"cannot convert: {mode} padding of {pixels} along axis {axis} takes images of at least"
+                f" {pixels + slack} pixels, but spatial is {tuple(sizes)}; give a smaller kernel_size"
+            )
+
+
+def _build(layer: RelativeAttention, window: Window, padding_mode: str, kernel: Tensor) -> _Convolution:
+    """Makes the convolution."""
+    parameter = next(layer.values.parameters())
+    options = {
+        "kernel_size": window.taps,
+        "padding": window.padding,
+        "dilation": window.steps,
+        "groups": layer.groups,
+        "bias": layer.bias is not None,
+        "device": parameter.device,
+        "dtype": parameter.dtype,
+    }
+    if window.transposed:
+        options |= {"stride": layer.geometry.input_dilation, "output_padding": window.output_padding}
+        conv: _Convolution = _TRANSPOSED[layer.dims](layer.in_channels, layer.out_channels, **options)
+        flipped = kernel.flip(list(range(2, kernel.ndim)))
+        weight = rearrange(flipped, "(groups o) i ... -> (groups i) o ...", groups=layer.groups)
+    else:
+        options |= {"stride": layer.geometry.stride, "padding_mode": padding_mode}
+        conv, weight = _PLAIN[layer.dims](layer.in_channels, layer.out_channels, **options), kernel
+    if not math.isfinite(weight.to(parameter.dtype).abs().max().item()):
+        raise ConversionError(f"cannot convert: the kernel would not be finite in {parameter.dtype}")
+    conv.weight.copy_(weight).requires_grad_(parameter.requires_grad)
+    if layer.bias is not None and conv.bias is not None:
+        conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
+    return conv.train(layer.training)

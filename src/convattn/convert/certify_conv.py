@@ -1,0 +1,111 @@
+"""Measuring the conversion of an attention layer to a convolution against float64."""
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.convert.certificate import largest, tap_by_tap
+from convattn.convert.taps import AnyConvolution
+from convattn.encodings import Quadratic
+from convattn.layers import RelativeAttention
+from convattn.records import Certificate
+
+__all__ = ["attend", "certify_conv", "noise"]
+
+_SEED = 0
+
+
+def certify_conv(
+    layer: RelativeAttention,
+    conv: AnyConvolution,
+    kernel: Float[Tensor, "outputs channels *taps"],
+    sizes: tuple[int, ...],
+    *,
+    leak: float,
+    per_unit: float,
+    exact: bool,
+    any_size: bool,
+) -> Certificate:
+    """Runs layer and convolution on a random image and writes down how far they are apart.
+
+    Args:
+        layer: The layer converted.
+        conv: The convolution made from it.
+        kernel: Its kernel before rounding, in float64.
+        sizes: Sizes of the image.
+        leak: Share of attention outside the window.
+        per_unit: A-priori error bound for inputs of absolute value ≤ 1.
+        exact: Whether nothing but rounding is lost.
+        any_size: Whether the bound holds for images of all sizes.
+
+    Returns:
+        The certificate.
+    """
+    parameter = next(layer.values.parameters())
+    x, eps = noise(layer, sizes, parameter.dtype), torch.finfo(parameter.dtype).eps
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        high, high_conv = attend(layer, torch.float64)(x.double()), copy.deepcopy(conv).double()(x.double())
+        low, low_conv = attend(layer, x.dtype)(x), tap_by_tap(conv, x)
+        made = conv(x).double()
+    spread = max(largest(low.double() - high), largest(low_conv.double() - high_conv))
+    rounded = largest((kernel - kernel.to(parameter.dtype).double()).abs().flatten(1).sum(1)) * largest(x)
+    measured, bound = largest(made - high), per_unit * largest(x)
+    rounding = 2 * (spread + eps * largest(high)) + rounded
+    return Certificate(
+        direction="attention_to_conv",
+        source=f"{type(layer).__name__}({layer.extra_repr()}, encoding={layer.encoding})",
+        result=repr(conv),
+        dtype=str(x.dtype).removeprefix("torch."),
+        heads=layer.num_heads,
+        sharpness=_sharpness(layer.encoding),
+        exact=exact,
+        leak=leak,
+        bound_per_unit=per_unit,
+        check_shape=tuple(x.shape),
+        check_seed=_SEED,
+        bound=bound,
+        measured_error=measured,
+        rounding=rounding,
+        discarded=(),
+        passed=measured <= bound + rounding,
+        not_covered=_not_covered(layer, sizes, any_size=any_size),
+    )
+
+
+def noise(layer: RelativeAttention, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Draws two standard normal images for a layer."""
+    shape = (2, layer.in_channels, *sizes)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
+    return x.to(device=next(layer.values.parameters()).device, dtype=dtype)
+
+
+def attend(layer: RelativeAttention, dtype: torch.dtype) -> RelativeAttention:
+    """Copies a layer, in its own dtype or in float64, so that it computes real softmax attention, in inference.
+
+    Args:
+        layer: The layer.
+        dtype: float64, or the layer's own.
+
+    Returns:
+        A copy that does not take the path by which hard heads are a convolution, which would prove nothing.
+    """
+    copied = copy.deepcopy(layer).eval()
+    if dtype == torch.float64:
+        copied = copied.double()
+    if copied.content is None:
+        copied.impl = "separable" if copied.encoding.axis_additive else "dense"
+    return copied
+
+
+def _sharpness(encoding: nn.Module) -> float | None:
+    """Returns the smallest α of quadratic heads."""
+    return encoding.sharpness.double().min().item() if isinstance(encoding, Quadratic) else None
+
+
+def _not_covered(layer: RelativeAttention, sizes: tuple[int, ...], *, any_size: bool) -> tuple[str, ...]:
+    items = [] if any_size else [f"images of other sizes than {' x '.join(map(str, sizes))}"]
+    if layer.dropout:
+        items.append("dropout of attention weights in training, which a convolution does not have")
+    return tuple(items)

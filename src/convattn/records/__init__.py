@@ -1,0 +1,23 @@
+"""Results as frozen dataclasses: what the library returns, prints and saves as JSON.
+
+Each record carries a schema version, its units in its docstring, and what it does not cover. Nothing here needs torch.
+"""
+
+from convattn.records.certificate import Certificate
+from convattn.records.network_certificate import LayerCertificate, NetworkCertificate
+from convattn.records.plan import Plan
+from convattn.records.record import Record
+from convattn.records.refinement import RefinedLayer, Refinement
+from convattn.records.runs import DataRecord, RunRecord
+
+__all__ = [
+    "Certificate",
+    "DataRecord",
+    "LayerCertificate",
+    "NetworkCertificate",
+    "Plan",
+    "Record",
+    "RefinedLayer",
+    "Refinement",
+    "RunRecord",
+]

@@ -1,0 +1,72 @@
+"""What the conversion of one layer promises, and what was measured of it."""
+
+from dataclasses import dataclass
+
+from convattn.records.record import Record
+
+__all__ = ["Certificate"]
+
+
+@dataclass(frozen=True)
+class Certificate(Record):
+    """What a conversion promises, and what was measured of it.
+
+    The promise: for every input, ``max|y − y_source| ≤ bound_per_unit · max|x| + rounding``.
+
+    Attributes:
+        direction: "conv_to_attention" or "attention_to_conv".
+        source: The module converted, as it prints itself.
+        result: The module made, as it prints itself.
+        dtype: Dtype of the weights, for instance "float32".
+        heads: Number of attention heads, one per tap of the kernel.
+        sharpness: α of the score −α‖δ − Δ‖² (1/pixel²), the smallest over heads; None where heads have other encodings.
+        exact: Whether nothing is lost but rounding: no attention off the taps, no singular value discarded.
+        leak: Bound on the attention mass outside a head's own pixel (or, towards a convolution, outside the window).
+        bound_per_unit: A-priori bound on the largest output error for inputs of absolute value ≤ 1; excludes rounding.
+        check_shape: Shape of the random standard normal input on which the conversion was measured.
+        check_seed: Seed of that input.
+        bound: The a-priori bound for that input.
+        measured_error: Largest output difference to the source's function in float64 on that input.
+        rounding: Largest difference that the dtype's rounding explains, by the error budget of `docs/error-budget.md`.
+        discarded: Per head, the singular values of its matrix that a limited head width discarded, largest first.
+        passed: Whether measured_error ≤ bound + rounding.
+        not_covered: What the certificate says nothing about.
+    """
+
+    direction: str
+    source: str
+    result: str
+    dtype: str
+    heads: int
+    sharpness: float | None
+    exact: bool
+    leak: float
+    bound_per_unit: float
+    check_shape: tuple[int, ...]
+    check_seed: int
+    bound: float
+    measured_error: float
+    rounding: float
+    discarded: tuple[tuple[float, ...], ...]
+    passed: bool
+    not_covered: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """Returns the certificate in a few lines of plain text."""
+        kind = f"{'exact' if self.exact else 'approximate'}, {self.heads} heads, {self.dtype}"
+        allowed = f"{self.bound + self.rounding:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}"
+        lines = [
+            f"{self.direction.replace('_', ' ')}: {'passed' if self.passed else 'FAILED'} ({kind})",
+            f"  from            {self.source}",
+            f"  to              {self.result}",
+            f"  measured error  {self.measured_error:.3g}  on a standard normal input {self.check_shape}",
+            f"  allowed         {allowed}",
+        ]
+        if self.sharpness is not None:
+            where = "off the tap" if self.direction == "conv_to_attention" else "outside the window"
+            lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; mass {where} at most {self.leak:.3g}")
+        if any(self.discarded):
+            worst = max(values[0] for values in self.discarded if values)
+            lines.append(f"  discarded       singular values up to {worst:.3g} (limited head width)")
+        lines += [f"  not covered     {item}" for item in self.not_covered]
+        return "\n".join(lines)

@@ -1,0 +1,119 @@
+"""What every record has: JSON with its kind and schema version, saved whole or not at all."""
+
+import dataclasses
+import json
+import math
+import os
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from convattn.errors import CheckpointError
+from convattn.files import write_atomically
+
+__all__ = ["Record"]
+
+R = TypeVar("R", bound="Record")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A result that can be saved: JSON with the record's kind and schema version.
+
+    Attributes:
+        schema_version: Version of the record's fields; a file of another version is refused, not guessed at.
+    """
+
+    schema_version: ClassVar[int] = 1
+
+    def to_json(self) -> str:
+        """Writes the record as text.
+
+        Returns:
+            Indented JSON; numbers that are not finite become the strings "inf" and "nan".
+        """
+        content = {"record": type(self).__name__, "schema_version": self.schema_version, **dataclasses.asdict(self)}
+        return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls: type[R], text: str) -> R:
+        """Reads a record back.
+
+        Args:
+            text: What `to_json` wrote.
+
+        Returns:
+            An equal record.
+
+        Raises:
+            CheckpointError: The text is not JSON, or is of another kind, version or set of fields.
+        """
+        try:
+            content = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise CheckpointError(f"not a {cls.__name__}: the text is not JSON ({error})") from None
+        head = (content.pop("record", None), content.pop("schema_version", None)) if isinstance(content, dict) else None
+        if head != (cls.__name__, cls.schema_version):
+            raise CheckpointError(f"not a {cls.__name__} of schema version {cls.schema_version}: found {head}")
+        return _build(cls, content)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the record as JSON, whole or not at all, and returns the path."""
+        return write_atomically(path, self.to_json())
+
+    @classmethod
+    def load(cls: type[R], path: str | os.PathLike[str]) -> R:
+        """Reads a record from a file.
+
+        Args:
+            path: File that `save` wrote.
+
+        Returns:
+            An equal record.
+
+        Raises:
+            CheckpointError: The file is missing, unreadable or not such a record.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"cannot read {cls.__name__} from {path}: {error}") from None
+        return cls.from_json(text)
+
+
+def _plain(value: Any) -> Any:
+    """Makes JSON's own types of a value; JSON has no inf or nan, so these become strings."""
+    if isinstance(value, float) and (not math.isfinite(value)):
+        return repr(float(value))
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """Makes a value of the annotated type out of what JSON held."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        names = {item.name for item in dataclasses.fields(kind)}
+        if not isinstance(value, dict) or set(value) - {"record", "schema_version"} != names:
+            raise CheckpointError(f"not a {kind.__name__}: the fields differ from {sorted(names)}")
+        return kind(**{name: _build(hints[name], value[name]) for name in names})
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return None if value is None else _build(next(a for a in arguments if a is not type(None)), value)
+    if origin is tuple and isinstance(value, list):
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(kinds) != len(value):
+            raise CheckpointError(f"not a record: {value!r} stands where {len(kinds)} values belong")
+        return tuple(_build(item_kind, item) for item_kind, item in zip(kinds, value, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return {key: _build(arguments[1], item) for key, item in value.items()}
+    if kind is float and (type(value) in (int, float) or value in ("inf", "-inf", "nan")):
+        return float(value)
+    if kind is not Any and type(value) is not kind:
+        raise CheckpointError(f"not a record: {value!r} stands where a value of {kind} belongs")
+    return value

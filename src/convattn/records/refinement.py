@@ -1,0 +1,73 @@
+"""What fitting converted convolutions to the attention that they stand for has brought."""
+
+from dataclasses import dataclass
+
+from convattn.records.record import Record
+
+__all__ = ["RefinedLayer", "Refinement"]
+
+
+@dataclass(frozen=True)
+class RefinedLayer(Record):
+    """One convolution fitted to the attention layer that it stands for.
+
+    Attributes:
+        name: Where it stands in the network.
+        before: Root mean square of its output's difference to the attention layer's, on images held out of the fit.
+        after: The same afterwards.
+        scale: Root mean square of the attention layer's output there.
+        kept: Whether the fit was kept, which it is where it helped on the images held out.
+    """
+
+    name: str
+    before: float
+    after: float
+    scale: float
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Refinement(Record):
+    """What a refinement has brought, on images that no layer was fitted on.
+
+    Attributes:
+        layers: The convolutions, in the order in which they compute.
+        left_alone: Name of each convolution that was not fitted, and the reason.
+        ridge: Share of the mean square of the inputs that holds weights where they were.
+        fitted: Number of images for the fits.
+        held_out: Number of images for the numbers here.
+        before: Root mean square of the whole network's output difference, before.
+        after: The same afterwards.
+        scale: Root mean square of the attention network's output.
+        top1_changed_before: Number of images held out whose largest output is another than with attention, before; None
+            where outputs are no rows of scores.
+        top1_changed_after: The same afterwards.
+    """
+
+    layers: tuple[RefinedLayer, ...]
+    left_alone: tuple[tuple[str, str], ...]
+    ridge: float
+    fitted: int
+    held_out: int
+    before: float
+    after: float
+    scale: float
+    top1_changed_before: int | None
+    top1_changed_after: int | None
+
+    def summary(self) -> str:
+        """Returns the refinement in a few lines of plain text."""
+        lines = [
+            f"refined on {self.fitted} images, measured on {self.held_out} others (root mean squares)",
+            f"  end to end      {self.before:.3g} before, {self.after:.3g} after, of {self.scale:.3g}",
+        ]
+        if self.top1_changed_before is not None:
+            lines.append(f"  top-1 changed   {self.top1_changed_before} before, {self.top1_changed_after} after")
+        for layer in self.layers:
+            kept = "" if layer.kept else ", not kept"
+            lines.append(
+                f"  layer           {layer.name}: {layer.before:.3g} before, {layer.after:.3g} after, of"
+                f" {layer.scale:.3g}{kept}"
+            )
+        lines += [f"  left alone      {name}: {reason}" for name, reason in self.left_alone]
+        return "\n".join(lines)

@@ -1,0 +1,74 @@
+"""What a training run was, and which data it saw."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from convattn.records.record import Record
+
+__all__ = ["DataRecord", "RunRecord"]
+
+
+@dataclass(frozen=True)
+class DataRecord(Record):
+    """Which data a run saw.
+
+    Attributes:
+        name: Data set and copy, for instance "cifar10, JPEG quality 75".
+        source: Where it was read from, without private paths.
+        hashes: SHA-256 of each file or array, by its name.
+        counts: Number of images by split.
+        split: How the splits were made.
+    """
+
+    name: str
+    source: str
+    hashes: dict[str, str]
+    counts: dict[str, int]
+    split: str
+
+
+@dataclass(frozen=True)
+class RunRecord(Record):
+    """All that is needed to read, repeat and doubt a training run.
+
+    Attributes:
+        name: Name of the recipe.
+        claim: What the recipe says it shows.
+        command: Command that repeats the run.
+        recipe: The recipe as resolved, overrides included.
+        seed: Seed of all random numbers.
+        data: Which data the run saw.
+        parameters: Number of trainable parameters.
+        results: Final numbers by name; accuracies are fractions in [0, 1].
+        seconds: Wall time of training and evaluation, in seconds.
+        peak_memory: Peak memory of the process (CPU) or of the device (GPU), in bytes.
+        memory_estimate: What was expected of each device before the first step, in bytes; libraries are not in it.
+        energy: Energy of the device over the run, in joules; None where it does not report it.
+        resumed: How often the run was taken up from a checkpoint.
+        hardware: Processor or accelerator, cores, memory.
+        versions: Versions of Python and of the packages that computed.
+        started: Start, ISO 8601 in UTC.
+        revision: Code revision (git), or None outside a checkout.
+        not_covered: What the run says nothing about.
+    """
+
+    schema_version: ClassVar[int] = 2
+
+    name: str
+    claim: str
+    command: str
+    recipe: dict[str, Any]
+    seed: int
+    data: DataRecord
+    parameters: int
+    results: dict[str, float]
+    seconds: float
+    peak_memory: int
+    memory_estimate: int
+    energy: float | None
+    resumed: int
+    hardware: dict[str, str]
+    versions: dict[str, str]
+    started: str
+    revision: str | None
+    not_covered: tuple[str, ...] = field(default=())
