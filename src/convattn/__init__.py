@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
-    from convattn.convert import conv_to_attention, load_layer, save_layer
+    from convattn.convert import NetworkCertificate, conv_to_attention, load_layer, network_to_attention, save_layer
     from convattn.encodings import (
         Distance,
         GeneralizedQuadratic,
@@ -50,6 +50,7 @@ __all__ = [
     "LearnedAxial",
     "LearnedTable",
     "LinearDistance",
+    "NetworkCertificate",
     "Quadratic",
     "RelativeAttention1d",
     "RelativeAttention2d",
@@ -61,6 +62,7 @@ __all__ = [
     "fuse",
     "load_layer",
     "load_recipe",
+    "network_to_attention",
     "resnet18",
     "save_layer",
     "train",
@@ -78,6 +80,7 @@ _HOMES = {
     "LearnedAxial": "convattn.encodings",
     "LearnedTable": "convattn.encodings",
     "LinearDistance": "convattn.encodings",
+    "NetworkCertificate": "convattn.convert",
     "Quadratic": "convattn.encodings",
     "RelativeAttention1d": "convattn.layers",
     "RelativeAttention2d": "convattn.layers",
@@ -88,6 +91,7 @@ _HOMES = {
     "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
     "load_recipe": "convattn.training",
+    "network_to_attention": "convattn.convert",
     "resnet18": "convattn.models",
     "save_layer": "convattn.convert",
     "train": "convattn.training",

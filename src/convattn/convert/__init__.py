@@ -2,7 +2,21 @@
 
 from convattn.convert.conv_to_attention import conv_to_attention
 from convattn.convert.leak import off_centre_mass
+from convattn.convert.network import network_to_attention
+from convattn.convert.network_record import ConvertedLayer, LeftAlone, NetworkCertificate
+from convattn.convert.same_padding import SamePaddedAttention
 from convattn.convert.saved import load_layer, save_layer
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
 
-__all__ = ["SUPPORTED_CONVOLUTIONS", "conv_to_attention", "load_layer", "off_centre_mass", "save_layer"]
+__all__ = [
+    "SUPPORTED_CONVOLUTIONS",
+    "ConvertedLayer",
+    "LeftAlone",
+    "NetworkCertificate",
+    "SamePaddedAttention",
+    "conv_to_attention",
+    "load_layer",
+    "network_to_attention",
+    "off_centre_mass",
+    "save_layer",
+]
