@@ -83,6 +83,8 @@ def network_to_attention(
     for item in found:
         layer, certificates[item.names[0]] = conv_to_attention(item.plain.conv, sharpness=sharpness)
         layer.impl = impl
+        if isinstance(layer.values, MergedValues) and impl == "separable":
+            layer.values.lay_out(as_kernel=False)
         old = places[item.names[0]]
         ties.keep(item, old, layer)
         _keep_state(old, item, layer)

@@ -148,6 +148,10 @@ class RelativeAttention(HasKernel, ABC):
             ArgumentError: The dtype of x is not that of the weights.
             DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
+        if not (torch.compiler.is_compiling() or (self.training and self.dropout)):
+            y = self._kept.attend(x, self.encoding, self.values, self.bias, self.geometry, self.impl)
+            if y is not None:
+                return y
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
         if self.content is None and self.impl != "reference":
