@@ -12,7 +12,7 @@ from convattn.convert.network_record import NetworkCertificate
 from convattn.convert.plain import copy_module
 from convattn.convert.same_padding import SamePaddedAttention
 from convattn.convert.survey import Found, survey
-from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, ConversionError, UnknownNameError, UnsupportedModelError, must_be
 from convattn.layers import MergedValues, RelativeAttention
 from convattn.records import Certificate
 
@@ -26,6 +26,7 @@ def network_to_attention(
     *,
     sharpness: float | None = None,
     impl: str = "auto",
+    content: bool = False,
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
@@ -46,6 +47,8 @@ def network_to_attention(
         model: The network; it is not changed.
         sharpness: α > 0 of every head in 1/pixel²; None makes it so sharp that weights off the taps are exactly zero.
         impl: "auto" (heads that are hard run as a convolution) or "separable" (softmax attention, axis by axis).
+        content: Whether layers get scores that depend on the input, behind a gate; only False is possible, because a
+            gate closed so far that nothing of the content comes through has no gradient either, and would never open.
         include: Names of the convolutions to convert, as patterns like "layer4.*"; all where None.
         exclude: Patterns of names to leave alone.
         images: What the network is measured on: images, or a tuple or a mapping of its arguments. None takes one
@@ -56,7 +59,8 @@ def network_to_attention(
 
     Raises:
         UnsupportedModelError: Modules that cannot be converted, all of them named, or a network that cannot be copied.
-        ConversionError: There is no convolution to convert, or the network asks for more than a convolution's `weight`.
+        ConversionError: There is no convolution to convert, the network asks for more than a convolution's `weight`, or
+            content is asked for.
         ArgumentError: An argument is out of range, a pattern matches nothing, or the network does not take the images.
         UnknownNameError: `impl` is neither of the two.
 
@@ -71,6 +75,11 @@ def network_to_attention(
         raise ArgumentError(must_be("model", "an nn.Module", model))
     if impl not in _PATHS:
         raise UnknownNameError("impl", impl, _PATHS)
+    if content:
+        raise ConversionError(
+            "content=True cannot be: a gate that leaves the network's function exactly as it is has no gradient, and"
+            " would never open; build layers with a gate that is nearly closed by GatedRelativeAttention2d"
+        )
     found, left = survey(model, include, exclude)
     try:
         made = copy_module(model)
