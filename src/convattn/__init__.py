@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
-    from convattn.convert import attention_to_conv, conv_to_attention, load_layer, network_to_conv, refine, save_layer
+    from convattn.convert import (
+        NetworkToAttentionCertificate,
+        attention_to_conv,
+        conv_to_attention,
+        load_layer,
+        network_to_attention,
+        network_to_conv,
+        refine,
+        save_layer,
+    )
     from convattn.encodings import (
         Distance,
         GeneralizedQuadratic,
@@ -51,6 +60,7 @@ __all__ = [
     "LearnedTable",
     "LinearDistance",
     "NetworkCertificate",
+    "NetworkToAttentionCertificate",
     "Quadratic",
     "RelativeAttention1d",
     "RelativeAttention2d",
@@ -63,6 +73,7 @@ __all__ = [
     "fuse",
     "load_layer",
     "load_recipe",
+    "network_to_attention",
     "network_to_conv",
     "refine",
     "resnet18",
@@ -83,6 +94,7 @@ _HOMES = {
     "LearnedTable": "convattn.encodings",
     "LinearDistance": "convattn.encodings",
     "NetworkCertificate": "convattn.records",
+    "NetworkToAttentionCertificate": "convattn.convert",
     "Quadratic": "convattn.encodings",
     "RelativeAttention1d": "convattn.layers",
     "RelativeAttention2d": "convattn.layers",
@@ -94,6 +106,7 @@ _HOMES = {
     "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
     "load_recipe": "convattn.training",
+    "network_to_attention": "convattn.convert",
     "network_to_conv": "convattn.convert",
     "refine": "convattn.convert",
     "resnet18": "convattn.models",

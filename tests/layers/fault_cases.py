@@ -88,9 +88,9 @@ def zeros_beyond_the_border(_):
 def one_head_per_pixel(right):
     """A kernel in which of the heads at one pixel the last alone remains."""
 
-    def wrong(shifts, maps, *args):
-        again = [offset in shifts.offsets[number + 1 :] for number, offset in enumerate(shifts.offsets)]
-        return right(shifts, torch.where(torch.tensor(again)[:, None, None], 0, maps), *args)
+    def wrong(maps, positions, taps):
+        again = [position in positions[number + 1 :] for number, position in enumerate(positions)]
+        return right(torch.where(torch.tensor(again)[:, None, None], 0, maps), positions, taps)
 
     return wrong
 
@@ -120,8 +120,10 @@ VALUES = [
         lambda _: lambda axes, _: [quick_length(axis.keys) for axis in axes],
     ),
     Fault("fourier", "kernels in half precision", FOURIER, "functional.fourier:_place", of_result(halved)),
-    Fault("shift", "zeros beyond the border", SHIFT, "functional.shift:functional", zeros_beyond_the_border),
-    Fault("shift", "one head per pixel", TOGETHER, "functional.shift:_kernel", one_head_per_pixel),
+    Fault(
+        "shift", "zeros beyond the border", SHIFT, "functional.shift_convolution:functional", zeros_beyond_the_border
+    ),
+    Fault("shift", "one head per pixel", TOGETHER, "functional.shift_convolution:_joined", one_head_per_pixel),
     Fault("content", "the softmax leaks", CONTENT, "functional.content_attention:attention_weights", of_result(leaky)),
     Fault(
         "content", "position in half precision", CONTENT, "functional.content_attention:_Work._along", of_result(halved)
@@ -210,8 +212,8 @@ GRADIENTS = [
         "shift",
         "one head without gradient",
         SHIFT,
-        "functional.shift:_kernel",
-        of_argument(1, last_without_gradient),
+        "functional.shift_convolution:_joined",
+        of_argument(0, last_without_gradient),
         "values",
     ),
     Fault(

@@ -245,3 +245,78 @@ def test_layers_compile_to_one_graph_for_any_size(encoding, content):
     command = [sys.executable, "-c", COMPILED, encoding, content]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert float(found.stdout.splitlines()[-1]) <= 8 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_hard_heads_are_looked_at_once(training, gradients, monkeypatch):
+    """A layer found to be a convolution runs as one without looking at its heads again, until they change."""
+    layer, x = hard_layer().train(training), images(5, 7)
+    calls = []
+    right = type(layer.encoding).axis_tables
+    monkeypatch.setattr(type(layer.encoding), "axis_tables", lambda *a, **k: calls.append(1) or right(*a, **k))
+    with torch.set_grad_enabled(gradients):
+        first = layer(x)
+        assert torch.equal(layer(x), first)
+        assert len(calls) == 1
+        layer.values.weight.data.mul_(2)  # is seen, because nothing of it is kept
+        layer.bias.data.mul_(2)
+        assert torch.equal(layer(x), 2 * first)
+        assert len(calls) == 1
+        layer.encoding.centres.data.neg_()
+        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
+        assert len(calls) == 3
+    assert not copy.deepcopy(layer)._kept._quick
+
+
+def test_hard_heads_that_leak_are_not_kept_for_a_call_that_learns():
+    layer, x = hard_layer(sharpness=20.0).eval(), images(5, 7)
+    with torch.no_grad():
+        layer(x)
+    assert layer.plan(x.shape).path == "separable"
+    y = layer(x)
+    y.sum().backward()
+    assert layer.encoding.centres.grad.abs().max() > 0
+
+
+def test_dropout_is_not_passed_over_after_a_call_in_evaluation():
+    layer, x = hard_layer(dropout=0.5).eval(), images(5, 7)
+    with torch.no_grad():
+        kept = layer(x)
+        assert torch.equal(layer(x), kept)
+        assert not torch.equal(layer.train()(x), kept)
+
+
+def test_a_wrong_dtype_is_refused_after_a_right_one():
+    layer, x = hard_layer().eval(), images(5, 7)
+    with torch.no_grad():
+        layer(x)
+        layer.values.half()
+        with pytest.raises(ArgumentError, match="dtype"):
+            layer(x)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"input_dilation": 2},
+        {"input_dilation": (2, 3), "padding": 2, "groups": 1},
+        {"input_dilation": 3, "padding": [(4, 6), (2, 3)], "dilation": 2},
+        {"input_dilation": 2, "padding": [(-1, 0), (3, -2)]},
+        {"input_dilation": 2, "stride": 2, "padding": 2},
+        {"input_dilation": 2, "padding": 1, "padding_mode": "replicate"},
+    ],
+    ids=str,
+)
+def test_spread_images_of_hard_heads(options):
+    """Transposed convolutions where there is one with such arguments, and what they are by definition."""
+    torch.manual_seed(0)
+    encoding = Quadratic(9, 2, centres=[[i, j] for i in (-1, 0, 1) for j in (-1, 0, 1)], sharpness=128.0)
+    layer = RelativeAttention2d(3, 5, 9, encoding, kernel_size=3, **options).eval()
+    x = images(5, 7)
+    assert layer.plan(x.shape).path == "shift"
+    with torch.no_grad():
+        found = layer(x)
+        layer.impl = "reference"
+        low, high = layer(x), copy.deepcopy(layer).double()(x.double())
+    assert_within_budget(found, high, low)

@@ -7,10 +7,10 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
+from convattn.convert.tap_by_tap import tap_by_tap
 from convattn.convert.taps import AnyConvolution, read_taps
 from convattn.errors import ShapeError
-from convattn.functional import combine_heads, pad_keys, query_pixels
-from convattn.grid import Axis, Geometry
+from convattn.grid import Geometry
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate
 
@@ -46,7 +46,7 @@ def certify(
     x = _check_image(layer)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         high = _in_float64(conv, x)
-        low, made = tap_by_tap(conv, x), _inference(layer, x)
+        low, made = tap_by_tap(read_taps(conv), x), _inference(layer, x)
     measured = largest(made.double().cpu() - high)
     rounding = 2 * (largest(low.double().cpu() - high) + torch.finfo(x.dtype).eps * largest(high))
     bound = per_unit * largest(x)
@@ -103,23 +103,6 @@ def smallest_image(geometry: Geometry) -> Sequence[int]:
 def _in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
     """Computes the convolution's function in float64 on the CPU."""
     return copy.deepcopy(conv).double().cpu()(x.double().cpu())
-
-
-def tap_by_tap(conv: AnyConvolution, x: Tensor) -> Tensor:
-    """Computes the convolution in its own dtype by another road, tap by tap, to see what rounding does."""
-    taps = read_taps(conv)
-    axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
-    y = None
-    for displacement, weight in zip(taps.displacements, taps.maps, strict=True):
-        shifted = [Axis(_shift(axis.queries, d), axis.keys) for axis, d in zip(axes, displacement, strict=True)]
-        term = combine_heads(query_pixels(keys, shifted)[:, None], weight[None], taps.groups)
-        y = term if y is None else y + term
-    assert y is not None
-    return y if taps.bias is None else y + taps.bias.view(-1, *(1,) * len(axes))
-
-
-def _shift(positions: range, by: int) -> range:
-    return range(positions.start + by, positions.stop + by, positions.step)
 
 
 def _inference(layer: RelativeAttention, x: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.convert.certificate import largest, tap_by_tap
-from convattn.convert.taps import AnyConvolution
+from convattn.convert.certificate import largest
+from convattn.convert.tap_by_tap import tap_by_tap
+from convattn.convert.taps import AnyConvolution, read_taps
 from convattn.encodings import Quadratic
 from convattn.functional.rounding import rounded_differently
 from convattn.layers import RelativeAttention
@@ -82,7 +83,7 @@ def certify_conv(
 def _independent(conv: AnyConvolution, x: Tensor) -> Tensor:
     """Computes the convolution in its own dtype another way: tap by tap, or with many taps from digits moved."""
     few = prod(conv.kernel_size) <= _MANY_TAPS
-    return tap_by_tap(conv, x) if few else conv(rounded_differently(x, _SEED))
+    return tap_by_tap(read_taps(conv), x) if few else conv(rounded_differently(x, _SEED))
 
 
 def noise(layer: RelativeAttention, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:

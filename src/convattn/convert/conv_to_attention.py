@@ -13,6 +13,7 @@ from convattn.encodings.quadratic import root_of_sharpness
 from convattn.grid import whole_number
 from convattn.layers import (
     FactoredValues,
+    MergedValues,
     RelativeAttention,
     RelativeAttention1d,
     RelativeAttention2d,
@@ -74,6 +75,8 @@ def conv_to_attention(
         lost = taps.maps.double() - kept if head_width is not None else None
         leak = 0.0 if underflows(alpha, taps.maps.dtype) else off_centre_mass(alpha, layer.dims)
         per_unit = bound_per_unit(leak, kept, lost)
+    if isinstance(layer.values, MergedValues) and leak == 0:
+        layer.values.lay_out(as_kernel=True)  # heads so hard run as a convolution
     exact = leak == 0 and not any(discarded)
     certificate = certify(conv, layer, sharpness=alpha, leak=leak, per_unit=per_unit, exact=exact, discarded=discarded)
     return layer, certificate

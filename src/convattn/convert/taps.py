@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 from convattn.errors import UnsupportedModelError
 from convattn.grid import Geometry
 
-__all__ = ["SUPPORTED_CONVOLUTIONS", "AnyConvolution", "Taps", "read_taps"]
+__all__ = ["SUPPORTED_CONVOLUTIONS", "AnyConvolution", "Taps", "read_taps", "require_supported"]
 
 AnyConvolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
@@ -62,7 +62,7 @@ def read_taps(conv: nn.Module) -> Taps:
         UnsupportedModelError: The module is of another kind, has not been initialised, or has weights that are not
             finite real floating-point numbers, or are computed by hooks.
     """
-    _require_supported(conv)
+    require_supported(conv)
     dims = SUPPORTED_CONVOLUTIONS[type(conv)]
     weight: Tensor = conv.weight.detach().flatten(2)  # type: ignore[union-attr, operator]
     options = {"kernel_size": conv.kernel_size, "dilation": conv.dilation, "padding_mode": conv.padding_mode}
@@ -86,7 +86,15 @@ def _transposed_padding(
     return [(d * (k - 1) - int(p), d * (k - 1) - int(p) + extra) for k, d, p, extra in sizes]
 
 
-def _require_supported(conv: nn.Module) -> None:
+def require_supported(conv: nn.Module) -> None:
+    """Checks that a module is a convolution that can be read.
+
+    Args:
+        conv: The module.
+
+    Raises:
+        UnsupportedModelError: As in `read_taps`.
+    """
     kind = type(conv).__name__
     parameters = [(name, getattr(conv, name, None)) for name in ("weight", "bias")]
     for name, tensor in parameters:

@@ -13,6 +13,7 @@ from convattn.functional.product import product_attention
 from convattn.functional.reference import attend, attention_weights, displacement_scores
 from convattn.functional.separable import separable_attention
 from convattn.functional.shift import Shifts, find_shifts, shift_attention
+from convattn.functional.shift_convolution import ShiftConvolution, shift_convolution
 from convattn.functional.values import combine_heads
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Cost",
     "Filters",
     "PositionTables",
+    "ShiftConvolution",
     "Shifts",
     "Work",
     "attend",
@@ -39,5 +41,6 @@ __all__ = [
     "query_pixels",
     "separable_attention",
     "shift_attention",
+    "shift_convolution",
     "values_first_attention",
 ]

@@ -7,14 +7,11 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
-from convattn.functional.keys import pad_keys
+from convattn.functional.shift_convolution import shift_convolution
 from convattn.grid import Axis, Geometry
 
 __all__ = ["Shifts", "find_shifts", "shift_attention"]
-
-_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
 
 class Shifts(NamedTuple):
@@ -94,16 +91,7 @@ def shift_attention(
     Returns:
         Output channels at each query. Gradients with respect to `x`, `maps` and `bias` are exact.
     """
-    first, taps, dilation = shifts.window
-    kernel = _kernel(shifts, maps, first, taps, dilation)
-    start = [axis.queries[0] + low for axis, low in zip(axes, first, strict=True)]
-    spans = [(n - 1) * step + 1 for n, step in zip(taps, dilation, strict=True)]
-    stop = [axis.queries[-1] + low + span for axis, low, span in zip(axes, first, spans, strict=True)]
-    padding = _own_padding(geometry, axes, start, spans)
-    if padding is None:
-        x, padding = _window(pad_keys(x, geometry), axes, start, stop), (0,) * len(axes)
-    stride = tuple(axis.queries.step for axis in axes)
-    return _CONVOLUTIONS[len(axes)](x, kernel, bias, stride, padding, dilation, groups)
+    return shift_convolution(shifts.offsets, shifts.window, axes, geometry)(x, maps, groups, bias)
 
 
 def _offsets(found: Tensor, axis: Axis) -> list[int] | None:
@@ -116,47 +104,3 @@ def _offsets(found: Tensor, axis: Axis) -> list[int] | None:
     if not torch.equal((queries + offset).clamp(0, axis.keys - 1), found):
         return None
     return offset[:, 0].tolist()
-
-
-def _kernel(
-    shifts: Shifts, maps: Tensor, first: tuple[int, ...], taps: tuple[int, ...], dilation: tuple[int, ...]
-) -> Float[Tensor, "outputs channels_per_group *taps"]:
-    """Puts each head's matrix at its tap; heads that look at the same pixel add up."""
-    positions = []
-    for offset in shifts.offsets:
-        position = 0
-        for value, low, step, size in zip(offset, first, dilation, taps, strict=True):
-            position = position * size + (value - low) // step
-        positions.append(position)
-    if positions != list(range(math.prod(taps))):
-        index = torch.tensor(positions, device=maps.device)
-        maps = maps.new_zeros(math.prod(taps), *maps.shape[1:]).index_add(0, index, maps)
-    return maps.unflatten(0, taps).movedim((-2, -1), (0, 1))
-
-
-def _own_padding(
-    geometry: Geometry, axes: Sequence[Axis], start: Sequence[int], spans: Sequence[int]
-) -> tuple[int, ...] | None:
-    """Returns the padding with which a convolution sees the window on its own, or None where it cannot."""
-    if set(geometry.input_dilation) != {1} or (geometry.padding_mode != "zeros" and not geometry.keeps_grid):
-        return None
-    padding = []
-    for (before, after), axis, low, span in zip(geometry.padding, axes, start, spans, strict=True):
-        step, pad = axis.queries.step, before - low
-        high = axis.queries[-1] - axis.queries[0] + low + span
-        outputs = (axis.keys - before - after + 2 * pad - span) // step + 1
-        if low < 0 or high > axis.keys or pad < 0 or high > axis.keys - after + pad or outputs != len(axis.queries):
-            return None
-        padding.append(pad)
-    return tuple(padding)
-
-
-def _window(keys: Tensor, axes: Sequence[Axis], start: Sequence[int], stop: Sequence[int]) -> Tensor:
-    """Cuts what the kernel passes over out of the keys; beyond their border it is the nearest key."""
-    margins = [(max(0, -low), max(0, high - axis.keys)) for low, high, axis in zip(start, stop, axes, strict=True)]
-    for dim, (low, high, axis) in enumerate(zip(start, stop, axes, strict=True), start=2):
-        inside = slice(min(max(0, low), axis.keys - 1), max(1, min(high, axis.keys)))
-        keys = keys[(slice(None),) * dim + (inside,)]
-    if not any(sum(pair) for pair in margins):
-        return keys
-    return functional.pad(keys, [pixels for pair in reversed(margins) for pixels in pair], mode="replicate")

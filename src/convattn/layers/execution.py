@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from convattn.encodings import AxisAdditiveEncoding
+from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.errors import ArgumentError
 from convattn.functional import (
     Cost,
@@ -26,7 +26,7 @@ from convattn.functional.plan import SLOWNESS
 from convattn.layers.call import Call
 from convattn.records import Plan
 
-__all__ = ["Prepared", "compute", "describe", "describe_content", "prepare"]
+__all__ = ["Prepared", "compute", "describe", "describe_content", "prepare", "without_gradient"]
 
 _HARD = 1 / 8
 """Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
@@ -104,7 +104,7 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
     made, groups = prepared.made, call.work.groups
     if isinstance(made, Shifts):
         y = shift_attention(made, call.axes, call.geometry, x, call.values.maps(), groups, call.bias)
-        return _NoGradient.apply(y, *call.encoding.parameters()) if call.learns_encoding else y
+        return without_gradient(y, call.encoding) if call.learns_encoding else y
     keys = pad_keys(x, call.geometry)
     if isinstance(made, Filters):
         y = fourier_attention(made, call.axes, keys, call.values.maps(), groups)
@@ -227,6 +227,19 @@ def _fourier(call: Call, reason: str) -> Prepared:
 def _table(call: Call) -> Tensor:
     with torch.autocast(call.device.type, enabled=False):
         return call.encoding.table(call.axes, call.softmax_dtype, call.device)
+
+
+def without_gradient(y: Tensor, encoding: Encoding) -> Tensor:
+    """Passes the output of hard heads on, so that the gradient of their encoding is zero and not missing.
+
+    Args:
+        y: The output.
+        encoding: The heads' encoding.
+
+    Returns:
+        The output.
+    """
+    return _NoGradient.apply(y, *encoding.parameters())
 
 
 class _NoGradient(torch.autograd.Function):

@@ -2,20 +2,56 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from convattn.encodings import Encoding
+from convattn.functional import ShiftConvolution, Shifts, shift_convolution
+from convattn.grid import Geometry
 from convattn.layers.call import Call
-from convattn.layers.execution import Prepared, prepare
+from convattn.layers.execution import Prepared, prepare, without_gradient
+from convattn.layers.values import FactoredValues, MergedValues
 
-__all__ = ["Kept"]
+__all__ = ["Kept", "Quick"]
 
 _ENTRIES = 8
 _LARGEST = 1 << 26
 """Bytes above which a preparation is not kept."""
+
+
+class Quick(NamedTuple):
+    """A convolution that a layer was found to be, with all that this was found from.
+
+    Attributes:
+        convolution: Its arguments.
+        groups: Number of blocks of its kernel.
+        exact: Whether no attention is anywhere else; then the encoding's gradient is zero.
+        encoding: The encoding it was made of.
+        geometry: Window and padding.
+        numbers: The encoding's tensors: where each is registered, by what name, and a copy.
+    """
+
+    convolution: ShiftConvolution
+    groups: int
+    exact: bool
+    encoding: ref[Encoding]
+    geometry: Geometry
+    numbers: tuple[tuple[dict[str, Any], str, Tensor], ...]
+
+    def holds(self, encoding: Encoding, geometry: Geometry) -> bool:
+        """Tells whether nothing has changed since."""
+        if self.encoding() is not encoding or self.geometry is not geometry:
+            return False
+        for registered, name, old in self.numbers:
+            new = registered.get(name)
+            if type(new) is not nn.Parameter or new.dtype is not old.dtype or new.device != old.device:
+                return False
+            if not torch.equal(new, old):
+                return False
+        return True
 
 
 class Kept:
@@ -28,10 +64,45 @@ class Kept:
     def __init__(self) -> None:
         """Starts empty."""
         self._entries: OrderedDict[Hashable, tuple[ref[Encoding], list[Tensor], Prepared]] = OrderedDict()
+        self._quick: OrderedDict[Hashable, Quick] = OrderedDict()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Leaves the preparations out of copies and files."""
         return Kept, ()
+
+    def attend(
+        self,
+        x: Tensor,
+        encoding: Encoding,
+        values: MergedValues | FactoredValues,
+        bias: Tensor | None,
+        geometry: Geometry,
+        impl: str,
+    ) -> Tensor | None:
+        """Computes a layer that was a convolution on such images before, if it still is.
+
+        This is what a converted network does in each of its layers, so it is short.
+
+        Args:
+            x: Images.
+            encoding: The layer's encoding.
+            values: Its matrices.
+            bias: Its bias, or None.
+            geometry: Its geometry.
+            impl: Path demanded, or "auto".
+
+        Returns:
+            The layer's output, or None where the call must be prepared.
+        """
+        found = self._quick.get((x.shape, x.dtype, impl))
+        if found is None or not found.holds(encoding, geometry):
+            return None
+        maps = values.maps()
+        learns = torch.is_grad_enabled() and any(number.requires_grad for number in encoding.parameters())
+        if maps.dtype is not x.dtype or not (found.exact or impl == "shift" or not learns):
+            return None
+        y = found.convolution(x, maps, found.groups, bias)
+        return without_gradient(y, encoding) if learns else y
 
     def prepare(self, call: Call, *, training: bool) -> Prepared:
         """Prepares a call; in evaluation without gradients, returns what was kept of an earlier one.
@@ -47,7 +118,7 @@ class Kept:
             ArgumentError: The path demanded cannot compute the call.
         """
         if training or call.learns_encoding or not call.values_known:
-            return prepare(call)
+            return self._noted(call, prepare(call))
         key = (call.work, call.axes, call.impl, call.dtype, call.device)
         numbers = [*call.encoding.parameters(), *call.encoding.buffers()]
         found = self._entries.get(key)
@@ -56,11 +127,34 @@ class Kept:
             return found[2]
         self._entries.pop(key, None)
         with torch.inference_mode(False), torch.no_grad():  # what inference mode makes, a later backward pass refuses
-            prepared = prepare(call)
+            prepared = self._noted(call, prepare(call))
             if prepared.size <= _LARGEST:
                 self._entries[key] = ref(call.encoding), [number.detach().clone() for number in numbers], prepared
         while len(self._entries) > _ENTRIES:
             self._entries.popitem(last=False)
+        return prepared
+
+    def _noted(self, call: Call, prepared: Prepared) -> Prepared:
+        """Remembers the convolution that a layer turned out to be, unless its encoding holds more than parameters."""
+        made, parts = prepared.made, list(call.encoding.modules())
+        if not isinstance(made, Shifts) or not call.values_known or any(part._buffers for part in parts):
+            return prepared
+        with torch.inference_mode(False), torch.no_grad():
+            numbers = tuple(
+                (part._parameters, name, tensor.detach().clone())
+                for part in parts
+                for name, tensor in part._parameters.items()
+                if tensor is not None
+            )
+        convolution = shift_convolution(made.offsets, made.window, call.axes, call.geometry)
+        shape = torch.Size((call.work.batch, call.work.channels, *call.spatial))
+        key = (shape, call.dtype, call.impl)
+        self._quick[key] = Quick(
+            convolution, call.work.groups, made.leak == 0, ref(call.encoding), call.geometry, numbers
+        )
+        self._quick.move_to_end(key)
+        while len(self._quick) > _ENTRIES:
+            self._quick.popitem(last=False)
         return prepared
 
 

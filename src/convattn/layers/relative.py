@@ -10,26 +10,21 @@ from torch import Tensor, nn
 
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, must_be
-from convattn.functional import (
-    attend,
-    attention_weights,
-    displacement_scores,
-    gated_weights,
-    pad_keys,
-)
+from convattn.functional import attend, attention_weights, displacement_scores, gated_weights, pad_keys
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_number
 from convattn.layers.arguments import fitting_encoding, fitting_path, require_images, require_sizes
 from convattn.layers.call import Call, work_of
 from convattn.layers.content import Content, ContentScores
 from convattn.layers.execution import compute, describe, describe_content
 from convattn.layers.kept import Kept
+from convattn.layers.kernel import HasKernel
 from convattn.layers.values import FactoredValues, MergedValues
 from convattn.records import Plan
 
 __all__ = ["RelativeAttention"]
 
 
-class RelativeAttention(nn.Module, ABC):
+class RelativeAttention(HasKernel, ABC):
     """Multi-head self-attention on a grid, whose heads score displacements: y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k].
 
     A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores where asked. Keys are the pixels of
@@ -153,6 +148,10 @@ class RelativeAttention(nn.Module, ABC):
             ArgumentError: The dtype of x is not that of the weights.
             DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
+        if not (torch.compiler.is_compiling() or (self.training and self.dropout)):
+            y = self._kept.attend(x, self.encoding, self.values, self.bias, self.geometry, self.impl)
+            if y is not None:
+                return y
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
         if self.content is None and self.impl != "reference":

@@ -1,0 +1,151 @@
+"""Whole networks: every convolution replaced by the attention layer that computes the same."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from convattn.convert.conv_to_attention import conv_to_attention
+from convattn.convert.graft import graft
+from convattn.convert.network_certificate import certify_network
+from convattn.convert.network_record import NetworkToAttentionCertificate
+from convattn.convert.plain import copy_module
+from convattn.convert.same_padding import SamePaddedAttention
+from convattn.convert.survey import Found, survey
+from convattn.errors import ArgumentError, ConversionError, UnknownNameError, UnsupportedModelError, must_be
+from convattn.layers import MergedValues, RelativeAttention
+from convattn.records import Certificate
+
+__all__ = ["network_to_attention"]
+
+_PATHS = ("auto", "separable")
+
+
+def network_to_attention(
+    model: nn.Module,
+    *,
+    sharpness: float | None = None,
+    impl: str = "auto",
+    content: bool = False,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
+) -> tuple[nn.Module, NetworkToAttentionCertificate]:
+    """Makes a copy of a network in which every convolution is a relative-attention layer that computes the same.
+
+    A module used in several places stays one module, tied parameters stay tied, and hooks, dtype, device, mode and
+    `requires_grad` are kept; the new centres and sharpnesses learn where the convolution's weight does. Of a
+    convolution whose weight is computed (weight and spectral normalisation, pruning, weight standardisation) the
+    result is converted; the layer has it as its own weight from there on, and the certificate says so.
+
+    The original and the copy are run in evaluation mode on the images, on copies of their own; hooks are called in
+    these runs. Beside the network this takes about four times the memory of its parameters.
+
+    Source: `docs/theory.md` §3.
+
+    Args:
+        model: The network; it is not changed.
+        sharpness: α > 0 of every head in 1/pixel²; None makes it so sharp that weights off the taps are exactly zero.
+        impl: "auto" (heads that are hard run as a convolution) or "separable" (softmax attention, axis by axis).
+        content: Whether layers get scores that depend on the input, behind a gate; only False is possible, because a
+            gate closed so far that nothing of the content comes through has no gradient either, and would never open.
+        include: Names of the convolutions to convert, as patterns like "layer4.*"; all where None.
+        exclude: Patterns of names to leave alone.
+        images: What the network is measured on: images, or a tuple or a mapping of its arguments. None takes one
+            standard normal image of the size in `model.default_cfg`, or else of 224 × 224.
+
+    Returns:
+        The new network and its certificate.
+
+    Raises:
+        UnsupportedModelError: Modules that cannot be converted, all of them named, or a network that cannot be copied.
+        ConversionError: There is no convolution to convert, the network asks for more than a convolution's `weight`, or
+            content is asked for.
+        ArgumentError: An argument is out of range, a pattern matches nothing, or the network does not take the images.
+        UnknownNameError: `impl` is neither of the two.
+
+    Example:
+        >>> import torch
+        >>> net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 7, 1, groups=1))
+        >>> made, certificate = network_to_attention(net, images=torch.zeros(2, 3, 11, 13))
+        >>> certificate.passed, [type(layer).__name__ for layer in made]
+        (True, ['RelativeAttention2d', 'ReLU', 'RelativeAttention2d'])
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(must_be("model", "an nn.Module", model))
+    if impl not in _PATHS:
+        raise UnknownNameError("impl", impl, _PATHS)
+    if content:
+        raise ConversionError(
+            "content=True cannot be: a gate that leaves the network's function exactly as it is has no gradient, and"
+            " would never open; build layers with a gate that is nearly closed by GatedRelativeAttention2d"
+        )
+    found, left = survey(model, include, exclude)
+    try:
+        made = copy_module(model)
+    except Exception as error:  # a foreign module may fail in any way
+        raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
+    certificates: dict[str, Certificate] = {}
+    replaced: dict[nn.Module, nn.Module] = {}
+    places = dict(made.named_modules(remove_duplicate=False))
+    ties = _Ties(model, found)
+    for item in found:
+        layer, certificates[item.names[0]] = conv_to_attention(item.plain.conv, sharpness=sharpness)
+        layer.impl = impl
+        if isinstance(layer.values, MergedValues) and impl == "separable":
+            layer.values.lay_out(as_kernel=False)
+        old = places[item.names[0]]
+        ties.keep(item, old, layer)
+        _keep_state(old, item, layer)
+        replaced[old] = SamePaddedAttention(layer) if item.plain.same else layer
+    made = graft(made, replaced)
+    found = [Found(item.names, item.module, item.plain, (*item.notes, *ties.broken(item))) for item in found]
+    return made, certify_network(model, made, found, left, certificates, impl=impl, images=images)
+
+
+class _Ties:
+    """Parameters that several modules share."""
+
+    def __init__(self, model: nn.Module, found: Sequence[Found]) -> None:
+        """Lists who holds what."""
+        self._owners: dict[nn.Parameter, list[str]] = {}
+        for name, module in model.named_modules():
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    self._owners.setdefault(parameter, []).append(f"{name}.{key}" if name else key)
+        self._layout = {item.names[0] + ".weight": _layout(item) for item in found if item.plain.own_weight}
+        self._made: dict[tuple[nn.Parameter, Any], nn.Parameter] = {}
+
+    def keep(self, item: Found, old: nn.Module, layer: RelativeAttention) -> None:
+        """Gives a layer the parameters of the copied convolution that stay themselves, and those already made."""
+        assert isinstance(layer.values, MergedValues)
+        if item.plain.own_bias:
+            layer.bias = old.bias  # type: ignore[assignment]
+        if item.plain.own_weight:
+            weight = item.module._parameters["weight"]
+            assert weight is not None
+            layer.values.weight = self._made.setdefault((weight, _layout(item)), layer.values.weight)
+
+    def broken(self, item: Found) -> list[str]:
+        """Tells with whom a convolution shared its weight, and the layer does not."""
+        if not item.plain.own_weight:
+            return []
+        weight = item.module._parameters["weight"]
+        assert weight is not None
+        others = [o for o in self._owners[weight] if self._layout.get(o) != _layout(item)]
+        return [f"it no longer shares its weight with {', '.join(others)}"] if others else []
+
+
+def _layout(item: Found) -> tuple[type, int]:
+    """Returns what makes two layers hold equal weights in equal form."""
+    return type(item.plain.conv), item.plain.conv.groups
+
+
+def _keep_state(old: nn.Module, item: Found, layer: RelativeAttention) -> None:
+    """Sets mode and what learns as they are in the convolution."""
+    layer.train(old.training)
+    weight, bias = item.plain.conv.weight, item.plain.conv.bias
+    layer.values.requires_grad_(weight.requires_grad)
+    layer.encoding.requires_grad_(weight.requires_grad)
+    if layer.bias is not None and bias is not None:
+        layer.bias.requires_grad_(bias.requires_grad)

@@ -1,0 +1,266 @@
+"""Measuring the conversion of a network end to end, against itself in float64."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from convattn.convert.network_record import ConvertedLayer, LeftAlone, NetworkToAttentionCertificate
+from convattn.convert.plain import copy_module
+from convattn.convert.same_padding import pad_same
+from convattn.convert.survey import Found
+from convattn.convert.tap_by_tap import tap_by_tap
+from convattn.convert.taps import Taps, read_taps
+from convattn.convert.watch import Watch
+from convattn.errors import ArgumentError, ConversionError
+from convattn.functional.rounding import rounding_budget
+from convattn.layers import RelativeAttention
+from convattn.records import Certificate
+
+__all__ = ["certify_network"]
+
+_SEED = 0
+_SIZE = (3, 224, 224)
+
+
+class _Arguments(NamedTuple):
+    """What a network is called with.
+
+    Attributes:
+        positional: Positional arguments.
+        named: Named ones.
+        words: Where they come from.
+    """
+
+    positional: tuple[Any, ...]
+    named: Mapping[str, Any]
+    words: str
+
+
+class _Comparison(NamedTuple):
+    """How far one output is from the reference.
+
+    Attributes:
+        error: Largest difference.
+        rounding: What rounding explains.
+        largest: Largest absolute value of the reference.
+    """
+
+    error: float
+    rounding: float
+    largest: float
+
+    @property
+    def share(self) -> float:
+        """Share of the budget used, above 1 where the error is too large."""
+        return self.error / self.rounding if self.rounding else math.inf if self.error else 0.0
+
+
+def certify_network(
+    model: nn.Module,
+    made: nn.Module,
+    found: Sequence[Found],
+    left: Sequence[LeftAlone],
+    certificates: Mapping[str, Certificate],
+    *,
+    impl: str,
+    images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None,
+) -> NetworkToAttentionCertificate:
+    """Runs a network in float64 and in its own dtype, and the converted one, and writes down how far they are apart.
+
+    Args:
+        model: The network.
+        made: The converted one.
+        found: What was converted.
+        left: What was not.
+        certificates: Certificate of each layer, by the convolution's first name.
+        impl: Path demanded of the layers.
+        images: As in `network_to_attention`.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        ArgumentError: The network does not take the images.
+        ConversionError: The network asks its layers for what only a convolution has.
+    """
+    given = _arguments(model, images)
+    notes = ["what the network does in training mode only", "inputs on which it takes another branch"]
+    low, high, reference = _references(model, found, given, notes)
+    copied = copy_module(made).eval()
+    layers = {name: _layer_at(copied, name) for name in certificates}
+    with Watch(copied, [item.name for item in left]) as watch:
+        results = _run_made(copied, given)
+    exact = all(certificate.exact for certificate in certificates.values())
+    compared = _compare(results, high, low, notes)
+    worst = max(compared, key=lambda one: one.share)
+    if not exact:
+        notes.append("a bound on the error end to end: at this sharpness layers have bounds of their own only")
+    entries = tuple(_entry(item, certificates[item.names[0]], watch.path(layers[item.names[0]])) for item in found)
+    total, changed = _top1(results, high)
+    return NetworkToAttentionCertificate(
+        source=f"{type(model).__module__}.{type(model).__qualname__}",
+        impl=impl,
+        layers=entries,
+        left=(*left, *watch.calls()),
+        images=given.words,
+        shapes=tuple(tuple(t.shape) for t in _tensors((given.positional, given.named))),
+        reference=reference,
+        measured_error=worst.error,
+        rounding=worst.rounding,
+        largest=worst.largest,
+        top1_total=total,
+        top1_changed=changed,
+        passed=all(entry.passed for entry in entries) and (not exact or worst.share <= 1),
+        not_covered=tuple(notes),
+    )
+
+
+def _arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None) -> _Arguments:
+    """Reads the images, or draws one."""
+    if isinstance(images, Mapping):
+        return _Arguments((), images, "the arguments given")
+    if images is not None:
+        return _Arguments(images if isinstance(images, tuple) else (images,), {}, "the images given")
+    config = getattr(model, "default_cfg", None)
+    size = config.get("input_size") if isinstance(config, Mapping) else None
+    shape = (1, *(size or _SIZE))
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
+    return _Arguments((drawn.to(like),), {}, f"one standard normal image {shape}, seed {_SEED}")
+
+
+def _references(
+    model: nn.Module, found: Sequence[Found], given: _Arguments, notes: list[str]
+) -> tuple[list[list[Tensor]], list[Tensor], str]:
+    """Runs the network as it is, tap by tap, and in float64; returns the results and the dtype of the reference."""
+    copied = copy_module(model).eval()
+    try:
+        plain = _run(copied, given)
+    except Exception as error:  # a foreign network may fail in any way
+        raise ArgumentError(
+            f"images must be what the network takes, but on {given.words} it raised {type(error).__name__}: {error}"
+        ) from error
+    other = _run(_tap_by_tap(model, found), given)
+    own = next((str(x.dtype).removeprefix("torch.") for x in plain), "its own dtype")
+    try:
+        exact = _run(copied.double(), given._replace(**_mapped(given, torch.Tensor.double)))
+    except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
+        notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
+        return [other], [x.double() for x in plain], own
+    return [plain, other], exact, "float64"
+
+
+def _tap_by_tap(model: nn.Module, found: Sequence[Found]) -> nn.Module:
+    """Copies a network with its convolutions summed in another order, to see what rounding does in every layer."""
+    copied = copy_module(model).eval()
+    places = dict(copied.named_modules(remove_duplicate=False))
+
+    def forward(taps: Taps, same: bool, x: Tensor) -> Tensor:
+        return tap_by_tap(taps, pad_same(x, taps.geometry) if same else x)
+
+    for item in found:
+        places[item.names[0]].forward = partial(forward, read_taps(item.plain.conv), item.plain.same)
+    return copied
+
+
+def _mapped(given: _Arguments, function: Any) -> dict[str, Any]:
+    """Applies a function to all floating-point tensors among the arguments."""
+
+    def apply(value: Any) -> Any:
+        return function(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return {"positional": tree_map(apply, given.positional), "named": tree_map(apply, dict(given.named))}
+
+
+def _run(network: nn.Module, given: _Arguments) -> list[Tensor]:
+    """Runs a network without gradients, from the same random numbers each time; returns its tensors."""
+    devices = sorted({p.device.index or 0 for p in network.parameters() if p.is_cuda})
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        torch.manual_seed(_SEED)
+        return list(_tensors(network(*given.positional, **given.named)))
+
+
+def _run_made(network: nn.Module, given: _Arguments) -> list[Tensor]:
+    """Runs the converted network, which may ask its layers for what only a convolution has."""
+    try:
+        return _run(network, given)
+    except AttributeError as error:
+        raise ConversionError(f"the network asks for what an attention layer does not have: {error}") from error
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yields the floating-point tensors in nested results, in order."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value.detach()
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def _compare(
+    results: Sequence[Tensor], high: Sequence[Tensor], lows: Sequence[Sequence[Tensor]], notes: list[str]
+) -> list[_Comparison]:
+    """Compares every output with the reference."""
+    if not high:
+        notes.append("the network as a whole: it returns no floating-point tensor")
+        return [_Comparison(0.0, 0.0, 0.0)]
+    shapes = [[tuple(x.shape) for x in one] for one in (results, high, *lows)]
+    if any(other != shapes[0] for other in shapes[1:]):
+        notes.append("the network as a whole: the shapes of its results follow from their numbers")
+        return [_Comparison(math.inf, 0.0, math.nan)]
+    return [_difference(results[i], high[i], [low[i] for low in lows]) for i in range(len(high))]
+
+
+def _difference(result: Tensor, high: Tensor, lows: Sequence[Tensor]) -> _Comparison:
+    """Compares one output; where the network itself is not finite, nothing can be shown."""
+    if not high.numel():
+        return _Comparison(0.0, 0.0, 0.0)
+    error = (result.double() - high).abs().max().item()
+    rounding = rounding_budget(high, lows)
+    largest = high.abs().max().item()
+    finite = math.isfinite(error) and math.isfinite(rounding)
+    return _Comparison(error, rounding, largest) if finite else _Comparison(math.inf, 0.0, largest)
+
+
+def _top1(results: Sequence[Tensor], high: Sequence[Tensor]) -> tuple[int | None, int | None]:
+    """Counts predictions, and those that changed, where the first output is one of scores."""
+    if not high or not results or high[0].ndim != 2 or high[0].shape[1] < 2 or results[0].shape != high[0].shape:
+        return None, None
+    changed = results[0].argmax(1) != high[0].argmax(1)
+    return len(changed), int(changed.sum())
+
+
+def _layer_at(network: nn.Module, name: str) -> RelativeAttention:
+    """Finds the attention layer in the place of a convolution."""
+    place = network.get_submodule(name)
+    return place if isinstance(place, RelativeAttention) else place.attention  # type: ignore[return-value]
+
+
+def _entry(item: Found, certificate: Certificate, path: str | None) -> ConvertedLayer:
+    """Writes down one layer."""
+    return ConvertedLayer(
+        name=item.names[0],
+        aliases=item.names[1:],
+        source=repr(item.plain.conv),
+        heads=certificate.heads,
+        exact=certificate.exact,
+        bound_per_unit=certificate.bound_per_unit,
+        measured_error=certificate.measured_error,
+        rounding=certificate.rounding,
+        path=path,
+        passed=certificate.passed,
+        notes=item.notes,
+    )

@@ -1,0 +1,135 @@
+"""Finding the convolutions of a network: which are converted, which are left alone, which cannot be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from convattn.convert.network_record import LeftAlone
+from convattn.convert.plain import Plain, is_own_hook, read_plain
+from convattn.convert.registry import REFUSED, full_name
+from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
+
+__all__ = ["Found", "survey"]
+
+_HOOKS_KEPT = "its hooks were kept; they are called with the attention layer"
+_STATE_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A convolution to be converted.
+
+    Attributes:
+        names: Its dotted names in the network, the first one first.
+        module: The module itself.
+        plain: What it computes.
+        notes: What conversion changes.
+    """
+
+    names: tuple[str, ...]
+    module: nn.Module
+    plain: Plain
+    notes: tuple[str, ...]
+
+
+def survey(
+    model: nn.Module, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None
+) -> tuple[list[Found], list[LeftAlone]]:
+    """Goes through a network and reads all of its convolutions.
+
+    Args:
+        model: The network; it is not changed.
+        include: Name patterns of the convolutions to convert; all where None.
+        exclude: Name patterns of those to leave alone.
+
+    Returns:
+        The convolutions to convert, and those left alone.
+
+    Raises:
+        UnsupportedModelError: Modules that cannot be converted; the message names all of them.
+        ConversionError: There is no convolution to convert.
+        ArgumentError: A pattern is not text, or matches no convolution.
+    """
+    wanted = _patterns("include", include) if include is not None else ["*"]
+    unwanted = _patterns("exclude", exclude) if exclude is not None else []
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    concerned = {module: each for module, each in names.items() if isinstance(module, _ConvNd) or _refusal(module)}
+    every = [name for each in concerned.values() for name in each]
+    for argument, patterns in (("include", wanted if include is not None else []), ("exclude", unwanted)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in every):
+                raise ArgumentError(must_be(argument, "a pattern of names of convolutions in the network", pattern))
+    found, left, refused = [], [], []
+    for module, each in concerned.items():
+        if not _matches(each, wanted) or _matches(each, unwanted):
+            left.append(LeftAlone(each[0], type(module).__name__, "left out by include or exclude"))
+            continue
+        try:
+            reason = _refusal(module)
+            if reason:
+                raise UnsupportedModelError(reason)
+            plain = read_plain(module)
+            found.append(Found(tuple(each), module, plain, (*plain.notes, *_hook_notes(module))))
+        except UnsupportedModelError as error:
+            refused.append(f"  {each[0] or 'the network itself'} ({type(module).__name__}): {error}")
+    if refused:
+        raise UnsupportedModelError(
+            f"cannot convert {len(refused)} of the modules of {type(model).__name__}; leave them out by `exclude`, or"
+            " replace them:\n" + "\n".join(refused)
+        )
+    if not found:
+        raise ConversionError(f"there is no convolution to convert in {type(model).__name__}")
+    return found, left
+
+
+def _patterns(argument: str, value: str | Sequence[str]) -> list[str]:
+    """Reads one pattern or several."""
+    patterns = [value] if isinstance(value, str) else value
+    if not isinstance(patterns, Sequence) or not patterns or not all(isinstance(item, str) for item in patterns):
+        raise ArgumentError(must_be(argument, "a pattern of names, or several", value))
+    return list(patterns)
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _refusal(module: nn.Module) -> str | None:
+    """Returns why a module cannot be converted, as far as its class tells."""
+    name = full_name(module)
+    if name in REFUSED:
+        return REFUSED[name]
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is compiled by TorchScript; convert the network that it was made from"
+    if name.startswith("torch._dynamo."):
+        return "it is compiled; convert the network that it was made from, and compile the result"
+    if name.startswith("torch.ao.nn.") and "Conv" in type(module).__name__:
+        return "it is quantised; convert the network before quantising"
+    if isinstance(module, LazyModuleMixin):
+        return "it is lazy and not initialised; run the network once first"
+    return None
+
+
+def _hook_notes(module: nn.Module) -> list[str]:
+    """Tells what becomes of a module's hooks."""
+    notes = []
+    before = [hook for hook in module._forward_pre_hooks.values() if not is_own_hook(hook)]
+    if before or module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
+        notes.append(_HOOKS_KEPT)
+    own = parametrize.is_parametrized(module) or any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
+    if not own and any(getattr(module, name, None) for name in _STATE_HOOKS):
+        notes.append("its hooks on loading and saving were not kept")
+    return notes

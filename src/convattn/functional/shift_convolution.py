@@ -1,0 +1,177 @@
+"""The convolution that hard heads are: its arguments, found once for images of one size."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from convattn.functional.keys import pad_keys
+from convattn.grid import Axis, Geometry
+
+__all__ = ["ShiftConvolution", "shift_convolution"]
+
+_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+_TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftConvolution:
+    """Arguments of a convolution, one entry per axis in each.
+
+    Attributes:
+        stride: Step of the queries; of a transposed convolution that of the images' pixels.
+        padding: Zeros that it adds itself.
+        dilation: Step of its taps.
+        taps: Size of its kernel.
+        positions: Where in the kernel each head is; None where head t is tap t.
+        extra: Output padding of a transposed convolution; None of a plain one.
+        cut: What the kernel passes over of the padded images, (first, behind the last) per axis, with the axes and the
+            geometry that pads; None where the convolution pads.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    taps: tuple[int, ...]
+    positions: tuple[int, ...] | None
+    extra: tuple[int, ...] | None
+    cut: tuple[list[int], list[int], Sequence[Axis], Geometry] | None
+
+    def __call__(self, x: Tensor, maps: Tensor, groups: int, bias: Tensor | None) -> Tensor:
+        """Computes it.
+
+        Args:
+            x: Images, (batch, channels, *spatial).
+            maps: W_h, (heads, outputs, channels // groups).
+            groups: Number of blocks.
+            bias: Added to the output, or None.
+
+        Returns:
+            (batch, outputs, *queries).
+        """
+        if self.positions is not None:
+            maps = _joined(maps, self.positions, self.taps)
+        if self.extra is not None:
+            kernel = _transposed(maps, groups, self.taps)
+            compute = _TRANSPOSED[len(self.taps)]
+            return compute(x, kernel, bias, self.stride, self.padding, self.extra, groups, self.dilation)
+        if self.cut is not None:
+            start, stop, axes, geometry = self.cut
+            x = _window(pad_keys(x, geometry), axes, start, stop)
+        kernel = _kernel(maps, self.taps)
+        return _CONVOLUTIONS[len(self.taps)](x, kernel, bias, self.stride, self.padding, self.dilation, groups)
+
+
+def shift_convolution(
+    offsets: Sequence[tuple[int, ...]],
+    window: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+    axes: Sequence[Axis],
+    geometry: Geometry,
+) -> ShiftConvolution:
+    """Finds the convolution that heads with fixed displacements are.
+
+    Args:
+        offsets: Displacement of each head.
+        window: The kernel that holds all of them: first displacement, taps and dilation per axis.
+        axes: Queries and keys along each axis of the padded images.
+        geometry: How the images are padded.
+
+    Returns:
+        Its arguments. Where the images are spread out it is a transposed one if that has such arguments, so that the
+        zeros between the pixels are not made.
+    """
+    first, taps, dilation = window
+    start = [axis.queries[0] + low for axis, low in zip(axes, first, strict=True)]
+    spans = [(n - 1) * step + 1 for n, step in zip(taps, dilation, strict=True)]
+    stop = [axis.queries[-1] + low + span for axis, low, span in zip(axes, first, spans, strict=True)]
+    positions = _positions(offsets, first, taps, dilation)
+    spread = _spread_arguments(geometry, axes, start, spans, dilation)
+    if spread is not None:
+        padding, extra = spread
+        return ShiftConvolution(geometry.input_dilation, padding, dilation, taps, positions, extra, None)
+    stride, own = tuple(axis.queries.step for axis in axes), _own_padding(geometry, axes, start, spans)
+    cut = (start, stop, axes, geometry) if own is None else None
+    return ShiftConvolution(stride, own or (0,) * len(axes), dilation, taps, positions, None, cut)
+
+
+def _positions(
+    offsets: Sequence[tuple[int, ...]], first: tuple[int, ...], taps: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Finds each head's tap; heads that look at the same pixel share one."""
+    positions = []
+    for offset in offsets:
+        position = 0
+        for value, low, step, size in zip(offset, first, dilation, taps, strict=True):
+            position = position * size + (value - low) // step
+        positions.append(position)
+    return None if positions == list(range(math.prod(taps))) else tuple(positions)
+
+
+def _joined(maps: Tensor, positions: tuple[int, ...], taps: tuple[int, ...]) -> Float[Tensor, "taps outputs channels"]:
+    """Adds up the matrices of heads at the same tap; a tap without a head has zeros."""
+    index = torch.tensor(positions, device=maps.device)
+    return maps.new_zeros(math.prod(taps), *maps.shape[1:]).index_add(0, index, maps)
+
+
+def _kernel(maps: Tensor, taps: tuple[int, ...]) -> Float[Tensor, "outputs channels_per_group *taps"]:
+    """Turns the matrices of taps into the kernel of a convolution."""
+    _, outputs, channels = maps.shape
+    return maps.movedim(0, -1).view(outputs, channels, *taps)
+
+
+def _transposed(maps: Tensor, groups: int, taps: tuple[int, ...]) -> Float[Tensor, "inputs outputs_per_group *taps"]:
+    """Turns the matrices of taps that gather into the kernel of a convolution that scatters."""
+    kernel = rearrange(maps.flip(0), "taps (groups outputs) inputs -> (groups inputs) outputs taps", groups=groups)
+    return kernel.unflatten(-1, taps)
+
+
+def _spread_arguments(
+    geometry: Geometry, axes: Sequence[Axis], start: Sequence[int], spans: Sequence[int], dilation: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Returns padding and output padding of the transposed convolution; None where there is none such."""
+    if set(geometry.input_dilation) == {1} or geometry.padding_mode != "zeros":
+        return None
+    padding, extra = [], []
+    steps = zip(geometry.padding, geometry.input_dilation, axes, start, spans, dilation, strict=True)
+    for (before, after), step, axis, low, span, spread in steps:
+        pad = low + span - 1 - before
+        more = len(axis.queries) - (axis.keys - before - after + span - 1 - 2 * pad)
+        inside = low >= 0 and axis.queries[-1] - axis.queries[0] + low + span <= axis.keys
+        if axis.queries.step != 1 or not inside or pad < 0 or not 0 <= more < max(step, spread):
+            return None
+        padding.append(pad)
+        extra.append(more)
+    return tuple(padding), tuple(extra)
+
+
+def _own_padding(
+    geometry: Geometry, axes: Sequence[Axis], start: Sequence[int], spans: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Returns the padding with which a convolution sees the window on its own, or None where it cannot."""
+    if set(geometry.input_dilation) != {1} or (geometry.padding_mode != "zeros" and not geometry.keeps_grid):
+        return None
+    padding = []
+    for (before, after), axis, low, span in zip(geometry.padding, axes, start, spans, strict=True):
+        step, pad = axis.queries.step, before - low
+        high = axis.queries[-1] - axis.queries[0] + low + span
+        outputs = (axis.keys - before - after + 2 * pad - span) // step + 1
+        if low < 0 or high > axis.keys or pad < 0 or high > axis.keys - after + pad or outputs != len(axis.queries):
+            return None
+        padding.append(pad)
+    return tuple(padding)
+
+
+def _window(keys: Tensor, axes: Sequence[Axis], start: Sequence[int], stop: Sequence[int]) -> Tensor:
+    """Cuts what the kernel passes over out of the keys; beyond their border it is the nearest key."""
+    margins = [(max(0, -low), max(0, high - axis.keys)) for low, high, axis in zip(start, stop, axes, strict=True)]
+    for dim, (low, high, axis) in enumerate(zip(start, stop, axes, strict=True), start=2):
+        inside = slice(min(max(0, low), axis.keys - 1), max(1, min(high, axis.keys)))
+        keys = keys[(slice(None),) * dim + (inside,)]
+    if not any(sum(pair) for pair in margins):
+        return keys
+    return functional.pad(keys, [pixels for pair in reversed(margins) for pixels in pair], mode="replicate")

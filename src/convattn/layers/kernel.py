@@ -1,0 +1,33 @@
+"""A layer's matrices in the form of a convolution's weight."""
+
+import math
+
+from torch import Tensor, nn
+
+from convattn.grid import Geometry
+from convattn.layers.values import FactoredValues, MergedValues
+
+__all__ = ["HasKernel"]
+
+
+class HasKernel(nn.Module):
+    """A layer that, with one head per tap of its window, shows its matrices as a convolution's weight.
+
+    Code that holds a convolution asks it for `weight.dtype`, `weight.device` or `weight` itself; so it may ask a layer
+    that took a convolution's place.
+    """
+
+    geometry: Geometry
+    values: MergedValues | FactoredValues
+
+    @property
+    def weight(self) -> Tensor:
+        """W_h at the taps for which the heads were made, (out_channels, in_channels // groups, *kernel_size).
+
+        Raises:
+            AttributeError: The layer has not one head per tap of its window.
+        """
+        maps, taps = self.values.maps(), self.geometry.kernel_size
+        if len(maps) != math.prod(taps):
+            raise AttributeError(f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'")
+        return maps.movedim(0, -1).unflatten(-1, taps)

@@ -1,0 +1,128 @@
+"""Small networks, one for each thing that a conversion of networks must keep, and networks that it must refuse."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def filled(network):
+    """Gives a network normal weights and batch-norm statistics that are not those of a new one, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.running_mean.copy_(torch.randn(module.running_mean.shape, generator=generator) / 4)
+                module.running_var.copy_(torch.rand(module.running_var.shape, generator=generator) + 0.5)
+                if module.weight is not None:
+                    module.weight.copy_(torch.rand(module.weight.shape, generator=generator) + 0.5)
+                    module.bias.copy_(torch.randn(module.bias.shape, generator=generator) / 4)
+    return network
+
+
+def images(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def fingerprint(network):
+    """All that a conversion might change of the network it is given."""
+    return copy.deepcopy(
+        {
+            "tensors": {
+                name: (tensor._version, tensor.detach().clone(), tensor.requires_grad)
+                for name, tensor in [*network.named_parameters(), *network.named_buffers()]
+            },
+            "modules": {name: (id(m), type(m).__name__, m.training) for name, m in network.named_modules()},
+            "hooks": {
+                name: [list(getattr(m, h)) for h in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")]
+                for name, m in network.named_modules()
+            },
+            "attributes": {name: sorted(vars(m)) for name, m in network.named_modules()},
+        }
+    )
+
+
+def assert_unchanged(network, before):
+    after = fingerprint(network)
+    for part in ("modules", "hooks", "attributes"):
+        assert after[part] == before[part]
+    assert after["tensors"].keys() == before["tensors"].keys()
+    for name, (version, tensor, learns) in before["tensors"].items():
+        now = after["tensors"][name]
+        assert (now[0], now[2]) == (version, learns)
+        assert torch.equal(now[1].isnan(), tensor.isnan())
+        assert torch.equal(torch.nan_to_num(now[1]), torch.nan_to_num(tensor))
+
+
+class Renamed(nn.Conv2d):
+    """Overrides nothing; what it adds does not take part in the computation."""
+
+    def describe(self):
+        return f"{self.in_channels} to {self.out_channels}"
+
+
+class Doubled(nn.Conv2d):
+    """Computes something else by a method of its own."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class DoubledInside(nn.Conv2d):
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(x, 2 * weight, bias)
+
+
+class Computed(nn.Conv2d):
+    """Reads its weight in another way."""
+
+    def __getattr__(self, name):
+        value = super().__getattr__(name)
+        return 2 * value if name == "weight" else value
+
+
+class Scaled(nn.Conv2d):
+    """Overrides nothing and holds a parameter that something else may use."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+class Functional(nn.Module):
+    """Calls a convolution with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.ones(2, 3, 3, 3))
+        self.after = nn.Conv2d(2, 5, 1)
+
+    def forward(self, x):
+        return self.after(F.conv2d(x, self.kernel))
+
+
+class Branches(nn.Module):
+    """One convolution used twice, under two names, and two that share a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 3, 3, padding=1)
+        self.again = self.first
+        self.left, self.right = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.right.weight = self.left.weight
+
+    def forward(self, x):
+        return self.left(self.again(self.first(x))) + self.right(x)
+
+
+class Results(nn.Module):
+    """Returns nested results."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x, *, scale):
+        y = self.conv(x) * scale
+        return {"out": y, "more": [(y.mean((2, 3)), "words"), y.argmax(1)]}
