@@ -120,6 +120,15 @@ def test_study_without_a_finished_run_says_so(tmp_path):
     assert "No run has finished." in (tmp_path / "study.md").read_text()
 
 
+@pytest.fixture
+def interruptible():
+    """Lets SIGINT raise, which a process that was started in the background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("number", "raised", "code"),
     [(signal.SIGINT, KeyboardInterrupt, ""), (signal.SIGTERM, SystemExit, "143")],
