@@ -2,11 +2,12 @@
 
 `python -m tests.training.kills FOLDER COUNT SEED` leaves one finished run that nothing disturbed in FOLDER/whole, and
 COUNT runs in FOLDER/0, FOLDER/1, … each killed once, with SIGKILL, at a moment drawn evenly from the time that a run
-takes. It prints how many of them were under way when they were killed.
+takes; a run that had finished by then is begun anew, so that all COUNT are killed under way.
 """
 
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -46,16 +47,20 @@ def main(folder: Path, count: int, seed: int) -> None:
     began = time.perf_counter()
     finish(start(folder / "whole", resume=False))
     length, moments = time.perf_counter() - began, random.Random(seed)
-    interrupted = 0
     for number in range(count):
         run = folder / str(number)
-        child = start(run, resume=False)
-        time.sleep(moments.uniform(0, length))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        interrupted += not (run / "record.json").exists()
+        while not killed_under_way(run, moments.uniform(0, length)):
+            shutil.rmtree(run)
         finish(start(run, resume=run.exists()))
-    sys.stdout.write(f"{interrupted}\n")
+
+
+def killed_under_way(run: Path, moment: float) -> bool:
+    """Kills a run at a moment, and says whether it was not finished before."""
+    child = start(run, resume=False)
+    time.sleep(moment)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return not (run / "record.json").exists()
 
 
 if __name__ == "__main__":
