@@ -8,13 +8,12 @@ from torch import Tensor, nn
 from convattn.convert.conv_to_attention import conv_to_attention
 from convattn.convert.graft import graft
 from convattn.convert.network_certificate import certify_network
-from convattn.convert.network_record import NetworkToAttentionCertificate
 from convattn.convert.plain import copy_module
 from convattn.convert.same_padding import SamePaddedAttention
 from convattn.convert.survey import Found, survey
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be
 from convattn.layers import Content, MergedValues, RelativeAttention
-from convattn.records import Certificate
+from convattn.records import Certificate, NetworkCertificate
 
 __all__ = ["network_to_attention"]
 
@@ -30,7 +29,7 @@ def network_to_attention(
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
-) -> tuple[nn.Module, NetworkToAttentionCertificate]:
+) -> tuple[nn.Module, NetworkCertificate]:
     """Makes a copy of a network in which every convolution is a relative-attention layer that computes the same.
 
     A module used in several places stays one module, tied parameters stay tied, and hooks, dtype, device, mode and
@@ -49,9 +48,9 @@ def network_to_attention(
         impl: "auto" (heads that are hard run as a convolution) or "separable" (softmax attention, axis by axis).
         content: Whether layers get scores that depend on the input, behind a gate that is closed exactly and can learn
             to open, or which terms these scores have; see `conv_to_attention`. While gates are closed this costs
-            nothing in evaluation; in training the weights of every query and key are made, 4·heads·queries·keys bytes
-            and more for an image: 180 GiB for a 3 × 3 convolution at 224 × 224. Convert the last stages only, by
-            `include`; a note on each layer says what it takes.
+            nothing without gradients; with them the weights of every query and key are made, 12·heads·queries·keys
+            bytes for one image at a time: 258 GiB for a 3 × 3 convolution at 224 × 224, 0.3 MiB at 7 × 7. Convert the
+            last stages only, by `include`; a note on each layer says what it takes.
         include: Names of the convolutions to convert, as patterns like "layer4.*"; all where None.
         exclude: Patterns of names to leave alone.
         images: What the network is measured on: images, or a tuple or a mapping of its arguments. None takes one

@@ -161,7 +161,7 @@ class RelativeAttention(HasKernel, ABC):
             return compute(call, self._kept.prepare(call, training=self.training), x)
         keys = pad_keys(x, self.geometry)
         explicit = self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex")
-        y = (self._reference if explicit else self._content)(keys, axes)
+        y = self._reference(keys, axes, content=content) if explicit else self._content(keys, axes)
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
     def plan(
@@ -271,8 +271,8 @@ class RelativeAttention(HasKernel, ABC):
             return attention_weights(position + content)
         return gated_weights(attention_weights(content), attention_weights(position), share)
 
-    def _reference(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
-        weights, dropout = self._weights(keys, axes), self.dropout if self.training else 0.0
+    def _reference(self, keys: Tensor, axes: Sequence[Axis], *, content: bool) -> Tensor:
+        weights, dropout = self._weights(keys if content else None, axes), self.dropout if self.training else 0.0
         y = attend(weights, keys, self.values.maps(), self.groups, dropout)
         return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))
 
