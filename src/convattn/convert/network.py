@@ -49,7 +49,7 @@ def network_to_attention(
         content: Whether layers get scores that depend on the input, behind a gate that is closed exactly and can learn
             to open, or which terms these scores have; see `conv_to_attention`. While gates are closed this costs
             nothing without gradients; with them the weights of every query and key are made, 12·heads·queries·keys
-            bytes for one image at a time: 258 GiB for a 3 × 3 convolution at 224 × 224, 0.3 MiB at 7 × 7. Convert the
+            bytes for one image at a time: 258 GiB for a 3 × 3 convolution at 224 × 224, 0.4 MiB at 7 × 7. Convert the
             last stages only, by `include`; a note on each layer says what it takes.
         include: Names of the convolutions to convert, as patterns like "layer4.*"; all where None.
         exclude: Patterns of names to leave alone.
