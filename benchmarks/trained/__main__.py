@@ -33,10 +33,12 @@ def seeds_of(runs: Path, *names: str) -> list[int]:
     return [seed for seed in seeds if all((runs / f"{name}-{seed}" / "record.json").is_file() for name in names)]
 
 
-def kept(file: Path, measure: Callable[[], Any]) -> Any:
-    """Reads what was measured before, or measures and writes it."""
+def kept(file: Path, measure: Callable[[], list[Any]]) -> list[dict[str, Any]]:
+    """Reads what was measured before, or measures and writes it, each with the revision of the code."""
     if not file.is_file():
-        write_atomically(file, json.dumps(measure(), indent=1) + "\n")
+        revision = find_revision()
+        measured = [{**asdict(item), "revision": revision} for item in measure()]
+        write_atomically(file, json.dumps(measured, indent=1) + "\n")
     return json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -73,16 +75,19 @@ def main() -> None:
         rows[kind] = [
             row
             for folder in found
-            for row in kept(work / f"{folder.name}.json", lambda f=folder, c=convert: [asdict(r) for r in c(bench, f)])
+            for row in kept(work / f"{folder.name}.json", lambda f=folder, c=convert: c(bench, f))
         ]
     tuned = seeds_of(runs, "resnet18", "resnet18-to-attention", "resnet18-longer")
     names += [f"{name}-{seed}" for seed in tuned for name in ("resnet18-to-attention", "resnet18-longer")]
-    learned = [kept(work / f"tuned-{seed}.json", lambda s=seed: asdict(fine_tuned(bench, runs, s))) for seed in tuned]
+    learned = [
+        item
+        for seed in tuned
+        for item in kept(work / f"tuned-{seed}.json", lambda s=seed: [fine_tuned(bench, runs, s)])
+    ]
     content = {
         "command": "CONVATTN_CIFAR10=FOLDER python -m benchmarks.trained --runs small --work work -o docs/results",
         "hardware": describe_hardware(torch.device("cpu")),
         "versions": describe_versions(),
-        "revision": find_revision(),
         "rounds": given.rounds,
         "batch": BATCH,
         "busy": given.busy,

@@ -61,7 +61,7 @@ def page(content: Mapping[str, Any]) -> str:
             data=content["data"]["name"],
             hardware=f"{content['hardware']['processor']}, {content['hardware']['threads']} thread(s)",
             torch=content["versions"]["torch"],
-            revision=content["revision"],
+            revision=", ".join(dict.fromkeys(f"`{row['revision']}`" for row in (*first, *second))),
             rounds=content["rounds"],
             batch=content["batch"],
             busy=_BUSY if content["busy"] else "",
