@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         fuse,
     )
     from convattn.models import AttentionNet, ConvNet, resnet18
+    from convattn.networks import from_pretrained, load_network, push_to_hub, save_network
     from convattn.records import Certificate, NetworkCertificate, RunRecord
     from convattn.training import load_recipe, train
 
@@ -72,14 +73,18 @@ __all__ = [
     "__version__",
     "attention_to_conv",
     "conv_to_attention",
+    "from_pretrained",
     "fuse",
     "load_layer",
+    "load_network",
     "load_recipe",
     "network_to_attention",
     "network_to_conv",
+    "push_to_hub",
     "refine",
     "resnet18",
     "save_layer",
+    "save_network",
     "train",
 ]
 
@@ -106,14 +111,18 @@ _HOMES = {
     "Sinusoidal": "convattn.encodings",
     "attention_to_conv": "convattn.convert",
     "conv_to_attention": "convattn.convert",
+    "from_pretrained": "convattn.networks",
     "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
+    "load_network": "convattn.networks",
     "load_recipe": "convattn.training",
     "network_to_attention": "convattn.convert",
     "network_to_conv": "convattn.convert",
+    "push_to_hub": "convattn.networks",
     "refine": "convattn.convert",
     "resnet18": "convattn.models",
     "save_layer": "convattn.convert",
+    "save_network": "convattn.networks",
     "train": "convattn.training",
 }
 
