@@ -4,6 +4,7 @@ Each record carries a schema version, its units in its docstring, and what it do
 """
 
 from convattn.records.certificate import Certificate
+from convattn.records.convolutional_init import ConvolutionalInit, InitialisedLayer
 from convattn.records.network_certificate import LayerCertificate, NetworkCertificate
 from convattn.records.plan import Plan
 from convattn.records.record import Record
@@ -12,7 +13,9 @@ from convattn.records.runs import DataRecord, RunRecord
 
 __all__ = [
     "Certificate",
+    "ConvolutionalInit",
     "DataRecord",
+    "InitialisedLayer",
     "LayerCertificate",
     "NetworkCertificate",
     "Plan",
