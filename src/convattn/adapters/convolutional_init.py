@@ -66,8 +66,7 @@ def convolutional_init(
     Args:
         vit: timm's VisionTransformer (vit_*, deit_*), or transformers' ViTModel, ViTForImageClassification or
             ViTForMaskedImageModeling; it is not changed.
-        kernel_size: Taps along rows and columns, in patches, ≥ 1; an even number of them goes one further to the
-            bottom and right, as in `nn.Conv2d` with padding "same".
+        kernel_size: Taps along rows and columns, in patches: an odd number, or two.
         sharpness: α > 0 of every head in 1/patch²; None makes it so sharp that weights off the taps are exactly zero,
             and no gradient goes to centres and sharpness. With about 5 they learn.
         content: "gated" or False.
@@ -93,6 +92,8 @@ def convolutional_init(
         torch.Size([2, 1000])
     """
     kernel = axis_lists("kernel_size", kernel_size, 2, least=1)
+    if any(taps % 2 == 0 for taps in kernel):
+        raise ArgumentError(must_be("kernel_size", "odd, so that there is a patch in the middle", kernel_size))
     if not (content == "gated" or content is False):
         raise ArgumentError(must_be("content", '"gated" or False', content))
     if isinstance(content_share, bool) or not (isinstance(content_share, int | float) and 0 <= content_share < 1):

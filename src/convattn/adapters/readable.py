@@ -53,10 +53,10 @@ def require_linear(attention: nn.Module, name: str) -> nn.Linear:
         UnsupportedModelError: It is another module, its weight is computed, or one of the two has hooks.
     """
     linear = getattr(attention, name, None)
+    if isinstance(linear, nn.Module) and parametrize.is_parametrized(linear):
+        raise UnsupportedModelError(f"its {name} has a parametrised weight; make it permanent first")
     if type(linear) is not nn.Linear:
         raise UnsupportedModelError(f"its {name} is no nn.Linear but a {type(linear).__name__}")
-    if parametrize.is_parametrized(linear):
-        raise UnsupportedModelError(f"its {name} has a parametrised weight; make it permanent first")
     for module, where in ((attention, "it"), (linear, f"its {name}")):
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
         if any(getattr(hook, "__module__", None) != _RECORDERS for hook in hooks):

@@ -118,9 +118,7 @@ def _read(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
     if not isinstance(attention.norm, nn.Identity):
         raise UnsupportedModelError("it normalises the heads' outputs, which no convolution does")
     if attention.gate is not None:
-        raise UnsupportedModelError(
-            "it multiplies the heads' outputs by a gate of the input, which no convolution does"
-        )
+        raise UnsupportedModelError("it multiplies the heads' outputs by a gate, which no convolution does")
     qkv, proj = require_linear(attention, "qkv"), require_linear(attention, "proj")
     biases = (None,) * 3 if qkv.bias is None else qkv.bias.chunk(3)
     query, key, value = (linear(*part, like=qkv) for part in zip(qkv.weight.chunk(3), biases, strict=True))
