@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
+    from convattn.adapters import convolutional_init
     from convattn.convert import (
         NetworkToAttentionCertificate,
         attention_to_conv,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         load_layer,
         network_to_attention,
         network_to_conv,
+        patch_convolution,
         refine,
         save_layer,
     )
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
         fuse,
     )
     from convattn.models import AttentionNet, ConvNet, resnet18
-    from convattn.records import Certificate, NetworkCertificate, RunRecord
+    from convattn.records import Certificate, ConvolutionalInit, NetworkCertificate, RunRecord
     from convattn.training import load_recipe, train
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "Content",
     "ConvAttnError",
     "ConvNet",
+    "ConvolutionalInit",
     "Distance",
     "GatedRelativeAttention2d",
     "GeneralizedQuadratic",
@@ -70,11 +73,13 @@ __all__ = [
     "__version__",
     "attention_to_conv",
     "conv_to_attention",
+    "convolutional_init",
     "fuse",
     "load_layer",
     "load_recipe",
     "network_to_attention",
     "network_to_conv",
+    "patch_convolution",
     "refine",
     "resnet18",
     "save_layer",
@@ -87,6 +92,7 @@ _HOMES = {
     "Content": "convattn.layers",
     "ConvAttnError": "convattn.errors",
     "ConvNet": "convattn.models",
+    "ConvolutionalInit": "convattn.records",
     "Distance": "convattn.encodings",
     "GatedRelativeAttention2d": "convattn.layers",
     "GeneralizedQuadratic": "convattn.encodings",
@@ -103,11 +109,13 @@ _HOMES = {
     "Sinusoidal": "convattn.encodings",
     "attention_to_conv": "convattn.convert",
     "conv_to_attention": "convattn.convert",
+    "convolutional_init": "convattn.adapters",
     "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
     "load_recipe": "convattn.training",
     "network_to_attention": "convattn.convert",
     "network_to_conv": "convattn.convert",
+    "patch_convolution": "convattn.convert",
     "refine": "convattn.convert",
     "resnet18": "convattn.models",
     "save_layer": "convattn.convert",
