@@ -69,7 +69,7 @@ def convert(module: str, impl: str) -> dict[str, object]:
         "largest": certificate.largest,
         "reference": certificate.reference,
         "top1_changed": certificate.top1_changed,
-        "left": [f"{item.name} ({item.kind}): {item.reason}" for item in certificate.left],
+        "left": [f"{item.name} ({item.kind}): {item.reason}" for item in certificate.left_alone],
         "notes": sorted({note for layer in certificate.layers for note in layer.notes}),
         "not_covered": list(certificate.not_covered),
         "shapes": certificate.shapes,

@@ -17,7 +17,6 @@ from convattn.__about__ import __version__
 if TYPE_CHECKING:
     from convattn.adapters import convolutional_init
     from convattn.convert import (
-        NetworkToAttentionCertificate,
         attention_to_conv,
         conv_to_attention,
         load_layer,
@@ -63,7 +62,6 @@ __all__ = [
     "LearnedTable",
     "LinearDistance",
     "NetworkCertificate",
-    "NetworkToAttentionCertificate",
     "Quadratic",
     "RelativeAttention1d",
     "RelativeAttention2d",
@@ -100,7 +98,6 @@ _HOMES = {
     "LearnedTable": "convattn.encodings",
     "LinearDistance": "convattn.encodings",
     "NetworkCertificate": "convattn.records",
-    "NetworkToAttentionCertificate": "convattn.convert",
     "Quadratic": "convattn.encodings",
     "RelativeAttention1d": "convattn.layers",
     "RelativeAttention2d": "convattn.layers",

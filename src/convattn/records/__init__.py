@@ -5,7 +5,7 @@ Each record carries a schema version, its units in its docstring, and what it do
 
 from convattn.records.certificate import Certificate
 from convattn.records.convolutional_init import ConvolutionalInit, InitialisedLayer
-from convattn.records.network_certificate import LayerCertificate, NetworkCertificate
+from convattn.records.network_certificate import LayerCertificate, LeftAlone, NetworkCertificate
 from convattn.records.plan import Plan
 from convattn.records.record import Record
 from convattn.records.refinement import RefinedLayer, Refinement
@@ -17,6 +17,7 @@ __all__ = [
     "DataRecord",
     "InitialisedLayer",
     "LayerCertificate",
+    "LeftAlone",
     "NetworkCertificate",
     "Plan",
     "Record",
