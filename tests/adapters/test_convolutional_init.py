@@ -214,6 +214,14 @@ def test_the_record_is_saved(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("pool", ["map", "prr"])
+def test_attention_that_pools_is_left_alone(pool):
+    record = convolutional_init(vit(**VITS["9 heads of width 2"], global_pool=pool))[1]
+    assert len(record.layers) == 2
+    assert [(item.name, item.reason) for item in record.left] == [("attn_pool", "it pools the tokens at the end")]
+    assert "  left alone      attn_pool (AttentionPool" in record.summary()
+
+
 @pytest.mark.parametrize("content", ["gated", False])
 @pytest.mark.parametrize("grid", [(7, 5), (3, 4), (1, 35)], ids=str)
 def test_images_of_other_sizes(grid, content):

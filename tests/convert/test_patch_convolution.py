@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pixel_unshuffle
 
-from convattn import conv_to_attention
+from convattn import Quadratic, RelativeAttention2d, conv_to_attention
 from convattn.convert import patch_convolution
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.testing.budget import assert_within_budget
@@ -60,6 +60,32 @@ def test_the_rank_of_each_tap_is_what_it_reaches():
     ranks = [[int(torch.linalg.matrix_rank(kernel[:, :, row, col])) for col in range(3)] for row in range(3)]
     corner, beside, own = reach**2 * channels, reach * patch * channels, patch**2 * channels
     assert ranks == [[corner, beside, corner], [beside, own, beside], [corner, beside, corner]]
+
+
+def test_heads_of_a_transformers_width_are_enough_where_ranks_add_up():
+    """Of width 12, for 3 x 3 pixels of three colours in 4 x 4 patches: 48/12 in the middle, one at each neighbour."""
+    torch.manual_seed(0)
+    width, conv, x = 12, nn.Conv2d(3, 3, 3, padding=1), torch.randn(2, 3, 20, 28)
+    patches = patch_convolution(conv, 4)
+    centres, values, outputs = [], [], []
+    for row in range(3):
+        for col in range(3):
+            left, scale, right = torch.linalg.svd(patches.weight[:, :, row, col].detach().double())
+            rank = int((scale > 1e-9 * scale[0]).sum())
+            for first in range(0, rank, width):
+                part = slice(first, first + width)
+                centres.append([row - 1.0, col - 1.0])
+                values.append(right[part])
+                outputs.append(left[:, part] * scale[part])
+    assert len(centres) == 4 + 8
+    encoding = Quadratic(12, 2, centres=centres, sharpness=128)
+    layer = RelativeAttention2d(48, 48, 12, encoding, head_width=width, kernel_size=3, padding=1)
+    with torch.no_grad():
+        layer.values.value.copy_(torch.stack(values))
+        layer.values.output.copy_(torch.stack(outputs))
+        layer.bias.copy_(patches.bias)
+    high, low = references(conv, x, 4)
+    assert_within_budget(layer.double()(pixel_unshuffle(x, 4).double()).float(), high, low)
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def _record(
         parameters=sum(parameter.numel() for parameter in made.parameters()),
         parameters_before=sum(parameter.numel() for parameter in before.parameters()),
         layers=layers,
-        left_alone=native.left_alone,
+        left=native.left,
         exact=share == 0 and all(layer.exact for layer in layers),
         passed=all(layer.passed for layer in layers),
         not_covered=(

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.adapters.patch_grid import PatchGrid
+from convattn.records import LeftAlone
 
 __all__ = ["NativeAttention", "NativeTransformer", "linear"]
 
@@ -58,7 +59,7 @@ class NativeTransformer:
         grid: Rows and columns of the patches, kept up to date by the module that cuts images into patches.
         embedding: Name of that module.
         wrap: Makes a module with the native layer's signature of one from tokens to tokens.
-        left_alone: Name of each module that is attention and not one of the layers, and the reason.
+        left: Attention that is not one of the layers, and why.
     """
 
     layers: tuple[NativeAttention, ...]
@@ -66,7 +67,7 @@ class NativeTransformer:
     grid: PatchGrid
     embedding: str
     wrap: Callable[[nn.Module], nn.Module]
-    left_alone: tuple[tuple[str, str], ...] = ()
+    left: tuple[LeftAlone, ...] = ()
 
 
 def linear(

@@ -9,6 +9,7 @@ from convattn.adapters.native import NativeAttention, NativeTransformer, linear
 from convattn.adapters.patch_grid import PatchGrid
 from convattn.adapters.readable import attention_places, full_name, require_linear
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.records import LeftAlone
 
 __all__ = ["TIMM", "TimmAttention", "read_timm"]
 
@@ -100,7 +101,7 @@ def read_timm(vit: nn.Module) -> NativeTransformer:
         grid=PatchGrid((int(rows), int(cols)), _measure),
         embedding="patch_embed",
         wrap=TimmAttention,
-        left_alone=tuple((name, f"{type(module).__name__} pools the tokens at the end") for name, module in pools),
+        left=tuple(LeftAlone(name, type(module).__name__, "it pools the tokens at the end") for name, module in pools),
     )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from convattn.records.network_certificate import LeftAlone
 from convattn.records.record import Record
 
 __all__ = ["ConvolutionalInit", "InitialisedLayer"]
@@ -51,7 +52,7 @@ class ConvolutionalInit(Record):
         parameters: Number of parameters now.
         parameters_before: Number of parameters before.
         layers: The layers.
-        left_alone: Name of each layer that is attention and was not touched, and the reason.
+        left: Attention that was not touched, and why.
         exact: Whether every layer's heads are the convolution, and nothing else, at patches.
         passed: Whether every layer passed.
         not_covered: What this says nothing about.
@@ -71,7 +72,7 @@ class ConvolutionalInit(Record):
     parameters: int
     parameters_before: int
     layers: tuple[InitialisedLayer, ...]
-    left_alone: tuple[tuple[str, str], ...]
+    left: tuple[LeftAlone, ...]
     exact: bool
     passed: bool
     not_covered: tuple[str, ...] = ()
@@ -94,6 +95,6 @@ class ConvolutionalInit(Record):
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
             f"  measured        {error}",
         ]
-        lines += [f"  left alone      {name}: {reason}" for name, reason in self.left_alone]
+        lines += [f"  left alone      {item.name} ({item.kind}): {item.reason}" for item in self.left]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
