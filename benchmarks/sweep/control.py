@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.sweep.subjects import Built
-from convattn import NetworkToAttentionCertificate
+from convattn import NetworkCertificate
 from convattn.layers import RelativeAttention
 
 __all__ = ["turn_one_weight"]
 
 
-def turn_one_weight(built: Built, made: nn.Module, certificate: NetworkToAttentionCertificate) -> dict[str, Any]:
+def turn_one_weight(built: Built, made: nn.Module, certificate: NetworkCertificate) -> dict[str, Any]:
     """Changes the sign of the largest weight of the middle layer, and asks whether the budget would have told.
 
     The changed network is at least max|changed − converted| − error away from the reference, where error is what the

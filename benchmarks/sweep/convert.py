@@ -75,7 +75,7 @@ def _convert(built: Built, impl: str) -> dict[str, Any]:
         "top1_total": certificate.top1_total,
         "top1_changed": certificate.top1_changed,
         "failed_layers": [layer.name for layer in certificate.layers if not layer.passed],
-        "left": [f"{item.name} ({item.kind}): {item.reason}" for item in certificate.left],
+        "left_alone": [f"{item.name} ({item.kind}): {item.reason}" for item in certificate.left_alone],
         "notes": sorted({note for layer in certificate.layers for note in layer.notes}),
         "not_covered": list(certificate.not_covered),
         "shapes": [list(shape) for shape in certificate.shapes],
