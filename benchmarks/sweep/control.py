@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from benchmarks.sweep.subjects import Built
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.sweep.subjects import Built
 from convattn import NetworkCertificate
 from convattn.layers import RelativeAttention
 
