@@ -38,8 +38,7 @@ def convert_family(home: str, family: str) -> dict[str, Any]:
         return {**line, "outcome": "no convolution", "reason": str(reason)}
     torch.manual_seed(_SEED)
     built = subject.build()
-    randomise(built.network)
-    built.network.eval()
+    randomise(built)
     parameters = sum(parameter.numel() for parameter in built.network.parameters())
     paths = {impl: _convert(built, impl) for impl in IMPLS}
     worst = next(word for word in ("refused", "failed", "passed") if word in {p["outcome"] for p in paths.values()})

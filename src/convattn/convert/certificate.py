@@ -76,9 +76,11 @@ def certify(
 
 def _check_image(layer: RelativeAttention) -> Tensor:
     """Draws a standard normal batch with a few queries along each axis, all sizes different."""
-    sizes = smallest_image(layer.geometry)
+    # With a single query the sums over taps and channels are those of a matrix times a vector, one by one: several
+    # times the rounding that images see.
+    sizes, strides = smallest_image(layer.geometry), layer.geometry.stride
     weight = next(layer.values.parameters())
-    shape = (2, layer.in_channels, *(size + 3 + axis for axis, size in enumerate(sizes)))
+    shape = (2, layer.in_channels, *(size + 3 * strides[axis] + axis for axis, size in enumerate(sizes)))
     x = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
     return x.to(device=weight.device, dtype=weight.dtype)
 

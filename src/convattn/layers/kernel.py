@@ -13,8 +13,8 @@ __all__ = ["HasKernel"]
 class HasKernel(nn.Module):
     """A layer that, with one head per tap of its window, shows its matrices as a convolution's weight.
 
-    Code that holds a convolution asks it for `weight.dtype`, `weight.device` or `weight` itself; so it may ask a layer
-    that took a convolution's place.
+    Code that holds a convolution asks it for `weight.dtype`, `weight.device` or `weight` itself, and for its window; so
+    it may ask a layer that took a convolution's place.
     """
 
     geometry: Geometry
@@ -31,3 +31,18 @@ class HasKernel(nn.Module):
         if len(maps) != math.prod(taps):
             raise AttributeError(f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'")
         return maps.movedim(0, -1).unflatten(-1, taps)
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """Taps of the window along each axis."""
+        return self.geometry.kernel_size
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Pixels from query to query along each axis."""
+        return self.geometry.stride
+
+    @property
+    def dilation(self) -> tuple[int, ...]:
+        """Pixels from tap to tap along each axis."""
+        return self.geometry.dilation
