@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from benchmarks.sweep.control import turn_one_weight
 from benchmarks.sweep.homes import HOMES
 from benchmarks.sweep.randomise import randomise
 from benchmarks.sweep.subjects import Built, WithoutConvolutionError
@@ -56,13 +57,14 @@ def _convert(built: Built, impl: str) -> dict[str, Any]:
     """Converts a network on one path."""
     start = time.perf_counter()
     try:
-        _, certificate = network_to_attention(built.network, impl=impl, images=built.arguments)
+        made, certificate = network_to_attention(built.network, impl=impl, images=built.arguments)
     except ConvAttnError as error:
         return {"outcome": "refused", "reason": str(error)}
+    seconds = time.perf_counter() - start
     used = Counter(layer.path or "not reached" for layer in certificate.layers)
-    wrong = impl == "separable" and set(used) - {"separable", "not reached"}
+    other = impl == "separable" and set(used) - {"separable", "not reached"}
     return {
-        "outcome": "passed" if certificate.passed and not wrong else "failed",
+        "outcome": "passed" if certificate.passed and not other else "failed",
         "layers": len(certificate.layers),
         "heads": sum(layer.heads for layer in certificate.layers),
         "used": dict(sorted(used.items())),
@@ -73,9 +75,10 @@ def _convert(built: Built, impl: str) -> dict[str, Any]:
         "top1_total": certificate.top1_total,
         "top1_changed": certificate.top1_changed,
         "failed_layers": [layer.name for layer in certificate.layers if not layer.passed],
-        "left": [f"{item.name} ({item.kind}): {item.reason}" for item in certificate.left],
+        "left_alone": [f"{item.name} ({item.kind}): {item.reason}" for item in certificate.left_alone],
         "notes": sorted({note for layer in certificate.layers for note in layer.notes}),
         "not_covered": list(certificate.not_covered),
         "shapes": [list(shape) for shape in certificate.shapes],
-        "seconds": round(time.perf_counter() - start, 1),
+        "control": turn_one_weight(built, made, certificate),
+        "seconds": round(seconds, 1),
     }

@@ -16,7 +16,6 @@ from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
     from convattn.convert import (
-        NetworkToAttentionCertificate,
         attention_to_conv,
         conv_to_attention,
         load_layer,
@@ -60,7 +59,6 @@ __all__ = [
     "LearnedTable",
     "LinearDistance",
     "NetworkCertificate",
-    "NetworkToAttentionCertificate",
     "Quadratic",
     "RelativeAttention1d",
     "RelativeAttention2d",
@@ -94,7 +92,6 @@ _HOMES = {
     "LearnedTable": "convattn.encodings",
     "LinearDistance": "convattn.encodings",
     "NetworkCertificate": "convattn.records",
-    "NetworkToAttentionCertificate": "convattn.convert",
     "Quadratic": "convattn.encodings",
     "RelativeAttention1d": "convattn.layers",
     "RelativeAttention2d": "convattn.layers",

@@ -34,7 +34,7 @@ def check(network, x, notes):
         made, certificate = network_to_attention(network, impl=impl, images=x)
         assert certificate.passed, certificate.summary()
         assert certificate.exact
-        assert certificate.left == ()
+        assert certificate.left_alone == ()
         assert {layer.path for layer in certificate.layers} == {path}
         assert {note for layer in certificate.layers for note in layer.notes} == notes
         assert len(certificate.layers) == len(convolutions(network))
@@ -105,4 +105,4 @@ def test_a_convolution_as_a_function_inside_timm_is_named():
     network = timm.create_model("resnetblur50", num_classes=3, layers=(1, 1, 1, 1), channels=(8, 8, 8, 8))
     _, certificate = network_to_attention(filled(network), images=images(1, 3, 64, 64))
     assert certificate.passed
-    assert {item.kind for item in certificate.left} == {"BlurPool2d"}
+    assert {item.kind for item in certificate.left_alone} == {"BlurPool2d"}

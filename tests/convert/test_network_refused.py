@@ -94,7 +94,7 @@ def test_a_refused_module_can_be_left_out():
     made, certificate = network_to_attention(network, exclude="1", images=images(1, 3, 9, 11))
     assert certificate.passed
     assert type(made[1]) is Doubled
-    assert [(item.name, item.kind) for item in certificate.left] == [("1", "Doubled")]
+    assert [(item.name, item.kind) for item in certificate.left_alone] == [("1", "Doubled")]
 
 
 def test_a_parametrisation_that_is_not_torchs_own_is_converted_by_what_it_computes():

@@ -4,7 +4,6 @@ from convattn.convert.attention_to_conv import attention_to_conv
 from convattn.convert.conv_to_attention import conv_to_attention
 from convattn.convert.leak import off_centre_mass
 from convattn.convert.network import network_to_attention
-from convattn.convert.network_record import ConvertedLayer, LeftAlone, NetworkToAttentionCertificate
 from convattn.convert.network_to_conv import network_to_conv
 from convattn.convert.refine import refine
 from convattn.convert.same_padding import SamePaddedAttention
@@ -13,9 +12,6 @@ from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
 
 __all__ = [
     "SUPPORTED_CONVOLUTIONS",
-    "ConvertedLayer",
-    "LeftAlone",
-    "NetworkToAttentionCertificate",
     "SamePaddedAttention",
     "attention_to_conv",
     "conv_to_attention",

@@ -8,13 +8,12 @@ from torch import Tensor, nn
 from convattn.convert.conv_to_attention import conv_to_attention
 from convattn.convert.graft import graft
 from convattn.convert.network_certificate import certify_network
-from convattn.convert.network_record import NetworkToAttentionCertificate
 from convattn.convert.plain import copy_module
 from convattn.convert.same_padding import SamePaddedAttention
 from convattn.convert.survey import Found, survey
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError, UnsupportedModelError, must_be
 from convattn.layers import MergedValues, RelativeAttention
-from convattn.records import Certificate
+from convattn.records import Certificate, NetworkCertificate
 
 __all__ = ["network_to_attention"]
 
@@ -30,7 +29,7 @@ def network_to_attention(
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
-) -> tuple[nn.Module, NetworkToAttentionCertificate]:
+) -> tuple[nn.Module, NetworkCertificate]:
     """Makes a copy of a network in which every convolution is a relative-attention layer that computes the same.
 
     A module used in several places stays one module, tied parameters stay tied, and hooks, dtype, device, mode and

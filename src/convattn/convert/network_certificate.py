@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from convattn.convert.network_record import ConvertedLayer, LeftAlone, NetworkToAttentionCertificate
 from convattn.convert.plain import copy_module
 from convattn.convert.same_padding import pad_same
+from convattn.convert.short_certificate import class_name, dtypes, short_certificate
 from convattn.convert.survey import Found
 from convattn.convert.tap_by_tap import tap_by_tap
 from convattn.convert.taps import Taps, read_taps
@@ -20,7 +20,7 @@ from convattn.convert.watch import Watch
 from convattn.errors import ArgumentError, ConversionError
 from convattn.functional.rounding import rounding_budget
 from convattn.layers import RelativeAttention
-from convattn.records import Certificate
+from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
 
 __all__ = ["certify_network"]
 
@@ -70,7 +70,7 @@ def certify_network(
     *,
     impl: str,
     images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None,
-) -> NetworkToAttentionCertificate:
+) -> NetworkCertificate:
     """Runs a network in float64 and in its own dtype, and the converted one, and writes down how far they are apart.
 
     Args:
@@ -103,11 +103,15 @@ def certify_network(
         notes.append("a bound on the error end to end: at this sharpness layers have bounds of their own only")
     entries = tuple(_entry(item, certificates[item.names[0]], watch.path(layers[item.names[0]])) for item in found)
     total, changed = _top1(results, high)
-    return NetworkToAttentionCertificate(
-        source=f"{type(model).__module__}.{type(model).__qualname__}",
+    return NetworkCertificate(
+        direction="network_to_attention",
+        source=class_name(model),
+        result=class_name(made),
+        dtype=dtypes(made),
         impl=impl,
         layers=entries,
-        left=(*left, *watch.calls()),
+        left_alone=(*left, *watch.calls()),
+        exact=exact,
         images=given.words,
         shapes=tuple(tuple(t.shape) for t in _tensors((given.positional, given.named))),
         reference=reference,
@@ -116,6 +120,8 @@ def certify_network(
         largest=worst.largest,
         top1_total=total,
         top1_changed=changed,
+        accuracy_before=None,
+        accuracy_after=None,
         passed=all(entry.passed for entry in entries) and (not exact or worst.share <= 1),
         not_covered=tuple(notes),
     )
@@ -249,18 +255,7 @@ def _layer_at(network: nn.Module, name: str) -> RelativeAttention:
     return place if isinstance(place, RelativeAttention) else place.attention  # type: ignore[return-value]
 
 
-def _entry(item: Found, certificate: Certificate, path: str | None) -> ConvertedLayer:
+def _entry(item: Found, certificate: Certificate, path: str | None) -> LayerCertificate:
     """Writes down one layer."""
-    return ConvertedLayer(
-        name=item.names[0],
-        aliases=item.names[1:],
-        source=repr(item.plain.conv),
-        heads=certificate.heads,
-        exact=certificate.exact,
-        bound_per_unit=certificate.bound_per_unit,
-        measured_error=certificate.measured_error,
-        rounding=certificate.rounding,
-        path=path,
-        passed=certificate.passed,
-        notes=item.notes,
-    )
+    kernel = tuple(item.plain.conv.kernel_size)
+    return short_certificate(certificate, item.names, kernel_size=kernel, path=path, notes=item.notes)

@@ -13,12 +13,13 @@ from convattn.convert.attention_to_conv import attention_to_conv
 from convattn.convert.compare_networks import Comparison, compare_networks
 from convattn.convert.fold_following import fold_following
 from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module
+from convattn.convert.short_certificate import class_name, dtypes, short_certificate
 from convattn.convert.taps import AnyConvolution
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConvAttnError, ConversionError, must_be
 from convattn.grid import whole_number
 from convattn.layers import RelativeAttention
-from convattn.records import Certificate, LayerCertificate, NetworkCertificate
+from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
 
 __all__ = ["network_to_conv"]
 
@@ -82,17 +83,17 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         try:
             conv, certificate = _convert(convert, layer, sizes.get(name))
         except ConvAttnError as error:
-            left_alone.append((name, str(error)))
+            left_alone.append(LeftAlone(name, type(layer).__name__, str(error)))
             continue
         converted[name] = certificate, conv
         for place in named[layer]:
             made = replace_module(made, place, conv)
     if not converted:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_alone) or "it has no attention layers"
+        reasons = "; ".join(f"{item.name}: {item.reason}" for item in left_alone) or "it has no attention layers"
         raise ConversionError(f"cannot convert {type(model).__name__}: no layer could be converted ({reasons})")
     folded = fold_following(made, [conv for _, conv in converted.values()]) if fold else {}
     layers = tuple(
-        _layer(name, certificate, conv, _notes(named, model, name, folded.get(conv, "")))
+        _layer(certificate, conv, named[model.get_submodule(name)], folded.get(conv))
         for name, (certificate, conv) in converted.items()
     )
     comparison = None if images is None else compare_networks(model, made, images, labels)
@@ -132,16 +133,16 @@ def _require_arguments(
 
 def _choose(
     named: dict[nn.Module, list[str]], included: Sequence[str] | None, excluded: Sequence[str] | None
-) -> tuple[list[RelativeAttention], list[tuple[str, str]]]:
+) -> tuple[list[RelativeAttention], list[LeftAlone]]:
     """Splits the attention layers into those asked for and those left alone."""
     chosen, left_alone = [], []
     for module, names in named.items():
         if not isinstance(module, RelativeAttention):
             continue
         if excluded is not None and matches(names, excluded):
-            left_alone.append((names[0], "excluded"))
+            left_alone.append(LeftAlone(names[0], type(module).__name__, "left out by exclude"))
         elif included is not None and not matches(names, included):
-            left_alone.append((names[0], "not included"))
+            left_alone.append(LeftAlone(names[0], type(module).__name__, "left out by include"))
         else:
             chosen.append(module)
     return chosen, left_alone
@@ -162,37 +163,21 @@ def _sizes_met(model: nn.Module, images: Tensor, names: Sequence[str]) -> dict[s
     return met
 
 
-def _notes(named: dict[nn.Module, list[str]], model: nn.Module, name: str, folded: str) -> str:
-    """Words what else there is to say of a layer."""
-    others = named[model.get_submodule(name)][1:]
-    return "; ".join([f"also {other}" for other in others] + ([f"{folded} folded in"] if folded else []))
-
-
-def _layer(name: str, certificate: Certificate, conv: AnyConvolution, note: str) -> LayerCertificate:
+def _layer(
+    certificate: Certificate, conv: AnyConvolution, names: Sequence[str], folded: str | None
+) -> LayerCertificate:
     """Sums a certificate up."""
-    return LayerCertificate(
-        name=name,
-        source=certificate.source,
-        result=certificate.result,
-        heads=certificate.heads,
-        kernel_size=tuple(conv.kernel_size),
-        exact=certificate.exact,
-        leak=certificate.leak,
-        bound_per_unit=certificate.bound_per_unit,
-        bound=certificate.bound,
-        measured_error=certificate.measured_error,
-        rounding=certificate.rounding,
-        passed=certificate.passed,
-        path="convolution",
-        note="; ".join(filter(None, [note, *(item for item in certificate.not_covered if "dropout" not in item)])),
-    )
+    notes = [f"{folded} folded in"] if folded else []
+    notes += [item for item in certificate.not_covered if "dropout" not in item]
+    kernel = tuple(conv.kernel_size)
+    return short_certificate(certificate, names, kernel_size=kernel, path="convolution", notes=tuple(notes))
 
 
 def _record(
     model: nn.Module,
     made: nn.Module,
     layers: tuple[LayerCertificate, ...],
-    left_alone: tuple[tuple[str, str], ...],
+    left_alone: tuple[LeftAlone, ...],
     comparison: Comparison | None,
 ) -> NetworkCertificate:
     """Puts the record together."""
@@ -202,29 +187,26 @@ def _record(
         passed = passed and comparison.error <= (comparison.rounding if exact else math.inf)  # nan is no such number
     return NetworkCertificate(
         direction="network_to_conv",
-        source=type(model).__name__,
-        result=type(made).__name__,
-        dtype=_dtypes(made),
+        source=class_name(model),
+        result=class_name(made),
+        dtype=dtypes(made),
+        impl=None,
         layers=layers,
         left_alone=left_alone,
         exact=exact,
-        check_shape=comparison.shape if comparison else None,
-        error=comparison.error if comparison else None,
-        scale=comparison.scale if comparison else None,
+        images="the images given" if comparison else None,
+        shapes=(comparison.shape,) if comparison else (),
+        reference="float64" if comparison and comparison.error is not None else None,
+        measured_error=comparison.error if comparison else None,
         rounding=comparison.rounding if comparison else None,
+        largest=comparison.scale if comparison else None,
+        top1_total=comparison.shape[0] if comparison and comparison.top1_changed is not None else None,
         top1_changed=comparison.top1_changed if comparison else None,
-        images=comparison.shape[0] if comparison else 0,
         accuracy_before=comparison.accuracy_before if comparison else None,
         accuracy_after=comparison.accuracy_after if comparison else None,
         passed=passed,
         not_covered=tuple(_not_covered(exact, comparison)),
     )
-
-
-def _dtypes(model: nn.Module) -> str:
-    """Names the dtypes of the weights."""
-    kinds = dict.fromkeys(str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
-    return ", ".join(kinds)
 
 
 def _not_covered(exact: bool, comparison: Comparison | None) -> Iterator[str]:

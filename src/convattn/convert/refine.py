@@ -12,7 +12,7 @@ from convattn.convert.layer_names import names_by_module
 from convattn.convert.least_squares import NormalEquations, unknowns
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.layers import RelativeAttention
-from convattn.records import RefinedLayer, Refinement
+from convattn.records import LeftAlone, RefinedLayer, Refinement
 
 __all__ = ["refine"]
 
@@ -93,22 +93,22 @@ def refine(
     return refined, record
 
 
-def _pairs(
-    conv_model: nn.Module, teacher: nn.Module
-) -> tuple[dict[str, tuple[_Plain, nn.Module]], list[tuple[str, str]]]:
+def _pairs(conv_model: nn.Module, teacher: nn.Module) -> tuple[dict[str, tuple[_Plain, nn.Module]], list[LeftAlone]]:
     """Finds the convolutions to fit, each with the module whose output it should have, and those that cannot be."""
     pairs, left_alone = {}, []
     attention = dict(teacher.named_modules(remove_duplicate=False))
     for conv, names in names_by_module(conv_model).items():
         if not isinstance(attention.get(names[0]), RelativeAttention) or isinstance(conv, RelativeAttention):
             continue
+        kind = type(conv).__name__
         if len(names) > 1:
-            left_alone.append((names[0], "it is used in several places"))
+            left_alone.append(LeftAlone(names[0], kind, "it is used in several places"))
         elif type(conv) not in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-            left_alone.append((names[0], f"{type(conv).__name__} is not fitted"))
+            left_alone.append(LeftAlone(names[0], kind, f"{kind} is not fitted"))
         elif unknowns(conv) > _MOST_UNKNOWNS:  # type: ignore[arg-type]
             count = unknowns(conv)  # type: ignore[arg-type]
-            left_alone.append((names[0], f"{count} unknowns per output are more than {_MOST_UNKNOWNS}"))
+            reason = f"{count} unknowns per output are more than {_MOST_UNKNOWNS}"
+            left_alone.append(LeftAlone(names[0], kind, reason))
         else:
             pairs[names[0]] = conv, _target(names[0], conv_model, attention)
     return pairs, left_alone

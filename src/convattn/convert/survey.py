@@ -10,10 +10,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from convattn.convert.network_record import LeftAlone
 from convattn.convert.plain import Plain, is_own_hook, read_plain
 from convattn.convert.registry import REFUSED, full_name
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
+from convattn.records import LeftAlone
 
 __all__ = ["Found", "survey"]
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from convattn.convert.network_record import LeftAlone
 from convattn.layers import RelativeAttention
+from convattn.records import LeftAlone
 
 __all__ = ["Watch"]
 

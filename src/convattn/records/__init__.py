@@ -4,7 +4,7 @@ Each record carries a schema version, its units in its docstring, and what it do
 """
 
 from convattn.records.certificate import Certificate
-from convattn.records.network_certificate import LayerCertificate, NetworkCertificate
+from convattn.records.network_certificate import LayerCertificate, LeftAlone, NetworkCertificate
 from convattn.records.plan import Plan
 from convattn.records.record import Record
 from convattn.records.refinement import RefinedLayer, Refinement
@@ -14,6 +14,7 @@ __all__ = [
     "Certificate",
     "DataRecord",
     "LayerCertificate",
+    "LeftAlone",
     "NetworkCertificate",
     "Plan",
     "Record",

@@ -1,0 +1,50 @@
+"""A control that must fail: the converted network with one weight turned about."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.sweep.subjects import Built
+from convattn import NetworkCertificate
+from convattn.layers import RelativeAttention
+
+__all__ = ["turn_one_weight"]
+
+
+def turn_one_weight(built: Built, made: nn.Module, certificate: NetworkCertificate) -> dict[str, Any]:
+    """Changes the sign of the largest weight of the middle layer, and asks whether the budget would have told.
+
+    The changed network is at least max|changed − converted| − error away from the reference, where error is what the
+    converted one is away from it. Beyond the budget of rounding, the certificate would have failed.
+
+    Args:
+        built: The network that was converted, and its arguments.
+        made: The converted network; it is changed.
+        certificate: Its certificate.
+
+    Returns:
+        The layer, how far off the network is at least in units of the budget, and whether that is beyond it.
+    """
+    reached = [layer.name for layer in certificate.layers if layer.path is not None]
+    name = reached[len(reached) // 2]
+    before = _outputs(made, built.arguments)
+    place = made.get_submodule(name)
+    layer = next(part for part in place.modules() if isinstance(part, RelativeAttention))
+    weight = next(layer.values.parameters())
+    with torch.no_grad():
+        weight[torch.unravel_index(weight.abs().argmax(), weight.shape)] *= -1
+    after = _outputs(made, built.arguments)
+    moved = max((new.double() - old).abs().max().item() for new, old in zip(after, before, strict=True))
+    share = (moved - certificate.measured_error) / certificate.rounding
+    return {"layer": name, "share_of_budget": share, "rejected": share > 1}
+
+
+def _outputs(network: nn.Module, arguments: tuple[Tensor, ...] | Mapping[str, Any]) -> list[Tensor]:
+    """Runs a network and lists its floating-point results."""
+    with torch.no_grad():
+        torch.manual_seed(0)
+        results = network(**arguments) if isinstance(arguments, Mapping) else network(*arguments)
+    return [x.double() for x in tree_leaves(results) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
