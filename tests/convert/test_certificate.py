@@ -21,7 +21,7 @@ def test_certificate_describes_the_conversion():
     )
     assert certificate.result.endswith(f"encoding={layer.encoding})")
     assert (certificate.dtype, certificate.heads, certificate.bound, certificate.bound_per_unit) == ("float32", 9, 0, 0)
-    assert certificate.check_shape == (2, 3, 7, 8)
+    assert certificate.check_shape == (2, 3, 4, 5)
     assert 0 < certificate.measured_error <= certificate.rounding
     assert certificate.not_covered == ("centres rounded when the layer is cast to a narrower dtype",)
 

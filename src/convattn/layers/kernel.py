@@ -1,4 +1,4 @@
-"""A layer's matrices in the form of a convolution's weight."""
+"""What code that holds a convolution asks it for, of a layer in its place."""
 
 import math
 
@@ -13,8 +13,8 @@ __all__ = ["HasKernel"]
 class HasKernel(nn.Module):
     """A layer that, with one head per tap of its window, shows its matrices as a convolution's weight.
 
-    Code that holds a convolution asks it for `weight.dtype`, `weight.device` or `weight` itself, and for its window; so
-    it may ask a layer that took a convolution's place.
+    Code that holds a convolution asks it for `weight.dtype`, `weight.device` or `weight` itself, and for its steps, in
+    order to pad its input; so it may ask a layer that took a convolution's place.
     """
 
     geometry: Geometry
@@ -39,10 +39,11 @@ class HasKernel(nn.Module):
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """Pixels from query to query along each axis."""
-        return self.geometry.stride
+        """Pixels from one query to the next, or, transposed, from one pixel of the spread image to the next."""
+        spread = self.geometry.input_dilation
+        return spread if max(spread) > 1 else self.geometry.stride
 
     @property
     def dilation(self) -> tuple[int, ...]:
-        """Pixels from tap to tap along each axis."""
+        """Pixels from one tap of the window to the next."""
         return self.geometry.dilation
