@@ -52,6 +52,10 @@ def _as_built(module: nn.Module) -> bool:
     return bool(module.same_pad)
 
 
+def _with_a_padding(module: nn.Module) -> bool:
+    return module.pad is not None
+
+
 _FROZEN = "the standardised weight was converted; trained further, it is not standardised again"
 
 FOREIGN: dict[str, Foreign] = {
@@ -60,6 +64,9 @@ FOREIGN: dict[str, Foreign] = {
     "timm.layers.std_conv.StdConv2dSame": Foreign(_standardised, _as_built, note=_FROZEN),
     "timm.layers.std_conv.ScaledStdConv2d": Foreign(_standardised, extra=("gain",), note=_FROZEN),
     "timm.layers.std_conv.ScaledStdConv2dSame": Foreign(_standardised, _as_built, extra=("gain",), note=_FROZEN),
+    "transformers.models.bit.modeling_bit.WeightStandardizedConv2d": Foreign(
+        _standardised, _with_a_padding, extra=("pad",), note=_FROZEN
+    ),
 }
 """Subclasses of torch's convolutions, by full name."""
 
