@@ -7,6 +7,7 @@ from torch import Tensor
 
 from convattn.convert.certificate import certify
 from convattn.convert.leak import bound_per_unit, off_centre_mass, underflows
+from convattn.convert.runs import keep_random_state
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS, AnyConvolution, Taps, read_taps
 from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
@@ -86,7 +87,8 @@ def conv_to_attention(
     if not isinstance(content, bool | Content):
         raise ArgumentError(must_be("content", "True, False or a Content", content))
     taps = read_taps(conv)
-    layer = _build(taps, SUPPORTED_CONVOLUTIONS[type(conv)], sharpness, head_width, content)
+    with keep_random_state(conv):
+        layer = _build(taps, SUPPORTED_CONVOLUTIONS[type(conv)], sharpness, head_width, content)
     layer.train(conv.training)
     discarded: tuple[tuple[float, ...], ...] = ()
     if isinstance(layer.values, FactoredValues):

@@ -9,6 +9,7 @@ from convattn.convert.conv_to_attention import conv_to_attention
 from convattn.convert.graft import graft
 from convattn.convert.network_certificate import certify_network
 from convattn.convert.plain import copy_module
+from convattn.convert.runs import keep_random_state, read_arguments
 from convattn.convert.same_padding import SamePaddedAttention
 from convattn.convert.survey import Found, survey
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be
@@ -37,8 +38,10 @@ def network_to_attention(
     convolution whose weight is computed (weight and spectral normalisation, pruning, weight standardisation) the
     result is converted; the layer has it as its own weight from there on, and the certificate says so.
 
-    The original and the copy are run in evaluation mode on the images, on copies of their own; hooks are called in
-    these runs. Beside the network this takes about four times the memory of its parameters.
+    Copies of both are run in evaluation mode on copies of the images; hooks are called in these runs. Beside the
+    network this takes about MEMORY times the memory of its parameters. What computes a convolution and is no module of
+    one is not converted: where it calls a convolution of torch, the run shows it and the certificate names the module
+    that did; where it is made of other operations (unfolding and a product, a Fourier transform) nothing is said.
 
     Source: `docs/theory.md` §3.
 
@@ -61,7 +64,8 @@ def network_to_attention(
 
     Raises:
         UnsupportedModelError: Modules that cannot be converted, all of them named, or a network that cannot be copied.
-        ConversionError: There is no convolution to convert, or the network asks for more than a convolution's `weight`.
+        ConversionError: There is no convolution to convert, or the network does not run with attention layers in it or
+            asks them for what only a convolution has.
         ArgumentError: An argument is out of range, a pattern matches nothing, or the network does not take the images.
         UnknownNameError: `impl` is neither of the two.
 
@@ -78,7 +82,24 @@ def network_to_attention(
         raise UnknownNameError("impl", impl, _PATHS)
     if content and impl != "auto":
         raise ArgumentError(must_be("impl", '"auto" with content, which is no softmax axis by axis', impl))
-    found, left = survey(model, include, exclude)
+    given = read_arguments(model, images)
+    with keep_random_state(model):
+        found, left = survey(model, include, exclude)
+        made, found, certificates = _convert(model, found, sharpness, impl, content)
+        return made, certify_network(model, made, found, left, certificates, impl=impl, given=given)
+
+
+def _convert(
+    model: nn.Module, found: Sequence[Found], sharpness: float | None, impl: str, content: bool | Content
+) -> tuple[nn.Module, list[Found], dict[str, Certificate]]:
+    """Copies a network with attention layers in the places of convolutions.
+
+    Returns:
+        The copy, the convolutions with all that there is to say of them, and their certificates by name.
+
+    Raises:
+        UnsupportedModelError: The network cannot be copied.
+    """
     try:
         made = copy_module(model)
     except Exception as error:  # a foreign module may fail in any way
@@ -97,8 +118,8 @@ def network_to_attention(
         _keep_state(old, item, layer)
         replaced[old] = SamePaddedAttention(layer) if item.plain.same else layer
     made = graft(made, replaced)
-    found = [Found(item.names, item.module, item.plain, (*item.notes, *ties.broken(item))) for item in found]
-    return made, certify_network(model, made, found, left, certificates, impl=impl, images=images)
+    told = [Found(item.names, item.module, item.plain, (*item.notes, *ties.broken(item))) for item in found]
+    return made, told, certificates
 
 
 class _Ties:

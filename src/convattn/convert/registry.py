@@ -71,8 +71,9 @@ FOREIGN: dict[str, Foreign] = {
 """Subclasses of torch's convolutions, by full name."""
 
 REFUSED: dict[str, str] = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": "it trains on several devices; convert its `module`",
     "timm.layers.cond_conv2d.CondConv2d": "its kernels depend on the input",
     "timm.layers.conv2d_same.Conv2dSameExport": "it pads every image as the first one that it saw; use Conv2dSame",
     "torchvision.ops.deform_conv.DeformConv2d": "its taps move with the input",
 }
-"""Modules that convolve and are no relative attention with fixed heads, by full name, with the reason."""
+"""Modules that are no relative attention with fixed heads, or that cannot be copied, by full name, with the reason."""

@@ -27,6 +27,9 @@ SUPPORTED_CONVOLUTIONS: dict[type[nn.Module], int] = {
 """The modules that `conv_to_attention` takes, with their number of axes. Subclasses may compute something else."""
 
 
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
 @dataclass(frozen=True)
 class Taps:
     """A convolution as taps: y[o] = b + Σ_t W[t] x̃[query(o) + Δ_t].
@@ -114,10 +117,11 @@ def require_supported(conv: nn.Module) -> None:
             )
         if tensor.is_meta:
             raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")
-        if not tensor.is_floating_point():
-            raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} must be real floating point, but is {tensor.dtype}"
-            )
+        if tensor.dtype not in _DTYPES:
+            known = "float16, bfloat16, float32 or float64"
+            raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be {known}, but is {tensor.dtype}")
+        if not tensor.numel():
+            raise UnsupportedModelError(f"cannot convert {kind}: its {name} is empty, {tuple(tensor.shape)}")
         if not torch.isfinite(tensor).all():
             count = int((~torch.isfinite(tensor)).sum())
             raise UnsupportedModelError(
