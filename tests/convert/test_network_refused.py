@@ -54,8 +54,14 @@ REFUSED = {
     "lazy": (nn.LazyConv2d(4, 3), "it is lazy and not initialised; run the network once first"),
     "lazy norm": (nn.LazyBatchNorm2d(), "it is lazy and not initialised; run the network once first"),
     "nan": (with_weight(not_a_number), "its weight must be finite, but 1 entries are not"),
-    "complex": (nn.Conv2d(3, 4, 3, dtype=torch.complex64), r"its weight must be float16, bfloat16, float32 or float64, but is torch\.c"),
-    "integers": (with_weight(integers), r"its weight must be float16, bfloat16, float32 or float64, but is torch\.int8"),
+    "complex": (
+        nn.Conv2d(3, 4, 3, dtype=torch.complex64),
+        r"its weight must be float16, bfloat16, float32 or float64, but is torch\.c",
+    ),
+    "integers": (
+        with_weight(integers),
+        r"its weight must be float16, bfloat16, float32 or float64, but is torch\.int8",
+    ),
     "meta": (nn.Conv2d(3, 4, 3, device="meta"), "its weight is on the meta device"),
 }
 
