@@ -21,7 +21,7 @@ from convattn.training.heads import quadratic_encodings
 
 __all__ = ["CERTIFIED", "KERNELS", "REFINED_ON", "Bench", "attentional", "convolutional", "fine_tuned"]
 
-KERNELS = (3, 5, 11)
+KERNELS = (5, 11)
 """Kernels for attention that has learned as attention."""
 
 LARGEST_REFINED = 5

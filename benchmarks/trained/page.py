@@ -45,7 +45,7 @@ def page(content: Mapping[str, Any]) -> str:
     """
     first, second = content["resnet18"], content["sa-quadratic"]
     return (
-        (Path(__file__).parent / "page.md")
+        (Path(__file__).parent / "page.txt")
         .read_text(encoding="utf-8")
         .format(
             tests=content["data"]["tests"],
