@@ -52,9 +52,9 @@ Seconds are the median over seeds. {verdict}
     python benchmarks/convolutional_init.py --output docs/results
 
 timm's `VisionTransformer` on the 8 × 8 digits of scikit-learn, 2 × 2 pixels a patch, width 36, 3 layers, 9 heads of
-width 4, the mean over patches for the classes; AdamW, learning rate {rate}, decay 0.05 on matrices but the centres, batches of {batch}, no
-augmentation, cosine to 0 over {epochs} epochs. {processor}, {threads} thread(s), torch {torch}, timm {timm}, revision
-{revision}; the machine did other things at the same time. All numbers are in
+width 4, the mean over patches for the classes; AdamW, learning rate {rate}, decay 0.05 on matrices but the centres,
+batches of {batch}, no augmentation, cosine to 0 over {epochs} epochs. {processor}, {threads} thread(s), torch {torch},
+timm {timm}, revision {revision}; the machine did other things at the same time. All numbers are in
 [convolutional-init.json](convolutional-init.json).
 
 Not covered: natural images, larger networks, augmentation, learning rates chosen for each start, longer training.
