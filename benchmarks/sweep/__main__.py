@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.sweep.homes import HOMES
-from benchmarks.sweep.process import in_its_own_process
+from benchmarks.sweep.homes import HOMES, home
+from benchmarks.sweep.page import page
+from benchmarks.sweep.process import import_once, in_its_own_process
 from benchmarks.sweep.record import append, families, read
 
+from convattn.files import write_atomically
 from convattn.training.environment import describe_hardware, describe_versions, find_revision
 
 
@@ -30,15 +32,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900.0, help="time that one network may take")
     options = parser.parse_args()
     done = {(line["home"], line["family"]) for line in families(read(options.record))}
-    every = ((home, family) for home in options.homes for family in HOMES[home].families())
+    every = ((place, family) for place in options.homes for family in home(place).families())
     wanted = [one for one in every if options.families is None or one[1] in options.families]
     missing = [one for one in wanted if one not in done]
     if missing:
         append(options.record, start(options.homes))
-    for home, family in missing:
-        line = in_its_own_process(home, family, options.seconds)
+        import_once(options.homes)
+    for place, family in missing:
+        line = in_its_own_process(place, family, options.seconds)
         append(options.record, line)
-        sys.stderr.write(f"{home} {family}: {line['outcome']} {line.get('model', '')} {line.get('reason', '')}\n")
+        sys.stderr.write(f"{place} {family}: {line['outcome']} {line.get('model', '')} {line.get('reason', '')}\n")
+    write_atomically(options.record.with_suffix(".md"), page(read(options.record), options.record.name))
 
 
 def start(homes: list[str]) -> dict[str, Any]:
@@ -54,7 +58,7 @@ def start(homes: list[str]) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": " ".join(["python -m benchmarks.sweep", *sys.argv[1:]]),
-        "versions": describe_versions(("torch", *(name for home in homes for name in HOMES[home].packages))),
+        "versions": describe_versions(("torch", *(name for place in homes for name in home(place).packages))),
         "hardware": {key: hardware[key] for key in ("device", "processor", "threads")},
         "revision": find_revision(),
     }

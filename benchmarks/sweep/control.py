@@ -1,13 +1,11 @@
 """A control that must fail: the converted network with one weight turned about."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from benchmarks.sweep.subjects import Built, run
+from torch import nn
 
-from benchmarks.sweep.subjects import Built
 from convattn import NetworkCertificate
 from convattn.layers import RelativeAttention
 
@@ -30,21 +28,13 @@ def turn_one_weight(built: Built, made: nn.Module, certificate: NetworkCertifica
     """
     reached = [layer.name for layer in certificate.layers if layer.path is not None]
     name = reached[len(reached) // 2]
-    before = _outputs(made, built.arguments)
+    before = run(built._replace(network=made))
     place = made.get_submodule(name)
     layer = next(part for part in place.modules() if isinstance(part, RelativeAttention))
     weight = next(layer.values.parameters())
     with torch.no_grad():
         weight[torch.unravel_index(weight.abs().argmax(), weight.shape)] *= -1
-    after = _outputs(made, built.arguments)
+    after = run(built._replace(network=made))
     moved = max((new.double() - old).abs().max().item() for new, old in zip(after, before, strict=True))
     share = (moved - certificate.measured_error) / certificate.rounding
     return {"layer": name, "share_of_budget": share, "rejected": share > 1}
-
-
-def _outputs(network: nn.Module, arguments: tuple[Tensor, ...] | Mapping[str, Any]) -> list[Tensor]:
-    """Runs a network and lists its floating-point results."""
-    with torch.no_grad():
-        torch.manual_seed(0)
-        results = network(**arguments) if isinstance(arguments, Mapping) else network(*arguments)
-    return [x.double() for x in tree_leaves(results) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]

@@ -1,13 +1,24 @@
 """One network in a process of its own, so that one that fails or takes too long costs no other."""
 
 import multiprocessing
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["in_its_own_process"]
+from benchmarks.sweep.homes import HOMES
+
+__all__ = ["import_once", "in_its_own_process"]
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["benchmarks.sweep.convert"])  # torch and the homes are imported once
+
+
+def import_once(homes: Sequence[str]) -> None:
+    """Lets all processes come from one that has imported torch and the homes.
+
+    Args:
+        homes: Names of the homes.
+    """
+    _PROCESSES.set_forkserver_preload(["benchmarks.sweep.convert", *(HOMES[home] for home in homes)])
 
 
 def in_its_own_process(home: str, family: str, seconds: float) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-__all__ = ["Built", "Home", "Subject", "WithoutConvolutionError"]
+__all__ = ["Built", "Home", "Subject", "WithoutConvolutionError", "run"]
 
 
 class WithoutConvolutionError(Exception):
@@ -56,3 +58,19 @@ class Home:
     packages: tuple[str, ...]
     families: Callable[[], Sequence[str]]
     subject: Callable[[str], Subject]
+
+
+def run(built: Built) -> list[Tensor]:
+    """Runs a network without gradients, from the same random numbers each time.
+
+    Args:
+        built: The network and its arguments.
+
+    Returns:
+        Its floating-point results that hold numbers, in float64.
+    """
+    network, given = built
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        results = network(**given) if isinstance(given, Mapping) else network(*given)
+    return [x.double() for x in tree_leaves(results) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]

@@ -22,37 +22,39 @@ __all__ = ["HOME"]
 
 _KEPT = Path(__file__).with_name("timm_smallest.json")
 
+_ON_REQUEST = {"naflexvit": ("naflexvit_base_patch16_gap", {"embed_proj_type": "conv"})}
+"""Modules whose architectures hold a convolution only where that is asked for."""
 
-def _smallest(module: str) -> dict[str, Any]:
+
+def _smallest(module: str) -> str | None:
     """Finds the architecture of a module with the fewest parameters among those that hold a convolution."""
-    found, unbuilt = [], []
+    found = []
     for name in timm.list_models(module=module):
         with torch.device("meta"):
-            try:
-                network = timm.create_model(name)
-            except Exception:  # noqa: BLE001 - some cannot be built without values; others of the module can
-                unbuilt.append(name)
-                continue
+            network = timm.create_model(name)
         if any(isinstance(part, nn.modules.conv._ConvNd) for part in network.modules()):
             found.append((sum(parameter.numel() for parameter in network.parameters()), name))
-    name = min(found)[1] if found else None
-    return {"name": name, "with_convolution": len(found), "not_built": unbuilt}
+    return min(found)[1] if found else None
 
 
 def _subject(module: str) -> Subject:
     """Looks the architecture up, or finds it where another version of timm is installed."""
-    kept = json.loads(_KEPT.read_text(encoding="utf-8")) if _KEPT.exists() else {"timm": None}
-    chosen = kept["modules"][module] if kept["timm"] == timm.__version__ else _smallest(module)
-    if chosen["name"] is None:
-        raise WithoutConvolutionError("none of its architectures holds one")
-    unbuilt = ", ".join(chosen["not_built"])
-    remark = f"not weighed, because they cannot be built without values: {unbuilt}" if unbuilt else ""
-    return Subject(chosen["name"], partial(_build, chosen["name"]), remark)
+    if module in _ON_REQUEST:
+        name, options = _ON_REQUEST[module]
+        words = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        return Subject(name, partial(_build, name, options), f"built with {words}; without, it holds no convolution")
+    kept = json.loads(_KEPT.read_text(encoding="utf-8"))
+    name = kept["modules"][module] if kept["timm"] == timm.__version__ else _smallest(module)
+    if name is None:
+        raise WithoutConvolutionError(
+            f"none of its architectures holds one: {', '.join(timm.list_models(module=module))}"
+        )
+    return Subject(name, partial(_build, name, {}))
 
 
-def _build(name: str) -> Built:
+def _build(name: str, options: dict[str, Any]) -> Built:
     """Builds an architecture and draws one image of its own size."""
-    network = timm.create_model(name)
+    network = timm.create_model(name, **options)
     return Built(network, (torch.randn(1, *network.default_cfg["input_size"]),))
 
 
