@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from convattn.convert.taps import FLOATING
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import (
     FactoredValues,
@@ -34,7 +35,7 @@ def require_convertible(layer: nn.Module) -> RelativeAttention:
         The layer.
 
     Raises:
-        UnsupportedModelError: It is another module, has hooks, or numbers that are not finite.
+        UnsupportedModelError: It is another module, has hooks, or numbers that are not finite real floating point.
         ConversionError: Its scores depend on content.
     """
     kind = type(layer).__name__
@@ -58,6 +59,9 @@ def require_convertible(layer: nn.Module) -> RelativeAttention:
     for name, number in layer.named_parameters():
         if number.is_meta:
             raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")
+        if number.dtype not in FLOATING:
+            known = "float16, bfloat16, float32 or float64"
+            raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be {known}, but is {number.dtype}")
         if not torch.isfinite(number).all():
             count = int((~torch.isfinite(number)).sum())
             raise UnsupportedModelError(

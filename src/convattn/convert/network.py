@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from convattn.convert.conv_to_attention import conv_to_attention
 from convattn.convert.graft import graft
 from convattn.convert.network_certificate import certify_network
-from convattn.convert.plain import copy_module
+from convattn.convert.plain import copy_network
 from convattn.convert.runs import keep_random_state, read_arguments
 from convattn.convert.same_padding import SamePaddedAttention
 from convattn.convert.survey import Found, survey
-from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, UnknownNameError, must_be
 from convattn.layers import Content, MergedValues, RelativeAttention
 from convattn.records import Certificate, NetworkCertificate
 
@@ -96,14 +96,8 @@ def _convert(
 
     Returns:
         The copy, the convolutions with all that there is to say of them, and their certificates by name.
-
-    Raises:
-        UnsupportedModelError: The network cannot be copied.
     """
-    try:
-        made = copy_module(model)
-    except Exception as error:  # a foreign module may fail in any way
-        raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
+    made = copy_network(model)
     certificates: dict[str, Certificate] = {}
     replaced: dict[nn.Module, nn.Module] = {}
     places = dict(made.named_modules(remove_duplicate=False))

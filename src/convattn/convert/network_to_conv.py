@@ -11,7 +11,7 @@ from convattn.convert.attention_to_conv import attention_to_conv
 from convattn.convert.compare_networks import Comparison, compare_networks
 from convattn.convert.fold_following import fold_following
 from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module
-from convattn.convert.plain import copy_module
+from convattn.convert.plain import copy_network
 from convattn.convert.runs import Arguments, run
 from convattn.convert.short_certificate import class_name, dtypes, short_certificate
 from convattn.convert.taps import AnyConvolution
@@ -40,6 +40,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
 
     Each layer becomes what `attention_to_conv` makes of it; with `images`, for the sizes that it meets there. A layer
     used in several places stays one layer. Layers that cannot be converted stay as they are, and the record says why.
+
+    Layers that are no modules of the network, for instance in a plain list, are not seen.
 
     An `AttentionNet` comes back as a network whose blocks hold convolutions, which cannot be saved under its class;
     `ConvNet.of` makes the `ConvNet` of it that can.
@@ -79,7 +81,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     named = names_by_module(model)
     chosen, left_alone = _choose(named, included, excluded)
     sizes = {} if images is None else _sizes_met(model, images, [named[layer][0] for layer in chosen])
-    made = _copy(model)
+    made = copy_network(model)
     convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
     converted: dict[str, tuple[Certificate, AnyConvolution]] = {}
     for layer in chosen:
@@ -143,14 +145,6 @@ def _require_arguments(
         raise ArgumentError(must_be("images", f"on the network's device {parameter.device}", images.device))
 
 
-def _copy(model: nn.Module) -> nn.Module:
-    """Copies a network, or says why not."""
-    try:
-        return copy_module(model)
-    except Exception as error:  # a foreign module may fail in any way
-        raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
-
-
 def _choose(
     named: dict[nn.Module, list[str]], included: Sequence[str] | None, excluded: Sequence[str] | None
 ) -> tuple[list[RelativeAttention], list[LeftAlone]]:
@@ -171,7 +165,7 @@ def _choose(
 def _sizes_met(model: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Runs one image through a copy and writes down the sizes that each layer meets, the largest of several."""
     met: dict[str, tuple[int, ...]] = {}
-    watched = _copy(model).eval()
+    watched = copy_network(model).eval()
     for name in names:
 
         def note(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
