@@ -107,14 +107,15 @@ def save_network(
 def _compared(network: nn.Module, source: str, options: dict[str, Any]) -> list[dict[str, Any]]:
     """Describes the layers that differ from a new network, and refuses a network that differs in anything else."""
     fresh = create_network(source, options)
-    layers = describe_replaced(network, fresh)
+    hint = "Give the options that it was built with, or no source, and the architecture again when it is loaded"
+    try:
+        layers = describe_replaced(network, fresh)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{error}. {hint}") from None
     differing = list(islice(differences(network, put_layers(fresh, json.loads(json.dumps(layers)))), 4))
     if differing:
         shown = "; ".join(differing[:3]) + ("; and more" if len(differing) > 3 else "")
-        raise UnsupportedModelError(
-            f"a new one with {options or 'no options'} differs: {shown}. Give the options that it was built with, or no"
-            " source, and the architecture again when it is loaded"
-        )
+        raise UnsupportedModelError(f"a new one with {options or 'no options'} differs: {shown}. {hint}")
     return layers
 
 

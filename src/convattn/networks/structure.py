@@ -61,7 +61,7 @@ def describe_replaced(network: nn.Module, fresh: nn.Module) -> list[dict[str, An
         elif not _has_description(module):
             raise UnsupportedModelError(
                 f"{name or 'it'} is a {type(module).__name__}, where a new network has"
-                f" {'nothing' if other is None else f'a {type(other).__name__}'}; known are {', '.join(KINDS)}"
+                f" {'nothing' if other is None else f'a {type(other).__name__}'}"
             )
         else:
             found[module] = {"names": [name], **_describe(module)}
