@@ -149,7 +149,7 @@ class RelativeAttention(HasKernel, ABC):
             DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
         if not (torch.compiler.is_compiling() or (self.training and self.dropout)):
-            y = self._kept.attend(x, self.encoding, self.values, self.bias, self.geometry, self.impl)
+            y = self._kept.attend(x, self, self.geometry, self.impl)
             if y is not None:
                 return y
         self._require_images(x)
