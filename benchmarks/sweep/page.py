@@ -99,9 +99,9 @@ def _vague(found: Sequence[dict[str, Any]]) -> str:
     if not names:
         return ""
     return (
-        "\nWith these weights some networks magnify rounding from layer to layer, in their own float32 as much as in the"
-        f" converted one, until the budget is over {_VAGUE:.0%} of the largest output: {_listed(names)}. There the"
-        " outputs prove little, and the layers' own checks carry the result.\n"
+        "\nWith these weights some networks magnify rounding from layer to layer, in their own float32 as much as"
+        f" in the converted one, until the budget is over {_VAGUE:.0%} of the largest output: {_listed(names)}. There"
+        " the outputs prove little, and the layers' own checks carry the result.\n"
     )
 
 
