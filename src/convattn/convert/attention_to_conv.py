@@ -65,7 +65,7 @@ def attention_to_conv(
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1, read backwards; `docs/theory.md` §5.
 
     Args:
-        layer: RelativeAttention1d/2d/3d without content, or a GatedRelativeAttention2d whose gate leaves content no
+        layer: RelativeAttention1d/2d/3d without content, or a gated one whose gate leaves content no
             more than rounding; it is not changed.
         kernel_size: Taps per axis, ≥ 1; None takes the layer's own window or else the smallest one that leaves at most
             `mass` outside.

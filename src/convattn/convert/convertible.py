@@ -7,7 +7,9 @@ from convattn.convert.taps import FLOATING
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import (
     FactoredValues,
+    GatedRelativeAttention1d,
     GatedRelativeAttention2d,
+    GatedRelativeAttention3d,
     MergedValues,
     RelativeAttention,
     RelativeAttention1d,
@@ -17,7 +19,10 @@ from convattn.layers import (
 
 __all__ = ["closed_gate", "require_convertible"]
 
-_LAYERS = (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d, GatedRelativeAttention2d)
+_LAYERS = (
+    *(RelativeAttention1d, RelativeAttention2d, RelativeAttention3d),
+    *(GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d),
+)
 
 
 def require_convertible(layer: nn.Module) -> RelativeAttention:
@@ -72,14 +77,15 @@ def closed_gate(layer: RelativeAttention) -> float:
         layer: The layer.
 
     Returns:
-        max_h 1 − σ(λ_h), in float64; 0 without a gate.
+        max_h 1 − σ(λ_h) or |tanh(g_h)|, in float64; 0 without a gate.
 
     Raises:
         ConversionError: The share is above eps of the weights' dtype.
     """
     if layer.gate is None:
         return 0.0
-    shares = torch.sigmoid(-layer.gate.detach().double())
+    gate = layer.gate.detach().double()
+    shares = torch.tanh(gate).abs() if layer.gate_kind == "tanh" else torch.sigmoid(-gate)
     share, head = shares.max(0)
     allowed = torch.finfo(next(layer.values.parameters()).dtype).eps
     if share.item() > allowed:

@@ -90,7 +90,7 @@ def certify_network(
     worst = max(compared, key=lambda one: one.share)
     if not exact:
         notes.append("a bound on the error end to end: at this sharpness layers have bounds of their own only")
-    entries = tuple(_entry(item, certificates[item.names[0]], watch.path(layers[item.names[0]])) for item in found)
+    entries = tuple(_entry(item, certificates[item.names[0]], watch, layers[item.names[0]]) for item in found)
     total, changed = _top1(results, high)
     return NetworkCertificate(
         direction="network_to_attention",
@@ -211,7 +211,10 @@ def _layer_at(network: nn.Module, name: str) -> RelativeAttention:
     return place if isinstance(place, RelativeAttention) else place.attention  # type: ignore[return-value]
 
 
-def _entry(item: Found, certificate: Certificate, path: str | None) -> LayerCertificate:
+def _entry(item: Found, certificate: Certificate, watch: Watch, layer: RelativeAttention) -> LayerCertificate:
     """Writes down one layer."""
-    kernel = tuple(item.plain.conv.kernel_size)
-    return short_certificate(certificate, item.names, kernel_size=kernel, path=path, notes=item.notes)
+    kernel, size, notes = tuple(item.plain.conv.kernel_size), watch.content(layer), item.notes
+    if size is not None:
+        step = f"with gradients, or once its gate is open, its content takes {size / 2**20:.3g} MiB for an image"
+        notes = (*notes, step)
+    return short_certificate(certificate, item.names, kernel_size=kernel, path=watch.path(layer), notes=notes)
