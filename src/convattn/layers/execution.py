@@ -20,6 +20,7 @@ from convattn.functional import (
     pad_keys,
     product_attention,
     shift_attention,
+    table_shifts,
     values_first_attention,
 )
 from convattn.functional.plan import SLOWNESS
@@ -183,6 +184,10 @@ def _plan(call: Call, path: str, order: str, reason: str, cost: Cost, *, bound: 
 
 def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
     """Prepares one softmax per axis; where the heads turn out to be hard, a convolution."""
+    if call.values_known and call.impl != "separable":
+        prepared = _by_scores(call, encoding)
+        if prepared is not None:
+            return prepared
     with torch.autocast(call.device.type, enabled=False):
         tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
         pairs = zip(tables, call.axes, strict=True)
@@ -204,6 +209,17 @@ def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
         return Prepared("shift", "weights", reason, shifts)
     reason = "the scores are a sum over axes: one softmax per axis"
     return Prepared("separable", call.work.order(by_axis=True), reason, weights)
+
+
+def _by_scores(call: Call, encoding: AxisAdditiveEncoding) -> Prepared | None:
+    """Prepares a convolution where scores alone tell that heads look at one pixel each, with no weight for any pair."""
+    with torch.autocast(call.device.type, enabled=False):
+        tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
+    shifts = table_shifts(tables, call.axes, most=0.0)
+    if shifts is None or (call.impl != "shift" and math.prod(shifts.window[1]) > 2 * call.work.heads):
+        return None
+    reason = "demanded" if call.impl == "shift" else "each head looks at one pixel: a convolution"
+    return Prepared("shift", "weights", reason, shifts)
 
 
 def _dense(call: Call, reason: str) -> Prepared:
