@@ -39,7 +39,7 @@ def network_to_attention(
     result is converted; the layer has it as its own weight from there on, and the certificate says so.
 
     Copies of both are run in evaluation mode on copies of the images; hooks are called in these runs. Beside the
-    network this takes about MEMORY times the memory of its parameters. What computes a convolution and is no module of
+    network this takes about four times the memory of its parameters. What computes a convolution and is no module of
     one is not converted: where it calls a convolution of torch, the run shows it and the certificate names the module
     that did; where it is made of other operations (unfolding and a product, a Fourier transform) nothing is said.
 

@@ -14,7 +14,7 @@ from convattn.functional.plan import Cost, Work
 from convattn.functional.product import product_attention
 from convattn.functional.reference import attend, attention_weights, displacement_scores
 from convattn.functional.separable import separable_attention
-from convattn.functional.shift import Shifts, find_shifts, shift_attention
+from convattn.functional.shift import Shifts, find_shifts, shift_attention, table_shifts
 from convattn.functional.shift_convolution import ShiftConvolution, shift_convolution
 from convattn.functional.values import combine_heads
 
@@ -50,5 +50,6 @@ __all__ = [
     "separable_attention",
     "shift_attention",
     "shift_convolution",
+    "table_shifts",
     "values_first_attention",
 ]

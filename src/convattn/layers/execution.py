@@ -24,6 +24,7 @@ from convattn.functional import (
     pad_keys,
     product_attention,
     shift_attention,
+    table_shifts,
     values_first_attention,
 )
 from convattn.functional.plan import SLOWNESS
@@ -192,6 +193,10 @@ def _plan(call: Call, path: str, order: str, reason: str, cost: Cost, *, bound: 
 
 def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
     """Prepares one softmax per axis; where the heads turn out to be hard, a convolution."""
+    if call.values_known and call.impl != "separable":
+        prepared = _by_scores(call, encoding)
+        if prepared is not None:
+            return prepared
     with torch.autocast(call.device.type, enabled=False):
         tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
     if call.impl == "separable":
@@ -238,6 +243,17 @@ def _needs_products(x: Tensor, maps: Tensor, bias: Tensor | None) -> bool:
     """Tells whether gradients or autocast ask for products that torch knows."""
     wanted = x.requires_grad or maps.requires_grad or (bias is not None and bias.requires_grad)
     return (torch.is_grad_enabled() and wanted) or torch.is_autocast_enabled(x.device.type)
+
+
+def _by_scores(call: Call, encoding: AxisAdditiveEncoding) -> Prepared | None:
+    """Prepares a convolution where scores alone tell that heads look at one pixel each, with no weight for any pair."""
+    with torch.autocast(call.device.type, enabled=False):
+        tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
+    shifts = table_shifts(tables, call.axes, most=0.0)
+    if shifts is None or (call.impl != "shift" and math.prod(shifts.window[1]) > 2 * call.work.heads):
+        return None
+    reason = "demanded" if call.impl == "shift" else "each head looks at one pixel: a convolution"
+    return Prepared("shift", "weights", reason, shifts)
 
 
 def _dense(call: Call, reason: str) -> Prepared:
