@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
+    from convattn.adapters import convolutional_init
     from convattn.convert import (
         attention_to_conv,
         conv_to_attention,
         load_layer,
         network_to_attention,
         network_to_conv,
+        patch_convolution,
         refine,
         save_layer,
     )
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
     from convattn.errors import ConvAttnError
     from convattn.layers import (
         Content,
+        GatedRelativeAttention1d,
         GatedRelativeAttention2d,
+        GatedRelativeAttention3d,
         RelativeAttention1d,
         RelativeAttention2d,
         RelativeAttention3d,
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
     )
     from convattn.models import AttentionNet, ConvNet, resnet18
     from convattn.networks import from_pretrained, load_network, push_to_hub, save_network
-    from convattn.records import Certificate, NetworkCertificate, RunRecord
+    from convattn.records import Certificate, ConvolutionalInit, NetworkCertificate, RunRecord
     from convattn.training import load_recipe, train
 
 __all__ = [
@@ -53,8 +57,11 @@ __all__ = [
     "Content",
     "ConvAttnError",
     "ConvNet",
+    "ConvolutionalInit",
     "Distance",
+    "GatedRelativeAttention1d",
     "GatedRelativeAttention2d",
+    "GatedRelativeAttention3d",
     "GeneralizedQuadratic",
     "LearnedAxial",
     "LearnedTable",
@@ -69,6 +76,7 @@ __all__ = [
     "__version__",
     "attention_to_conv",
     "conv_to_attention",
+    "convolutional_init",
     "from_pretrained",
     "fuse",
     "load_layer",
@@ -76,6 +84,7 @@ __all__ = [
     "load_recipe",
     "network_to_attention",
     "network_to_conv",
+    "patch_convolution",
     "push_to_hub",
     "refine",
     "resnet18",
@@ -90,8 +99,11 @@ _HOMES = {
     "Content": "convattn.layers",
     "ConvAttnError": "convattn.errors",
     "ConvNet": "convattn.models",
+    "ConvolutionalInit": "convattn.records",
     "Distance": "convattn.encodings",
+    "GatedRelativeAttention1d": "convattn.layers",
     "GatedRelativeAttention2d": "convattn.layers",
+    "GatedRelativeAttention3d": "convattn.layers",
     "GeneralizedQuadratic": "convattn.encodings",
     "LearnedAxial": "convattn.encodings",
     "LearnedTable": "convattn.encodings",
@@ -105,6 +117,7 @@ _HOMES = {
     "Sinusoidal": "convattn.encodings",
     "attention_to_conv": "convattn.convert",
     "conv_to_attention": "convattn.convert",
+    "convolutional_init": "convattn.adapters",
     "from_pretrained": "convattn.networks",
     "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
@@ -112,6 +125,7 @@ _HOMES = {
     "load_recipe": "convattn.training",
     "network_to_attention": "convattn.convert",
     "network_to_conv": "convattn.convert",
+    "patch_convolution": "convattn.convert",
     "push_to_hub": "convattn.networks",
     "refine": "convattn.convert",
     "resnet18": "convattn.models",

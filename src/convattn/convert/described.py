@@ -12,7 +12,9 @@ from convattn.encodings import ENCODINGS, create_encoding
 from convattn.errors import UnknownNameError, UnsupportedModelError
 from convattn.layers import (
     Content,
+    GatedRelativeAttention1d,
     GatedRelativeAttention2d,
+    GatedRelativeAttention3d,
     RelativeAttention,
     RelativeAttention1d,
     RelativeAttention2d,
@@ -23,7 +25,10 @@ __all__ = ["KINDS", "describe_layer", "rebuild_layer"]
 
 _ATTENTION = {
     kind.__name__: kind
-    for kind in (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d, GatedRelativeAttention2d)
+    for kind in (
+        *(RelativeAttention1d, RelativeAttention2d, RelativeAttention3d),
+        *(GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d),
+    )
 }
 _CONVOLUTIONS = {kind.__name__: kind for kind in SUPPORTED_CONVOLUTIONS}
 _CONVOLUTION_OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
