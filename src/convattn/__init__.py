@@ -38,13 +38,16 @@ if TYPE_CHECKING:
     from convattn.errors import ConvAttnError
     from convattn.layers import (
         Content,
+        GatedRelativeAttention1d,
         GatedRelativeAttention2d,
+        GatedRelativeAttention3d,
         RelativeAttention1d,
         RelativeAttention2d,
         RelativeAttention3d,
         fuse,
     )
     from convattn.models import AttentionNet, ConvNet, resnet18
+    from convattn.networks import from_pretrained, load_network, push_to_hub, save_network
     from convattn.records import Certificate, ConvolutionalInit, NetworkCertificate, RunRecord
     from convattn.training import load_recipe, train
 
@@ -56,7 +59,9 @@ __all__ = [
     "ConvNet",
     "ConvolutionalInit",
     "Distance",
+    "GatedRelativeAttention1d",
     "GatedRelativeAttention2d",
+    "GatedRelativeAttention3d",
     "GeneralizedQuadratic",
     "LearnedAxial",
     "LearnedTable",
@@ -72,15 +77,19 @@ __all__ = [
     "attention_to_conv",
     "conv_to_attention",
     "convolutional_init",
+    "from_pretrained",
     "fuse",
     "load_layer",
+    "load_network",
     "load_recipe",
     "network_to_attention",
     "network_to_conv",
     "patch_convolution",
+    "push_to_hub",
     "refine",
     "resnet18",
     "save_layer",
+    "save_network",
     "train",
 ]
 
@@ -92,7 +101,9 @@ _HOMES = {
     "ConvNet": "convattn.models",
     "ConvolutionalInit": "convattn.records",
     "Distance": "convattn.encodings",
+    "GatedRelativeAttention1d": "convattn.layers",
     "GatedRelativeAttention2d": "convattn.layers",
+    "GatedRelativeAttention3d": "convattn.layers",
     "GeneralizedQuadratic": "convattn.encodings",
     "LearnedAxial": "convattn.encodings",
     "LearnedTable": "convattn.encodings",
@@ -107,15 +118,19 @@ _HOMES = {
     "attention_to_conv": "convattn.convert",
     "conv_to_attention": "convattn.convert",
     "convolutional_init": "convattn.adapters",
+    "from_pretrained": "convattn.networks",
     "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
+    "load_network": "convattn.networks",
     "load_recipe": "convattn.training",
     "network_to_attention": "convattn.convert",
     "network_to_conv": "convattn.convert",
     "patch_convolution": "convattn.convert",
+    "push_to_hub": "convattn.networks",
     "refine": "convattn.convert",
     "resnet18": "convattn.models",
     "save_layer": "convattn.convert",
+    "save_network": "convattn.networks",
     "train": "convattn.training",
 }
 

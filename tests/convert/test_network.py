@@ -322,8 +322,10 @@ def test_wrong_arguments():
     before = fingerprint(network)
     with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is 3"):
         network_to_attention(3)
-    with pytest.raises(ConversionError, match="content=True cannot be: a gate that leaves the network's function"):
-        network_to_attention(network, content=True, images=x)
+    with pytest.raises(ArgumentError, match=r'impl must be "auto" with content, .*, but is .separable'):
+        network_to_attention(network, content=True, impl="separable", images=x)
+    with pytest.raises(ArgumentError, match="content must be True, False or a Content, but is 'yes'"):
+        network_to_attention(network, content="yes", images=x)
     with pytest.raises(UnknownNameError, match="unknown impl 'separabel': did you mean 'separable'"):
         network_to_attention(network, impl="separabel", images=x)
     with pytest.raises(ArgumentError, match="sharpness must be a positive finite number, but is -1"):

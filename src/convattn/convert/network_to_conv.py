@@ -1,11 +1,9 @@
 """Whole networks: attention layers without content become convolutions in a copy of the network."""
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -13,10 +11,12 @@ from convattn.convert.attention_to_conv import attention_to_conv
 from convattn.convert.compare_networks import Comparison, compare_networks
 from convattn.convert.fold_following import fold_following
 from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module
+from convattn.convert.plain import copy_network
+from convattn.convert.runs import Arguments, run
 from convattn.convert.short_certificate import class_name, dtypes, short_certificate
 from convattn.convert.taps import AnyConvolution
 from convattn.encodings import Quadratic
-from convattn.errors import ArgumentError, ConvAttnError, ConversionError, must_be
+from convattn.errors import ArgumentError, ConvAttnError, ConversionError, UnsupportedModelError, must_be
 from convattn.grid import whole_number
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
@@ -41,6 +41,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     Each layer becomes what `attention_to_conv` makes of it; with `images`, for the sizes that it meets there. A layer
     used in several places stays one layer. Layers that cannot be converted stay as they are, and the record says why.
 
+    Layers that are no modules of the network, for instance in a plain list, are not seen.
+
     An `AttentionNet` comes back as a network whose blocks hold convolutions, which cannot be saved under its class;
     `ConvNet.of` makes the `ConvNet` of it that can.
 
@@ -60,8 +62,10 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         The network, and the record: each layer, what was left alone and why, and the comparison on the images.
 
     Raises:
-        ConversionError: No layer could be converted; the message says why.
-        ArgumentError: An argument is out of range, or labels do not fit the images.
+        ConversionError: No layer could be converted, or the network does not run with convolutions in it; the message
+            says why.
+        UnsupportedModelError: The network cannot be copied, or has parameters without values.
+        ArgumentError: An argument is out of range, labels do not fit the images, or the network does not take them.
 
     Example:
         >>> from convattn.convert import conv_to_attention
@@ -70,12 +74,14 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         >>> made[0], record.exact, record.passed
         (Conv2d(3, 5, kernel_size=(3, 3), stride=(1, 1)), True, True)
     """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(must_be("model", "an nn.Module", model))
     included, excluded = patterns("include", include), patterns("exclude", exclude)
     _require_arguments(model, kernel_size, mass, images, labels)
     named = names_by_module(model)
     chosen, left_alone = _choose(named, included, excluded)
     sizes = {} if images is None else _sizes_met(model, images, [named[layer][0] for layer in chosen])
-    made = copy.deepcopy(model)
+    made = copy_network(model)
     convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
     converted: dict[str, tuple[Certificate, AnyConvolution]] = {}
     for layer in chosen:
@@ -114,18 +120,26 @@ def _convert(
 def _require_arguments(
     model: nn.Module, kernel_size: int | None, mass: float | None, images: Tensor | None, labels: Tensor | None
 ) -> None:
-    """Refuses arguments that no layer could take."""
+    """Refuses arguments that no layer could take, and networks without values."""
     if kernel_size is not None:
         whole_number("kernel_size", kernel_size)
     if mass is not None and (isinstance(mass, bool) or not 0 < mass < 1):
         raise ArgumentError(must_be("mass", "a share in (0, 1)", mass))
-    if images is not None and (images.ndim == 0 or not len(images)):
+    if images is not None and not isinstance(images, Tensor):
+        raise ArgumentError(must_be("images", "a tensor", images))
+    if images is not None and (images.ndim == 0 or not images.numel()):
         raise ArgumentError(must_be("images", "a batch of at least one", tuple(images.shape)))
     if labels is not None and (images is None or len(labels) != len(images)):
         count = "no images were given" if images is None else f"there are {len(images)} images"
         raise ArgumentError(f"labels must be one per image, but there are {len(labels)} labels and {count}")
     if images is None:
         return
+    held = [*model.named_parameters(), *model.named_buffers()]
+    empty = next((name for name, tensor in held if tensor.is_meta), None)
+    if empty is not None:
+        raise UnsupportedModelError(
+            f"cannot convert {type(model).__name__}: its {empty} is on the meta device and has no values"
+        )
     parameter = next(iter(model.parameters()), None)
     if parameter is not None and parameter.device != images.device:
         raise ArgumentError(must_be("images", f"on the network's device {parameter.device}", images.device))
@@ -151,15 +165,19 @@ def _choose(
 def _sizes_met(model: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Runs one image through a copy and writes down the sizes that each layer meets, the largest of several."""
     met: dict[str, tuple[int, ...]] = {}
-    watched = copy.deepcopy(model).eval()
+    watched = copy_network(model).eval()
     for name in names:
 
         def note(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
             met[name] = max(met.get(name, ()), tuple(inputs[0].shape[2:]))
 
         watched.get_submodule(name).register_forward_pre_hook(note)
-    with torch.no_grad():
-        watched(images[:1])
+    try:
+        run(watched, Arguments((images[:1],), {}, "the images given"))
+    except Exception as error:  # a foreign network may fail in any way
+        raise ArgumentError(
+            f"images must be what the network takes, but on one of them it raised {type(error).__name__}: {error}"
+        ) from error
     return met
 
 
@@ -214,7 +232,7 @@ def _not_covered(exact: bool, comparison: Comparison | None) -> Iterator[str]:
     if comparison is None:
         yield "the whole network: no images were given"
     elif comparison.error is None:
-        yield "the whole network: its outputs are no tensor"
+        yield f"the whole network: {comparison.missing}"
     elif not exact:
         yield "other images: layers that are not exact have bounds of their own, the whole network has none"
     yield "training: dropout of attention weights is left out"

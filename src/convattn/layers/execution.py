@@ -103,8 +103,10 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
     """
     made, groups = prepared.made, call.work.groups
     if isinstance(made, Shifts):
-        y = shift_attention(made, call.axes, call.geometry, x, call.values.maps(), groups, call.bias)
-        return without_gradient(y, call.encoding) if call.learns_encoding else y
+        maps = call.values.maps()
+        if call.learns_encoding:
+            maps = without_gradient(maps, call.encoding)
+        return shift_attention(made, call.axes, call.geometry, x, maps, groups, call.bias)
     keys = pad_keys(x, call.geometry)
     if isinstance(made, Filters):
         y = fourier_attention(made, call.axes, keys, call.values.maps(), groups)
@@ -229,17 +231,19 @@ def _table(call: Call) -> Tensor:
         return call.encoding.table(call.axes, call.softmax_dtype, call.device)
 
 
-def without_gradient(y: Tensor, encoding: Encoding) -> Tensor:
-    """Passes the output of hard heads on, so that the gradient of their encoding is zero and not missing.
+def without_gradient(maps: Tensor, encoding: Encoding) -> Tensor:
+    """Passes the matrices of hard heads on, so that the gradient of their encoding is zero and not missing.
+
+    Not the output: what follows may change that in place, which torch forbids where a custom function returned it.
 
     Args:
-        y: The output.
+        maps: W_h.
         encoding: The heads' encoding.
 
     Returns:
-        The output.
+        W_h.
     """
-    return _NoGradient.apply(y, *encoding.parameters())
+    return _NoGradient.apply(maps, *encoding.parameters())
 
 
 class _NoGradient(torch.autograd.Function):

@@ -101,8 +101,9 @@ class Kept:
         learns = torch.is_grad_enabled() and any(number.requires_grad for number in encoding.parameters())
         if maps.dtype is not x.dtype or not (found.exact or impl == "shift" or not learns):
             return None
-        y = found.convolution(x, maps, found.groups, bias)
-        return without_gradient(y, encoding) if learns else y
+        if learns:
+            maps = without_gradient(maps, encoding)
+        return found.convolution(x, maps, found.groups, bias)
 
     def prepare(self, call: Call, *, training: bool) -> Prepared:
         """Prepares a call; in evaluation without gradients, returns what was kept of an earlier one.

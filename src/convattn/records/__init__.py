@@ -5,6 +5,7 @@ Each record carries a schema version, its units in its docstring, and what it do
 
 from convattn.records.certificate import Certificate
 from convattn.records.convolutional_init import ConvolutionalInit, InitialisedLayer
+from convattn.records.forecast import ConversionForecast, LayerForecast
 from convattn.records.network_certificate import LayerCertificate, LeftAlone, NetworkCertificate
 from convattn.records.plan import Plan
 from convattn.records.record import Record
@@ -13,10 +14,12 @@ from convattn.records.runs import DataRecord, RunRecord
 
 __all__ = [
     "Certificate",
+    "ConversionForecast",
     "ConvolutionalInit",
     "DataRecord",
     "InitialisedLayer",
     "LayerCertificate",
+    "LayerForecast",
     "LeftAlone",
     "NetworkCertificate",
     "Plan",
