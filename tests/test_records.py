@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convattn.errors import ArgumentError, CheckpointError
-from convattn.records import Certificate, DataRecord, LayerCertificate, NetworkCertificate, Record, RunRecord
+from convattn.records import Certificate, DataRecord, LayerCertificate, LeftAlone, NetworkCertificate, Record, RunRecord
 
 CERTIFICATE = Certificate(
     direction="conv_to_attention",
@@ -50,6 +50,7 @@ RUN = RunRecord(
 )
 LAYER = LayerCertificate(
     name="blocks.0.mixer",
+    aliases=("blocks.1.mixer",),
     source="RelativeAttention2d(3, 5, num_heads=9)",
     result="Conv2d(3, 5, kernel_size=(3, 7))",
     heads=9,
@@ -62,22 +63,25 @@ LAYER = LayerCertificate(
     rounding=1e-6,
     passed=True,
     path="convolution",
-    note="also blocks.1.mixer",
+    notes=("Linear folded in",),
 )
 NETWORK = NetworkCertificate(
     direction="network_to_conv",
     source="AttentionNet",
     result="ConvNet",
     dtype="float32",
+    impl=None,
     layers=(LAYER,),
-    left_alone=(("blocks.2.mixer", "its scores depend on content"),),
+    left_alone=(LeftAlone("blocks.2.mixer", "RelativeAttention2d", "its scores depend on content"),),
     exact=False,
-    check_shape=(2, 3, 8, 8),
-    error=0.25,
-    scale=4.0,
+    images="the images given",
+    shapes=((2, 3, 8, 8),),
+    reference="float64",
+    measured_error=0.25,
     rounding=1e-5,
+    largest=4.0,
+    top1_total=2,
     top1_changed=1,
-    images=2,
     accuracy_before=0.5,
     accuracy_after=1.0,
     passed=True,
@@ -85,15 +89,18 @@ NETWORK = NetworkCertificate(
 )
 BARE_NETWORK = replace(
     NETWORK,
-    layers=(replace(LAYER, exact=True, kernel_size=None, passed=False, note=""),),
+    impl="auto",
+    layers=(replace(LAYER, aliases=(), exact=True, path=None, passed=False, notes=()),),
     left_alone=(),
     exact=True,
-    check_shape=None,
-    error=None,
-    scale=None,
+    images=None,
+    shapes=(),
+    reference=None,
+    measured_error=None,
     rounding=None,
+    largest=None,
+    top1_total=None,
     top1_changed=None,
-    images=0,
     accuracy_before=None,
     accuracy_after=None,
     passed=False,
@@ -179,10 +186,12 @@ def test_a_record_within_a_record_is_checked_too():
             RunRecord.from_json(json.dumps({**content, "data": data}))
 
 
-@pytest.mark.parametrize(("pairs", "message"), [([["a"]], "where 2 values belong"), ([["a", 1]], "1 stands where")])
-def test_pairs_are_pairs(pairs, message):
+@pytest.mark.parametrize(
+    ("left", "message"), [({"name": "a"}, "not a LeftAlone: the fields differ"), (["a"], "not a LeftAlone")]
+)
+def test_what_was_left_alone_is_checked(left, message):
     with pytest.raises(CheckpointError, match=message):
-        NetworkCertificate.from_json(json.dumps({**json.loads(NETWORK.to_json()), "left_alone": pairs}))
+        NetworkCertificate.from_json(json.dumps({**json.loads(NETWORK.to_json()), "left_alone": [left]}))
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):
@@ -238,16 +247,18 @@ def test_summary_leaves_out_what_there_is_not_and_shows_failure():
 
 def test_summary_of_a_network_says_each_layer_and_the_whole():
     lines = NETWORK.summary().splitlines()
-    assert lines[0] == "network to conv: passed (approximate, 1 layers, float32)"
+    assert lines[0] == "network to conv: passed (approximate, 1 layers, 9 heads, float32)"
     text = " ".join(NETWORK.summary().split())
     for part in (
         "from AttentionNet to ConvNet",
-        "end to end error 0.25 on images (2, 3, 8, 8); rounding explains 1e-05, outputs reach 4",
+        "paths 1 convolution",
+        "measured error 0.25 of 4, on the images given",
+        "rounding 1e-05, against float64",
         "top-1 changed 1 of 2",
         "accuracy 50.00% before, 100.00% after",
         "layer blocks.0.mixer: passed, leak 0.03, 9 heads, kernel 3 x 7, convolution, error 0.125 of 2.5 allowed",
-        "; also blocks.1.mixer",
-        "left alone blocks.2.mixer: its scores depend on content",
+        "note Linear folded in (blocks.0.mixer)",
+        "left alone blocks.2.mixer (RelativeAttention2d): its scores depend on content",
         "not covered another thing",
     ):
         assert part in text
@@ -255,7 +266,7 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
 
 def test_summary_of_a_network_leaves_out_what_there_is_not():
     text = BARE_NETWORK.summary()
-    assert text.startswith("network to conv: FAILED (exact, 1 layers, float32)")
-    assert "layer           blocks.0.mixer: FAILED, exact, 9 heads, convolution, error" in text
-    for word in ("end to end", "top-1", "accuracy", "left alone", "not covered", ";"):
+    assert text.startswith("network to conv: FAILED (exact, 1 layers, 9 heads, float32)")
+    assert "layer           blocks.0.mixer: FAILED, exact, 9 heads, kernel 3 x 7, not reached, error" in text
+    for word in ("measured error", "top-1", "accuracy", "left alone", "not covered", "note"):
         assert word not in text

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
+    from convattn.adapters import convolutional_init
     from convattn.convert import (
-        NetworkToAttentionCertificate,
         attention_to_conv,
         conv_to_attention,
         load_layer,
         network_to_attention,
         network_to_conv,
+        patch_convolution,
         refine,
         save_layer,
     )
@@ -37,14 +38,17 @@ if TYPE_CHECKING:
     from convattn.errors import ConvAttnError
     from convattn.layers import (
         Content,
+        GatedRelativeAttention1d,
         GatedRelativeAttention2d,
+        GatedRelativeAttention3d,
         RelativeAttention1d,
         RelativeAttention2d,
         RelativeAttention3d,
         fuse,
     )
     from convattn.models import AttentionNet, ConvNet, resnet18
-    from convattn.records import Certificate, NetworkCertificate, RunRecord
+    from convattn.networks import from_pretrained, load_network, push_to_hub, save_network
+    from convattn.records import Certificate, ConvolutionalInit, NetworkCertificate, RunRecord
     from convattn.training import load_recipe, train
 
 __all__ = [
@@ -53,14 +57,16 @@ __all__ = [
     "Content",
     "ConvAttnError",
     "ConvNet",
+    "ConvolutionalInit",
     "Distance",
+    "GatedRelativeAttention1d",
     "GatedRelativeAttention2d",
+    "GatedRelativeAttention3d",
     "GeneralizedQuadratic",
     "LearnedAxial",
     "LearnedTable",
     "LinearDistance",
     "NetworkCertificate",
-    "NetworkToAttentionCertificate",
     "Quadratic",
     "RelativeAttention1d",
     "RelativeAttention2d",
@@ -70,14 +76,20 @@ __all__ = [
     "__version__",
     "attention_to_conv",
     "conv_to_attention",
+    "convolutional_init",
+    "from_pretrained",
     "fuse",
     "load_layer",
+    "load_network",
     "load_recipe",
     "network_to_attention",
     "network_to_conv",
+    "patch_convolution",
+    "push_to_hub",
     "refine",
     "resnet18",
     "save_layer",
+    "save_network",
     "train",
 ]
 
@@ -87,14 +99,16 @@ _HOMES = {
     "Content": "convattn.layers",
     "ConvAttnError": "convattn.errors",
     "ConvNet": "convattn.models",
+    "ConvolutionalInit": "convattn.records",
     "Distance": "convattn.encodings",
+    "GatedRelativeAttention1d": "convattn.layers",
     "GatedRelativeAttention2d": "convattn.layers",
+    "GatedRelativeAttention3d": "convattn.layers",
     "GeneralizedQuadratic": "convattn.encodings",
     "LearnedAxial": "convattn.encodings",
     "LearnedTable": "convattn.encodings",
     "LinearDistance": "convattn.encodings",
     "NetworkCertificate": "convattn.records",
-    "NetworkToAttentionCertificate": "convattn.convert",
     "Quadratic": "convattn.encodings",
     "RelativeAttention1d": "convattn.layers",
     "RelativeAttention2d": "convattn.layers",
@@ -103,14 +117,20 @@ _HOMES = {
     "Sinusoidal": "convattn.encodings",
     "attention_to_conv": "convattn.convert",
     "conv_to_attention": "convattn.convert",
+    "convolutional_init": "convattn.adapters",
+    "from_pretrained": "convattn.networks",
     "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
+    "load_network": "convattn.networks",
     "load_recipe": "convattn.training",
     "network_to_attention": "convattn.convert",
     "network_to_conv": "convattn.convert",
+    "patch_convolution": "convattn.convert",
+    "push_to_hub": "convattn.networks",
     "refine": "convattn.convert",
     "resnet18": "convattn.models",
     "save_layer": "convattn.convert",
+    "save_network": "convattn.networks",
     "train": "convattn.training",
 }
 

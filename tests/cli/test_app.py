@@ -25,14 +25,15 @@ MISTAKES = {
         "Unknown option: --outptu. Did you mean --output?",
     ),
     "missing argument": (["train"], 'Command "train" parameter RECIPE requires an argument.'),
-    "missing option": (["convert", "x"], 'Command "convert" parameter --output requires an argument.'),
+    "missing option": (["reproduce", "all"], 'Command "reproduce" parameter --runs requires an argument.'),
+    "missing output": (["convert", "convolution"], "--output must be given, but with --dry-run, but is None"),
     "one too many": (["info", "extra"], r"Unused Tokens: \['extra'\]."),
     "not a number": (["convert", "x", "-o", "new", "--sharpness", "hard"], 'unable to convert "hard" into float'),
     "not an integer": (
         ["convert", "x", "-o", "new", "--head-width", "1.5"],
         "Invalid value for --head-width: must be an integer, but is '1.5'",
     ),
-    "missing source": (["convert", "nowhere", "-o", "new"], "cannot read a layer from nowhere: .*nowhere/config.json"),
+    "missing source": (["convert", "nowhere", "-o", "new"], "nowhere holds no saved network: config.json is not read"),
     "sharpness": (
         ["convert", "convolution", "-o", "new", "--sharpness", "0"],
         "sharpness must be a positive finite number",

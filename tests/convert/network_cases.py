@@ -1,10 +1,11 @@
 """Small networks, one for each thing that a conversion of networks must keep, and networks that it must refuse."""
 
-import copy
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
 
 
 def filled(network):
@@ -25,22 +26,40 @@ def images(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
 
 
+def numbers(tensor):
+    """What can be compared of a tensor of any kind."""
+    if is_lazy(tensor):
+        return "not initialised"
+    if tensor.is_meta:
+        return tuple(tensor.shape)
+    return tensor.int_repr() if tensor.is_quantized else tensor.detach().clone()
+
+
 def fingerprint(network):
     """All that a conversion might change of the network it is given."""
-    return copy.deepcopy(
-        {
-            "tensors": {
-                name: (tensor._version, tensor.detach().clone(), tensor.requires_grad)
-                for name, tensor in [*network.named_parameters(), *network.named_buffers()]
-            },
-            "modules": {name: (id(m), type(m).__name__, m.training) for name, m in network.named_modules()},
-            "hooks": {
-                name: [list(getattr(m, h)) for h in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")]
-                for name, m in network.named_modules()
-            },
-            "attributes": {name: sorted(vars(m)) for name, m in network.named_modules()},
-        }
-    )
+    tensors = {
+        name: (tensor._version, tensor.requires_grad, tensor.grad is None, numbers(tensor))
+        for name, tensor in [*network.named_parameters(), *network.named_buffers()]
+    }
+    modules = {name: (id(m), type(m).__name__, m.training) for name, m in network.named_modules()}
+    hooks = {
+        name: [list(getattr(m, h)) for h in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")]
+        for name, m in network.named_modules()
+    }
+    attributes = {name: sorted(vars(m)) for name, m in network.named_modules()}
+    return {"modules": modules, "hooks": hooks, "attributes": attributes, "tensors": tensors}
+
+
+def assert_equal(now, before):
+    """Two tensors, or what stands for them, are the same, also where they are no numbers."""
+    assert type(now) is type(before)
+    if not isinstance(now, torch.Tensor):
+        assert now == before
+        return
+    assert now.shape == before.shape
+    assert now.dtype == before.dtype
+    assert torch.equal(now.isnan(), before.isnan())
+    assert torch.equal(now[~now.isnan()], before[~before.isnan()])
 
 
 def assert_unchanged(network, before):
@@ -48,11 +67,25 @@ def assert_unchanged(network, before):
     for part in ("modules", "hooks", "attributes"):
         assert after[part] == before[part]
     assert after["tensors"].keys() == before["tensors"].keys()
-    for name, (version, tensor, learns) in before["tensors"].items():
-        now = after["tensors"][name]
-        assert (now[0], now[2]) == (version, learns)
-        assert torch.equal(now[1].isnan(), tensor.isnan())
-        assert torch.equal(torch.nan_to_num(now[1]), torch.nan_to_num(tensor))
+    for name, (*state, values) in before["tensors"].items():
+        assert list(after["tensors"][name][:3]) == state
+        assert_equal(after["tensors"][name][3], values)
+
+
+@contextmanager
+def unchanged(*given):
+    """Asserts that networks, tensors, the random state and whether gradients are taken are afterwards as before."""
+    networks = [(item, fingerprint(item)) for item in given if isinstance(item, nn.Module)]
+    tensors = [(item, item._version, numbers(item)) for item in given if isinstance(item, torch.Tensor)]
+    state, gradients = torch.get_rng_state(), torch.is_grad_enabled()
+    yield
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.is_grad_enabled() == gradients
+    for network, before in networks:
+        assert_unchanged(network, before)
+    for tensor, version, values in tensors:
+        assert tensor._version == version
+        assert_equal(numbers(tensor), values)
 
 
 class Renamed(nn.Conv2d):

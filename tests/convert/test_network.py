@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from convattn import NetworkToAttentionCertificate, network_to_attention
+from convattn import NetworkCertificate, network_to_attention
 from convattn.errors import ArgumentError, CheckpointError, ConversionError, UnknownNameError
 from convattn.layers import RelativeAttention, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.testing.budget import assert_within_budget
@@ -194,7 +194,7 @@ def test_patterns_choose_modules():
     x = images(1, 3, 9, 11)
     made, certificate = converted(network, x, include="1.*", exclude=["1.1"])
     assert [type(m).__name__ for m in (made[0], made[1][0], made[1][1])] == ["Conv2d", "RelativeAttention2d", "Conv2d"]
-    assert [(item.name, item.reason) for item in certificate.left] == [
+    assert [(item.name, item.reason) for item in certificate.left_alone] == [
         ("0", "left out by include or exclude"),
         ("1.1", "left out by include or exclude"),
     ]
@@ -206,8 +206,8 @@ def test_a_convolution_called_as_a_function_is_found():
     network = Functional()
     made, certificate = converted(network, images(1, 3, 7, 9))
     assert type(made.after) is RelativeAttention2d
-    assert [(item.name, item.kind) for item in certificate.left] == [("", "Functional")]
-    assert "calls aten::convolution as a function, which is not converted" in certificate.left[0].reason
+    assert [(item.name, item.kind) for item in certificate.left_alone] == [("", "Functional")]
+    assert "calls aten::convolution as a function, which is not converted" in certificate.left_alone[0].reason
     assert "left alone" in certificate.summary()
 
 
@@ -294,14 +294,12 @@ def test_the_certificate_is_saved_and_loaded(tmp_path):
     network = nn.Sequential(nn.Conv2d(3, 4, 3), spectral(nn.Conv2d(4, 5, 1)))
     _, certificate = network_to_attention(network, images=images(2, 3, 7, 9), exclude="0")
     path = certificate.save(tmp_path / "certificate.json")
-    assert NetworkToAttentionCertificate.load(path) == certificate
-    with pytest.raises(CheckpointError, match="not a NetworkToAttentionCertificate of schema version 1"):
-        NetworkToAttentionCertificate.from_json(
-            certificate.to_json().replace('"schema_version": 1', '"schema_version": 9', 1)
-        )
+    assert NetworkCertificate.load(path) == certificate
+    with pytest.raises(CheckpointError, match="not a NetworkCertificate of schema version 1"):
+        NetworkCertificate.from_json(certificate.to_json().replace('"schema_version": 1', '"schema_version": 9', 1))
     summary = certificate.summary()
-    assert summary.startswith("network to attention: passed (exact, 1 layers, 1 heads)")
-    assert "  changed         its weight is computed by SpectralNorm; what that gave was converted (1)" in summary
+    assert summary.startswith("network to attention: passed (exact, 1 layers, 1 heads, float32)")
+    assert "  note            its weight is computed by SpectralNorm; what that gave was converted (1)" in summary
 
 
 def test_a_converted_network_learns_as_the_convolutions_did():
@@ -324,8 +322,10 @@ def test_wrong_arguments():
     before = fingerprint(network)
     with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is 3"):
         network_to_attention(3)
-    with pytest.raises(ConversionError, match="content=True cannot be: a gate that leaves the network's function"):
-        network_to_attention(network, content=True, images=x)
+    with pytest.raises(ArgumentError, match=r'impl must be "auto" with content, .*, but is .separable'):
+        network_to_attention(network, content=True, impl="separable", images=x)
+    with pytest.raises(ArgumentError, match="content must be True, False or a Content, but is 'yes'"):
+        network_to_attention(network, content="yes", images=x)
     with pytest.raises(UnknownNameError, match="unknown impl 'separabel': did you mean 'separable'"):
         network_to_attention(network, impl="separabel", images=x)
     with pytest.raises(ArgumentError, match="sharpness must be a positive finite number, but is -1"):

@@ -59,15 +59,15 @@ def test_a_network_of_hard_heads_comes_back(fold, dtype):
     assert record.exact
     assert record.passed
     assert record.direction == "network_to_conv"
-    assert record.error <= record.rounding
-    assert (record.top1_changed, record.images) == (0, 5)
+    assert record.measured_error <= record.rounding
+    assert (record.top1_changed, record.top1_total) == (0, 5)
     assert record.accuracy_before == record.accuracy_after
     assert [layer.name for layer in record.layers] == ["0", "2", "5.0"]
-    assert record.layers[1].note == "also 4"
+    assert record.layers[1].aliases == ("4",)
     assert made[2] is made[4]
     assert isinstance(made[5][0], nn.ConvTranspose2d)
     assert isinstance(made[1], nn.Identity if fold else nn.BatchNorm2d)
-    assert ("BatchNorm2d folded in" in record.layers[0].note) == fold
+    assert ("BatchNorm2d folded in" in record.layers[0].notes) == fold
     hi = copy.deepcopy(model).double()(x.double())
     assert_within_budget(made(x), hi, model(x) if dtype == torch.float32 else hi + record.rounding / 2)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -78,7 +78,7 @@ def test_batch_normalisation_in_training_is_not_folded():
     made, record = network_to_conv(network().train())
     assert made.training
     assert isinstance(made[1], nn.BatchNorm2d)
-    assert record.layers[0].note == ""
+    assert record.layers[0].notes == ()
 
 
 class Twice(nn.Sequential):
@@ -137,10 +137,10 @@ def test_attention_net_becomes_a_conv_net(tmp_path, encoding):
     made, record = network_to_conv(model, images=x, labels=torch.zeros(6, dtype=torch.long), padding_mode="replicate")
     assert record.passed
     assert not record.exact
-    assert (record.source, record.result) == ("AttentionNet", "AttentionNet")
+    assert record.source == record.result == "convattn.models.attention_net.AttentionNet"
     assert [layer.name for layer in record.layers] == ["blocks.0.mixer", "blocks.1.mixer"]
-    assert "images of other sizes than 8 x 8" in record.layers[0].note
-    assert record.error == (made(x).double() - copy.deepcopy(model).double()(x.double())).abs().max().item()
+    assert any("images of other sizes than 8 x 8" in note for note in record.layers[0].notes)
+    assert record.measured_error == (made(x).double() - copy.deepcopy(model).double()(x.double())).abs().max().item()
     net = ConvNet.of(made)
     net.save_pretrained(tmp_path)
     loaded = load_network(tmp_path)
@@ -150,7 +150,7 @@ def test_attention_net_becomes_a_conv_net(tmp_path, encoding):
 
 def test_a_larger_window_is_nearer_end_to_end():
     model, x = soft_network(), images(6, 3, 16, 16)
-    errors = [network_to_conv(model, kernel_size=k, images=x)[1].error for k in (1, 3, 7)]
+    errors = [network_to_conv(model, kernel_size=k, images=x)[1].measured_error for k in (1, 3, 7)]
     assert errors == sorted(errors, reverse=True)
 
 
@@ -158,10 +158,13 @@ def test_layers_are_chosen_by_name():
     model = network()
     made, record = network_to_conv(model, include=["0", "5.*"], exclude="5.0")
     assert [layer.name for layer in record.layers] == ["0"]
-    assert record.left_alone == (("2", "not included"), ("5.0", "excluded"))
+    assert [(item.name, item.reason) for item in record.left_alone] == [
+        ("2", "left out by include"),
+        ("5.0", "left out by exclude"),
+    ]
     assert isinstance(made[2], RelativeAttention2d)
     assert record.not_covered[0] == "the whole network: no images were given"
-    assert (record.error, record.images, record.check_shape) == (None, 0, None)
+    assert (record.measured_error, record.images, record.shapes) == (None, None, ())
 
 
 def test_what_cannot_be_converted_stays_and_says_why():
@@ -174,7 +177,7 @@ def test_what_cannot_be_converted_stays_and_says_why():
     ).eval()
     made, record = network_to_conv(model, images=images(2, 3, 5, 7))
     assert [type(module) for module in made] == [type(module) for module in model[:3]] + [nn.Conv2d]
-    reasons = dict(record.left_alone)
+    reasons = {item.name: item.reason for item in record.left_alone}
     assert "depend on content" in reasons["0"]
     assert "gate is open" in reasons["1"]
     assert "forward hooks" in reasons["2"]
@@ -201,7 +204,7 @@ class Pair(nn.Module):
 
 def test_outputs_that_are_no_tensor_are_said_not_to_be_compared():
     _, record = network_to_conv(Pair(), images=images(2, 3, 5, 7))
-    assert record.error is None
+    assert record.measured_error is None
     assert record.not_covered[0] == "the whole network: its outputs are no tensor"
 
 
@@ -210,7 +213,7 @@ def test_a_layer_that_meets_several_sizes_is_made_for_the_largest():
     layer = RelativeAttention1d(2, 2, 3, "sinusoidal")
     model = nn.Sequential(layer, nn.MaxPool1d(2), layer).eval()
     _, record = network_to_conv(model, images=images(2, 2, 12))
-    assert "images of other sizes than 12" in record.layers[0].note
+    assert any("images of other sizes than 12" in note for note in record.layers[0].notes)
 
 
 def test_a_fault_in_a_converted_network_shows(monkeypatch):

@@ -144,7 +144,7 @@ def test_layers_that_cannot_be_fitted_are_named():
     conv, _ = network_to_conv(attention, exclude="4", images=None)
     _, record = refine(conv, attention, x)
     assert record.layers == ()
-    assert dict(record.left_alone) == {
+    assert {item.name: item.reason for item in record.left_alone} == {
         "0": "ConvTranspose2d is not fitted",
         "1": "it is used in several places",
         "3": "8465 unknowns per output are more than 8192",

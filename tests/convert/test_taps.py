@@ -47,7 +47,7 @@ REFUSED = [
     (lambda: nn.Conv2d(2, 3, 3, device="meta"), "cannot convert Conv2d: its weight is on the meta device and has no"),
     (
         lambda: nn.Conv1d(2, 3, 3, dtype=torch.complex64),
-        "its weight must be real floating point, but is torch.complex64",
+        "its weight must be float16, bfloat16, float32 or float64, but is torch.complex64",
     ),
     (
         lambda: not_finite(nn.Conv2d, "weight", [torch.nan, 1.0, torch.inf]),

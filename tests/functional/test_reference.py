@@ -134,7 +134,7 @@ def test_content_scores_of_few_bits_are_computed_in_float32():
 def test_gate_mixes_the_two_distributions():
     content, position = numbers(2, 3, 5, 7).softmax(-1), numbers(3, 5, 7, seed=1).softmax(-1)
     gate = torch.tensor([-2.0, 0.0, 30.0])
-    mixed = gated_weights(content, position, gate)
+    mixed = gated_weights(content, position, torch.sigmoid(gate))
     assert torch.equal(mixed[:, 2], position[2].expand(2, 5, 7)), "a large gate leaves position alone"
     for head, value in enumerate(gate.tolist()):
         share = 1 / (1 + math.exp(-value))

@@ -11,7 +11,9 @@ from tests.encodings.hard_numbers import HARD_NUMBERS, HARD_OPTIONS
 from convattn.encodings import ENCODINGS
 from convattn.layers import (
     Content,
+    GatedRelativeAttention1d,
     GatedRelativeAttention2d,
+    GatedRelativeAttention3d,
     RelativeAttention1d,
     RelativeAttention2d,
     RelativeAttention3d,
@@ -127,6 +129,9 @@ LAYERS = [
         options={"content": Content(key_width=3, project_position=False, query_bias=True), "impl": "content"},
     ),
     LayerCase("quadratic", GatedRelativeAttention2d, {"impl": "content"}),
+    LayerCase("quadratic", GatedRelativeAttention2d, {"gate": "tanh"}),
+    LayerCase("distance", GatedRelativeAttention1d, {"gate": "tanh", "head_width": 2}),
+    LayerCase("quadratic", GatedRelativeAttention3d, {"gate": "tanh", "content": Content(key_width=3)}),
     LayerCase("distance", GatedRelativeAttention2d, {"content": Content(key_width=3), "impl": "content"}),
     *HARD,
 ]

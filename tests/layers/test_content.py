@@ -129,7 +129,9 @@ def test_gate_mixes_the_two_distributions():
 @pytest.mark.parametrize(("gate", "part"), [(40.0, "position"), (-800.0, "content")])
 def test_a_closed_or_open_gate_leaves_one_distribution(gate, part):
     weights = {"content": torch.rand(1, 2, 3, 5).double(), "position": torch.rand(2, 3, 5).double()}
-    mixed = gated_weights(weights["content"], weights["position"], torch.full((2,), gate, dtype=torch.float64))
+    mixed = gated_weights(
+        weights["content"], weights["position"], torch.full((2,), gate, dtype=torch.float64).sigmoid()
+    )
     assert torch.equal(mixed, weights[part].expand(1, 2, 3, 5))
 
 

@@ -321,3 +321,14 @@ def test_spread_images_of_hard_heads(options):
         layer.impl = "reference"
         low, high = layer(x), copy.deepcopy(layer).double()(x.double())
     assert_within_budget(found, high, low)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_hard_heads_return_may_be_changed_in_place(training):
+    layer, x = hard_layer().train(training), images(7, 11)
+    for _ in range(2):  # the second call is the quick one
+        layer.zero_grad()
+        nn.functional.relu(layer(x), inplace=True).sum().backward()
+        assert layer.encoding.centres.grad.count_nonzero() == 0
+    expected = torch.autograd.grad(nn.functional.relu(layer(x)).sum(), layer.values.weight)[0]
+    assert torch.equal(layer.values.weight.grad, expected)

@@ -1,78 +1,116 @@
-"""`convattn convert`: a saved convolution to attention, with its certificate."""
+"""`convattn convert`: a convolution or a whole network to attention, and back, with its certificate."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Any, Literal
 
-from convattn.cli.options import AsJson, Output, WholeNumber
-from convattn.cli.output import print_record
-from convattn.errors import UnsupportedModelError
-from convattn.records import Certificate
+from cyclopts import Parameter
 
-if TYPE_CHECKING:
-    from convattn.convert.taps import AnyConvolution
-    from convattn.layers import RelativeAttention
+from convattn.cli.convert_layer import convert_layer, layer_in
+from convattn.cli.convert_network import Measured, Origin, convert_network, forecast_network
+from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values
+from convattn.errors import ArgumentError, must_be
 
-__all__ = ["convert", "save_converted"]
+__all__ = ["convert"]
+
+_Flag = Parameter(negative="", show_default=False)
+_Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 
-def convert(
-    source: Path,
+def convert(  # noqa: PLR0913 - the options of the command
+    source: str,
     /,
     *,
-    output: Output,
-    sharpness: float | None = None,
-    head_width: WholeNumber | None = None,
+    output: OutputOrDefault = None,
+    to: Literal["attention", "conv"] = "attention",
+    weights: Annotated[Path | None, Parameter(show_default=False)] = None,
+    pretrained: Annotated[bool, _Flag] = False,
+    random_weights: Annotated[bool, _Flag] = False,
+    arguments: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    images: Annotated[Path | None, Parameter(show_default=False)] = None,
+    limit: WholeNumber = 16,
+    shape: Annotated[str | None, Parameter(show_default=False)] = None,
+    include: _Several = (),
+    exclude: _Several = (),
+    sharpness: Annotated[float | None, Parameter(show_default=False)] = None,
+    impl: Annotated[Literal["auto", "separable"] | None, Parameter(show_default=False)] = None,
+    head_width: Annotated[WholeNumber | None, Parameter(show_default=False)] = None,
+    kernel_size: Annotated[WholeNumber | None, Parameter(show_default=False)] = None,
+    mass: Annotated[float | None, Parameter(show_default=False)] = None,
+    fold: Annotated[bool, _Flag] = False,
+    dry_run: Annotated[bool, _Flag] = False,
     json: AsJson = False,
 ) -> int:
-    """Convert a saved convolution to attention that computes the same.
+    """Convert a network or a layer to attention that computes the same, or attention to convolutions.
 
-    The layer is checked against the convolution, and written with its certificate only if it passes; otherwise nothing
-    is written and the exit code is 1.
+    The result is checked against the source, in every layer and as a whole, and written with its certificate only if it
+    passes; otherwise nothing is written and the exit code is 1. A network that timm or torchvision builds needs
+    --weights, --pretrained or --random-weights.
 
     Args:
-        source: Folder of a convolution, as convattn.save_layer writes it: model.safetensors and config.json.
-        output: Folder to make for the layer: model.safetensors, config.json and certificate.json. It must be new or
-            empty.
-        sharpness: α > 0 of every head, in 1/pixel²; without it heads are so sharp that the layer is exact.
-        head_width: Width of each head, at least 1; without it heads are as wide as they need to be.
-        json: Print the certificate as JSON.
+        source: timm:NAME, torchvision:NAME, or the folder of a network, a training run or a layer.
+        output: Folder to make, with model.safetensors, config.json, certificate.json and, for a network, a model card;
+            it must be new or empty. Required but with --dry-run.
+        to: What to make: attention, or conv for convolutions.
+        weights: File with the weights of a network of timm or torchvision, a state dict in safetensors or as torch.save
+            writes it; all names and shapes must fit.
+        pretrained: Fetch the weights that timm or torchvision has for the network.
+        random_weights: Draw the weights, with seed 0.
+        arguments: KEY=VALUE, an argument that the network of timm or torchvision is built with, for instance
+            num_classes=10; the value is JSON or text. May be given more than once.
+        images: Folder of images to measure the networks on, prepared as timm or torchvision say. Without it they are
+            measured on one image of random numbers.
+        limit: How many of the images to take, in the order of their names.
+        shape: Shape of the image of random numbers, for instance 3,224,224; without it as the network says.
+        include: Pattern of names of layers to convert, for instance layer4.*; may be given more than once. Without it
+            all.
+        exclude: Pattern of names of layers to leave alone; may be given more than once.
+        sharpness: α > 0 of every head, in 1/pixel²; without it heads are so sharp that the result is exact.
+        impl: How attention computes: auto (hard heads as a convolution) or separable (softmax, axis by axis). Without
+            it auto.
+        head_width: Width of each head of a single layer, at least 1; without it heads are as wide as they need to be.
+        kernel_size: Taps per axis of convolutions to make; without it as many as each layer needs.
+        mass: Share in (0, 1) of each head's attention that a kernel may leave out; without it what rounding hides.
+        fold: Merge batch normalisation and linear maps after new convolutions into them.
+        dry_run: Write nothing, and show what would change and what it would cost.
+        json: Print the certificate, or with --dry-run the forecast, as JSON.
 
     Returns:
         0, or 1 where the check failed.
+
+    Raises:
+        ArgumentError: Options are missing, or do not go together.
     """
-    from convattn.convert import conv_to_attention
-    from convattn.files import require_new_folder
+    given = key_values(arguments, "--set")
+    to_attention = {"--sharpness": sharpness, "--impl": impl, "--head-width": head_width}
+    to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--fold": fold}
+    _require_absent(to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}")
+    if output is None and not dry_run:
+        raise ArgumentError(must_be("--output", "given, but with --dry-run", None))
+    if layer_in(source):
+        of_network = {"--weights": weights, "--pretrained": pretrained, "--random-weights": random_weights}
+        of_network |= {"--set": arguments, "--images": images, "--shape": shape, "--include": include}
+        of_network |= {"--exclude": exclude, "--impl": impl, "--fold": fold, "--dry-run": dry_run}
+        _require_absent(of_network, f"is for a network, and {source} holds a single layer")
+        assert output is not None
+        attention = {"sharpness": sharpness, "head_width": head_width}
+        options = attention if to == "attention" else {"kernel_size": kernel_size, "mass": mass}
+        return convert_layer(Path(source), output, to, options, json=json)
+    _require_absent({"--head-width": head_width}, "is for a single layer, not for a network")
+    chosen: dict[str, Any] = {"include": include or None, "exclude": exclude or None}
+    if to == "attention":
+        chosen |= {"sharpness": sharpness, "impl": impl or "auto"}
+    else:
+        chosen |= {"kernel_size": kernel_size, "mass": mass, "fold": fold}
+    origin = Origin(source, weights, pretrained, random_weights, given)
+    measured = Measured(images, limit, shape)
+    if dry_run or output is None:
+        return forecast_network(origin, to, chosen, measured, json=json)
+    return convert_network(origin, output, to, chosen, measured, json=json)
 
-    require_new_folder(output, "--output")
-    layer, certificate = conv_to_attention(_load_convolution(source), sharpness=sharpness, head_width=head_width)
-    if certificate.passed:
-        save_converted(layer, certificate, output)
-    outcome = f"wrote {output}" if certificate.passed else "wrote nothing"
-    print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
-    return 0 if certificate.passed else 1
 
-
-def _load_convolution(source: Path) -> "AnyConvolution":
-    """Loads a layer that must be a convolution."""
-    from convattn.convert import SUPPORTED_CONVOLUTIONS, load_layer
-
-    layer = load_layer(source)
-    if type(layer) not in SUPPORTED_CONVOLUTIONS:
-        raise UnsupportedModelError(f"{source} holds a {type(layer).__name__}, which is no convolution of torch")
-    return layer  # type: ignore[return-value]
-
-
-def save_converted(layer: "RelativeAttention", certificate: Certificate, folder: Path) -> None:
-    """Writes a converted layer with its certificate, whole or not at all.
-
-    Args:
-        layer: The layer.
-        certificate: Its certificate.
-        folder: Where; it must be new or empty.
-    """
-    from convattn.convert import save_layer
-    from convattn.files import new_folder
-
-    with new_folder(folder, "--output") as temporary:
-        save_layer(layer, temporary)
-        certificate.save(temporary / "certificate.json")
+def _require_absent(options: Mapping[str, object], reason: str) -> None:
+    """Refuses options that do not go with what else is asked for."""
+    for name, value in options.items():
+        if not (value is None or value is False or value == ()):
+            raise ArgumentError(f"{name} {reason}")

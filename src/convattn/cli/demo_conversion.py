@@ -56,7 +56,7 @@ def show_conversions(folder: Path) -> list[Conversion]:
     Raises:
         MissingDependencyError: scikit-learn, which has the photograph, or matplotlib is not installed.
     """
-    from convattn.cli.convert import save_converted
+    from convattn.cli.convert_layer import save_converted
     from convattn.convert import conv_to_attention, save_layer
     from convattn.data import load_photograph
 

@@ -4,8 +4,8 @@ from convattn.convert.attention_to_conv import attention_to_conv
 from convattn.convert.conv_to_attention import conv_to_attention
 from convattn.convert.leak import off_centre_mass
 from convattn.convert.network import network_to_attention
-from convattn.convert.network_record import ConvertedLayer, LeftAlone, NetworkToAttentionCertificate
 from convattn.convert.network_to_conv import network_to_conv
+from convattn.convert.patch_convolution import patch_convolution
 from convattn.convert.refine import refine
 from convattn.convert.same_padding import SamePaddedAttention
 from convattn.convert.saved import load_layer, save_layer
@@ -13,9 +13,6 @@ from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
 
 __all__ = [
     "SUPPORTED_CONVOLUTIONS",
-    "ConvertedLayer",
-    "LeftAlone",
-    "NetworkToAttentionCertificate",
     "SamePaddedAttention",
     "attention_to_conv",
     "conv_to_attention",
@@ -23,6 +20,7 @@ __all__ = [
     "network_to_attention",
     "network_to_conv",
     "off_centre_mass",
+    "patch_convolution",
     "refine",
     "save_layer",
 ]

@@ -15,6 +15,7 @@ from convattn.convert.certify_conv import attend, certify_conv, noise
 from convattn.convert.convertible import closed_gate, require_convertible
 from convattn.convert.hard_heads import hard_heads
 from convattn.convert.reference_size import reference_size
+from convattn.convert.runs import keep_random_state
 from convattn.convert.windows import Window, box_window, own_window, sized_windows
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError, must_be
 from convattn.grid import PADDING_MODES, Geometry, PerAxis, axis_lists
@@ -64,7 +65,7 @@ def attention_to_conv(
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1, read backwards; `docs/theory.md` §5.
 
     Args:
-        layer: RelativeAttention1d/2d/3d without content, or a GatedRelativeAttention2d whose gate leaves content no
+        layer: RelativeAttention1d/2d/3d without content, or a gated one whose gate leaves content no
             more than rounding; it is not changed.
         kernel_size: Taps per axis, ≥ 1; None takes the layer's own window or else the smallest one that leaves at most
             `mass` outside.
@@ -102,7 +103,7 @@ def attention_to_conv(
         raise ArgumentError(must_be("mass", "a share in (0, 1)", mass))
     modes = _padding_modes(layer.geometry, padding_mode)
     sizes = reference_size(layer, mass, spatial)
-    with torch.no_grad():
+    with torch.no_grad(), keep_random_state(layer):
         maps = copy.deepcopy(layer.values).double().maps()
         choice = _nearest(layer, sizes, maps, [_choose(layer, sizes, taps, mass, mode) for mode in modes])
         kernel = choice.attention.kernel(choice.window, maps)

@@ -7,9 +7,10 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from convattn.convert.tap_by_tap import tap_by_tap
+from convattn.convert.tap_by_tap import in_one_product, tap_by_tap
 from convattn.convert.taps import AnyConvolution, read_taps
 from convattn.errors import ShapeError
+from convattn.functional.rounding import rounding_budget
 from convattn.grid import Geometry
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate
@@ -46,9 +47,10 @@ def certify(
     x = _check_image(layer)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         high = _in_float64(conv, x)
-        low, made = tap_by_tap(read_taps(conv), x), _inference(layer, x)
+        taps, made = read_taps(conv), _inference(layer, x)
+        lows = [conv(x), tap_by_tap(taps, x), in_one_product(taps, x)]
     measured = largest(made.double().cpu() - high)
-    rounding = 2 * (largest(low.double().cpu() - high) + torch.finfo(x.dtype).eps * largest(high))
+    rounding = rounding_budget(high, lows)
     bound = per_unit * largest(x)
     not_covered = ["centres rounded when the layer is cast to a narrower dtype"]
     if max(layer.geometry.input_dilation) > 1 or isinstance(conv, nn.modules.conv._ConvTransposeNd):

@@ -1,6 +1,5 @@
 """Two networks that should compute the same, on images: against float64, by top-1 and by accuracy."""
 
-import copy
 from typing import NamedTuple
 
 import torch
@@ -8,10 +7,14 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from convattn.convert.certificate import largest
+from convattn.convert.plain import copy_module
+from convattn.convert.runs import keep_random_state
+from convattn.errors import ConversionError
 
 __all__ = ["Comparison", "compare_networks"]
 
 _BATCH = 64
+_SEED = 0
 
 
 class Comparison(NamedTuple):
@@ -19,7 +22,8 @@ class Comparison(NamedTuple):
 
     Attributes:
         shape: Shape of the images.
-        error: Largest difference to the source in float64; None where outputs are no tensor.
+        missing: Why nothing was compared; empty where something was.
+        error: Largest difference to the source in float64, or None.
         scale: Largest output of the source.
         rounding: Largest difference that rounding explains.
         top1_changed: Number of images whose largest output moved; None where outputs are no rows of scores.
@@ -28,6 +32,7 @@ class Comparison(NamedTuple):
     """
 
     shape: tuple[int, ...]
+    missing: str = ""
     error: float | None = None
     scale: float | None = None
     rounding: float | None = None
@@ -49,14 +54,26 @@ def compare_networks(
 
     Returns:
         The comparison.
+
+    Raises:
+        ConversionError: The network made does not run.
     """
-    networks = [copy.deepcopy(network).eval() for network in (source, made)]
-    exact = [copy.deepcopy(network).double() for network in networks]
     shape = tuple(images.shape)
-    low, new = (_outputs(network, images) for network in networks)
-    high, new_high = (_outputs(network, images.double()) for network in exact)
-    if low is None or new is None or high is None or new_high is None:
-        return Comparison(shape)
+    low = _outputs(source, images)
+    try:
+        new = _outputs(made, images)
+    except Exception as error:  # a foreign network may look at its layers in any way
+        raise ConversionError(
+            f"the network does not run with convolutions in it: {type(error).__name__}: {error}"
+        ) from error
+    if low is None or new is None:
+        return Comparison(shape, "its outputs are no tensor")
+    try:
+        high, new_high = (_outputs(network, images, torch.float64) for network in (source, made))
+    except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
+        return Comparison(shape, f"it does not run in float64 ({type(error).__name__}: {error})")
+    assert high is not None
+    assert new_high is not None
     spread = max(largest(low.double() - high), largest(new.double() - new_high))
     scale = largest(high)
     measured = Comparison(
@@ -76,12 +93,15 @@ def compare_networks(
     return measured._replace(accuracy_before=shares[0], accuracy_after=shares[1])
 
 
-def _outputs(network: nn.Module, images: Tensor) -> Tensor | None:
-    """Runs a network in batches; None where it returns something else than a tensor."""
-    parts = []
-    with torch.no_grad():
+def _outputs(network: nn.Module, images: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
+    """Runs a copy of a network in batches, which are copies too; None where it returns something else than a tensor."""
+    working, parts = copy_module(network).eval(), []
+    if dtype is not None:
+        working = working.to(dtype)
+    with torch.no_grad(), keep_random_state(network):
+        torch.manual_seed(_SEED)
         for batch in images.split(_BATCH):
-            part = network(batch)
+            part = working(batch.detach().to(batch.dtype if dtype is None else dtype, copy=True))
             if not isinstance(part, Tensor):
                 return None
             parts.append(part)

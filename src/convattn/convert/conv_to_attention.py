@@ -7,12 +7,18 @@ from torch import Tensor
 
 from convattn.convert.certificate import certify
 from convattn.convert.leak import bound_per_unit, off_centre_mass, underflows
+from convattn.convert.runs import keep_random_state
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS, AnyConvolution, Taps, read_taps
 from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
+from convattn.errors import ArgumentError, must_be
 from convattn.grid import whole_number
 from convattn.layers import (
+    Content,
     FactoredValues,
+    GatedRelativeAttention1d,
+    GatedRelativeAttention2d,
+    GatedRelativeAttention3d,
     MergedValues,
     RelativeAttention,
     RelativeAttention1d,
@@ -25,12 +31,22 @@ __all__ = ["conv_to_attention"]
 
 _LAYERS: dict[int, type[RelativeAttention]] = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
 
+_GATED: dict[int, type[RelativeAttention]] = {
+    1: GatedRelativeAttention1d,
+    2: GatedRelativeAttention2d,
+    3: GatedRelativeAttention3d,
+}
+
 _HARD_ROOTS = {torch.float64: 40.0}
 """√(2α) at which e^{−α} underflows: α = 800 in float64; elsewhere softmax is in float32, and 16 gives α = 128."""
 
 
 def conv_to_attention(
-    conv: AnyConvolution, *, sharpness: float | None = None, head_width: int | None = None
+    conv: AnyConvolution,
+    *,
+    sharpness: float | None = None,
+    head_width: int | None = None,
+    content: bool | Content = False,
 ) -> tuple[RelativeAttention, Certificate]:
     """Makes the self-attention layer that computes a convolution.
 
@@ -40,6 +56,10 @@ def conv_to_attention(
     sharpness and values to train. Heads so sharp that their softmax saturates pass no gradient to centres and
     sharpness: give a `sharpness` of about 5 to fine-tune those.
 
+    With `content` each head has scores that depend on the input as well, behind a gate that is closed exactly, so that
+    the function is the same, and can learn to open (`GatedRelativeAttention`). Queries and keys see all channels, also
+    where the convolution has groups.
+
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1; `docs/theory.md` §3.
 
     Args:
@@ -47,13 +67,14 @@ def conv_to_attention(
         sharpness: α > 0 of every head in 1/pixel²; None makes it so sharp that weights off the taps are exactly zero.
         head_width: D_h ≥ 1, to which each tap's matrix is reduced by a truncated singular value decomposition (in each
             group); None keeps the matrices whole.
+        content: Whether the layer is gated, or which terms its content scores have; True means content–content alone.
 
     Returns:
         The layer, in the convolution's dtype, device and mode (the encoding in at least float32), and the certificate.
 
     Raises:
         UnsupportedModelError: The module is of another kind, or its weights are not finite real floating point.
-        ArgumentError: `sharpness` or `head_width` is out of range.
+        ArgumentError: `sharpness`, `head_width` or `content` is out of range.
 
     Example:
         >>> from torch import nn
@@ -63,8 +84,11 @@ def conv_to_attention(
     """
     if head_width is not None:
         whole_number("head_width", head_width)
+    if not isinstance(content, bool | Content):
+        raise ArgumentError(must_be("content", "True, False or a Content", content))
     taps = read_taps(conv)
-    layer = _build(taps, SUPPORTED_CONVOLUTIONS[type(conv)], sharpness, head_width)
+    with keep_random_state(conv):
+        layer = _build(taps, SUPPORTED_CONVOLUTIONS[type(conv)], sharpness, head_width, content)
     layer.train(conv.training)
     discarded: tuple[tuple[float, ...], ...] = ()
     if isinstance(layer.values, FactoredValues):
@@ -82,7 +106,9 @@ def conv_to_attention(
     return layer, certificate
 
 
-def _build(taps: Taps, dims: int, sharpness: float | None, head_width: int | None) -> RelativeAttention:
+def _build(
+    taps: Taps, dims: int, sharpness: float | None, head_width: int | None, content: bool | Content
+) -> RelativeAttention:
     """Makes the layer with the taps' centres and, where heads are merged, their matrices."""
     dtype, device = taps.maps.dtype, taps.maps.device
     exact_dtype = torch.promote_types(dtype, torch.float32)
@@ -90,7 +116,8 @@ def _build(taps: Taps, dims: int, sharpness: float | None, head_width: int | Non
     encoding = Quadratic(heads, dims).to(device=device, dtype=exact_dtype)
     root = _HARD_ROOTS.get(dtype, 16.0) if sharpness is None else root_of_sharpness(sharpness, exact_dtype)
     geometry = taps.geometry
-    layer = _LAYERS[dims](
+    gated = {"gate": "tanh", **({"content": content} if isinstance(content, Content) else {})}
+    layer = (_GATED if content else _LAYERS)[dims](
         taps.inputs,
         outputs,
         heads,
@@ -106,6 +133,7 @@ def _build(taps: Taps, dims: int, sharpness: float | None, head_width: int | Non
         bias=taps.bias is not None,
         device=device,
         dtype=dtype,
+        **(gated if content else {}),
     )
     encoding.to(dtype=exact_dtype)
     with torch.no_grad():

@@ -3,10 +3,13 @@
 import torch
 from torch import nn
 
+from convattn.convert.taps import FLOATING
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import (
     FactoredValues,
+    GatedRelativeAttention1d,
     GatedRelativeAttention2d,
+    GatedRelativeAttention3d,
     MergedValues,
     RelativeAttention,
     RelativeAttention1d,
@@ -16,7 +19,10 @@ from convattn.layers import (
 
 __all__ = ["closed_gate", "require_convertible"]
 
-_LAYERS = (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d, GatedRelativeAttention2d)
+_LAYERS = (
+    *(RelativeAttention1d, RelativeAttention2d, RelativeAttention3d),
+    *(GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d),
+)
 
 
 def require_convertible(layer: nn.Module) -> RelativeAttention:
@@ -29,7 +35,7 @@ def require_convertible(layer: nn.Module) -> RelativeAttention:
         The layer.
 
     Raises:
-        UnsupportedModelError: It is another module, has hooks, or numbers that are not finite.
+        UnsupportedModelError: It is another module, has hooks, or numbers that are not finite real floating point.
         ConversionError: Its scores depend on content.
     """
     kind = type(layer).__name__
@@ -53,6 +59,9 @@ def require_convertible(layer: nn.Module) -> RelativeAttention:
     for name, number in layer.named_parameters():
         if number.is_meta:
             raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")
+        if number.dtype not in FLOATING:
+            known = "float16, bfloat16, float32 or float64"
+            raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be {known}, but is {number.dtype}")
         if not torch.isfinite(number).all():
             count = int((~torch.isfinite(number)).sum())
             raise UnsupportedModelError(
@@ -68,14 +77,15 @@ def closed_gate(layer: RelativeAttention) -> float:
         layer: The layer.
 
     Returns:
-        max_h 1 − σ(λ_h), in float64; 0 without a gate.
+        max_h 1 − σ(λ_h) or |tanh(g_h)|, in float64; 0 without a gate.
 
     Raises:
         ConversionError: The share is above eps of the weights' dtype.
     """
     if layer.gate is None:
         return 0.0
-    shares = torch.sigmoid(-layer.gate.detach().double())
+    gate = layer.gate.detach().double()
+    shares = torch.tanh(gate).abs() if layer.gate_kind == "tanh" else torch.sigmoid(-gate)
     share, head = shares.max(0)
     allowed = torch.finfo(next(layer.values.parameters()).dtype).eps
     if share.item() > allowed:

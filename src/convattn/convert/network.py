@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from convattn.convert.conv_to_attention import conv_to_attention
 from convattn.convert.graft import graft
 from convattn.convert.network_certificate import certify_network
-from convattn.convert.network_record import NetworkToAttentionCertificate
-from convattn.convert.plain import copy_module
+from convattn.convert.plain import copy_network
+from convattn.convert.runs import keep_random_state, read_arguments
 from convattn.convert.same_padding import SamePaddedAttention
 from convattn.convert.survey import Found, survey
-from convattn.errors import ArgumentError, ConversionError, UnknownNameError, UnsupportedModelError, must_be
-from convattn.layers import MergedValues, RelativeAttention
-from convattn.records import Certificate
+from convattn.errors import ArgumentError, UnknownNameError, must_be
+from convattn.layers import Content, MergedValues, RelativeAttention
+from convattn.records import Certificate, NetworkCertificate
 
 __all__ = ["network_to_attention"]
 
@@ -26,11 +26,11 @@ def network_to_attention(
     *,
     sharpness: float | None = None,
     impl: str = "auto",
-    content: bool = False,
+    content: bool | Content = False,
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
-) -> tuple[nn.Module, NetworkToAttentionCertificate]:
+) -> tuple[nn.Module, NetworkCertificate]:
     """Makes a copy of a network in which every convolution is a relative-attention layer that computes the same.
 
     A module used in several places stays one module, tied parameters stay tied, and hooks, dtype, device, mode and
@@ -38,8 +38,10 @@ def network_to_attention(
     convolution whose weight is computed (weight and spectral normalisation, pruning, weight standardisation) the
     result is converted; the layer has it as its own weight from there on, and the certificate says so.
 
-    The original and the copy are run in evaluation mode on the images, on copies of their own; hooks are called in
-    these runs. Beside the network this takes about four times the memory of its parameters.
+    Copies of both are run in evaluation mode on copies of the images; hooks are called in these runs. Beside the
+    network this takes about MEMORY times the memory of its parameters. What computes a convolution and is no module of
+    one is not converted: where it calls a convolution of torch, the run shows it and the certificate names the module
+    that did; where it is made of other operations (unfolding and a product, a Fourier transform) nothing is said.
 
     Source: `docs/theory.md` §3.
 
@@ -47,8 +49,11 @@ def network_to_attention(
         model: The network; it is not changed.
         sharpness: α > 0 of every head in 1/pixel²; None makes it so sharp that weights off the taps are exactly zero.
         impl: "auto" (heads that are hard run as a convolution) or "separable" (softmax attention, axis by axis).
-        content: Whether layers get scores that depend on the input, behind a gate; only False is possible, because a
-            gate closed so far that nothing of the content comes through has no gradient either, and would never open.
+        content: Whether layers get scores that depend on the input, behind a gate that is closed exactly and can learn
+            to open, or which terms these scores have; see `conv_to_attention`. While gates are closed this costs
+            nothing without gradients; with them the weights of every query and key are made, 12·heads·queries·keys
+            bytes for one image at a time: 258 GiB for a 3 × 3 convolution at 224 × 224, 0.4 MiB at 7 × 7. Convert the
+            last stages only, by `include`; a note on each layer says what it takes.
         include: Names of the convolutions to convert, as patterns like "layer4.*"; all where None.
         exclude: Patterns of names to leave alone.
         images: What the network is measured on: images, or a tuple or a mapping of its arguments. None takes one
@@ -59,8 +64,8 @@ def network_to_attention(
 
     Raises:
         UnsupportedModelError: Modules that cannot be converted, all of them named, or a network that cannot be copied.
-        ConversionError: There is no convolution to convert, the network asks for more than a convolution's `weight`, or
-            content is asked for.
+        ConversionError: There is no convolution to convert, or the network does not run with attention layers in it or
+            asks them for what only a convolution has.
         ArgumentError: An argument is out of range, a pattern matches nothing, or the network does not take the images.
         UnknownNameError: `impl` is neither of the two.
 
@@ -75,22 +80,30 @@ def network_to_attention(
         raise ArgumentError(must_be("model", "an nn.Module", model))
     if impl not in _PATHS:
         raise UnknownNameError("impl", impl, _PATHS)
-    if content:
-        raise ConversionError(
-            "content=True cannot be: a gate that leaves the network's function exactly as it is has no gradient, and"
-            " would never open; build layers with a gate that is nearly closed by GatedRelativeAttention2d"
-        )
-    found, left = survey(model, include, exclude)
-    try:
-        made = copy_module(model)
-    except Exception as error:  # a foreign module may fail in any way
-        raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
+    if content and impl != "auto":
+        raise ArgumentError(must_be("impl", '"auto" with content, which is no softmax axis by axis', impl))
+    given = read_arguments(model, images)
+    with keep_random_state(model):
+        found, left = survey(model, include, exclude)
+        made, found, certificates = _convert(model, found, sharpness, impl, content)
+        return made, certify_network(model, made, found, left, certificates, impl=impl, given=given)
+
+
+def _convert(
+    model: nn.Module, found: Sequence[Found], sharpness: float | None, impl: str, content: bool | Content
+) -> tuple[nn.Module, list[Found], dict[str, Certificate]]:
+    """Copies a network with attention layers in the places of convolutions.
+
+    Returns:
+        The copy, the convolutions with all that there is to say of them, and their certificates by name.
+    """
+    made = copy_network(model)
     certificates: dict[str, Certificate] = {}
     replaced: dict[nn.Module, nn.Module] = {}
     places = dict(made.named_modules(remove_duplicate=False))
     ties = _Ties(model, found)
     for item in found:
-        layer, certificates[item.names[0]] = conv_to_attention(item.plain.conv, sharpness=sharpness)
+        layer, certificates[item.names[0]] = conv_to_attention(item.plain.conv, sharpness=sharpness, content=content)
         layer.impl = impl
         if isinstance(layer.values, MergedValues) and impl == "separable":
             layer.values.lay_out("outputs heads inputs" if layer.groups == 1 else "heads outputs inputs")
@@ -99,8 +112,8 @@ def network_to_attention(
         _keep_state(old, item, layer)
         replaced[old] = SamePaddedAttention(layer) if item.plain.same else layer
     made = graft(made, replaced)
-    found = [Found(item.names, item.module, item.plain, (*item.notes, *ties.broken(item))) for item in found]
-    return made, certify_network(model, made, found, left, certificates, impl=impl, images=images)
+    told = [Found(item.names, item.module, item.plain, (*item.notes, *ties.broken(item))) for item in found]
+    return made, told, certificates
 
 
 class _Ties:
@@ -147,5 +160,8 @@ def _keep_state(old: nn.Module, item: Found, layer: RelativeAttention) -> None:
     weight, bias = item.plain.conv.weight, item.plain.conv.bias
     layer.values.requires_grad_(weight.requires_grad)
     layer.encoding.requires_grad_(weight.requires_grad)
+    if layer.gate is not None and layer.content is not None:
+        layer.gate.requires_grad_(weight.requires_grad)
+        layer.content.requires_grad_(weight.requires_grad)
     if layer.bias is not None and bias is not None:
         layer.bias.requires_grad_(bias.requires_grad)

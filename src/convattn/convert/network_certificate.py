@@ -1,18 +1,17 @@
 """Measuring the conversion of a network end to end, against itself in float64."""
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from convattn.convert.network_record import ConvertedLayer, LeftAlone, NetworkToAttentionCertificate
 from convattn.convert.plain import copy_module
+from convattn.convert.runs import Arguments, run
 from convattn.convert.same_padding import pad_same
+from convattn.convert.short_certificate import class_name, dtypes, short_certificate
 from convattn.convert.survey import Found
 from convattn.convert.tap_by_tap import tap_by_tap
 from convattn.convert.taps import Taps, read_taps
@@ -20,26 +19,12 @@ from convattn.convert.watch import Watch
 from convattn.errors import ArgumentError, ConversionError
 from convattn.functional.rounding import rounding_budget
 from convattn.layers import RelativeAttention
-from convattn.records import Certificate
+from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
 
 __all__ = ["certify_network"]
 
-_SEED = 0
-_SIZE = (3, 224, 224)
-
-
-class _Arguments(NamedTuple):
-    """What a network is called with.
-
-    Attributes:
-        positional: Positional arguments.
-        named: Named ones.
-        words: Where they come from.
-    """
-
-    positional: tuple[Any, ...]
-    named: Mapping[str, Any]
-    words: str
+_MOST = 1 / 4
+"""Power of eps: where rounding may move a result by more than this share of its largest value, nothing is shown."""
 
 
 class _Comparison(NamedTuple):
@@ -49,15 +34,19 @@ class _Comparison(NamedTuple):
         error: Largest difference.
         rounding: What rounding explains.
         largest: Largest absolute value of the reference.
+        unsteady: Whether rounding explains so much that the comparison shows nothing.
     """
 
     error: float
     rounding: float
     largest: float
+    unsteady: bool = False
 
     @property
     def share(self) -> float:
-        """Share of the budget used, above 1 where the error is too large."""
+        """Share of the budget used, above 1 where the error is too large or nothing can be shown."""
+        if self.unsteady or not math.isfinite(self.error + self.rounding):
+            return math.inf
         return self.error / self.rounding if self.rounding else math.inf if self.error else 0.0
 
 
@@ -69,8 +58,8 @@ def certify_network(
     certificates: Mapping[str, Certificate],
     *,
     impl: str,
-    images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None,
-) -> NetworkToAttentionCertificate:
+    given: Arguments,
+) -> NetworkCertificate:
     """Runs a network in float64 and in its own dtype, and the converted one, and writes down how far they are apart.
 
     Args:
@@ -80,16 +69,16 @@ def certify_network(
         left: What was not.
         certificates: Certificate of each layer, by the convolution's first name.
         impl: Path demanded of the layers.
-        images: As in `network_to_attention`.
+        given: What they are run on.
 
     Returns:
         The certificate.
 
     Raises:
         ArgumentError: The network does not take the images.
-        ConversionError: The network asks its layers for what only a convolution has.
+        ConversionError: The network does not run with attention layers in it, or asks them for what only a
+            convolution has.
     """
-    given = _arguments(model, images)
     notes = ["what the network does in training mode only", "inputs on which it takes another branch"]
     low, high, reference = _references(model, found, given, notes)
     copied = copy_module(made).eval()
@@ -101,55 +90,53 @@ def certify_network(
     worst = max(compared, key=lambda one: one.share)
     if not exact:
         notes.append("a bound on the error end to end: at this sharpness layers have bounds of their own only")
-    entries = tuple(_entry(item, certificates[item.names[0]], watch.path(layers[item.names[0]])) for item in found)
+    entries = tuple(_entry(item, certificates[item.names[0]], watch, layers[item.names[0]]) for item in found)
     total, changed = _top1(results, high)
-    return NetworkToAttentionCertificate(
-        source=f"{type(model).__module__}.{type(model).__qualname__}",
+    return NetworkCertificate(
+        direction="network_to_attention",
+        source=class_name(model),
+        result=class_name(made),
+        dtype=dtypes(made),
         impl=impl,
         layers=entries,
-        left=(*left, *watch.calls()),
+        left_alone=(*left, *watch.calls()),
+        exact=exact,
         images=given.words,
-        shapes=tuple(tuple(t.shape) for t in _tensors((given.positional, given.named))),
+        shapes=given.shapes(),
         reference=reference,
         measured_error=worst.error,
         rounding=worst.rounding,
         largest=worst.largest,
         top1_total=total,
         top1_changed=changed,
-        passed=all(entry.passed for entry in entries) and (not exact or worst.share <= 1),
+        accuracy_before=None,
+        accuracy_after=None,
+        passed=all(e.passed for e in entries) and (worst.share <= 1 if exact else math.isfinite(worst.error)),
         not_covered=tuple(notes),
     )
 
 
-def _arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None) -> _Arguments:
-    """Reads the images, or draws one."""
-    if isinstance(images, Mapping):
-        return _Arguments((), images, "the arguments given")
-    if images is not None:
-        return _Arguments(images if isinstance(images, tuple) else (images,), {}, "the images given")
-    config = getattr(model, "default_cfg", None)
-    size = config.get("input_size") if isinstance(config, Mapping) else None
-    shape = (1, *(size or _SIZE))
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
-    return _Arguments((drawn.to(like),), {}, f"one standard normal image {shape}, seed {_SEED}")
-
-
 def _references(
-    model: nn.Module, found: Sequence[Found], given: _Arguments, notes: list[str]
+    model: nn.Module, found: Sequence[Found], given: Arguments, notes: list[str]
 ) -> tuple[list[list[Tensor]], list[Tensor], str]:
-    """Runs the network as it is, tap by tap, and in float64; returns the results and the dtype of the reference."""
-    copied = copy_module(model).eval()
+    """Runs the network as it is, tap by tap, and in float64, copies each time because networks may change themselves.
+
+    Returns:
+        The results in its dtype, those that they are held against, and the dtype of these.
+
+    Raises:
+        ArgumentError: The network does not take the images.
+    """
     try:
-        plain = _run(copied, given)
+        plain = run(copy_module(model).eval(), given)
     except Exception as error:  # a foreign network may fail in any way
         raise ArgumentError(
             f"images must be what the network takes, but on {given.words} it raised {type(error).__name__}: {error}"
         ) from error
-    other = _run(_tap_by_tap(model, found), given)
+    other = run(_tap_by_tap(model, found), given)
     own = next((str(x.dtype).removeprefix("torch.") for x in plain), "its own dtype")
     try:
-        exact = _run(copied.double(), given._replace(**_mapped(given, torch.Tensor.double)))
+        exact = run(copy_module(model).eval().double(), given, torch.float64)
     except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
         notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
         return [other], [x.double() for x in plain], own
@@ -169,45 +156,16 @@ def _tap_by_tap(model: nn.Module, found: Sequence[Found]) -> nn.Module:
     return copied
 
 
-def _mapped(given: _Arguments, function: Any) -> dict[str, Any]:
-    """Applies a function to all floating-point tensors among the arguments."""
-
-    def apply(value: Any) -> Any:
-        return function(value) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    return {"positional": tree_map(apply, given.positional), "named": tree_map(apply, dict(given.named))}
-
-
-def _run(network: nn.Module, given: _Arguments) -> list[Tensor]:
-    """Runs a network without gradients, from the same random numbers each time; returns its tensors."""
-    devices = sorted({p.device.index or 0 for p in network.parameters() if p.is_cuda})
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
-        torch.manual_seed(_SEED)
-        return list(_tensors(network(*given.positional, **given.named)))
-
-
-def _run_made(network: nn.Module, given: _Arguments) -> list[Tensor]:
+def _run_made(network: nn.Module, given: Arguments) -> list[Tensor]:
     """Runs the converted network, which may ask its layers for what only a convolution has."""
     try:
-        return _run(network, given)
+        return run(network, given)
     except AttributeError as error:
         raise ConversionError(f"the network asks for what an attention layer does not have: {error}") from error
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yields the floating-point tensors in nested results, in order."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value.detach()
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _tensors(getattr(value, field.name))
+    except Exception as error:  # a foreign network may look at its layers in any way
+        raise ConversionError(
+            f"the network does not run with attention layers in it: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _compare(
@@ -221,18 +179,22 @@ def _compare(
     if any(other != shapes[0] for other in shapes[1:]):
         notes.append("the network as a whole: the shapes of its results follow from their numbers")
         return [_Comparison(math.inf, 0.0, math.nan)]
-    return [_difference(results[i], high[i], [low[i] for low in lows]) for i in range(len(high))]
+    compared = [_difference(results[i], high[i], [low[i] for low in lows]) for i in range(len(high))]
+    if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):
+        notes.append("the network as a whole: its results are not finite")
+    if any(one.unsteady for one in compared):
+        notes.append("the network as a whole: rounding alone, or what it keeps between runs, moves its results too far")
+    return compared
 
 
 def _difference(result: Tensor, high: Tensor, lows: Sequence[Tensor]) -> _Comparison:
-    """Compares one output; where the network itself is not finite, nothing can be shown."""
+    """Compares one output; where the network itself is not finite, or too unsteady, nothing can be shown."""
     if not high.numel():
         return _Comparison(0.0, 0.0, 0.0)
     error = (result.double() - high).abs().max().item()
-    rounding = rounding_budget(high, lows)
-    largest = high.abs().max().item()
-    finite = math.isfinite(error) and math.isfinite(rounding)
-    return _Comparison(error, rounding, largest) if finite else _Comparison(math.inf, 0.0, largest)
+    rounding, largest = rounding_budget(high, lows), high.abs().max().item()
+    most = torch.finfo(result.dtype).eps ** _MOST * largest
+    return _Comparison(error, rounding, largest, unsteady=rounding > most)
 
 
 def _top1(results: Sequence[Tensor], high: Sequence[Tensor]) -> tuple[int | None, int | None]:
@@ -249,18 +211,10 @@ def _layer_at(network: nn.Module, name: str) -> RelativeAttention:
     return place if isinstance(place, RelativeAttention) else place.attention  # type: ignore[return-value]
 
 
-def _entry(item: Found, certificate: Certificate, path: str | None) -> ConvertedLayer:
+def _entry(item: Found, certificate: Certificate, watch: Watch, layer: RelativeAttention) -> LayerCertificate:
     """Writes down one layer."""
-    return ConvertedLayer(
-        name=item.names[0],
-        aliases=item.names[1:],
-        source=repr(item.plain.conv),
-        heads=certificate.heads,
-        exact=certificate.exact,
-        bound_per_unit=certificate.bound_per_unit,
-        measured_error=certificate.measured_error,
-        rounding=certificate.rounding,
-        path=path,
-        passed=certificate.passed,
-        notes=item.notes,
-    )
+    kernel, size, notes = tuple(item.plain.conv.kernel_size), watch.content(layer), item.notes
+    if size is not None:
+        step = f"with gradients, or once its gate is open, its content takes {size / 2**20:.3g} MiB for an image"
+        notes = (*notes, step)
+    return short_certificate(certificate, item.names, kernel_size=kernel, path=watch.path(layer), notes=notes)

@@ -1,11 +1,9 @@
 """Whole networks: attention layers without content become convolutions in a copy of the network."""
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -13,12 +11,15 @@ from convattn.convert.attention_to_conv import attention_to_conv
 from convattn.convert.compare_networks import Comparison, compare_networks
 from convattn.convert.fold_following import fold_following
 from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module
+from convattn.convert.plain import copy_network
+from convattn.convert.runs import Arguments, run
+from convattn.convert.short_certificate import class_name, dtypes, short_certificate
 from convattn.convert.taps import AnyConvolution
 from convattn.encodings import Quadratic
-from convattn.errors import ArgumentError, ConvAttnError, ConversionError, must_be
+from convattn.errors import ArgumentError, ConvAttnError, ConversionError, UnsupportedModelError, must_be
 from convattn.grid import whole_number
 from convattn.layers import RelativeAttention
-from convattn.records import Certificate, LayerCertificate, NetworkCertificate
+from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
 
 __all__ = ["network_to_conv"]
 
@@ -40,6 +41,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     Each layer becomes what `attention_to_conv` makes of it; with `images`, for the sizes that it meets there. A layer
     used in several places stays one layer. Layers that cannot be converted stay as they are, and the record says why.
 
+    Layers that are no modules of the network, for instance in a plain list, are not seen.
+
     An `AttentionNet` comes back as a network whose blocks hold convolutions, which cannot be saved under its class;
     `ConvNet.of` makes the `ConvNet` of it that can.
 
@@ -59,8 +62,10 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         The network, and the record: each layer, what was left alone and why, and the comparison on the images.
 
     Raises:
-        ConversionError: No layer could be converted; the message says why.
-        ArgumentError: An argument is out of range, or labels do not fit the images.
+        ConversionError: No layer could be converted, or the network does not run with convolutions in it; the message
+            says why.
+        UnsupportedModelError: The network cannot be copied, or has parameters without values.
+        ArgumentError: An argument is out of range, labels do not fit the images, or the network does not take them.
 
     Example:
         >>> from convattn.convert import conv_to_attention
@@ -69,12 +74,14 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         >>> made[0], record.exact, record.passed
         (Conv2d(3, 5, kernel_size=(3, 3), stride=(1, 1)), True, True)
     """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(must_be("model", "an nn.Module", model))
     included, excluded = patterns("include", include), patterns("exclude", exclude)
     _require_arguments(model, kernel_size, mass, images, labels)
     named = names_by_module(model)
     chosen, left_alone = _choose(named, included, excluded)
     sizes = {} if images is None else _sizes_met(model, images, [named[layer][0] for layer in chosen])
-    made = copy.deepcopy(model)
+    made = copy_network(model)
     convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
     converted: dict[str, tuple[Certificate, AnyConvolution]] = {}
     for layer in chosen:
@@ -82,17 +89,17 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         try:
             conv, certificate = _convert(convert, layer, sizes.get(name))
         except ConvAttnError as error:
-            left_alone.append((name, str(error)))
+            left_alone.append(LeftAlone(name, type(layer).__name__, str(error)))
             continue
         converted[name] = certificate, conv
         for place in named[layer]:
             made = replace_module(made, place, conv)
     if not converted:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_alone) or "it has no attention layers"
+        reasons = "; ".join(f"{item.name}: {item.reason}" for item in left_alone) or "it has no attention layers"
         raise ConversionError(f"cannot convert {type(model).__name__}: no layer could be converted ({reasons})")
     folded = fold_following(made, [conv for _, conv in converted.values()]) if fold else {}
     layers = tuple(
-        _layer(name, certificate, conv, _notes(named, model, name, folded.get(conv, "")))
+        _layer(certificate, conv, named[model.get_submodule(name)], folded.get(conv))
         for name, (certificate, conv) in converted.items()
     )
     comparison = None if images is None else compare_networks(model, made, images, labels)
@@ -113,18 +120,26 @@ def _convert(
 def _require_arguments(
     model: nn.Module, kernel_size: int | None, mass: float | None, images: Tensor | None, labels: Tensor | None
 ) -> None:
-    """Refuses arguments that no layer could take."""
+    """Refuses arguments that no layer could take, and networks without values."""
     if kernel_size is not None:
         whole_number("kernel_size", kernel_size)
     if mass is not None and (isinstance(mass, bool) or not 0 < mass < 1):
         raise ArgumentError(must_be("mass", "a share in (0, 1)", mass))
-    if images is not None and (images.ndim == 0 or not len(images)):
+    if images is not None and not isinstance(images, Tensor):
+        raise ArgumentError(must_be("images", "a tensor", images))
+    if images is not None and (images.ndim == 0 or not images.numel()):
         raise ArgumentError(must_be("images", "a batch of at least one", tuple(images.shape)))
     if labels is not None and (images is None or len(labels) != len(images)):
         count = "no images were given" if images is None else f"there are {len(images)} images"
         raise ArgumentError(f"labels must be one per image, but there are {len(labels)} labels and {count}")
     if images is None:
         return
+    held = [*model.named_parameters(), *model.named_buffers()]
+    empty = next((name for name, tensor in held if tensor.is_meta), None)
+    if empty is not None:
+        raise UnsupportedModelError(
+            f"cannot convert {type(model).__name__}: its {empty} is on the meta device and has no values"
+        )
     parameter = next(iter(model.parameters()), None)
     if parameter is not None and parameter.device != images.device:
         raise ArgumentError(must_be("images", f"on the network's device {parameter.device}", images.device))
@@ -132,16 +147,16 @@ def _require_arguments(
 
 def _choose(
     named: dict[nn.Module, list[str]], included: Sequence[str] | None, excluded: Sequence[str] | None
-) -> tuple[list[RelativeAttention], list[tuple[str, str]]]:
+) -> tuple[list[RelativeAttention], list[LeftAlone]]:
     """Splits the attention layers into those asked for and those left alone."""
     chosen, left_alone = [], []
     for module, names in named.items():
         if not isinstance(module, RelativeAttention):
             continue
         if excluded is not None and matches(names, excluded):
-            left_alone.append((names[0], "excluded"))
+            left_alone.append(LeftAlone(names[0], type(module).__name__, "left out by exclude"))
         elif included is not None and not matches(names, included):
-            left_alone.append((names[0], "not included"))
+            left_alone.append(LeftAlone(names[0], type(module).__name__, "left out by include"))
         else:
             chosen.append(module)
     return chosen, left_alone
@@ -150,49 +165,37 @@ def _choose(
 def _sizes_met(model: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Runs one image through a copy and writes down the sizes that each layer meets, the largest of several."""
     met: dict[str, tuple[int, ...]] = {}
-    watched = copy.deepcopy(model).eval()
+    watched = copy_network(model).eval()
     for name in names:
 
         def note(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
             met[name] = max(met.get(name, ()), tuple(inputs[0].shape[2:]))
 
         watched.get_submodule(name).register_forward_pre_hook(note)
-    with torch.no_grad():
-        watched(images[:1])
+    try:
+        run(watched, Arguments((images[:1],), {}, "the images given"))
+    except Exception as error:  # a foreign network may fail in any way
+        raise ArgumentError(
+            f"images must be what the network takes, but on one of them it raised {type(error).__name__}: {error}"
+        ) from error
     return met
 
 
-def _notes(named: dict[nn.Module, list[str]], model: nn.Module, name: str, folded: str) -> str:
-    """Words what else there is to say of a layer."""
-    others = named[model.get_submodule(name)][1:]
-    return "; ".join([f"also {other}" for other in others] + ([f"{folded} folded in"] if folded else []))
-
-
-def _layer(name: str, certificate: Certificate, conv: AnyConvolution, note: str) -> LayerCertificate:
+def _layer(
+    certificate: Certificate, conv: AnyConvolution, names: Sequence[str], folded: str | None
+) -> LayerCertificate:
     """Sums a certificate up."""
-    return LayerCertificate(
-        name=name,
-        source=certificate.source,
-        result=certificate.result,
-        heads=certificate.heads,
-        kernel_size=tuple(conv.kernel_size),
-        exact=certificate.exact,
-        leak=certificate.leak,
-        bound_per_unit=certificate.bound_per_unit,
-        bound=certificate.bound,
-        measured_error=certificate.measured_error,
-        rounding=certificate.rounding,
-        passed=certificate.passed,
-        path="convolution",
-        note="; ".join(filter(None, [note, *(item for item in certificate.not_covered if "dropout" not in item)])),
-    )
+    notes = [f"{folded} folded in"] if folded else []
+    notes += [item for item in certificate.not_covered if "dropout" not in item]
+    kernel = tuple(conv.kernel_size)
+    return short_certificate(certificate, names, kernel_size=kernel, path="convolution", notes=tuple(notes))
 
 
 def _record(
     model: nn.Module,
     made: nn.Module,
     layers: tuple[LayerCertificate, ...],
-    left_alone: tuple[tuple[str, str], ...],
+    left_alone: tuple[LeftAlone, ...],
     comparison: Comparison | None,
 ) -> NetworkCertificate:
     """Puts the record together."""
@@ -202,18 +205,21 @@ def _record(
         passed = passed and comparison.error <= (comparison.rounding if exact else math.inf)  # nan is no such number
     return NetworkCertificate(
         direction="network_to_conv",
-        source=type(model).__name__,
-        result=type(made).__name__,
-        dtype=_dtypes(made),
+        source=class_name(model),
+        result=class_name(made),
+        dtype=dtypes(made),
+        impl=None,
         layers=layers,
         left_alone=left_alone,
         exact=exact,
-        check_shape=comparison.shape if comparison else None,
-        error=comparison.error if comparison else None,
-        scale=comparison.scale if comparison else None,
+        images="the images given" if comparison else None,
+        shapes=(comparison.shape,) if comparison else (),
+        reference="float64" if comparison and comparison.error is not None else None,
+        measured_error=comparison.error if comparison else None,
         rounding=comparison.rounding if comparison else None,
+        largest=comparison.scale if comparison else None,
+        top1_total=comparison.shape[0] if comparison and comparison.top1_changed is not None else None,
         top1_changed=comparison.top1_changed if comparison else None,
-        images=comparison.shape[0] if comparison else 0,
         accuracy_before=comparison.accuracy_before if comparison else None,
         accuracy_after=comparison.accuracy_after if comparison else None,
         passed=passed,
@@ -221,18 +227,12 @@ def _record(
     )
 
 
-def _dtypes(model: nn.Module) -> str:
-    """Names the dtypes of the weights."""
-    kinds = dict.fromkeys(str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
-    return ", ".join(kinds)
-
-
 def _not_covered(exact: bool, comparison: Comparison | None) -> Iterator[str]:
     """Words what the record says nothing about."""
     if comparison is None:
         yield "the whole network: no images were given"
     elif comparison.error is None:
-        yield "the whole network: its outputs are no tensor"
+        yield f"the whole network: {comparison.missing}"
     elif not exact:
         yield "other images: layers that are not exact have bounds of their own, the whole network has none"
     yield "training: dropout of attention weights is left out"

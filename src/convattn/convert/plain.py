@@ -14,7 +14,7 @@ from convattn.convert.registry import FOREIGN, Foreign
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS, AnyConvolution, require_supported
 from convattn.errors import UnsupportedModelError
 
-__all__ = ["Plain", "copy_module", "is_own_hook", "read_plain"]
+__all__ = ["Plain", "copy_module", "copy_network", "is_own_hook", "read_plain"]
 
 _HARMLESS = {
     *("__init__", "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__repr__"),
@@ -57,6 +57,24 @@ def copy_module(module: nn.Module) -> nn.Module:
     results = [tensor for part in module.modules() for tensor in vars(part).values() if isinstance(tensor, Tensor)]
     memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in results if not tensor.is_leaf}
     return copy.deepcopy(module, memo)
+
+
+def copy_network(model: nn.Module) -> nn.Module:
+    """Copies a network of anybody's.
+
+    Args:
+        model: The network.
+
+    Returns:
+        An equal network that shares nothing.
+
+    Raises:
+        UnsupportedModelError: It holds what cannot be copied.
+    """
+    try:
+        return copy_module(model)
+    except Exception as error:  # a foreign module may fail in any way
+        raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
 
 
 def is_own_hook(hook: object) -> bool:
@@ -142,6 +160,8 @@ def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Mo
 def _plain(base: type[nn.Module], working: nn.Module, foreign: Foreign) -> AnyConvolution:
     """Builds the plain convolution around the tensors of another."""
     options = {name: getattr(working, name) for name in _FIELDS}
+    if not options["in_channels"] or not options["out_channels"]:
+        raise UnsupportedModelError("it has no channels")
     if base in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
         options["output_padding"] = working.output_padding
     conv = base(**options, bias=False, device="meta")

@@ -1,7 +1,8 @@
 """Fitting converted convolutions, layer by layer, to the attention that they stand for."""
 
 import copy
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 
 from convattn.convert.layer_names import names_by_module
 from convattn.convert.least_squares import NormalEquations, unknowns
+from convattn.convert.plain import copy_network
+from convattn.convert.runs import Arguments, run
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.layers import RelativeAttention
-from convattn.records import RefinedLayer, Refinement
+from convattn.records import LeftAlone, RefinedLayer, Refinement
 
 __all__ = ["refine"]
 
@@ -46,9 +49,9 @@ def refine(
         A new network, and what the fits have brought on the images held out.
 
     Raises:
-        ArgumentError: There are too few images, the ridge is out of range, the networks return other things than one
-            tensor, or no convolution of the one stands for an attention layer of the other; ShapeError where the
-            outputs of two layers differ in shape.
+        ArgumentError: There are too few images, the networks do not take them, return other things than one tensor of
+            finite numbers or have no values, the ridge is out of range, or no convolution of the one network stands for
+            an attention layer of the other; ShapeError where the outputs of two layers differ in shape.
 
     Example:
         >>> from convattn import AttentionNet, network_to_conv
@@ -59,24 +62,33 @@ def refine(
         >>> record.layers[0].name, record.fitted, record.held_out
         ('blocks.0.mixer', 16, 4)
     """
-    if images.ndim == 0 or len(images) < _HELD_OUT:
-        raise ArgumentError(must_be("images", f"a batch of at least {_HELD_OUT}", tuple(images.shape)))
-    if isinstance(ridge, bool) or not 0 < ridge < float("inf"):
-        raise ArgumentError(must_be("ridge", "a positive finite number", ridge))
-    training, refined = conv_model.training, copy.deepcopy(conv_model)
+    _require_arguments(conv_model, attention_model, images, ridge)
+    training, refined = conv_model.training, copy_network(conv_model)
     modes = {name: module.training for name, module in refined.named_modules()}
     refined.eval()
-    teacher = copy.deepcopy(attention_model).eval()
+    teacher = copy_network(attention_model).eval()
     pairs, left_alone = _pairs(refined, teacher)
     if not pairs and not left_alone:
         raise ArgumentError("conv_model must be what network_to_conv made of attention_model, but no layers fit")
     held = torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1
     fit, rest = images[~held.to(images.device)], images[held.to(images.device)]
+    try:
+        for network in (refined, teacher):
+            run(network, Arguments((rest[:1],), {}, "one of the images"))
+    except Exception as error:  # foreign networks may fail in any way
+        raise ArgumentError(
+            f"images must be what both networks take, but on one of them it raised {type(error).__name__}: {error}"
+        ) from error
     before = _end_to_end(refined, teacher, rest)
+    if not math.isfinite(before[0]):
+        raise ArgumentError("images must be such that the outputs of both networks are finite, but some are not")
     layers = [_fit(refined, teacher, name, *pairs[name], fit, rest, ridge) for name in _in_order(refined, pairs, fit)]
     after = _end_to_end(refined, teacher, rest)
     for name, module in refined.named_modules():
         module.training = modes[name]
+    with torch.no_grad():
+        for name, buffer in conv_model.named_buffers():  # a network may have counted its runs
+            refined.get_buffer(name).copy_(buffer)
     assert refined.training == training
     record = Refinement(
         layers=tuple(layers),
@@ -93,22 +105,40 @@ def refine(
     return refined, record
 
 
-def _pairs(
-    conv_model: nn.Module, teacher: nn.Module
-) -> tuple[dict[str, tuple[_Plain, nn.Module]], list[tuple[str, str]]]:
+def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images: Tensor, ridge: float) -> None:
+    """Refuses arguments of other kinds, too few images, and tensors without values."""
+    networks = (("conv_model", conv_model), ("attention_model", attention_model))
+    for argument, model in networks:
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(must_be(argument, "an nn.Module", model))
+        held = [*model.named_parameters(), *model.named_buffers()]
+        empty = next((name for name, tensor in held if tensor.is_meta), None)
+        if empty is not None:
+            raise ArgumentError(f"{argument} must have values, but its {empty} is on the meta device")
+    if not isinstance(images, Tensor) or images.is_meta:
+        raise ArgumentError(must_be("images", "a tensor with values", images))
+    if images.ndim == 0 or len(images) < _HELD_OUT:
+        raise ArgumentError(must_be("images", f"a batch of at least {_HELD_OUT}", tuple(images.shape)))
+    if isinstance(ridge, bool) or not 0 < ridge < float("inf"):
+        raise ArgumentError(must_be("ridge", "a positive finite number", ridge))
+
+
+def _pairs(conv_model: nn.Module, teacher: nn.Module) -> tuple[dict[str, tuple[_Plain, nn.Module]], list[LeftAlone]]:
     """Finds the convolutions to fit, each with the module whose output it should have, and those that cannot be."""
     pairs, left_alone = {}, []
     attention = dict(teacher.named_modules(remove_duplicate=False))
     for conv, names in names_by_module(conv_model).items():
         if not isinstance(attention.get(names[0]), RelativeAttention) or isinstance(conv, RelativeAttention):
             continue
+        kind = type(conv).__name__
         if len(names) > 1:
-            left_alone.append((names[0], "it is used in several places"))
+            left_alone.append(LeftAlone(names[0], kind, "it is used in several places"))
         elif type(conv) not in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-            left_alone.append((names[0], f"{type(conv).__name__} is not fitted"))
+            left_alone.append(LeftAlone(names[0], kind, f"{kind} is not fitted"))
         elif unknowns(conv) > _MOST_UNKNOWNS:  # type: ignore[arg-type]
             count = unknowns(conv)  # type: ignore[arg-type]
-            left_alone.append((names[0], f"{count} unknowns per output are more than {_MOST_UNKNOWNS}"))
+            reason = f"{count} unknowns per output are more than {_MOST_UNKNOWNS}"
+            left_alone.append(LeftAlone(names[0], kind, reason))
         else:
             pairs[names[0]] = conv, _target(names[0], conv_model, attention)
     return pairs, left_alone
@@ -126,16 +156,13 @@ def _target(name: str, conv_model: nn.Module, attention: dict[str, nn.Module]) -
     return attention[name]
 
 
-def _in_order(model: nn.Module, pairs: dict[str, tuple[_Plain, nn.Module]], images: Tensor) -> list[str]:
+def _in_order(model: nn.Module, names: Iterable[str], images: Tensor) -> list[str]:
     """Lists the convolutions in the order in which they compute."""
     order: list[str] = []
-    handles = [
-        conv.register_forward_hook(lambda *_, name=name: order.append(name)) for name, (conv, _) in pairs.items()
-    ]
-    with torch.no_grad():
-        model(images[:1])
-    for handle in handles:
-        handle.remove()
+    watched = copy_network(model)
+    for name in names:
+        watched.get_submodule(name).register_forward_hook(lambda *_, name=name: order.append(name))
+    run(watched, Arguments((images[:1],), {}, "one of the images"))
     return list(dict.fromkeys(order))
 
 
@@ -178,8 +205,8 @@ def _seen(
     try:
         with torch.no_grad():
             for batch in images.split(_BATCH):
-                model(batch)
-                teacher(batch)
+                model(batch.clone())  # a network may change what it is given
+                teacher(batch.clone())
                 made, wanted = met["made"].double(), met["wanted"].double()
                 if isinstance(target, nn.Linear):
                     wanted = wanted.movedim(-1, 1)
@@ -209,7 +236,7 @@ def _distance(seen: Iterator[tuple[Tensor, Tensor, Tensor]]) -> tuple[float, flo
 def _end_to_end(model: nn.Module, teacher: nn.Module, images: Tensor) -> tuple[float, float, int | None]:
     """Returns root mean squares of the networks' difference and the teacher's output, and how often top-1 differs."""
     with torch.no_grad():
-        pairs = [(model(batch), teacher(batch)) for batch in images.split(_BATCH)]
+        pairs = [(model(batch.clone()), teacher(batch.clone())) for batch in images.split(_BATCH)]
     if not all(isinstance(y, Tensor) for pair in pairs for y in pair):
         raise ArgumentError("conv_model must be a network that returns one tensor")
     made, wanted = (torch.cat(parts) for parts in zip(*pairs, strict=True))

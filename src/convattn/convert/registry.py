@@ -52,6 +52,10 @@ def _as_built(module: nn.Module) -> bool:
     return bool(module.same_pad)
 
 
+def _with_a_padding(module: nn.Module) -> bool:
+    return module.pad is not None
+
+
 _FROZEN = "the standardised weight was converted; trained further, it is not standardised again"
 
 FOREIGN: dict[str, Foreign] = {
@@ -60,12 +64,16 @@ FOREIGN: dict[str, Foreign] = {
     "timm.layers.std_conv.StdConv2dSame": Foreign(_standardised, _as_built, note=_FROZEN),
     "timm.layers.std_conv.ScaledStdConv2d": Foreign(_standardised, extra=("gain",), note=_FROZEN),
     "timm.layers.std_conv.ScaledStdConv2dSame": Foreign(_standardised, _as_built, extra=("gain",), note=_FROZEN),
+    "transformers.models.bit.modeling_bit.WeightStandardizedConv2d": Foreign(
+        _standardised, _with_a_padding, extra=("pad",), note=_FROZEN
+    ),
 }
 """Subclasses of torch's convolutions, by full name."""
 
 REFUSED: dict[str, str] = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": "it trains on several devices; convert its `module`",
     "timm.layers.cond_conv2d.CondConv2d": "its kernels depend on the input",
     "timm.layers.conv2d_same.Conv2dSameExport": "it pads every image as the first one that it saw; use Conv2dSame",
     "torchvision.ops.deform_conv.DeformConv2d": "its taps move with the input",
 }
-"""Modules that convolve and are no relative attention with fixed heads, by full name, with the reason."""
+"""Modules that are no relative attention with fixed heads, or that cannot be copied, by full name, with the reason."""

@@ -51,6 +51,16 @@ class SamePaddedAttention(nn.Module):
         """The layer's matrices as a convolution's weight; networks ask for its dtype and device."""
         return self.attention.weight
 
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """Taps of the window along each axis."""
+        return self.attention.kernel_size
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Pixels from query to query along each axis."""
+        return self.attention.stride
+
     def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
         """Pads and attends.
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,21 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from convattn.__about__ import __version__
-from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
-from convattn.encodings import ENCODINGS, create_encoding
+from convattn.convert.described import KINDS, describe_layer, rebuild_layer
 from convattn.errors import CheckpointError, ConvAttnError, UnsupportedModelError
 from convattn.files import new_folder, write_atomically
-from convattn.layers import (
-    Content,
-    GatedRelativeAttention2d,
-    RelativeAttention,
-    RelativeAttention1d,
-    RelativeAttention2d,
-    RelativeAttention3d,
-)
 
 __all__ = ["load_layer", "save_layer"]
 
 _SCHEMA = 1
-_ATTENTION = {
-    kind.__name__: kind
-    for kind in (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d, GatedRelativeAttention2d)
-}
-_CONVOLUTIONS = {kind.__name__: kind for kind in SUPPORTED_CONVOLUTIONS}
-_CONVOLUTION_OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 
 
 def save_layer(layer: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """Saves one layer as a folder, whole or not at all.
 
     Args:
-        layer: A relative-attention layer, or a convolution of torch (not a subclass).
+        layer: A relative-attention layer, one padded by the size of the image, or a convolution of torch (not a
+            subclass).
         folder: Where; it must be new or empty.
 
     Returns:
@@ -56,7 +41,7 @@ def save_layer(layer: nn.Module, folder: str | os.PathLike[str]) -> Path:
         ...     load_layer(save_layer(nn.Conv1d(2, 3, 5), Path(place) / "conv"))
         Conv1d(2, 3, kernel_size=(5,), stride=(1,))
     """
-    config = {"convattn": __version__, "schema_version": _SCHEMA, "kind": type(layer).__name__, **_describe(layer)}
+    config = {"convattn": __version__, "schema_version": _SCHEMA, **describe_layer(layer)}
     _require_loadable(layer, config)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in layer.state_dict().items()}
     with new_folder(folder) as temporary:
@@ -84,36 +69,14 @@ def load_layer(folder: str | os.PathLike[str]) -> nn.Module:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
         raise CheckpointError(f"cannot read a layer from {folder}: {error}") from None
     version = config.get("schema_version") if isinstance(config, dict) else None
-    if version != _SCHEMA or config.get("kind") not in [*_ATTENTION, *_CONVOLUTIONS]:
+    if version != _SCHEMA or config.get("kind") not in [*KINDS]:
         raise CheckpointError(f"{folder / 'config.json'} does not describe a layer of schema version {_SCHEMA}")
     try:
-        layer = _rebuild(config)
+        layer = rebuild_layer(config)
         layer.load_state_dict(tensors, assign=True)
     except (ConvAttnError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the files in {folder} do not fit together: {error}") from None
     return layer
-
-
-def _describe(layer: nn.Module) -> dict[str, Any]:
-    """Returns what rebuilds the module, as JSON types."""
-    if type(layer) in SUPPORTED_CONVOLUTIONS:
-        options: dict[str, Any] = {name: getattr(layer, name) for name in _CONVOLUTION_OPTIONS}
-        options |= {"bias": layer.bias is not None, "padding_mode": layer.padding_mode}
-        if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
-            options["output_padding"] = layer.output_padding
-        return {"options": options}
-    if not isinstance(layer, RelativeAttention) or type(layer) not in _ATTENTION.values():
-        known = ", ".join([*_ATTENTION, *_CONVOLUTIONS])
-        raise UnsupportedModelError(f"cannot save {type(layer).__name__} as a layer: known are {known}")
-    names = {kind: name for name, kind in ENCODINGS.items()}
-    if type(layer.encoding) not in names:
-        known = ", ".join(kind.__name__ for kind in names)
-        raise UnsupportedModelError(f"cannot save the encoding {type(layer.encoding).__name__}: known are {known}")
-    return {
-        "options": layer.options(),
-        "encoding": {"name": names[type(layer.encoding)], "options": layer.encoding.options()},
-        "content": None if layer.content_terms is None else asdict(layer.content_terms),
-    }
 
 
 def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
@@ -122,7 +85,7 @@ def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
     if any(tensor.is_meta for tensor in found.values()):
         raise UnsupportedModelError(f"cannot save {kind}: its tensors are on the meta device and have no values")
     with torch.device("meta"):
-        plain = _rebuild(json.loads(json.dumps(config))).state_dict()
+        plain = rebuild_layer(json.loads(json.dumps(config))).state_dict()
     differing = sorted(
         name
         for name in {*found, *plain}
@@ -133,21 +96,3 @@ def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
             f"cannot save {kind}: it would not load, because {', '.join(differing)} differ from a plain {kind}'s;"
             " make hooks, as in pruning, permanent first"
         )
-
-
-def _rebuild(config: dict[str, Any]) -> nn.Module:
-    """Builds the module that `_describe` described, with fresh weights."""
-    options = {name: _tuples(value) for name, value in config["options"].items()}
-    if config["kind"] in _CONVOLUTIONS:
-        return _CONVOLUTIONS[config["kind"]](**options)
-    kind = _ATTENTION[config["kind"]]
-    described = config["encoding"]
-    encoding = create_encoding(described["name"], options["num_heads"], kind.dims, **described["options"])
-    if config["content"]:
-        options["content"] = Content(**config["content"])
-    return kind(encoding=encoding, **options)
-
-
-def _tuples(value: Any) -> Any:
-    """Makes tuples of JSON's lists, all the way down."""
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -10,10 +10,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from convattn.convert.network_record import LeftAlone
 from convattn.convert.plain import Plain, is_own_hook, read_plain
 from convattn.convert.registry import REFUSED, full_name
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
+from convattn.records import LeftAlone
 
 __all__ = ["Found", "survey"]
 
@@ -91,7 +91,10 @@ def survey(
             " replace them:\n" + "\n".join(refused)
         )
     if not found:
-        raise ConversionError(f"there is no convolution to convert in {type(model).__name__}")
+        raise ConversionError(
+            f"there is no convolution to convert in {type(model).__name__}: none is a module; those called as functions"
+            " are not converted"
+        )
     return found, left
 
 
@@ -120,7 +123,9 @@ def _refusal(module: nn.Module) -> str | None:
         return "it is quantised; convert the network before quantising"
     if isinstance(module, LazyModuleMixin):
         return "it is lazy and not initialised; run the network once first"
-    return None
+    held = {**module._parameters, **module._buffers}
+    empty = next((name for name, tensor in held.items() if tensor is not None and tensor.is_meta), None)
+    return None if empty is None else f"its {empty} is on the meta device and has no values"
 
 
 def _hook_notes(module: nn.Module) -> list[str]:

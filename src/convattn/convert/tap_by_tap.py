@@ -1,5 +1,9 @@
-"""Convolutions summed tap by tap: another road to the same numbers, to see what rounding does."""
+"""Convolutions summed tap by tap, and in one product: other roads to the same numbers, to see what rounding does."""
 
+from collections.abc import Iterator
+
+import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -7,7 +11,7 @@ from convattn.convert.taps import Taps
 from convattn.functional import combine_heads, pad_keys, query_pixels
 from convattn.grid import Axis
 
-__all__ = ["tap_by_tap"]
+__all__ = ["in_one_product", "tap_by_tap"]
 
 
 def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
@@ -20,14 +24,43 @@ def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float
     Returns:
         What the convolution returns, up to rounding.
     """
-    axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
     y = None
-    for displacement, weight in zip(taps.displacements, taps.maps, strict=True):
-        shifted = [Axis(_shift(axis.queries, d), axis.keys) for axis, d in zip(axes, displacement, strict=True)]
-        term = combine_heads(query_pixels(keys, shifted)[:, None], weight[None], taps.groups)
+    for pixels, weight in zip(_pixels(taps, x), taps.maps, strict=True):
+        term = combine_heads(pixels[:, None], weight[None], taps.groups)
         y = term if y is None else y + term
     assert y is not None
-    return y if taps.bias is None else y + taps.bias.view(-1, *(1,) * len(axes))
+    return _with_bias(taps, y)
+
+
+def in_one_product(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes a convolution in its own dtype as one product of matrices, with sums over taps and channels at once.
+
+    It needs memory for the pixels of all taps.
+
+    Args:
+        taps: The convolution.
+        x: Images.
+
+    Returns:
+        What the convolution returns, up to rounding.
+    """
+    every = rearrange(
+        torch.stack(list(_pixels(taps, x)), 1), "b taps (groups c) ... -> b 1 (groups taps c) ...", groups=taps.groups
+    )
+    maps = rearrange(taps.maps, "taps outputs c -> 1 outputs (taps c)")
+    return _with_bias(taps, combine_heads(every, maps, taps.groups))
+
+
+def _pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
+    """Yields what each tap sees from every query."""
+    axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
+    for displacement in taps.displacements:
+        shifted = [Axis(_shift(axis.queries, d), axis.keys) for axis, d in zip(axes, displacement, strict=True)]
+        yield query_pixels(keys, shifted)
+
+
+def _with_bias(taps: Taps, y: Tensor) -> Tensor:
+    return y if taps.bias is None else y + taps.bias.view(-1, *(1,) * (y.ndim - 2))
 
 
 def _shift(positions: range, by: int) -> range:

@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 from convattn.errors import UnsupportedModelError
 from convattn.grid import Geometry
 
-__all__ = ["SUPPORTED_CONVOLUTIONS", "AnyConvolution", "Taps", "read_taps", "require_supported"]
+__all__ = ["FLOATING", "SUPPORTED_CONVOLUTIONS", "AnyConvolution", "Taps", "read_taps", "require_supported"]
 
 AnyConvolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
@@ -25,6 +25,10 @@ SUPPORTED_CONVOLUTIONS: dict[type[nn.Module], int] = {
     nn.ConvTranspose3d: 3,
 }
 """The modules that `conv_to_attention` takes, with their number of axes. Subclasses may compute something else."""
+
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Dtypes of the weights that are converted."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,11 @@ def require_supported(conv: nn.Module) -> None:
             )
         if tensor.is_meta:
             raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")
-        if not tensor.is_floating_point():
-            raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} must be real floating point, but is {tensor.dtype}"
-            )
+        if tensor.dtype not in FLOATING:
+            known = "float16, bfloat16, float32 or float64"
+            raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be {known}, but is {tensor.dtype}")
+        if not tensor.numel():
+            raise UnsupportedModelError(f"cannot convert {kind}: its {name} is empty, {tuple(tensor.shape)}")
         if not torch.isfinite(tensor).all():
             count = int((~torch.isfinite(tensor)).sum())
             raise UnsupportedModelError(

@@ -1,5 +1,6 @@
 """Watching a run of a converted network: which layers computed how, and which convolutions are left."""
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from convattn.convert.network_record import LeftAlone
 from convattn.layers import RelativeAttention
+from convattn.records import LeftAlone
 
 __all__ = ["Watch"]
 
@@ -33,6 +34,7 @@ class Watch:
         self._network, self._left = network, set(left)
         self._stack: list[tuple[str, nn.Module]] = []
         self._paths: dict[RelativeAttention, str] = {}
+        self._content: dict[RelativeAttention, int] = {}
         self._calls: dict[str, LeftAlone] = {}
         self._handles: list[RemovableHandle] = []
         self._operations = _Operations(self._seen)
@@ -55,6 +57,10 @@ class Watch:
         """Returns how a layer computed on the first images that reached it; None where none did."""
         return self._paths.get(layer)
 
+    def content(self, layer: RelativeAttention) -> int | None:
+        """Returns the bytes that a layer's content scores take for one image, once asked for; None without any."""
+        return self._content.get(layer)
+
     def calls(self) -> list[LeftAlone]:
         """Returns the modules that called a convolution as a function."""
         return list(self._calls.values())
@@ -66,6 +72,10 @@ class Watch:
             self._stack.append((name, module))
             if isinstance(module, RelativeAttention) and module not in self._paths and isinstance(given[0], Tensor):
                 self._paths[module] = module.plan(given[0].shape, given[0].dtype).path
+                if module.gate is not None:
+                    opened = copy.copy(module)
+                    opened.impl = "content"  # also while its gate is closed
+                    self._content[module] = opened.plan((1, *given[0].shape[1:]), given[0].dtype).bytes
 
         return hook
 

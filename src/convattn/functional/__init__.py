@@ -1,6 +1,6 @@
 """Attention on grids as pure functions: the readable reference, and the faster paths that are held against it."""
 
-from convattn.functional.content import content_scores, gated_weights
+from convattn.functional.content import content_scores, gated_weights, position_share
 from convattn.functional.content_attention import content_attention
 from convattn.functional.dense import dense_attention
 from convattn.functional.flex import flex_attention
@@ -44,6 +44,7 @@ __all__ = [
     "gated_weights",
     "grid_attention",
     "pad_keys",
+    "position_share",
     "product_attention",
     "query_pixels",
     "separable_attention",

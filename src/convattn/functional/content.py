@@ -1,11 +1,13 @@
 """Scores that depend on the input: the four-term relative score, and the gate between content and position."""
 
+from typing import Literal
+
 import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["content_scores", "gated_weights"]
+__all__ = ["content_scores", "gated_weights", "position_share"]
 
 
 def content_scores(
@@ -44,20 +46,41 @@ def content_scores(
 def gated_weights(
     content: Float[Tensor, "images heads queries keys"],
     position: Float[Tensor, "heads queries keys"],
-    gate: Float[Tensor, " heads"],
+    share: Float[Tensor, " heads"],
 ) -> Float[Tensor, "images heads queries keys"]:
-    """Mixes two attention distributions: A = (1 − σ(λ)) · content + σ(λ) · position.
+    """Mixes two attention distributions: A = (1 − s) · content + s · position.
 
     Args:
         content: Weights from content scores.
         position: Weights from displacement scores.
-        gate: λ per head; large values leave position alone.
+        share: s per head, the share of position; 1 leaves position alone.
 
     Returns:
-        Weights that sum to one over the keys (d'Ascoli et al. 2021, ConViT, eq. 6).
+        Weights that sum to one over the keys (d'Ascoli et al. 2021, ConViT, eq. 6); with s above 1 some are negative.
     """
-    share = torch.sigmoid(gate.to(content.dtype))[:, None, None]
+    share = share.to(content.dtype)[:, None, None]
     return (1 - share) * content + share * position
+
+
+def position_share(gate: Float[Tensor, " heads"], kind: Literal["sigmoid", "tanh"]) -> Float[Tensor, " heads"]:
+    """Computes the share of position from a gate: s = σ(λ), or s = 1 − tanh(g).
+
+    σ comes to 1 nowhere but in rounding, where it has no gradient. 1 − tanh(g) is exactly 1 at g = 0 with the slope
+    −1: such a gate can start closed on content, and open.
+
+    Args:
+        gate: λ or g per head.
+        kind: Which of the two.
+
+    Returns:
+        The share, in at least float32: in (0, 1), or in (0, 2) of a tanh.
+
+    Example:
+        >>> position_share(torch.tensor([0.0, 20.0]), "tanh").tolist()
+        [1.0, 0.0]
+    """
+    gate = _at_least_float32(gate)
+    return torch.sigmoid(gate) if kind == "sigmoid" else 1 - torch.tanh(gate)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

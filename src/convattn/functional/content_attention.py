@@ -32,7 +32,7 @@ def content_attention(
     maps: Float[Tensor, "heads outputs channels_per_group"],
     groups: int = 1,
     *,
-    gate: Float[Tensor, " heads"] | None = None,
+    share: Float[Tensor, " heads"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "images outputs *queries"]:
     """Computes softmax attention whose scores depend on the input, `s = ((q + u)·k + q·Ŵr_δ)/√width + s_h(δ)`.
@@ -51,7 +51,8 @@ def content_attention(
         position: Tables of displacements.
         maps: W_h; with groups its block-diagonal.
         groups: Number of blocks, dividing channels and outputs.
-        gate: λ per head: the position scores then make a distribution of their own, mixed in with the share σ(λ).
+        share: Share of position per head, as in `gated_weights`: its scores then make a distribution of their own. None
+            adds the scores.
         dropout: Probability in [0, 1) with which an attention weight is set to zero, drawn for each image.
 
     Returns:
@@ -63,9 +64,9 @@ def content_attention(
         apart, folded = score_products(keys.shape[0], keys.shape[1], queries, pixels, width)
         if folded < apart:
             content, position = fold(content, position, len(maps), keys.dtype)
-        work = _Work(axes, content, position, maps, groups, gate, dropout)
+        work = _Work(axes, content, position, maps, groups, share, dropout)
         shared, along = work.shared_scores(), work.along_axes(keys.device)
-    if gate is not None and shared is not None:
+    if share is not None and shared is not None:
         shared = attention_weights(shared)
     step = max(1, _BYTES // work.bytes_per_image(keys))
     parts = [work.attend(part, shared, along) for part in keys.split(step)]
@@ -82,13 +83,13 @@ class _Work:
     position: PositionTables
     maps: Tensor
     groups: int
-    gate: Tensor | None
+    share: Tensor | None
     dropout: float
 
     @property
     def by_axis(self) -> bool:
         """Whether position scores are added axis by axis."""
-        return self.gate is None and len(self.position.scores) == len(self.axes)
+        return self.share is None and len(self.position.scores) == len(self.axes)
 
     def bytes_per_image(self, keys: Tensor) -> int:
         """Estimates the memory that one image takes: scores and weights, queries, keys and mixed pixels."""
@@ -153,8 +154,8 @@ class _Work:
         """Takes the weighted means of the pixels."""
         with torch.autocast(pixels.device.type, enabled=False):
             scores = self._scores(query, key, seeing, along)
-            if self.gate is not None and shared is not None:
-                weights = gated_weights(attention_weights(scores), shared, self.gate)
+            if self.share is not None and shared is not None:
+                weights = gated_weights(attention_weights(scores), shared, self.share)
             else:
                 weights = attention_weights(scores if shared is None else scores + shared)
         weights = functional.dropout(weights, self.dropout, training=self.dropout > 0).to(pixels.dtype)

@@ -48,7 +48,7 @@ def add_head(
         groups: Number of blocks.
     """
     if groups == 1:
-        out.addmm_(mixed, weight.mT)
+        out.addmm_(mixed, weight.contiguous().mT)
     elif groups == out.shape[1] == mixed.shape[1]:
         out.addcmul_(mixed, weight[:, 0])
     else:

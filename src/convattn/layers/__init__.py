@@ -3,14 +3,22 @@
 from convattn.layers.content import Content
 from convattn.layers.dimensional import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.layers.fusion import fuse
-from convattn.layers.gated import GatedRelativeAttention2d
+from convattn.layers.gated import (
+    GatedRelativeAttention,
+    GatedRelativeAttention1d,
+    GatedRelativeAttention2d,
+    GatedRelativeAttention3d,
+)
 from convattn.layers.relative import RelativeAttention
 from convattn.layers.values import FactoredValues, MergedValues
 
 __all__ = [
     "Content",
     "FactoredValues",
+    "GatedRelativeAttention",
+    "GatedRelativeAttention1d",
     "GatedRelativeAttention2d",
+    "GatedRelativeAttention3d",
     "MergedValues",
     "RelativeAttention",
     "RelativeAttention1d",

@@ -119,7 +119,7 @@ class ContentScores(nn.Module):
         maps: Float[Tensor, "heads outputs channels_per_group"],
         groups: int,
         *,
-        gate: Float[Tensor, " heads"] | None,
+        share: Float[Tensor, " heads"] | None,
         dropout: float,
         path: str,
     ) -> Float[Tensor, "images outputs *queries"]:
@@ -131,7 +131,7 @@ class ContentScores(nn.Module):
             encoding: Where scores and features r_δ come from.
             maps: W_h; with groups its block-diagonal.
             groups: Number of blocks.
-            gate: λ per head, or None.
+            share: Share of position per head, where a gate mixes two distributions, or None.
             dropout: Probability with which an attention weight is dropped.
             path: "flex", or any other for `content_attention`.
 
@@ -145,8 +145,8 @@ class ContentScores(nn.Module):
         with torch.autocast(keys.device.type, enabled=False):
             position = self.tables(axes, encoding, dtype, keys.device)
         if path != "flex":
-            return content_attention(keys, axes, self.maps(), position, maps, groups, gate=gate, dropout=dropout)
-        if gate is not None or dropout:
+            return content_attention(keys, axes, self.maps(), position, maps, groups, share=share, dropout=dropout)
+        if share is not None or dropout:
             raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with a gate or dropout', path))
         return flex_attention(keys, axes, self.maps(), position, maps, groups)
 

@@ -109,21 +109,24 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
     """
     made, groups = prepared.made, call.work.groups
     if isinstance(made, Shifts):
-        y = shift_attention(made, call.axes, call.geometry, x, call.values.maps(), groups, call.bias)
-        return without_gradient(y, call.encoding) if call.learns_encoding else y
+        maps = call.values.maps()
+        if call.learns_encoding:
+            maps = without_gradient(maps, call.encoding)
+        return shift_attention(made, call.axes, call.geometry, x, maps, groups, call.bias)
     maps = call.values.maps()
     if isinstance(made, GridAttention) and not _needs_products(x, maps, call.bias):
         return made(x, maps, groups, call.bias)
-    keys = x if isinstance(made, GridAttention) and made.grid.geometry is None else pad_keys(x, call.geometry)
+    keys, order = pad_keys(x, call.geometry), prepared.order
     if isinstance(made, GridAttention):
-        y = product_attention(made.grid.by_head(len(call.axes)), keys, maps, groups)
-    elif isinstance(made, Filters):
+        keys = keys if made.grid.geometry is not None else x
+        made, order = made.grid.by_head(len(call.axes)), call.work.order(by_axis=True)
+    if isinstance(made, Filters):
         y = fourier_attention(made, call.axes, keys, maps, groups)
     else:
         flat = keys.flatten(2) if prepared.path == "dense" else keys
         dropped = [nn.functional.dropout(weight, call.dropout) for weight in made] if call.dropout else made
         weights = [weight.to(keys.dtype) for weight in dropped]
-        if prepared.order == "values":
+        if order == "values":
             y = values_first_attention(weights, flat, *call.values.factors(), groups)
         else:
             y = product_attention(weights, flat, maps, groups)
@@ -265,17 +268,19 @@ def _table(call: Call) -> Tensor:
         return call.encoding.table(call.axes, call.softmax_dtype, call.device)
 
 
-def without_gradient(y: Tensor, encoding: Encoding) -> Tensor:
-    """Passes the output of hard heads on, so that the gradient of their encoding is zero and not missing.
+def without_gradient(maps: Tensor, encoding: Encoding) -> Tensor:
+    """Passes the matrices of hard heads on, so that the gradient of their encoding is zero and not missing.
+
+    Not the output: what follows may change that in place, which torch forbids where a custom function returned it.
 
     Args:
-        y: The output.
+        maps: W_h.
         encoding: The heads' encoding.
 
     Returns:
-        The output.
+        W_h.
     """
-    return _NoGradient.apply(y, *encoding.parameters())
+    return _NoGradient.apply(maps, *encoding.parameters())
 
 
 class _NoGradient(torch.autograd.Function):

@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from convattn.errors import ArgumentError, ConversionError, ShapeError, UnsupportedModelError, must_be
 from convattn.layers.dimensional import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
-from convattn.layers.gated import GatedRelativeAttention2d
+from convattn.layers.gated import GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d
 from convattn.layers.relative import RelativeAttention
 from convattn.layers.values import FactoredValues, MergedValues
 
@@ -19,7 +19,10 @@ __all__ = ["fuse"]
 
 _Layer = TypeVar("_Layer", bound=RelativeAttention)
 
-_LAYERS = (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d, GatedRelativeAttention2d)
+_LAYERS = (
+    *(RelativeAttention1d, RelativeAttention2d, RelativeAttention3d),
+    *(GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d),
+)
 _CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 

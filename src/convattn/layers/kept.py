@@ -102,9 +102,10 @@ class Kept:
             maps = values.maps()  # type: ignore[union-attr, operator]
         if maps.dtype is not x.dtype or not found.serves(x, impl):
             return None
-        y = found.run(x, maps, found.groups, layer.bias)  # type: ignore[arg-type]
         encoding = found.encoding()
-        return without_gradient(y, encoding) if encoding is not None and _learns(encoding) else y
+        if encoding is not None and _learns(encoding):
+            maps = without_gradient(maps, encoding)
+        return found.run(x, maps, found.groups, layer.bias)  # type: ignore[arg-type]
 
     def prepare(self, call: Call, *, training: bool) -> Prepared:
         """Prepares a call; in evaluation without gradients, returns what was kept of an earlier one.

@@ -1,4 +1,4 @@
-"""A layer's matrices in the form of a convolution's weight."""
+"""What code that holds a convolution asks it for, of a layer in its place."""
 
 import math
 
@@ -13,8 +13,8 @@ __all__ = ["HasKernel"]
 class HasKernel(nn.Module):
     """A layer that, with one head per tap of its window, shows its matrices as a convolution's weight.
 
-    Code that holds a convolution asks it for `weight.dtype`, `weight.device` or `weight` itself; so it may ask a layer
-    that took a convolution's place.
+    Code that holds a convolution asks it for `weight.dtype`, `weight.device` or `weight` itself, and for its steps, in
+    order to pad its input; so it may ask a layer that took a convolution's place.
     """
 
     geometry: Geometry
@@ -31,3 +31,19 @@ class HasKernel(nn.Module):
         if len(maps) != math.prod(taps):
             raise AttributeError(f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'")
         return maps.movedim(0, -1).unflatten(-1, taps)
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """Taps of the window along each axis."""
+        return self.geometry.kernel_size
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Pixels from one query to the next, or, transposed, from one pixel of the spread image to the next."""
+        spread = self.geometry.input_dilation
+        return spread if max(spread) > 1 else self.geometry.stride
+
+    @property
+    def dilation(self) -> tuple[int, ...]:
+        """Pixels from one tap of the window to the next."""
+        return self.geometry.dilation

@@ -16,6 +16,7 @@ from convattn.layers.arguments import fitting_encoding, fitting_path, require_im
 from convattn.layers.call import Call, work_of
 from convattn.layers.content import Content, ContentScores
 from convattn.layers.execution import compute, describe, describe_content
+from convattn.layers.gate import GateKind, looks_at_content, share_of_position
 from convattn.layers.kept import Kept
 from convattn.layers.kernel import HasKernel
 from convattn.layers.values import FactoredValues, MergedValues
@@ -38,7 +39,7 @@ class RelativeAttention(HasKernel, ABC):
         values: W_h, merged or factored.
         content: Content scores, or None.
         bias: b, (out_channels,), or None.
-        gate: λ, (heads,), of a gated layer, or None.
+        gate, gate_kind: λ or g, (heads,), of a gated layer, and the function that makes a share of it; or None.
         geometry: Window, stride, padding and dilation, one entry per axis.
         dropout: Probability with which an attention weight is dropped in training.
         impl: Path demanded, or "auto".
@@ -124,11 +125,11 @@ class RelativeAttention(HasKernel, ABC):
             self.values = FactoredValues(num_heads, in_channels, out_channels, groups, head_width=head_width)
         if not isinstance(content, bool | Content):
             raise ArgumentError(must_be("content", "True, False or a Content", content))
-        terms = Content() if content is True else content or None
-        self.content_terms = terms
+        self.content_terms = terms = Content() if content is True else content or None
         self.content = ContentScores(terms, in_channels, num_heads, self.encoding.feature_width) if terms else None
         bound = (num_heads * in_channels // groups) ** -0.5
         self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
+        self.gate_kind: GateKind | None = None
         self.register_parameter("gate", None)
         self.impl = fitting_path(impl, self.encoding, content=terms is not None, dropout=self.dropout)
         self._kept = Kept()
@@ -148,18 +149,19 @@ class RelativeAttention(HasKernel, ABC):
             ArgumentError: The dtype of x is not that of the weights.
             DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
-        if not (torch.compiler.is_compiling() or (self.training and self.dropout)):
+        content = self.content is not None and looks_at_content(self.content, self.gate, self.gate_kind, self.impl)
+        if not (content or torch.compiler.is_compiling() or (self.training and self.dropout)):
             y = self._kept.attend(x, self, self.geometry, self.impl)
             if y is not None:
                 return y
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
-        if self.content is None and self.impl != "reference":
+        if not content and self.impl != "reference":
             call = self._call(x.shape, x.dtype, x.device, axes)
             return compute(call, self._kept.prepare(call, training=self.training), x)
         keys = pad_keys(x, self.geometry)
         explicit = self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex")
-        y = (self._reference if explicit else self._content)(keys, axes)
+        y = self._reference(keys, axes, content=content) if explicit else self._content(keys, axes)
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
     def plan(
@@ -188,12 +190,10 @@ class RelativeAttention(HasKernel, ABC):
         sizes = axis_lists("shape", shape, self.dims + 2, least=0)
         x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
         self._require_images(x)
-        device = torch.device(device or weight.device)
-        axes = self.geometry.axes(x.shape[2:])
-        call = self._call(x.shape, x.dtype, device, axes)
-        if self.content is not None:
-            path = "content" if self.impl == "auto" else self.impl
-            reason = "the scores depend on the input" if self.impl == "auto" else "demanded"
+        call = self._call(x.shape, x.dtype, torch.device(device or weight.device), self.geometry.axes(x.shape[2:]))
+        if self.content is not None and looks_at_content(self.content, self.gate, self.gate_kind, self.impl):
+            auto = ("content", "the scores depend on the input")
+            path, reason = auto if self.impl == "auto" else (self.impl, "demanded")
             width = self.content.query.out_features // self.num_heads
             return describe_content(call, path, reason, width, features=self.content.uses_position)
         return describe(call, None if self.impl == "reference" else self._kept.prepare(call, training=self.training))
@@ -243,16 +243,16 @@ class RelativeAttention(HasKernel, ABC):
             "bias": self.bias is not None,
             "dropout": self.dropout,
             "impl": self.impl,
+            **({} if self.gate_kind is None else {"gate": self.gate_kind}),
         }
 
     def extra_repr(self) -> str:
         """Returns the arguments, for printing; those at their defaults are left out."""
-        plain = {"head_width": None, "groups": 1, "bias": True, "dropout": 0.0, "impl": "auto"}
-        shown = {k: v for k, v in self.options().items() if k in plain and v != plain[k]}
-        geometry = Geometry.parse(self.dims)
-        shown |= {k: v for k, v in vars(self.geometry).items() if v != getattr(geometry, k)}
-        sizes = f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}"
-        return ", ".join([sizes, *(f"{name}={value!r}" for name, value in shown.items())])
+        plain = {"head_width": None, "groups": 1, "bias": True, "dropout": 0.0, "impl": "auto", "gate": "sigmoid"}
+        plain |= vars(Geometry.parse(self.dims))
+        shown = {k: v for k, v in {**self.options(), **vars(self.geometry)}.items() if k in plain and v != plain[k]}
+        sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}"]
+        return ", ".join(sizes + [f"{name}={value!r}" for name, value in shown.items()])
 
     def _require_images(self, x: Tensor) -> None:
         require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)
@@ -266,20 +266,21 @@ class RelativeAttention(HasKernel, ABC):
         if self.content is None or keys is None:
             return attention_weights(position)
         content = self.content(keys, axes, self.encoding)
-        if self.gate is None:
+        share = share_of_position(self.gate, self.gate_kind)
+        if share is None:
             return attention_weights(position + content)
-        return gated_weights(attention_weights(content), attention_weights(position), self.gate)
+        return gated_weights(attention_weights(content), attention_weights(position), share)
 
-    def _reference(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        y = attend(self._weights(keys, axes), keys, self.values.maps(), self.groups, dropout)
+    def _reference(self, keys: Tensor, axes: Sequence[Axis], *, content: bool) -> Tensor:
+        weights, dropout = self._weights(keys if content else None, axes), self.dropout if self.training else 0.0
+        y = attend(weights, keys, self.values.maps(), self.groups, dropout)
         return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))
 
     def _content(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
         assert self.content is not None
-        dropout = self.dropout if self.training else 0.0
+        share, dropout = share_of_position(self.gate, self.gate_kind), self.dropout if self.training else 0.0
         return self.content.attend(
-            keys, axes, self.encoding, self.values.maps(), self.groups, gate=self.gate, dropout=dropout, path=self.impl
+            keys, axes, self.encoding, self.values.maps(), self.groups, share=share, dropout=dropout, path=self.impl
         )
 
     def _call(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, axes: tuple[Axis, ...]) -> Call:

@@ -63,7 +63,7 @@ class HubModel(
             shown = ", ".join(differing[:3]) + (f" and {len(differing) - 3} more" if len(differing) > 3 else "")
             raise UnsupportedModelError(
                 f"cannot save {type(self).__name__}: it would not load, because its layers are not those of its"
-                f" arguments ({shown}); an AttentionNet made of convolutions is saved as ConvNet.of makes it"
+                f" arguments ({shown}); convattn.save_network saves a converted network"
             )
 
     @classmethod

@@ -4,7 +4,9 @@ Each record carries a schema version, its units in its docstring, and what it do
 """
 
 from convattn.records.certificate import Certificate
-from convattn.records.network_certificate import LayerCertificate, NetworkCertificate
+from convattn.records.convolutional_init import ConvolutionalInit, InitialisedLayer
+from convattn.records.forecast import ConversionForecast, LayerForecast
+from convattn.records.network_certificate import LayerCertificate, LeftAlone, NetworkCertificate
 from convattn.records.plan import Plan
 from convattn.records.record import Record
 from convattn.records.refinement import RefinedLayer, Refinement
@@ -12,8 +14,13 @@ from convattn.records.runs import DataRecord, RunRecord
 
 __all__ = [
     "Certificate",
+    "ConversionForecast",
+    "ConvolutionalInit",
     "DataRecord",
+    "InitialisedLayer",
     "LayerCertificate",
+    "LayerForecast",
+    "LeftAlone",
     "NetworkCertificate",
     "Plan",
     "Record",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from convattn.records.record import Record
 
-__all__ = ["LayerCertificate", "NetworkCertificate"]
+__all__ = ["LayerCertificate", "LeftAlone", "NetworkCertificate"]
 
 
 @dataclass(frozen=True)
@@ -13,74 +13,95 @@ class LayerCertificate(Record):
 
     Attributes:
         name: Where the layer stands in the network, as in `named_modules`; the first name of a layer that has several.
+        aliases: Its further names.
         source: The module converted, as it prints itself.
         result: The module that replaces it, as it prints itself.
         heads: Number of attention heads, of the source or of the result.
-        kernel_size: Kernel of the convolution, of the source or of the result; None where there is none.
+        kernel_size: Kernel of the convolution, of the source or of the result.
         exact: Whether nothing is lost but rounding.
         leak: Bound on the attention mass outside a head's own pixel (or, towards a convolution, outside the window).
         bound_per_unit: A-priori bound on the largest output error for inputs of absolute value ≤ 1; excludes rounding.
         bound: The a-priori bound for the random input on which the layer was measured.
         measured_error: Largest output difference to the source's function in float64 on that input.
         rounding: Largest difference that the dtype's rounding explains there.
+        path: How the result computed on the network's images: the attention's path, or "convolution"; None where they
+            did not reach it.
         passed: Whether measured_error ≤ bound + rounding.
-        path: How the result computes on that input: the attention's path, or "convolution".
-        note: What else there is to say, for instance its other names or what was folded in; empty where nothing.
+        notes: What else there is to say: what the result does not take over or does in another way, what was folded in.
     """
 
     name: str
+    aliases: tuple[str, ...]
     source: str
     result: str
     heads: int
-    kernel_size: tuple[int, ...] | None
+    kernel_size: tuple[int, ...]
     exact: bool
     leak: float
     bound_per_unit: float
     bound: float
     measured_error: float
     rounding: float
+    path: str | None
     passed: bool
-    path: str
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """Returns the layer in one line of plain text."""
         state = "passed" if self.passed else "FAILED"
         kind = "exact" if self.exact else f"leak {self.leak:.3g}"
-        kernel = "" if self.kernel_size is None else f", kernel {' x '.join(map(str, self.kernel_size))}"
-        allowed = f"{self.bound + self.rounding:.3g}"
-        note = f"; {self.note}" if self.note else ""
-        error = f"error {self.measured_error:.3g} of {allowed} allowed"
-        return f"{self.name}: {state}, {kind}, {self.heads} heads{kernel}, {self.path}, {error}{note}"
+        kernel = " x ".join(map(str, self.kernel_size))
+        error = f"error {self.measured_error:.3g} of {self.bound + self.rounding:.3g} allowed"
+        return (
+            f"{self.name}: {state}, {kind}, {self.heads} heads, kernel {kernel}, {self.path or 'not reached'}, {error}"
+        )
+
+
+@dataclass(frozen=True)
+class LeftAlone(Record):
+    """A layer that could have been meant and was not converted.
+
+    Attributes:
+        name: Dotted name of the module, or of the module that calls a convolution as a function.
+        kind: Its class.
+        reason: Why it was left.
+    """
+
+    name: str
+    kind: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class NetworkCertificate(Record):
-    """What the conversion of a whole network promises, and what was measured of it.
+    """What the conversion of a whole network promises, and what was measured of it, in either direction.
 
     Each layer has a bound of its own. End to end there is a promise only where every layer is exact: the networks agree
-    within rounding. Where layers leak, the end-to-end numbers are measurements on the images given, and no bound.
+    within rounding. Where layers leak, the end-to-end numbers are measurements on the images named, and no bound.
 
     Attributes:
         direction: "network_to_attention" or "network_to_conv".
         source: Class of the network converted.
         result: Class of the network made.
-        dtype: Dtype of the converted weights, for instance "float32".
+        dtype: Dtypes of its parameters, for instance "float32".
+        impl: Path demanded of attention layers that were made; None towards convolutions.
         layers: The converted layers, in the order of their names in the network.
-        left_alone: Name of each layer that could have been meant and was not converted, and the reason.
+        left_alone: What was not converted.
         exact: Whether every converted layer is exact.
-        check_shape: Shape of the images on which the whole networks were compared; None where no images were given.
-        error: Largest difference between the new network's output and the source's function in float64, end to end, on
-            those images; None where there were none.
-        scale: Largest absolute value of the source's output in float64 there; None where there were no images.
+        images: What the whole networks were compared on, in words; None where nothing was.
+        shapes: Shapes of the tensors that they were called with.
+        reference: Dtype of the source that the result is held against, for instance "float64"; None where the networks
+            were not compared, as are the next three.
+        measured_error: Largest difference to the reference over all outputs, at the output that comes closest to its
+            budget.
         rounding: Largest difference that the dtype's rounding explains there, by the error budget of
-            `docs/error-budget.md`; None where there were no images.
-        top1_changed: Number of images whose largest output is another than before; None where the output is not one row
-            of scores per image, or there were no images.
-        images: Number of images compared.
+            `docs/error-budget.md`.
+        largest: Largest absolute value of the reference there.
+        top1_total: Number of predictions, where the first output is one row of scores per image; otherwise None.
+        top1_changed: How many of them have another largest score than before.
         accuracy_before: Share of the labels that the source predicts, in [0, 1]; None without labels.
         accuracy_after: The same of the network made.
-        passed: Whether every layer passed and, where all are exact and images were given, error ≤ rounding.
+        passed: Whether every layer passed and, where all are exact, the networks agree within rounding.
         not_covered: What the certificate says nothing about.
     """
 
@@ -88,36 +109,54 @@ class NetworkCertificate(Record):
     source: str
     result: str
     dtype: str
+    impl: str | None
     layers: tuple[LayerCertificate, ...]
-    left_alone: tuple[tuple[str, str], ...]
+    left_alone: tuple[LeftAlone, ...]
     exact: bool
-    check_shape: tuple[int, ...] | None
-    error: float | None
-    scale: float | None
+    images: str | None
+    shapes: tuple[tuple[int, ...], ...]
+    reference: str | None
+    measured_error: float | None
     rounding: float | None
+    largest: float | None
+    top1_total: int | None
     top1_changed: int | None
-    images: int
     accuracy_before: float | None
     accuracy_after: float | None
     passed: bool
     not_covered: tuple[str, ...] = ()
 
     def summary(self) -> str:
-        """Returns the certificate in a few lines of plain text."""
-        kind = f"{'exact' if self.exact else 'approximate'}, {len(self.layers)} layers, {self.dtype}"
+        """Returns the certificate in a few lines of plain text: exact layers are counted, others have a line each."""
+        heads = sum(layer.heads for layer in self.layers)
+        kind = f"{'exact' if self.exact else 'approximate'}, {len(self.layers)} layers, {heads} heads, {self.dtype}"
         lines = [
             f"{self.direction.replace('_', ' ')}: {'passed' if self.passed else 'FAILED'} ({kind})",
             f"  from            {self.source}",
             f"  to              {self.result}",
+            f"  paths           {self._paths()}",
         ]
-        if self.error is not None and self.scale is not None and self.rounding is not None:
-            explained = f"rounding explains {self.rounding:.3g}, outputs reach {self.scale:.3g}"
-            lines.append(f"  end to end      error {self.error:.3g} on images {self.check_shape}; {explained}")
-        if self.top1_changed is not None:
-            lines.append(f"  top-1 changed   {self.top1_changed} of {self.images}")
+        if self.measured_error is not None and self.rounding is not None and self.largest is not None:
+            lines.append(f"  measured error  {self.measured_error:.3g} of {self.largest:.3g}, on {self.images}")
+            lines.append(f"  rounding        {self.rounding:.3g}, against {self.reference}")
+        if self.top1_total is not None:
+            lines.append(f"  top-1 changed   {self.top1_changed} of {self.top1_total}")
         if self.accuracy_before is not None and self.accuracy_after is not None:
             lines.append(f"  accuracy        {self.accuracy_before:.2%} before, {self.accuracy_after:.2%} after")
-        lines += [f"  layer           {layer.summary()}" for layer in self.layers]
-        lines += [f"  left alone      {name}: {reason}" for name, reason in self.left_alone]
+        told = [layer for layer in self.layers if not (layer.exact and layer.passed)]
+        lines += [f"  layer           {layer.summary()}" for layer in told]
+        for note in dict.fromkeys(note for layer in self.layers for note in layer.notes):
+            lines.append(f"  note            {note} ({_some([one.name for one in self.layers if note in one.notes])})")
+        lines += [f"  left alone      {item.name} ({item.kind}): {item.reason}" for item in self.left_alone]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
+
+    def _paths(self) -> str:
+        """Counts the layers by path."""
+        paths = [layer.path or "not reached" for layer in self.layers]
+        return ", ".join(f"{paths.count(path)} {path}" for path in sorted(set(paths)))
+
+
+def _some(names: list[str]) -> str:
+    """Names the first few of many."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

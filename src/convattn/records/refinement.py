@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from convattn.records.network_certificate import LeftAlone
 from convattn.records.record import Record
 
 __all__ = ["RefinedLayer", "Refinement"]
@@ -32,7 +33,7 @@ class Refinement(Record):
 
     Attributes:
         layers: The convolutions, in the order in which they compute.
-        left_alone: Name of each convolution that was not fitted, and the reason.
+        left_alone: The convolutions that were not fitted.
         ridge: Share of the mean square of the inputs that holds weights where they were.
         fitted: Number of images for the fits.
         held_out: Number of images for the numbers here.
@@ -45,7 +46,7 @@ class Refinement(Record):
     """
 
     layers: tuple[RefinedLayer, ...]
-    left_alone: tuple[tuple[str, str], ...]
+    left_alone: tuple[LeftAlone, ...]
     ridge: float
     fitted: int
     held_out: int
@@ -69,5 +70,5 @@ class Refinement(Record):
                 f"  layer           {layer.name}: {layer.before:.3g} before, {layer.after:.3g} after, of"
                 f" {layer.scale:.3g}{kept}"
             )
-        lines += [f"  left alone      {name}: {reason}" for name, reason in self.left_alone]
+        lines += [f"  left alone      {item.name} ({item.kind}): {item.reason}" for item in self.left_alone]
         return "\n".join(lines)

@@ -89,7 +89,7 @@ def dense_weights(
         if layer.gate is None:
             rows.append(_softmax(content + position, order))
         else:
-            share = 1 / (1 + torch.exp(-layer.gate.to(kind)))[:, None]
+            share = _position_share(layer, kind)
             rows.append((1 - share) * _softmax(content, order) + share * _softmax(position, order))
     weights = torch.stack(rows[::order], dim=2)
     sizes = [[len({point[axis] for point in points}) for axis in range(layer.dims)] for points in (queries, places)]
@@ -132,6 +132,13 @@ def _softmax(scores: Tensor, order: int) -> Tensor:
     exponentials = torch.exp(scores - scores.max(-1, keepdim=True).values)
     summed = exponentials.flip(-1) if order < 0 else exponentials
     return exponentials / summed.sum(-1, keepdim=True)
+
+
+def _position_share(layer: RelativeAttention, kind: torch.dtype) -> Float[Tensor, "heads 1"]:
+    """Computes σ(λ), or 1 − tanh(g) as 2 / (1 + e^{2g})."""
+    assert layer.gate is not None
+    gate = layer.gate.to(kind)[:, None]
+    return 1 / (1 + torch.exp(-gate)) if layer.options()["gate"] == "sigmoid" else 2 / (1 + torch.exp(2 * gate))
 
 
 def _position_terms(

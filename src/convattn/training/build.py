@@ -6,18 +6,30 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import nn
 
-from convattn.data import ImageDataset, load_cifar10, load_digits
-from convattn.errors import CheckpointError, RecipeError, must_be
+from convattn.convert import network_to_attention
+from convattn.data import ImageDataset, load_cifar10, load_digits, normalise
+from convattn.errors import CheckpointError, ConversionError, RecipeError, must_be
 from convattn.models import AttentionNet, ConvNet, ResNet, load_network, prune_heads
 from convattn.training.heads import quadratic_encodings
 from convattn.training.network_recipe import AttentionNetRecipe, ConvNetRecipe, NetworkRecipe
-from convattn.training.recipe import CosineRecipe, DataRecipe, OptimRecipe, Recipe, StartRecipe, StepsRecipe
+from convattn.training.recipe import (
+    ConvertRecipe,
+    CosineRecipe,
+    DataRecipe,
+    OptimRecipe,
+    Recipe,
+    StartRecipe,
+    StepsRecipe,
+)
 from convattn.training.schedule import step_decay, warmup_cosine
 
 __all__ = ["Network", "build_network", "build_optimizer", "learning_rate_factor", "load_data"]
 
 Network: TypeAlias = AttentionNet | ConvNet | ResNet
 """What a recipe can train."""
+
+_CERTIFIED = 4
+"""Test images on which a conversion is certified."""
 
 
 def load_data(recipe: DataRecipe) -> ImageDataset:
@@ -47,16 +59,19 @@ def build_network(recipe: Recipe, data: ImageDataset) -> Network:
         data: Where the numbers of channels and classes and the size of the images come from.
 
     Returns:
-        The network: freshly drawn from PyTorch's global random numbers, or that of the run to start from.
+        The network: freshly drawn from PyTorch's global random numbers, or that of the run to start from; with the
+        convolutions made attention that the recipe says.
 
     Raises:
-        ArgumentError: A size does not fit.
+        ArgumentError: A size does not fit, or no convolution has a name that the recipe says.
         CheckpointError: The network to start from cannot be loaded, or is another than the recipe's.
+        ConversionError: The network has no convolutions, or the certificate of the conversion fails.
         RecipeError: The folder to start from is not given.
         UnknownNameError: There is no such encoding.
     """
     fresh = _draw_network(recipe.model, data)
-    return fresh if recipe.start.recipe is None else _load_start(recipe.start, fresh)
+    network = fresh if recipe.start.recipe is None else _load_start(recipe.start, fresh)
+    return network if recipe.convert is None else _convert(network, recipe.convert, data)
 
 
 def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
@@ -83,6 +98,20 @@ def _load_start(start: StartRecipe, expected: Network) -> Network:
     if not isinstance(network, AttentionNet):
         raise CheckpointError(f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}")
     return prune_heads(network)
+
+
+def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Network:
+    """Makes attention of convolutions, and demands that the certificate passes."""
+    made, certificate = network_to_attention(
+        network,
+        sharpness=recipe.sharpness,
+        content=recipe.content,
+        include=recipe.include,
+        images=normalise(data.test.images[:_CERTIFIED], data.mean, data.std),
+    )
+    if not certificate.passed:
+        raise ConversionError(f"the conversion that the recipe asks for is not right:\n{certificate.summary()}")
+    return cast(Network, made)
 
 
 def build_optimizer(recipe: OptimRecipe, network: nn.Module) -> torch.optim.Optimizer:

@@ -74,7 +74,7 @@ def _model(record: RunRecord) -> dict[str, str]:
         "code": f"convattn {record.versions['convattn']}, revision {record.revision or 'unknown'}",
         "command": f"`{record.command}`",
         "evaluation": "`convattn.training.trainer.Trainer.evaluate`, in the same command",
-        "weights": "`model.safetensors`, loaded by `convattn.models.load_network`",
+        "weights": "`model.safetensors`, loaded by `convattn.load_network`",
     }
 
 

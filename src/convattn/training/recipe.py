@@ -10,6 +10,7 @@ from convattn.training.network_recipe import AttentionNetRecipe, NetworkRecipe
 from convattn.training.section import Count, Section, Share
 
 __all__ = [
+    "ConvertRecipe",
     "CosineRecipe",
     "DataRecipe",
     "OptimRecipe",
@@ -158,6 +159,22 @@ class StartRecipe(Section):
 
 
 @dataclass(frozen=True)
+class ConvertRecipe(Section):
+    """Which convolutions become attention before the first step; see `convattn.network_to_attention`.
+
+    Attributes:
+        include: Patterns of names of the convolutions to convert.
+        sharpness: α of every head in 1/pixel²; None makes heads so hard that their centres and sharpness have no
+            gradient.
+        content: Whether heads get scores that depend on the input, behind gates that start closed.
+    """
+
+    include: tuple[str, ...] = ("*",)
+    sharpness: Annotated[float, Range(0, without_low=True)] | None = None
+    content: bool = False
+
+
+@dataclass(frozen=True)
 class Recipe(Section):
     """Everything that a training run depends on.
 
@@ -168,6 +185,7 @@ class Recipe(Section):
         seed: Seed of the weights, the order of the images and the augmentation.
         model: The network.
         start: Where its weights come from.
+        convert: Which of its convolutions become attention; None for none.
         data: The images.
         optim: The optimizer.
         schedule: The learning rate over time.
@@ -185,6 +203,7 @@ class Recipe(Section):
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     model: NetworkRecipe = field(default_factory=AttentionNetRecipe)
     start: StartRecipe = field(default_factory=StartRecipe)
+    convert: ConvertRecipe | None = None
     data: DataRecipe = field(default_factory=DataRecipe)
     optim: OptimRecipe = field(default_factory=OptimRecipe)
     schedule: CosineRecipe | StepsRecipe = field(default_factory=CosineRecipe)

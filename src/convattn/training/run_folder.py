@@ -12,6 +12,7 @@ from pyarrow import parquet
 
 from convattn.errors import CheckpointError, RecipeError
 from convattn.files import new_folder, require_new_folder, write_atomically
+from convattn.networks import save_network
 from convattn.records import RunRecord
 from convattn.training.build import Network
 from convattn.training.card import model_card
@@ -136,7 +137,10 @@ class RunFolder:
     def finish(self, network: Network, record: RunRecord) -> None:
         """Writes the network and its card, then the record, and drops the checkpoints."""
         with tempfile.TemporaryDirectory(dir=self.path, prefix=".model.") as folder:
-            network.save_pretrained(folder)
+            if record.recipe.get("convert"):
+                save_network(network, folder)
+            else:
+                network.save_pretrained(folder)
             for name in ("model.safetensors", "config.json"):
                 os.replace(Path(folder) / name, self.path / name)
         write_atomically(self.path / "README.md", model_card(record))

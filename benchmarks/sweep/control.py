@@ -1,0 +1,40 @@
+"""A control that must fail: the converted network with one weight turned about."""
+
+from typing import Any
+
+import torch
+from benchmarks.sweep.subjects import Built, run
+from torch import nn
+
+from convattn import NetworkCertificate
+from convattn.layers import RelativeAttention
+
+__all__ = ["turn_one_weight"]
+
+
+def turn_one_weight(built: Built, made: nn.Module, certificate: NetworkCertificate) -> dict[str, Any]:
+    """Changes the sign of the largest weight of the middle layer, and asks whether the budget would have told.
+
+    The changed network is at least max|changed − converted| − error away from the reference, where error is what the
+    converted one is away from it. Beyond the budget of rounding, the certificate would have failed.
+
+    Args:
+        built: The network that was converted, and its arguments.
+        made: The converted network; it is changed.
+        certificate: Its certificate.
+
+    Returns:
+        The layer, how far off the network is at least in units of the budget, and whether that is beyond it.
+    """
+    reached = [layer.name for layer in certificate.layers if layer.path is not None]
+    name = reached[len(reached) // 2]
+    before = run(built._replace(network=made))
+    place = made.get_submodule(name)
+    layer = next(part for part in place.modules() if isinstance(part, RelativeAttention))
+    weight = next(layer.values.parameters())
+    with torch.no_grad():
+        weight[torch.unravel_index(weight.abs().argmax(), weight.shape)] *= -1
+    after = run(built._replace(network=made))
+    moved = max((new.double() - old).abs().max().item() for new, old in zip(after, before, strict=True))
+    share = (moved - certificate.measured_error) / certificate.rounding
+    return {"layer": name, "share_of_budget": share, "rejected": share > 1}

@@ -1,0 +1,1 @@
+"""Trained networks converted both ways: accuracy, time and certificates before and after."""

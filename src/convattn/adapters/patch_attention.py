@@ -1,0 +1,212 @@
+"""Attention over prefix tokens and patches whose heads look at the patches around the query."""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from convattn.adapters.patch_grid import PatchGrid
+from convattn.adapters.position_layer import layer_by_position
+from convattn.encodings import Quadratic
+from convattn.functional import attention_weights, displacement_scores
+from convattn.grid import Geometry
+from convattn.layers import RelativeAttention2d
+
+__all__ = ["GatedPatchAttention", "PatchAttention"]
+
+
+@final
+class PatchAttention(nn.Module):
+    """Attention by position alone: a relative-attention layer over the grid of patches.
+
+    A prefix token has no position. It attends as the patches do on average, A[prefix, k] = E_q A[q, k], so that its
+    output is the mean of theirs.
+
+    Attributes:
+        layer: The layer, from image of patches to image of patches; `network_to_conv` makes a convolution of it.
+        prefix: Number of tokens before the patches.
+        grid: Rows and columns of the patches.
+        after: Dropout of the output.
+
+    Example:
+        >>> layer = RelativeAttention2d(6, 6, num_heads=9, encoding="quadratic", kernel_size=3, padding=1)
+        >>> attention = PatchAttention(layer, PatchGrid((3, 5), lambda module, size: size), prefix=1)
+        >>> attention(torch.zeros(2, 16, 6)).shape
+        torch.Size([2, 16, 6])
+    """
+
+    def __init__(
+        self, layer: RelativeAttention2d, grid: PatchGrid, *, prefix: int, after: nn.Module | None = None
+    ) -> None:
+        """Wraps a layer that keeps the size of images.
+
+        Args:
+            layer: The layer.
+            grid: Rows and columns of the patches.
+            prefix: Number of tokens before the patches.
+            after: Dropout of the output, or None.
+        """
+        super().__init__()
+        self.layer, self.grid, self.prefix = layer, grid, prefix
+        self.after = nn.Identity() if after is None else after
+
+    def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
+        """Attends.
+
+        Args:
+            tokens: Prefix tokens, then patches row by row.
+
+        Returns:
+            Tokens in the same order.
+
+        Raises:
+            ShapeError: There are not so many tokens as prefix tokens and patches.
+        """
+        rows, cols = self.grid.require(tokens.shape[1], self.prefix)
+        pattern = "batch (rows cols) width -> batch width rows cols"
+        y = self.layer(rearrange(tokens[:, self.prefix :], pattern, rows=rows, cols=cols))
+        patches = rearrange(y, "batch width rows cols -> batch (rows cols) width")
+        means = patches.mean(1, keepdim=True).expand(-1, self.prefix, -1)
+        return self.after(torch.cat([means, patches], dim=1))
+
+    def position_layer(self) -> RelativeAttention2d:
+        """Returns what the heads do by position, as a layer from image of patches to image of patches."""
+        return self.layer
+
+
+@final
+class GatedPatchAttention(nn.Module):
+    """Heads that mix where and what: A_h = (1 − t_h) softmax(position) + t_h softmax(q_h k_hᵀ/√D_h), t_h = tanh(g_h).
+
+    By position a head sees patches, on a grid with zeros around it; by content it sees every token. A prefix token has
+    no position and attends by content alone. With g_h = 0 patches are mixed by position alone, and the gate still
+    learns: its gradient there is that of content against position.
+
+    Source: d'Ascoli et al. 2021 (ConViT), with another gate; `docs/networks-vit.md`.
+
+    Attributes:
+        encoding: Displacement, in patches, → score per head.
+        gate: g, (heads,).
+        query: W_q with its bias; heads stand one after the other.
+        key: W_k with its bias.
+        value: W_v with its bias, which every mean of values contains once.
+        output: W_out with its bias.
+        query_norm: What is applied to each query.
+        key_norm: What is applied to each key.
+        prefix: Number of tokens before the patches.
+        grid: Rows and columns of the patches.
+        dropout: Probability with which an attention weight of content is dropped in training.
+        after: Dropout of the output.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts of a native layer, and what is new
+        self,
+        encoding: Quadratic,
+        gate: Float[Tensor, " heads"],
+        grid: PatchGrid,
+        geometry: Geometry,
+        *,
+        query: nn.Linear,
+        key: nn.Linear,
+        value: nn.Linear,
+        output: nn.Linear,
+        query_norm: nn.Module,
+        key_norm: nn.Module,
+        prefix: int,
+        dropout: float,
+        after: nn.Module,
+    ) -> None:
+        """Puts the parts together.
+
+        Args:
+            encoding: Scores of displacements in patches, for two axes.
+            gate: g per head.
+            grid: Rows and columns of the patches.
+            geometry: Window that says how far zeros go around the patches.
+            query: D → heads · D_h.
+            key: D → heads · D_h.
+            value: D → heads · D_h.
+            output: heads · D_h → D_out.
+            query_norm: Applied to each query.
+            key_norm: Applied to each key.
+            prefix: Number of tokens before the patches.
+            dropout: Probability with which an attention weight of content is dropped in training.
+            after: Dropout of the output.
+        """
+        super().__init__()
+        self.encoding, self.gate = encoding, nn.Parameter(gate)
+        self.query, self.key, self.value, self.output = query, key, value, output
+        self.query_norm, self.key_norm, self.after = query_norm, key_norm, after
+        self.grid, self.geometry, self.prefix, self.dropout = grid, geometry, prefix, dropout
+
+    def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
+        """Attends.
+
+        Args:
+            tokens: Prefix tokens, then patches row by row.
+
+        Returns:
+            Tokens in the same order.
+
+        Raises:
+            ShapeError: There are not so many tokens as prefix tokens and patches.
+        """
+        sizes = self.grid.require(tokens.shape[1], self.prefix)
+        query = self.query_norm(self._heads(self.query(tokens)))
+        key = self.key_norm(self._heads(self.key(tokens)))
+        value = self._heads(functional.linear(tokens, self.value.weight))
+        dropout = self.dropout if self.training else 0.0
+        content = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+        prefix, patches = content.split([self.prefix, content.shape[2] - self.prefix], dim=2)
+        position = self._by_position(value[:, :, self.prefix :], sizes)
+        share = self._content_share().to(value.dtype)[:, None, None]
+        mixed = torch.cat([prefix, position + share * (patches - position)], dim=2)
+        y = rearrange(mixed, "batch heads tokens width -> batch tokens (heads width)")
+        return self.after(self.output(y if self.value.bias is None else y + self.value.bias))
+
+    def position_layer(self) -> RelativeAttention2d:
+        """Copies what the heads do by position into a layer, W_out taken by the share 1 − t_h of position.
+
+        Returns:
+            A layer from image of patches to image of patches, without content. Where the gate is closed it computes
+            what this module computes at patches.
+        """
+        share = 1 - self._content_share().detach()
+        return layer_by_position(self.encoding, self.geometry, self.value, self.output, share).train(self.training)
+
+    def _content_share(self) -> Float[Tensor, " heads"]:
+        """Returns t_h, in at least float32."""
+        return torch.tanh(self.gate.to(torch.promote_types(self.gate.dtype, torch.float32)))
+
+    def _heads(self, tokens: Float[Tensor, "batch tokens inner"]) -> Float[Tensor, "batch heads tokens width"]:
+        pattern = "batch tokens (heads width) -> batch heads tokens width"
+        return rearrange(tokens, pattern, heads=len(self.gate))
+
+    def _by_position(
+        self, values: Float[Tensor, "batch heads patches width"], sizes: tuple[int, int]
+    ) -> Float[Tensor, "batch heads patches width"]:
+        """Takes the weighted means of patches, along columns and then along rows."""
+        rows, cols = (weights.to(values.dtype) for weights in self._axis_weights(sizes))
+        image = rearrange(values, "batch heads (rows cols) width -> batch heads rows cols width", rows=sizes[0])
+        image = einsum(cols, image, "heads q cols, batch heads rows cols width -> batch heads rows q width")
+        image = einsum(rows, image, "heads q rows, batch heads rows cols width -> batch heads q cols width")
+        return rearrange(image, "batch heads rows cols width -> batch heads (rows cols) width")
+
+    def _axis_weights(self, sizes: Sequence[int]) -> list[Float[Tensor, "heads _ _"]]:
+        """Returns attention along each axis, of the patches alone: what goes to the zeros around them goes nowhere."""
+        axes = self.geometry.axes(sizes)
+        device, kind = self.gate.device, torch.promote_types(self.gate.dtype, torch.float32)
+        with torch.autocast(device.type, enabled=False):
+            tables = self.encoding.axis_tables(axes, kind, device)
+            scores = [displacement_scores(table, (axis,)) for table, axis in zip(tables, axes, strict=True)]
+            weights = [attention_weights(score) for score in scores]
+        ends = zip(weights, self.geometry.padding, sizes, strict=True)
+        return [weight[:, :, before : before + size] for weight, (before, _), size in ends]
+
+    def extra_repr(self) -> str:
+        """Returns what the parts do not show, for printing."""
+        return f"prefix={self.prefix}, grid={self.grid}"

@@ -1,0 +1,138 @@
+"""The vision transformers of timm: vit_* and deit_*. Classes are known by their full names; timm is not imported."""
+
+from typing import final
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.adapters.native import NativeAttention, NativeTransformer, linear
+from convattn.adapters.patch_grid import PatchGrid
+from convattn.adapters.readable import attention_places, full_name, require_linear
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.records import LeftAlone
+
+__all__ = ["TIMM", "TimmAttention", "read_timm"]
+
+TIMM = (
+    "timm.models.vision_transformer.VisionTransformer",
+    "timm.models.deit.VisionTransformerDistilled",
+)
+"""Classes that `read_timm` reads."""
+
+_ATTENTION = "timm.layers.attention.Attention"
+_BLOCKS = {
+    "timm.models.vision_transformer.ParallelScalingBlock": "attention and feed-forward network are one product",
+    "timm.models.vision_transformer.DiffParallelScalingBlock": "it takes the difference of two attentions",
+    "timm.layers.diff_attention.DiffAttention": "it takes the difference of two attentions",
+    "timm.layers.attention.AttentionRope": "its scores turn queries and keys by their positions",
+}
+_POOLS = ("timm.layers.attention_pool.AttentionPoolLatent", "timm.layers.attention_pool.AttentionPoolPrr")
+
+
+@final
+class TimmAttention(nn.Module):
+    """A layer from tokens to tokens, called as timm calls its attention.
+
+    Attributes:
+        tokens: The layer.
+    """
+
+    def __init__(self, tokens: nn.Module) -> None:
+        """Wraps the layer."""
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(
+        self, x: Float[Tensor, "batch tokens width"], attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Float[Tensor, "batch tokens outputs"]:
+        """Attends.
+
+        Args:
+            x: Tokens.
+            attn_mask: None.
+            is_causal: False.
+
+        Returns:
+            Tokens.
+
+        Raises:
+            ArgumentError: There is a mask.
+        """
+        if attn_mask is not None:
+            raise ArgumentError(
+                must_be("attn_mask", "None: heads that look at patches by position have none", "a mask")
+            )
+        if is_causal:
+            raise ArgumentError(must_be("is_causal", "False: patches have no order in time", is_causal))
+        return self.tokens(x)
+
+
+def read_timm(vit: nn.Module) -> NativeTransformer:
+    """Reads a vision transformer of timm.
+
+    Args:
+        vit: One of `TIMM`.
+
+    Returns:
+        Its attention; tensors and modules are the network's own.
+
+    Raises:
+        UnsupportedModelError: A part of it computes something else; the message names all such parts.
+    """
+    reasons = []
+    if not isinstance(vit.patch_drop, nn.Identity):
+        reasons.append("patch_drop (PatchDropout): it drops patches, and the rest are no grid")
+    places = attention_places(vit, _ATTENTION, _BLOCKS, within="blocks.")
+    layers = []
+    for names, module in places:
+        try:
+            layers.append(_read(names, module))
+        except UnsupportedModelError as error:
+            reasons.append(f"{names[0]} ({type(module).__name__}): {error}")
+    if reasons or not layers:
+        listed = "\n".join(f"  {reason}" for reason in reasons or ["blocks: there is no attention that is known"])
+        raise UnsupportedModelError(f"cannot initialise {type(vit).__name__} as a convolution:\n{listed}")
+    embed: nn.Module = vit.patch_embed  # type: ignore[assignment]
+    rows, cols = embed.grid_size  # type: ignore[misc]
+    pools = [(name, module) for name, module in vit.named_modules() if full_name(module) in _POOLS]
+    return NativeTransformer(
+        layers=tuple(layers),
+        prefix=int(vit.num_prefix_tokens),  # type: ignore[arg-type]
+        grid=PatchGrid((int(rows), int(cols)), _measure),
+        embedding="patch_embed",
+        wrap=TimmAttention,
+        left=tuple(LeftAlone(name, type(module).__name__, "it pools the tokens at the end") for name, module in pools),
+    )
+
+
+def _measure(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+    """Returns rows and columns of patches of an image."""
+    rows, cols = embed.dynamic_feat_size(image)  # type: ignore[operator]
+    return int(rows), int(cols)
+
+
+def _read(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
+    """Reads one layer of attention, or raises UnsupportedModelError."""
+    kind = full_name(attention)
+    if kind != _ATTENTION:
+        raise UnsupportedModelError(_BLOCKS[kind])
+    if not isinstance(attention.norm, nn.Identity):
+        raise UnsupportedModelError("it normalises the heads' outputs, which no convolution does")
+    if attention.gate is not None:
+        raise UnsupportedModelError("it multiplies the heads' outputs by a gate, which no convolution does")
+    qkv, proj = require_linear(attention, "qkv"), require_linear(attention, "proj")
+    biases = (None,) * 3 if qkv.bias is None else qkv.bias.chunk(3)
+    query, key, value = (linear(*part, like=qkv) for part in zip(qkv.weight.chunk(3), biases, strict=True))
+    return NativeAttention(
+        names=names,
+        heads=int(attention.num_heads),  # type: ignore[arg-type]
+        query=query,
+        key=key,
+        value=value,
+        output=linear(proj.weight, proj.bias, like=proj),
+        query_norm=attention.q_norm,  # type: ignore[arg-type]
+        key_norm=attention.k_norm,  # type: ignore[arg-type]
+        dropout=float(attention.attn_drop.p),  # type: ignore[union-attr, arg-type]
+        after=attention.proj_drop,  # type: ignore[arg-type]
+        training=attention.training,
+    )

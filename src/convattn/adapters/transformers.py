@@ -1,0 +1,120 @@
+"""The ViT of transformers. Classes are known by their full names; transformers is not imported."""
+
+from functools import partial
+from typing import Any, final
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.adapters.native import NativeAttention, NativeTransformer
+from convattn.adapters.patch_grid import PatchGrid
+from convattn.adapters.readable import attention_places, require_linear
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+
+__all__ = ["TRANSFORMERS", "TransformersAttention", "read_transformers"]
+
+_HOME = "transformers.models.vit.modeling_vit"
+TRANSFORMERS = (f"{_HOME}.ViTModel", f"{_HOME}.ViTForImageClassification", f"{_HOME}.ViTForMaskedImageModeling")
+"""Classes that `read_transformers` reads."""
+
+_ATTENTION = f"{_HOME}.ViTAttention"
+_MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@final
+class TransformersAttention(nn.Module):
+    """A layer from tokens to tokens, called as transformers calls its attention.
+
+    Attributes:
+        tokens: The layer.
+        config: Configuration of the network.
+    """
+
+    def __init__(self, tokens: nn.Module, config: Any) -> None:
+        """Wraps the layer."""
+        super().__init__()
+        self.tokens, self.config = tokens, config
+
+    def forward(
+        self, hidden_states: Float[Tensor, "batch tokens width"], attention_mask: Tensor | None = None, **options: Any
+    ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
+        """Attends.
+
+        Args:
+            hidden_states: Tokens.
+            attention_mask: None.
+            **options: What transformers passes on; `output_attentions` must not be set.
+
+        Returns:
+            Tokens, and None where transformers has weights.
+
+        Raises:
+            ArgumentError: There is a mask, or weights are asked for.
+        """
+        if attention_mask is not None:
+            expectation = "None: heads that look at patches by position have none"
+            raise ArgumentError(must_be("attention_mask", expectation, "a mask"))
+        if options.get("output_attentions") or getattr(self.config, "output_attentions", False):
+            raise ArgumentError(must_be("output_attentions", "False: the weights of all tokens are never made", True))
+        return self.tokens(hidden_states), None
+
+
+def read_transformers(model: nn.Module) -> NativeTransformer:
+    """Reads a vision transformer of transformers.
+
+    Args:
+        model: One of `TRANSFORMERS`.
+
+    Returns:
+        Its attention; tensors and modules are the network's own.
+
+    Raises:
+        UnsupportedModelError: It is laid out otherwise, as in other versions, or a part of it computes something else;
+            the message names all such parts.
+    """
+    base = "" if type(model).__name__ == "ViTModel" else "vit."
+    layers, reasons = [], []
+    for names, attention in attention_places(model, _ATTENTION, (), within=base):
+        try:
+            layers.append(_read(names, attention))
+        except UnsupportedModelError as error:
+            reasons.append(f"{names[0]} ({type(attention).__name__}): {error}")
+    if reasons or not layers:
+        listed = "\n".join(f"  {reason}" for reason in reasons or ["there is no attention laid out as in version 5"])
+        raise UnsupportedModelError(f"cannot initialise {type(model).__name__} as a convolution:\n{listed}")
+    embedding = f"{base}embeddings.patch_embeddings"
+    embed = model.get_submodule(embedding)
+    return NativeTransformer(
+        layers=tuple(layers),
+        prefix=1,
+        grid=PatchGrid(_measure(embed, embed.image_size), _measure),  # type: ignore[arg-type]
+        embedding=embedding,
+        wrap=partial(TransformersAttention, config=model.config),
+    )
+
+
+def _measure(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+    """Returns rows and columns of patches of an image."""
+    rows, cols = (int(size) // int(step) for size, step in zip(image, embed.patch_size, strict=True))  # type: ignore[call-overload, arg-type]
+    return rows, cols
+
+
+def _read(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
+    """Reads one layer of attention, or raises UnsupportedModelError."""
+    missing = [name for name in _MAPS if not hasattr(attention, name)]
+    if missing:
+        raise UnsupportedModelError(f"it has no {missing[0]}: it is laid out as in another version than 5")
+    query, key, value, output = (require_linear(attention, name) for name in _MAPS)
+    return NativeAttention(
+        names=names,
+        heads=int(attention.num_attention_heads),  # type: ignore[arg-type]
+        query=query,
+        key=key,
+        value=value,
+        output=output,
+        query_norm=nn.Identity(),
+        key_norm=nn.Identity(),
+        dropout=float(attention.attention_dropout),  # type: ignore[arg-type]
+        after=nn.Identity(),
+        training=attention.training,
+    )

@@ -1,0 +1,82 @@
+"""`convattn convert` on the folder of a single layer."""
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convattn.cli.output import print_record
+from convattn.errors import UnsupportedModelError
+from convattn.records import Certificate
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["convert_layer", "layer_in", "save_converted"]
+
+
+def layer_in(source: str) -> bool:
+    """Tells whether a folder holds a single layer, as `save_layer` writes it.
+
+    Args:
+        source: The folder; anything else is none.
+
+    Returns:
+        Whether its configuration describes a layer.
+    """
+    from convattn.convert.described import KINDS
+
+    try:
+        config = json_format.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("kind") in [*KINDS]
+
+
+def convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], *, json: bool) -> int:
+    """Converts a layer, and writes it where its certificate passes.
+
+    Args:
+        source: Folder of the layer.
+        output: Folder to make.
+        to: "attention" or "conv".
+        options: Arguments of the conversion.
+        json: Whether to print the certificate as JSON.
+
+    Returns:
+        0, or 1 where the check failed.
+
+    Raises:
+        UnsupportedModelError: The layer is no convolution, where that is needed.
+    """
+    from convattn.convert import SUPPORTED_CONVOLUTIONS, attention_to_conv, conv_to_attention, load_layer
+    from convattn.files import require_new_folder
+
+    require_new_folder(output, "--output")
+    layer = load_layer(source)
+    if to == "conv":
+        made, certificate = attention_to_conv(layer, **options)
+    elif type(layer) not in SUPPORTED_CONVOLUTIONS:
+        raise UnsupportedModelError(f"{source} holds a {type(layer).__name__}, which is no convolution of torch")
+    else:
+        made, certificate = conv_to_attention(layer, **options)  # type: ignore[arg-type]
+    if certificate.passed:
+        save_converted(made, certificate, output)
+    outcome = f"wrote {output}" if certificate.passed else "wrote nothing"
+    print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
+    return 0 if certificate.passed else 1
+
+
+def save_converted(layer: "nn.Module", certificate: Certificate, folder: Path) -> None:
+    """Writes a converted layer with its certificate, whole or not at all.
+
+    Args:
+        layer: The layer.
+        certificate: Its certificate.
+        folder: Where; it must be new or empty.
+    """
+    from convattn.convert import save_layer
+    from convattn.files import new_folder
+
+    with new_folder(folder, "--output") as temporary:
+        save_layer(layer, temporary)
+        certificate.save(temporary / "certificate.json")

@@ -1,0 +1,212 @@
+"""`convattn convert` on a whole network."""
+
+import json as json_format
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from convattn.cli.output import print_record
+from convattn.errors import ArgumentError, must_be
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Measured", "Origin", "convert_network", "forecast_network"]
+
+
+class _Loaded(NamedTuple):
+    """A network to convert.
+
+    Attributes:
+        network: The network, in evaluation mode.
+        source: What builds its architecture, or None.
+        options: What it is built with.
+    """
+
+    network: "nn.Module"
+    source: str | None
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a network and its weights come from.
+
+    Attributes:
+        source: "timm:NAME", "torchvision:NAME" or a folder.
+        weights: File with the weights.
+        pretrained: Whether to fetch them.
+        random_weights: Whether to draw them.
+        arguments: What the network is built with, as text.
+    """
+
+    source: str
+    weights: Path | None
+    pretrained: bool
+    random_weights: bool
+    arguments: dict[str, str]
+
+    def load(self, *, weights_matter: bool) -> _Loaded:
+        """Builds or loads the network.
+
+        Args:
+            weights_matter: Whether to demand that the weights are said.
+
+        Returns:
+            The network, and what builds its architecture.
+
+        Raises:
+            ArgumentError: The weights are not said, or said in two ways, or said for a folder that has its own.
+        """
+        chosen = {"--weights": self.weights, "--pretrained": self.pretrained, "--random-weights": self.random_weights}
+        said = [name for name, value in chosen.items() if value]
+        if self._is_folder():
+            said += ["--set"] if self.arguments else []
+            if said:
+                raise ArgumentError(f"{said[0]} is for a network of timm or torchvision; {self.source} has its own")
+            return self._load_folder()
+        if len(said) > 1 or (weights_matter and not said):
+            given = " and ".join(said) or "none of them"
+            raise ArgumentError(
+                f"the weights of {self.source} must be given by one of --weights FILE, --pretrained and"
+                f" --random-weights, but {given} is there"
+            )
+        return self._build()
+
+    def _is_folder(self) -> bool:
+        return Path(self.source).is_dir() or ":" not in self.source
+
+    def _load_folder(self) -> _Loaded:
+        from convattn.networks import load_network
+        from convattn.networks.loading import read_config
+        from convattn.networks.source import own_source
+
+        config, network = read_config(Path(self.source)), load_network(self.source)
+        source, options = own_source(network) or (config.get("source"), config.get("options", {}))
+        return _Loaded(network, source, options)
+
+    def _build(self) -> _Loaded:
+        import torch
+
+        from convattn.networks import create_network
+        from convattn.networks.weights import load_weights
+
+        options = {key: _value(text) for key, text in self.arguments.items()}
+        torch.manual_seed(0)
+        network = create_network(self.source, options, pretrained=self.pretrained).eval()
+        if self.weights is not None:
+            load_weights(network, self.weights)
+        return _Loaded(network, self.source, options)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the networks are measured on.
+
+    Attributes:
+        folder: Folder of images, or None.
+        limit: How many of them to take.
+        shape: Shape of an image of random numbers, as text, or None.
+    """
+
+    folder: Path | None
+    limit: int
+    shape: str | None
+
+    def require(self) -> None:
+        """Checks what can be checked before a network is built.
+
+        Raises:
+            ArgumentError: The folder is not there, the limit is no positive number, or the shape is none.
+        """
+        if self.folder is not None and not self.folder.is_dir():
+            raise ArgumentError(must_be("--images", "a folder of images", str(self.folder)))
+        if self.folder is not None and self.shape is not None:
+            raise ArgumentError("--shape is for images of random numbers, and --images gives others")
+        if self.limit < 1:
+            raise ArgumentError(must_be("--limit", "at least 1", self.limit))
+        self._sizes()
+
+    def images(self, loaded: _Loaded) -> tuple["Tensor", str]:
+        """Reads the images, or draws one; returns them, and what they are in words."""
+        from convattn.networks.images import draw_images, preparation, read_images
+
+        if self.folder is None:
+            drawn = draw_images(loaded.network, self._sizes())
+            return drawn, f"one standard normal image {tuple(drawn.shape)}, seed 0"
+        read = read_images(self.folder, preparation(loaded.source, loaded.network), limit=self.limit)
+        return read.to(next(loaded.network.parameters())), f"{len(read)} images of {self.folder.resolve().name}"
+
+    def _sizes(self) -> tuple[int, ...] | None:
+        """Reads the shape."""
+        if self.shape is None:
+            return None
+        parts = self.shape.split(",")
+        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+            raise ArgumentError(must_be("--shape", "whole numbers between commas, for instance 3,224,224", self.shape))
+        return tuple(map(int, parts))
+
+
+def convert_network(
+    origin: Origin, output: Path, to: str, options: dict[str, Any], measured: Measured, *, json: bool
+) -> int:
+    """Converts a network, and writes it where its certificate passes.
+
+    Args:
+        origin: Where it comes from.
+        output: Folder to make.
+        to: "attention" or "conv".
+        options: Arguments of the conversion.
+        measured: What it is measured on.
+        json: Whether to print the certificate as JSON.
+
+    Returns:
+        0, or 1 where the check failed.
+    """
+    measured.require()
+    from convattn import convert
+    from convattn.files import require_new_folder
+    from convattn.networks import save_network
+
+    require_new_folder(output, "--output")
+    loaded = origin.load(weights_matter=True)
+    conversion = convert.network_to_attention if to == "attention" else convert.network_to_conv
+    images, words = measured.images(loaded)
+    made, certificate = conversion(loaded.network, images=images, **options)
+    certificate = replace(certificate, images=words)
+    if certificate.passed:
+        save_network(made, output, source=loaded.source, options=loaded.options, certificate=certificate)
+    outcome = f"wrote {output}" if certificate.passed else "wrote nothing"
+    print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
+    return 0 if certificate.passed else 1
+
+
+def forecast_network(origin: Origin, to: str, options: dict[str, Any], measured: Measured, *, json: bool) -> int:
+    """Prints what a conversion would change, and writes nothing.
+
+    Args:
+        origin: Where the network comes from; without a word on its weights they are drawn.
+        to: "attention" or "conv".
+        options: Arguments of the conversion.
+        measured: The images for which the cost is counted; of a folder the first.
+        json: Whether to print the forecast as JSON.
+
+    Returns:
+        0.
+    """
+    measured.require()
+    from convattn.networks.forecast import forecast_attention, forecast_conv
+
+    loaded = origin.load(weights_matter=False)
+    forecast = forecast_attention if to == "attention" else forecast_conv
+    record = forecast(loaded.network, measured.images(loaded)[0][:1], **options)
+    print_record(record, record.summary(), json=json)
+    return 0
+
+
+def _value(text: str) -> Any:
+    """Reads a value as JSON where it is that, and as text otherwise."""
+    try:
+        return json_format.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,59 @@
+"""What the certificate of a network says of one layer, and of classes and dtypes, in both directions alike."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from convattn.records import Certificate, LayerCertificate
+
+__all__ = ["class_name", "dtypes", "short_certificate"]
+
+
+def short_certificate(
+    certificate: Certificate,
+    names: Sequence[str],
+    *,
+    kernel_size: tuple[int, ...],
+    path: str | None,
+    notes: tuple[str, ...],
+) -> LayerCertificate:
+    """Sums a layer's certificate up.
+
+    Args:
+        certificate: The certificate of one layer.
+        names: Its dotted names in the network, the first one first.
+        kernel_size: Kernel of the convolution, of the source or of the result.
+        path: How it computed on the network's images; None where they did not reach it.
+        notes: What else there is to say.
+
+    Returns:
+        The short form.
+    """
+    return LayerCertificate(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        source=certificate.source,
+        result=certificate.result,
+        heads=certificate.heads,
+        kernel_size=kernel_size,
+        exact=certificate.exact,
+        leak=certificate.leak,
+        bound_per_unit=certificate.bound_per_unit,
+        bound=certificate.bound,
+        measured_error=certificate.measured_error,
+        rounding=certificate.rounding,
+        path=path,
+        passed=certificate.passed,
+        notes=notes,
+    )
+
+
+def class_name(network: nn.Module) -> str:
+    """Returns the full name of a network's class."""
+    return f"{type(network).__module__}.{type(network).__qualname__}"
+
+
+def dtypes(network: nn.Module) -> str:
+    """Names the dtypes of a network's parameters."""
+    kinds = dict.fromkeys(str(parameter.dtype).removeprefix("torch.") for parameter in network.parameters())
+    return ", ".join(kinds)

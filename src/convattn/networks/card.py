@@ -1,0 +1,76 @@
+"""The card of a saved network: what it was, what it is, what was measured, and how to load it."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub import ModelCardData
+from torch import nn
+
+from convattn.records import Certificate, NetworkCertificate
+
+__all__ = ["network_card"]
+
+_REST = (
+    "The weights are a plain state dict in `model.safetensors`; `config.json` says how each layer is rebuilt. The"
+    " licence, the training data and the accuracy are those of the network that was converted, and are not known here."
+)
+
+
+def network_card(
+    config: Mapping[str, Any], network: nn.Module, certificate: NetworkCertificate | Certificate | None
+) -> str:
+    """Words what is known of a saved network; what is not known is left out, or said to be unknown.
+
+    Args:
+        config: What `config.json` holds.
+        network: The network.
+        certificate: The certificate of its conversion, or None.
+
+    Returns:
+        Markdown with the front matter of the Hub.
+    """
+    kinds = Counter(layer["kind"] for layer in config["layers"])
+    attention = any("Attention" in kind for kind in kinds)
+    tags = ["attention", "convolution", "relative-position"] if attention else ["convolution"]
+    source = config["source"]
+    name = source.partition(":")[2] if source else config["class"].rpartition(".")[2]
+    data = ModelCardData(library_name="convattn", tags=tags, model_name=name)
+    sections = [
+        f"---\n{data.to_yaml()}\n---",
+        f"# {name}",
+        _what_it_is(config, network, kinds),
+        "## Certificate\n\n" + _certificate(certificate),
+        f"## Use\n\n```python\n{_use(config)}\n```",
+        _REST,
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _what_it_is(config: Mapping[str, Any], network: nn.Module, kinds: Counter[str]) -> str:
+    origin = f"`{config['source']}`" if config["source"] else f"a network of class `{config['class']}`"
+    options = f" with {config['options']}" if config["options"] else ""
+    parts = ", ".join(f"{count} `{kind}`" for kind, count in sorted(kinds.items()))
+    made = f"In it stand, in the places of other layers: {parts}." if parts else "No layer of it was replaced."
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items())
+    return (
+        f"This was {origin}{options}. {made} It has {parameters:,} parameters, and was saved by convattn"
+        f" {config['convattn']} with {versions}."
+    )
+
+
+def _certificate(certificate: NetworkCertificate | Certificate | None) -> str:
+    if certificate is None:
+        return "No certificate was saved with it."
+    return f"```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
+
+
+def _use(config: Mapping[str, Any]) -> str:
+    if config["source"] or any("" in layer["names"] for layer in config["layers"]):
+        return 'from convattn import load_network\n\nnetwork = load_network("FOLDER")  # from_pretrained("OWNER/NAME")'
+    name = config["class"].rpartition(".")[2]
+    return (
+        "from convattn import load_network\n\n"
+        f'network = load_network("FOLDER", model={name}(...))  # a {name} as it was before its conversion'
+    )

@@ -1,0 +1,194 @@
+"""What a conversion would change, before it is done."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convattn.convert import SamePaddedAttention, conv_to_attention, network_to_conv
+from convattn.convert.layer_names import names_by_module
+from convattn.convert.plain import copy_module
+from convattn.convert.same_padding import pad_same
+from convattn.convert.survey import survey
+from convattn.errors import ArgumentError
+from convattn.layers import RelativeAttention
+from convattn.records import ConversionForecast, LayerForecast, LeftAlone
+
+__all__ = ["forecast_attention", "forecast_conv"]
+
+_NOT_COVERED = ("operations and memory of all other layers", "convolutions that are called as functions")
+
+
+def forecast_attention(
+    network: nn.Module,
+    images: Tensor,
+    *,
+    sharpness: float | None = None,
+    impl: str = "auto",
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+) -> ConversionForecast:
+    """Tells what `network_to_attention` would make of a network.
+
+    Args:
+        network: The network; it is not changed.
+        images: Images that it takes; it is run on them once.
+        sharpness: As in `network_to_attention`, and so are the others.
+        impl: Path demanded of the layers.
+        include: Patterns of names to convert.
+        exclude: Patterns of names to leave alone.
+
+    Returns:
+        The forecast.
+
+    Raises:
+        ConvAttnError: As `network_to_attention` raises it.
+    """
+    found, left = survey(network, include, exclude)
+    met = _shapes_met(network, images, [item.names[0] for item in found])
+    layers = []
+    for item in found:
+        conv = item.plain.conv
+        layer, _ = conv_to_attention(conv, sharpness=sharpness)
+        layer.impl = impl
+        shape = met.get(item.names[0])
+        if shape is not None and item.plain.same:
+            shape = tuple(pad_same(torch.empty(shape, device="meta"), layer.geometry).shape)
+        result = SamePaddedAttention if item.plain.same else type(layer)
+        layers.append(
+            _layer(
+                item.names, type(item.module).__name__, result.__name__, layer, conv, shape, before=conv, after=layer
+            )
+        )
+    after = _parameters(network) + sum(one.parameters_after - one.parameters_before for one in layers)
+    return _forecast("network_to_attention", network, images, layers, tuple(left), after)
+
+
+def forecast_conv(network: nn.Module, images: Tensor, **options: Any) -> ConversionForecast:
+    """Tells what `network_to_conv` would make of a network, by doing it without measuring it.
+
+    Args:
+        network: The network; it is not changed.
+        images: Images that it takes; it is run on them once.
+        **options: Further arguments of `network_to_conv`.
+
+    Returns:
+        The forecast.
+
+    Raises:
+        ConvAttnError: As `network_to_conv` raises it.
+    """
+    made, certificate = network_to_conv(network, **options)
+    met = _shapes_met(network, images, [layer.name for layer in certificate.layers])
+    layers = []
+    for entry in certificate.layers:
+        layer, conv = network.get_submodule(entry.name), made.get_submodule(entry.name)
+        assert isinstance(layer, RelativeAttention)
+        names = (entry.name, *entry.aliases)
+        kinds = type(layer).__name__, type(conv).__name__
+        layers.append(_layer(names, *kinds, layer, conv, met.get(entry.name), before=layer, after=conv))
+    return _forecast("network_to_conv", network, images, layers, certificate.left_alone, _parameters(made))
+
+
+def _forecast(
+    direction: str,
+    network: nn.Module,
+    images: Tensor,
+    layers: Sequence[LayerForecast],
+    left: tuple[LeftAlone, ...],
+    after: int,
+) -> ConversionForecast:
+    """Sums up."""
+    return ConversionForecast(
+        direction=direction,
+        source=f"{type(network).__module__}.{type(network).__qualname__}",
+        shape=tuple(images.shape),
+        layers=tuple(layers),
+        left_alone=left,
+        parameters_before=_parameters(network),
+        parameters_after=after,
+        not_covered=_NOT_COVERED,
+    )
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _layer(
+    names: Sequence[str],
+    source: str,
+    result: str,
+    attention: RelativeAttention,
+    conv: nn.Module,
+    shape: tuple[int, ...] | None,
+    *,
+    before: nn.Module,
+    after: nn.Module,
+) -> LayerForecast:
+    """Counts one layer."""
+    counted: dict[nn.Module, int | None] = {attention: None, conv: None}
+    path, working, pairs = "convolution" if after is conv else "not reached", None, None
+    if shape is not None:
+        plan = attention.plan(shape)
+        path = path if after is conv else plan.path
+        counted = {attention: plan.flops, conv: _convolution_flops(conv, attention, shape)}
+        working, pairs = plan.bytes, _pairs_bytes(attention, shape)
+    return LayerForecast(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        source=source,
+        result=result,
+        heads=attention.num_heads,
+        kernel_size=tuple(conv.kernel_size),  # type: ignore[arg-type]
+        path=path,
+        parameters_before=_parameters(before),
+        parameters_after=_parameters(after),
+        flops_before=counted[before],
+        flops_after=counted[after],
+        working_bytes=working,
+        pairs_bytes=pairs,
+    )
+
+
+def _convolution_flops(conv: nn.Module, attention: RelativeAttention, shape: tuple[int, ...]) -> int:
+    """Counts a convolution: every number of its weight meets every output pixel, transposed every input pixel."""
+    transposed = isinstance(conv, nn.modules.conv._ConvTransposeNd)
+    outputs = [len(axis.queries) for axis in attention.geometry.axes(shape[2:])]
+    pixels = math.prod(shape[2:] if transposed else outputs)
+    weight = conv.weight
+    assert isinstance(weight, Tensor)
+    return 2 * shape[0] * pixels * weight.numel()
+
+
+def _pairs_bytes(attention: RelativeAttention, shape: tuple[int, ...]) -> int:
+    """Counts the memory of one weight for each head, query and key."""
+    axes = attention.geometry.axes(shape[2:])
+    pairs = math.prod(len(axis.queries) * axis.keys for axis in axes)
+    return attention.num_heads * pairs * next(attention.values.parameters()).element_size()
+
+
+def _shapes_met(network: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Runs a copy of a network on images and writes down the shape that each layer meets first."""
+    met: dict[str, tuple[int, ...]] = {}
+    watched = copy_module(network).eval()
+
+    def note(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(_: nn.Module, given: tuple[Any, ...]) -> None:
+            met.setdefault(name, tuple(given[0].shape))
+
+        return hook
+
+    known = {name: module for module, several in names_by_module(watched).items() for name in several}
+    for name in names:
+        known[name].register_forward_pre_hook(note(name))
+    try:
+        with torch.no_grad():
+            watched(images)
+    except Exception as error:  # a foreign network may fail in any way
+        raise ArgumentError(
+            f"the network does not take images of shape {tuple(images.shape)}: {type(error).__name__}: {error}"
+        ) from error
+    return met

@@ -1,0 +1,126 @@
+"""Sharing networks on the Hugging Face Hub."""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from torch import nn
+
+from convattn.errors import ArgumentError, CheckpointError
+from convattn.networks.loading import load_network, read_config
+from convattn.networks.saving import save_network
+from convattn.records import Certificate, NetworkCertificate
+
+__all__ = ["from_pretrained", "push_to_hub"]
+
+_FILES = ["config.json", "model.safetensors"]
+
+
+def from_pretrained(
+    folder_or_repository: str | os.PathLike[str],
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    force_download: bool = False,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
+) -> nn.Module:
+    """Loads a network from a folder or, where there is no such folder, from the Hugging Face Hub.
+
+    Args:
+        folder_or_repository: Folder, or repository "owner/name" on the Hub.
+        model: As in `load_network`.
+        revision: Branch, tag or commit of the repository; None takes its main branch.
+        cache_dir: Where to keep what is fetched; None takes the Hub's own cache.
+        force_download: Whether to fetch again what is in the cache.
+        local_files_only: Whether to take what is in the cache, and fetch nothing.
+        token: Token for the Hub; None takes the one stored by `hf auth login`.
+
+    Returns:
+        The network on the CPU, in evaluation mode.
+
+    Raises:
+        CheckpointError: The repository cannot be fetched, or its files do not fit together.
+        ArgumentError: As in `load_network`.
+        MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed.
+    """
+    if Path(folder_or_repository).is_dir():
+        return load_network(folder_or_repository, model=model)
+    repository = os.fspath(folder_or_repository)
+    try:
+        fetched = huggingface_hub.snapshot_download(
+            repository,
+            revision=revision,
+            cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+            allow_patterns=_FILES,
+            library_name="convattn",
+        )
+    except (OSError, ValueError) as error:  # what the Hub's client raises is one or the other
+        raise CheckpointError(
+            f"{repository} is no folder, and cannot be fetched from the Hub ({type(error).__name__}: {error})"
+        ) from None
+    return load_network(fetched, model=model)
+
+
+def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the Hub asks
+    network: nn.Module | str | os.PathLike[str],
+    repo_id: str,
+    *,
+    source: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    certificate: NetworkCertificate | Certificate | None = None,
+    commit_message: str = "Upload network by convattn",
+    private: bool | None = None,
+    token: str | None = None,
+    branch: str | None = None,
+    create_pr: bool | None = None,
+) -> str:
+    """Uploads a network to the Hugging Face Hub, with its card.
+
+    Args:
+        network: The network, or a folder that `save_network` or `convattn convert` wrote.
+        repo_id: Repository "owner/name"; it is made where there is none.
+        source: As in `save_network`.
+        options: As in `save_network`.
+        certificate: As in `save_network`.
+        commit_message: What the repository's history says of it.
+        private: Whether a new repository is private; None takes the owner's default.
+        token: Token for the Hub; None takes the one stored by `hf auth login`.
+        branch: Branch to upload to; None means the main one.
+        create_pr: Whether to open a pull request in place of a commit.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ArgumentError: A folder was given, and a source, options or a certificate beside it.
+        UnsupportedModelError: The network would not come back as it is.
+        CheckpointError: The folder holds no network.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        if isinstance(network, nn.Module):
+            folder = save_network(
+                network, Path(place) / "network", source=source, options=options, certificate=certificate
+            )
+        else:
+            folder = Path(network)
+            read_config(folder)
+            if source is not None or options or certificate is not None:
+                raise ArgumentError(f"source, options and certificate must be left out, because {folder} has its own")
+        api = huggingface_hub.HfApi(token=token)
+        repository = api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id
+        return api.upload_folder(
+            repo_id=repository,
+            repo_type="model",
+            folder_path=folder,
+            commit_message=commit_message,
+            revision=branch,
+            create_pr=create_pr,
+        )

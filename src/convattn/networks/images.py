@@ -1,0 +1,92 @@
+"""Images that a network is measured on: pictures prepared as its weights expect them, or one of random numbers."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor, nn
+
+from convattn.errors import ArgumentError, DataError, must_be
+from convattn.networks import timm, torchvision
+from convattn.networks.source import split_source
+
+__all__ = ["draw_images", "preparation", "read_images"]
+
+_ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_SEED, _SHAPE = 0, (3, 224, 224)
+
+
+def read_images(folder: Path, prepare: Callable[[Any], Tensor], *, limit: int) -> Float[Tensor, "images *sizes"]:
+    """Reads pictures, in the order of their names.
+
+    Args:
+        folder: Where they lie, also in folders inside.
+        prepare: What makes a tensor of an RGB picture; all of one shape.
+        limit: How many to read at most, ≥ 1.
+
+    Returns:
+        The images.
+
+    Raises:
+        DataError: There are none, or one cannot be read.
+        ArgumentError: They differ in shape when prepared.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
+    if not files:
+        raise DataError(f"{folder} holds no images ({', '.join(sorted(_ENDINGS))})")
+    made = []
+    for file in files[:limit]:
+        try:
+            with Image.open(file) as picture:
+                made.append(prepare(picture.convert("RGB")))
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            raise DataError(f"cannot read the image {file}: {error}") from None
+    if len({tuple(image.shape) for image in made}) > 1:
+        raise ArgumentError(f"the images in {folder} have different sizes when prepared for this network")
+    return torch.stack(made)
+
+
+def preparation(source: str | None, network: nn.Module) -> Callable[[Any], Tensor]:
+    """Finds how the images of a network are prepared.
+
+    Args:
+        source: What the network was built by, or None.
+        network: The network.
+
+    Returns:
+        A function of an RGB picture of pillow.
+
+    Raises:
+        ArgumentError: Its home does not say how.
+    """
+    home, name = split_source(source) if source else ("", "")
+    if home == "timm":
+        return timm.preparation(network)
+    if home == "torchvision":
+        return torchvision.preparation(name)
+    expectation = f"left out for a {type(network).__name__}, which does not say how images are prepared for it"
+    raise ArgumentError(must_be("images", expectation, "a folder"))
+
+
+def draw_images(network: nn.Module, shape: tuple[int, ...] | None = None) -> Float[Tensor, "images *sizes"]:
+    """Draws one image of standard normal numbers.
+
+    Args:
+        network: The network that it is for.
+        shape: Its shape without the batch; None takes the size in `network.default_cfg`, for networks of this library
+            the size that they were made for, or else 3 x 224 x 224.
+
+    Returns:
+        The image, in the network's dtype.
+    """
+    config, own = getattr(network, "default_cfg", None), getattr(network, "_hub_mixin_config", None)
+    if shape is None and isinstance(config, Mapping):
+        shape = config.get("input_size")
+    if shape is None and isinstance(own, Mapping):
+        shape = (own.get("in_channels", 3), *2 * (own.get("image_size", 32),))
+    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    drawn = torch.randn((1, *(shape or _SHAPE)), generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64)
+    return drawn.to(like)

@@ -1,0 +1,130 @@
+"""Loading whatever this library saves: networks converted or not, runs, single layers."""
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from convattn.convert import load_layer
+from convattn.convert.described import KINDS
+from convattn.errors import ArgumentError, CheckpointError, ConvAttnError, must_be
+from convattn.models import load_network as load_own_network
+from convattn.networks.saving import SCHEMA
+from convattn.networks.source import create_network
+from convattn.networks.structure import put_layers
+from convattn.networks.tensors import load_tensors
+
+__all__ = ["load_network", "read_config"]
+
+_FIELDS: dict[str, Any] = {
+    "class": str,
+    "source": str | None,
+    "options": dict,
+    "layers": list,
+    "tied": dict,
+    "frozen": list,
+    "strides": dict,
+    "buffers": dict,
+}
+"""What `config.json` of a network must hold."""
+
+
+def load_network(
+    folder: str | os.PathLike[str], *, model: nn.Module | Callable[[], nn.Module] | None = None
+) -> nn.Module:
+    """Loads a network from a folder that `save_network`, `save_pretrained`, a run, `save_layer` or the command wrote.
+
+    Args:
+        folder: The folder.
+        model: For a network that was saved without a source: a network as it was before its conversion, which is not
+            changed, or a function that builds one. Its weights play no part.
+
+    Returns:
+        The network on the CPU, in evaluation mode, with the tensors that were saved, bit for bit.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or the parts do not fit together.
+        ArgumentError: The architecture has to be given and is not, or is given where the folder says it.
+        MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    if config.get("kind") == "network":
+        return _load(folder, config, model)
+    if model is not None:
+        raise ArgumentError(must_be("model", f"None, because {folder} says what it holds", type(model).__name__))
+    return load_layer(folder).eval() if config.get("kind") in [*KINDS] else load_own_network(folder)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Reads `config.json`.
+
+    Args:
+        folder: Where it lies.
+
+    Returns:
+        Its contents.
+
+    Raises:
+        CheckpointError: It is missing, or no JSON, or not about anything that this library saves.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder} holds no saved network: config.json is not readable ({type(error).__name__}: {error})"
+        ) from None
+    if not isinstance(config, dict) or not ("architecture" in config or config.get("kind") in ["network", *KINDS]):
+        raise CheckpointError(f"{folder / 'config.json'} does not describe a network or a layer of convattn")
+    return config
+
+
+def _load(folder: Path, config: dict[str, Any], model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+    """Builds a network, puts its layers in their places, and loads its tensors."""
+    file = folder / "config.json"
+    if config.get("schema_version") != SCHEMA:
+        raise CheckpointError(f"{file} must be of schema version {SCHEMA}, but is of {config.get('schema_version')!r}")
+    wrong = [name for name, kind in _FIELDS.items() if not isinstance(config.get(name), kind)]
+    if wrong:
+        raise CheckpointError(f"{file} is damaged: {', '.join(wrong)}")
+    try:
+        tensors = load_file(folder / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read the weights in {folder}: {error}") from None
+    network = _architecture(folder, config, model)
+    try:
+        network = put_layers(network, config["layers"])
+        load_tensors(network, tensors, config["tied"], config)
+    except (ConvAttnError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        together = "with the model given" if model is not None else "together"
+        raise CheckpointError(f"the files in {folder} do not fit {together}: {error}") from None
+    return network.eval()
+
+
+def _architecture(folder: Path, config: dict[str, Any], model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+    """Builds the network anew, or takes a copy of the one given."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if model is not None:
+        built = model()
+        if not isinstance(built, nn.Module):
+            raise ArgumentError(must_be("model", "a network, or a function that returns one", type(built).__name__))
+        return built
+    if any(isinstance(layer, dict) and layer.get("names") == [""] for layer in config["layers"]):
+        return nn.Identity()  # a layer that is the network takes its place
+    if config["source"] is None:
+        raise ArgumentError(
+            must_be(
+                "model", f"given for {folder}: a {config['class']} as before its conversion, or what builds one", None
+            )
+        )
+    try:
+        return create_network(config["source"], config["options"])
+    except ArgumentError as error:
+        raise CheckpointError(f"{folder / 'config.json'} names what cannot be built: {error}") from None

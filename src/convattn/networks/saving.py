@@ -1,0 +1,138 @@
+"""Saving whole networks: weights, what rebuilds the network, the certificate of its conversion and a model card."""
+
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+
+from convattn.__about__ import __version__
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.files import new_folder, write_atomically
+from convattn.networks.card import network_card
+from convattn.networks.source import create_network, own_source, split_source
+from convattn.networks.structure import describe_layers, describe_replaced, differences, put_layers
+from convattn.networks.tensors import describe_tensors, file_tensors
+from convattn.records import Certificate, NetworkCertificate
+
+__all__ = ["SCHEMA", "save_network"]
+
+SCHEMA = 1
+
+
+def save_network(
+    network: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    source: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    certificate: NetworkCertificate | Certificate | None = None,
+) -> Path:
+    """Saves a whole network, converted or not, as a folder that is whole or not there.
+
+    The folder holds `model.safetensors` (the state dict, tied tensors once), `config.json` (where the architecture
+    comes from, and what rebuilds each layer that took the place of another), `README.md` (a model card) and, where
+    given, `certificate.json`.
+
+    With a source the network is held against a new one: all but weights and the described layers must be the same, so
+    that what is loaded computes what was saved. Without one, the architecture has to be given again on loading; layers
+    and weights are saved all the same.
+
+    Args:
+        network: The network; it is not changed.
+        folder: Where; it must be new or empty.
+        source: "timm:NAME" or "torchvision:NAME", what the network was built by before its conversion; None for one of
+            this library's, which knows, or for one that only the caller can build.
+        options: Further arguments that it was built with, as JSON types, for instance {"num_classes": 10}.
+        certificate: What the conversion returned.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UnsupportedModelError: It would not come back as it is; the message says why.
+        ArgumentError: The source, its options or the folder are wrong.
+        MissingDependencyError: The source is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> from convattn.convert import network_to_attention
+        >>> from convattn.networks import load_network
+        >>> net = nn.Sequential(nn.Conv1d(2, 3, 5), nn.ReLU())
+        >>> made, certificate = network_to_attention(net, images=torch.zeros(1, 2, 7))
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     folder = save_network(made, Path(place) / "made", certificate=certificate)
+        ...     type(load_network(folder, model=net)[0]).__name__
+        'RelativeAttention1d'
+    """
+    kind = type(network).__name__
+    built = own_source(network) if source is None else (source, _json_options(options))
+    if built is None and options:
+        raise ArgumentError(must_be("options", "given with a source, which takes them", dict(options)))
+    try:
+        layers = describe_layers(network) if built is None else _compared(network, *built)
+        tensors, tied = file_tensors(network)
+    except UnsupportedModelError as error:
+        place = f" as {built[0]}" if built else ""
+        raise UnsupportedModelError(f"cannot save this {kind}{place}: {error}") from None
+    config = {
+        "convattn": __version__,
+        "schema_version": SCHEMA,
+        "kind": "network",
+        "class": f"{type(network).__module__}.{type(network).__qualname__}",
+        "source": built[0] if built else None,
+        "options": built[1] if built else {},
+        "versions": _versions(built[0] if built else None),
+        "layers": layers,
+        "tied": tied,
+        **describe_tensors(network),
+    }
+    with new_folder(folder) as temporary:
+        try:
+            save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt", **tied})
+        except (KeyError, ValueError, TypeError) as error:  # a dtype that the format does not have
+            raise UnsupportedModelError(f"cannot save this {kind}: {type(error).__name__}: {error}") from None
+        write_atomically(temporary / "config.json", json.dumps(config, indent=2) + "\n")
+        write_atomically(temporary / "README.md", network_card(config, network, certificate))
+        if certificate is not None:
+            certificate.save(temporary / "certificate.json")
+    return Path(folder)
+
+
+def _compared(network: nn.Module, source: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Describes the layers that differ from a new network, and refuses a network that differs in anything else."""
+    fresh = create_network(source, options)
+    hint = "Give the options that it was built with, or no source, and the architecture again when it is loaded"
+    try:
+        layers = describe_replaced(network, fresh)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{error}. {hint}") from None
+    differing = list(islice(differences(network, put_layers(fresh, json.loads(json.dumps(layers)))), 4))
+    if differing:
+        shown = "; ".join(differing[:3]) + ("; and more" if len(differing) > 3 else "")
+        raise UnsupportedModelError(f"a new one with {options or 'no options'} differs: {shown}. {hint}")
+    return layers
+
+
+def _json_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Reads options, which must survive JSON."""
+    chosen = dict(options or {})
+    try:
+        if json.loads(json.dumps(chosen)) == chosen:
+            return chosen
+    except (TypeError, ValueError):
+        pass
+    raise ArgumentError(must_be("options", "JSON types: numbers, text, True, False, None, lists and dicts", chosen))
+
+
+def _versions(source: str | None) -> dict[str, str]:
+    """Returns the versions of what the network is built of."""
+    packages = ["torch"]
+    if source is not None and split_source(source)[0] != "convattn":
+        packages.append(split_source(source)[0])
+    return {package: version(package) for package in packages}

@@ -1,0 +1,88 @@
+"""Where the architecture of a network comes from: a name in timm or torchvision, or a class of this library."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from convattn.errors import ArgumentError, CheckpointError, ConvAttnError, UnknownNameError, must_be
+from convattn.models import NETWORKS
+from convattn.networks import timm, torchvision
+
+__all__ = ["HOMES", "create_network", "own_source", "split_source"]
+
+HOMES = ("convattn", "timm", "torchvision")
+"""What may stand before the colon of a source."""
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """Splits a source at its colon.
+
+    Args:
+        source: "timm:NAME", "torchvision:NAME" or "convattn:CLASS".
+
+    Returns:
+        Home and name.
+
+    Raises:
+        ArgumentError: There is no colon, or no name.
+        UnknownNameError: The home is none of the three.
+    """
+    home, colon, name = source.partition(":")
+    if not (colon and name):
+        raise ArgumentError(must_be("source", '"timm:NAME", "torchvision:NAME" or "convattn:CLASS"', source))
+    if home not in HOMES:
+        raise UnknownNameError("home of networks", home, HOMES)
+    return home, name
+
+
+def create_network(source: str, options: Mapping[str, Any] | None = None, *, pretrained: bool = False) -> nn.Module:
+    """Builds a network by its source.
+
+    torch's random numbers are left as they were.
+
+    Args:
+        source: "timm:NAME", "torchvision:NAME" or "convattn:CLASS".
+        options: Further arguments of its builder.
+        pretrained: Whether to fetch the weights that its home has for it; otherwise they are drawn.
+
+    Returns:
+        The network, in training mode as any new one.
+
+    Raises:
+        ArgumentError: There is no such network, or it does not take the options, or there are no weights for it.
+        CheckpointError: The weights cannot be fetched.
+        UnknownNameError: There is no such class in this library.
+        ConvAttnError: As its builder raises it, for instance where timm or torchvision is not installed.
+
+    Example:
+        >>> create_network("convattn:ConvNet", {"width": 8, "depth": 1}).width
+        8
+    """
+    home, name = split_source(source)
+    chosen = dict(options or {})
+    if home == "convattn" and name not in NETWORKS:
+        raise UnknownNameError("network", name, NETWORKS)
+    if home == "convattn" and pretrained:
+        raise ArgumentError(f"{source} is an architecture without weights of its own")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            if home == "convattn":
+                return NETWORKS[name](**chosen)
+            return (timm if home == "timm" else torchvision).create(name, chosen, pretrained=pretrained)
+    except ConvAttnError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        if pretrained:
+            raise CheckpointError(f"cannot fetch the weights of {source}: {reason}") from error
+        raise ArgumentError(f"options must be what {source} takes, but with {chosen} it raised {reason}") from error
+
+
+def own_source(network: nn.Module) -> tuple[str, dict[str, Any]] | None:
+    """Returns the source and the options of a network of this library; None of any other."""
+    name = type(network).__name__
+    if NETWORKS.get(name) is not type(network):
+        return None
+    return f"convattn:{name}", dict(cast(dict[str, Any], network._hub_mixin_config))

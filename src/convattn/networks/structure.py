@@ -1,0 +1,181 @@
+"""How a network differs from a new one of the same source: layers that took the places of others, and all else."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from convattn.convert.described import KINDS, describe_layer, rebuild_layer
+from convattn.convert.graft import graft
+from convattn.convert.layer_names import names_by_module
+from convattn.errors import CheckpointError, UnsupportedModelError
+
+__all__ = ["describe_layers", "describe_replaced", "differences", "put_layers"]
+
+_IDENTITY = nn.Identity.__name__
+_NO_FUNCTION = ("training", "grad_checkpointing")
+"""Attributes of modules that change nothing of what they compute in evaluation mode."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
+    """Describes every attention layer, plain convolution and identity of a network.
+
+    Args:
+        network: A network of which no new one is at hand to compare it with.
+
+    Returns:
+        For each what rebuilds it, and under "names" where it stands.
+    """
+    described: list[dict[str, Any]] = []
+    inside: set[nn.Module] = set()
+    for module, names in names_by_module(network).items():
+        if module in inside or not _has_description(module) or any(getattr(module, hooks) for hooks in _HOOKS):
+            continue
+        inside |= {*module.modules()}
+        described.append({"names": names, **_describe(module)})
+    return described
+
+
+def describe_replaced(network: nn.Module, fresh: nn.Module) -> list[dict[str, Any]]:
+    """Describes the layers of a network that a new one of its source does not have in their places.
+
+    Args:
+        network: The network.
+        fresh: A new one.
+
+    Returns:
+        For each what rebuilds it, and under "names" where it stands.
+
+    Raises:
+        UnsupportedModelError: What stands in the place of another module is no layer that can be described.
+    """
+    found: dict[nn.Module, dict[str, Any]] = {}
+    for name, module, other in _places("", network, fresh):
+        if module in found:
+            found[module]["names"].append(name)
+        elif not _has_description(module):
+            raise UnsupportedModelError(
+                f"{name or 'it'} is a {type(module).__name__}, where a new network has"
+                f" {'nothing' if other is None else f'a {type(other).__name__}'}"
+            )
+        else:
+            found[module] = {"names": [name], **_describe(module)}
+    return list(found.values())
+
+
+def put_layers(network: nn.Module, described: Sequence[Mapping[str, Any]]) -> nn.Module:
+    """Puts described layers in their places, on the meta device: their weights are yet to be loaded.
+
+    Args:
+        network: A new network; it is changed.
+        described: What the functions above returned, or JSON made of it.
+
+    Returns:
+        The network, which is another module where it was replaced as a whole.
+
+    Raises:
+        CheckpointError: The network has no module in a place.
+    """
+    places = dict(network.named_modules(remove_duplicate=False))
+    replaced = {}
+    for layer in described:
+        with torch.device("meta"):
+            made = nn.Identity() if layer["kind"] == _IDENTITY else rebuild_layer(dict(layer))
+        for name in layer["names"]:
+            if name not in places:
+                raise CheckpointError(f"{type(network).__name__} has no module {name!r} to be replaced")
+            replaced[places[name]] = made
+    return graft(network, replaced)
+
+
+def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
+    """Tells in what else a network differs from a new one into which its layers were put.
+
+    Names and shapes of tensors are compared, plain attributes of all modules (strides, rates, switches), the number of
+    hooks, and buffers that a state dict does not have.
+
+    Args:
+        network: The network.
+        fresh: The new one.
+
+    Yields:
+        Each difference in words.
+    """
+    old, new = network.state_dict(), fresh.state_dict()
+    for name in [*old, *(name for name in new if name not in old)]:
+        if name not in new or name not in old:
+            yield f"{name} {'is added' if name in old else 'is missing'}"
+        elif old[name].shape != new[name].shape:
+            yield f"{name} is of shape {tuple(old[name].shape)}, not {tuple(new[name].shape)}"
+    others = dict(fresh.named_modules())
+    for name, module in network.named_modules():
+        if name in others:
+            yield from _attributes(name, module, others[name])
+    buffers = dict(fresh.named_buffers())
+    for name, buffer in network.named_buffers():
+        other = buffers.get(name)
+        if name not in old and (other is None or not torch.equal(buffer.cpu(), other.to(buffer.dtype))):
+            yield f"{name}, which is no part of the state dict, has other values"
+
+
+def _attributes(name: str, module: nn.Module, other: nn.Module) -> Iterator[str]:
+    """Compares the plain attributes and the hooks of two modules."""
+    old, new = _plain(module), _plain(other)
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key):
+            place = f"{name}.{key}" if name else key
+            yield f"{place} is {old.get(key, 'missing')}, not {new.get(key, 'missing')}"
+    if any(len(getattr(module, hooks)) != len(getattr(other, hooks)) for hooks in _HOOKS):
+        yield f"{name or 'the network'} has hooks"
+
+
+def _plain(module: nn.Module) -> dict[str, str]:
+    """Returns the public attributes of a module that are numbers, text or sequences of such, as text."""
+
+    def is_plain(value: Any) -> bool:
+        if isinstance(value, list | tuple):
+            return all(map(is_plain, value))
+        return value is None or isinstance(value, bool | int | float | str)
+
+    kept = {key: value for key, value in vars(module).items() if not key.startswith("_") and key not in _NO_FUNCTION}
+    return {key: repr(value) for key, value in kept.items() if is_plain(value)}
+
+
+def _places(
+    name: str, module: nn.Module | None, other: nn.Module | None
+) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
+    """Walks through two networks, down to where their modules differ in class or description."""
+    if module is None:
+        if other is not None:
+            raise UnsupportedModelError(f"{name} is missing, where a new network has a {type(other).__name__}")
+        return
+    if other is None or _class(module) is not _class(other):
+        yield name, module, other
+    elif _has_description(module) and _has_description(other):
+        if _as_json(_describe(module)) != _as_json(_describe(other)):
+            yield name, module, other
+    else:
+        for key in dict.fromkeys([*module._modules, *other._modules]):
+            child, counterpart = module._modules.get(key), other._modules.get(key)
+            yield from _places(f"{name}.{key}" if name else key, child, counterpart)
+
+
+def _class(module: nn.Module) -> type:
+    return parametrize.type_before_parametrizations(module)
+
+
+def _has_description(module: nn.Module) -> bool:
+    return type(module) in (*KINDS.values(), nn.Identity)
+
+
+def _describe(module: nn.Module) -> dict[str, Any]:
+    return {"kind": _IDENTITY} if type(module) is nn.Identity else describe_layer(module)
+
+
+def _as_json(description: dict[str, Any]) -> str:
+    return json.dumps(description, sort_keys=True)

@@ -1,0 +1,161 @@
+"""The tensors of a network: to a file in which each is written once, and back to where they were."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convattn.errors import CheckpointError, UnsupportedModelError
+
+__all__ = ["describe_tensors", "file_tensors", "load_tensors"]
+
+
+def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Gathers what is to be written.
+
+    Args:
+        network: The network.
+
+    Returns:
+        Tensors by the names of the state dict, on the CPU, and for each name left out the name of the tensor that it is
+        tied to.
+
+    Raises:
+        UnsupportedModelError: Something in the state dict is no plain tensor with values.
+    """
+    first: dict[tuple[Any, ...], str] = {}
+    written: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in network.state_dict().items():
+        _require_plain(name, tensor)
+        place = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype)
+        key = (*place, tensor.shape, tensor.stride())
+        if tensor.numel() and key in first:
+            tied[name] = first[key]
+            continue
+        first[key] = name
+        plain = tensor.detach().cpu().contiguous()
+        memory = plain.untyped_storage()
+        if memory.nbytes() != plain.nbytes or memory.data_ptr() in written:
+            plain = plain.clone()  # a part of a larger memory, of which the file takes the part alone
+        written.add(plain.untyped_storage().data_ptr())
+        tensors[name] = plain
+    return tensors, tied
+
+
+def describe_tensors(network: nn.Module) -> dict[str, Any]:
+    """Describes what a file of tensors does not say of them.
+
+    Args:
+        network: The network.
+
+    Returns:
+        JSON types: which parameters do not learn ("frozen"), how tensors lie in memory that do not lie as any new one
+        ("strides"), and the dtypes of floating-point buffers that are no part of the state
+        dict ("buffers").
+    """
+    state = network.state_dict()
+    buffers = {name: buffer for name, buffer in network.named_buffers() if name not in state}
+    return {
+        "frozen": [name for name, parameter in network.named_parameters() if not parameter.requires_grad],
+        "strides": {name: strides for name, tensor in state.items() if (strides := _strides(tensor)) is not None},
+        "buffers": {
+            name: str(buffer.dtype).removeprefix("torch.")
+            for name, buffer in buffers.items()
+            if buffer.is_floating_point()
+        },
+    }
+
+
+def load_tensors(
+    network: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str], described: Mapping[str, Any]
+) -> None:
+    """Gives a network the tensors of a file.
+
+    Args:
+        network: The network; its own tensors are dropped.
+        tensors: What was in the file.
+        tied: For each name left out the name that it is tied to.
+        described: What `describe_tensors` returned.
+
+    Raises:
+        CheckpointError: Names or shapes differ.
+    """
+    strides, frozen = described["strides"], set(described["frozen"])
+    laid_out = {name: _laid_out(tensor, strides.get(name)) for name, tensor in tensors.items()}
+    for name, kept in tied.items():
+        if kept not in laid_out:
+            raise CheckpointError(f"{name} is tied to {kept}, which is not there")
+    state = network.state_dict()
+    require_same(state, {**laid_out, **{name: laid_out[kept] for name, kept in tied.items()}})
+    parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    learning = {name: nn.Parameter(t, requires_grad=False) for name, t in laid_out.items() if name in parameters}
+    found = {**laid_out, **learning}
+    network.load_state_dict({**found, **{name: found[kept] for name, kept in tied.items()}}, assign=True)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    for name, dtype in described["buffers"].items():
+        holder, _, key = name.rpartition(".")
+        owner = network.get_submodule(holder)
+        owner._buffers[key] = owner.get_buffer(key).to(getattr(torch, dtype))
+
+
+def require_same(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Refuses tensors of other names or shapes than expected, and says which.
+
+    Args:
+        expected: State dict of the network.
+        found: What it is to be given.
+
+    Raises:
+        CheckpointError: They differ.
+    """
+    missing, unexpected = [n for n in expected if n not in found], [n for n in found if n not in expected]
+    shapes = [
+        f"{name} {tuple(found[name].shape)} for {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    parts = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    told = [f"{len(names)} {word}: {_some(names)}" for word, names in parts.items() if names]
+    if told:
+        raise CheckpointError("; ".join(told))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _require_plain(name: str, tensor: object) -> None:
+    """Refuses what a file of tensors cannot hold."""
+    if not isinstance(tensor, Tensor):
+        raise UnsupportedModelError(f"its {name} is a {type(tensor).__name__} and no tensor")
+    if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+        raise UnsupportedModelError(f"its {name} is lazy and not initialised")
+    if tensor.is_meta:
+        raise UnsupportedModelError(f"its {name} is on the meta device and has no values")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise UnsupportedModelError(f"its {name} is sparse or quantised")
+
+
+def _strides(tensor: Tensor) -> list[int] | None:
+    """Returns how a tensor lies in memory; None where it lies as any new one, or with gaps."""
+    strides = tensor.stride()
+    usual = torch.empty(tensor.shape, device="meta").stride()
+    return None if strides == usual or _reach(tensor.shape, strides) != tensor.numel() else list(strides)
+
+
+def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
+    """Copies a tensor out of a file's memory: the last bits of a product depend on strides and alignment."""
+    if strides is None:
+        return tensor.clone()
+    if len(strides) != tensor.ndim or min(strides) < 0 or _reach(tensor.shape, strides) != tensor.numel():
+        raise CheckpointError(f"a tensor of shape {tuple(tensor.shape)} cannot have the strides {strides}")
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
+def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Returns how many places in memory lie between the first and the last number of a tensor, both included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -1,0 +1,77 @@
+"""Networks of torchvision: built by name, and images prepared as their weights expect them."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from convattn.errors import ArgumentError, MissingDependencyError
+
+__all__ = ["create", "preparation"]
+
+_REFUSED = ("weights", "weights_backbone")
+"""Arguments by which weights would be fetched."""
+
+
+def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
+    """Builds a network.
+
+    Args:
+        name: One of `torchvision.models.list_models()`.
+        options: Arguments of the network's builder.
+        pretrained: Whether to fetch the default weights, or to draw them, also those of a backbone.
+
+    Returns:
+        The network.
+
+    Raises:
+        ArgumentError: There is no such network, or an option is one by which weights are fetched.
+        MissingDependencyError: torchvision is not installed.
+    """
+    models = _models()
+    if name not in models.list_models():
+        nearest = difflib.get_close_matches(name, models.list_models(), n=3)
+        hint = f" did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+        raise ArgumentError(f"unknown torchvision model {name!r}:{hint} torchvision.models.list_models() has them all")
+    wrong = sorted(options.keys() & set(_REFUSED))
+    if wrong:
+        raise ArgumentError(f"options must be those of the architecture, but {', '.join(wrong)} would fetch weights")
+    builder = models.get_model_builder(name)
+    if pretrained:
+        return builder(weights="DEFAULT", **options)
+    chosen = dict(options)
+    known = inspect.signature(builder).parameters
+    if "weights_backbone" in known:
+        chosen["weights_backbone"] = None
+    if name in ("googlenet", "inception_v3"):
+        chosen.setdefault("init_weights", True)  # said, or torchvision warns
+    return builder(weights=None, **chosen)
+
+
+def preparation(name: str) -> Callable[[Any], Tensor]:
+    """Returns what makes a tensor of a picture, as the default weights of a network expect it.
+
+    Args:
+        name: Name of the network.
+
+    Returns:
+        A function of an RGB picture of pillow.
+
+    Raises:
+        ArgumentError: torchvision does not say how, because it has no weights for the network.
+    """
+    weights = _models().get_model_weights(name)
+    if not len(weights):
+        raise ArgumentError(f"torchvision has no weights of {name}, and does not say how its images are prepared")
+    return weights["DEFAULT"].transforms()
+
+
+def _models() -> ModuleType:
+    try:
+        import torchvision.models
+    except ImportError:
+        raise MissingDependencyError("torchvision", "timm") from None
+    return torchvision.models

@@ -1,0 +1,53 @@
+"""Weights of a network as people keep them: a state dict, in safetensors or pickled by torch."""
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from convattn.errors import CheckpointError
+from convattn.networks.tensors import require_same
+
+__all__ = ["load_weights"]
+
+
+def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
+    """Gives a network the weights in a file; all must be there, and no others.
+
+    Args:
+        network: The network; it is changed.
+        file: A state dict in safetensors, or as `torch.save` writes it (also inside a dict, under "state_dict"). Such a
+            file is read by torch's reader of weights alone, which runs no code of the file.
+
+    Raises:
+        CheckpointError: The file cannot be read, or names or shapes differ from the network's.
+    """
+    path = Path(file)
+    found = _read(path)
+    try:
+        require_same(network.state_dict(), found)
+    except CheckpointError as error:
+        raise CheckpointError(f"the weights in {path} do not fit {type(network).__name__}: {error}") from None
+    network.load_state_dict(found)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """Reads a state dict."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"cannot read weights from {path}: {type(error).__name__}: {reason}") from None
+    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]
+    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise CheckpointError(f"cannot read weights from {path}: it holds no state dict")
+    return dict(found)

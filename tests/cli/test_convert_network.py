@@ -1,0 +1,198 @@
+"""`convattn convert` on whole networks: of timm, of torchvision, and of folders."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from convattn import NetworkCertificate, convert, load_network, network_to_attention, save_network
+from convattn.cli import main
+from convattn.layers import RelativeAttention2d
+from convattn.models import AttentionNet, ResNet
+from convattn.records import Certificate, ConversionForecast
+
+SHAPE = ["--shape", "3,32,32"]
+STEM = ["--include", "conv1.*"]
+TINY = ["--set", "num_classes=3"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def weights():
+    """A network of timm, and files with its weights."""
+    torch.manual_seed(5)
+    network = timm.create_model("resnet10t", num_classes=3).eval()
+    torch.save(network.state_dict(), "weights.pth")
+    save_file(network.state_dict(), "weights.safetensors")
+    return network
+
+
+@pytest.mark.parametrize("file", ["weights.pth", "weights.safetensors"])
+def test_a_network_of_timm_is_converted_with_the_weights_of_a_file(file, weights, place, capsys):
+    arguments = ["convert", "timm:resnet10t", "--weights", file, *TINY, "-o", "made", *SHAPE, *STEM]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    certificate = NetworkCertificate.load("made/certificate.json")
+    assert printed == f"{certificate.summary()}\nwrote made\n"
+    assert certificate.images == "one standard normal image (1, 3, 32, 32), seed 0"
+    assert {layer.name for layer in certificate.layers} == {"conv1.0", "conv1.3", "conv1.6"}
+    loaded = load_network("made")
+    assert isinstance(loaded.conv1[0], RelativeAttention2d)
+    assert torch.equal(loaded.fc.weight, weights.fc.weight)
+    assert json.loads((place / "made" / "config.json").read_text())["options"] == {"num_classes": 3}
+
+
+def test_there_and_back(weights, capsys):
+    wanted = weights.state_dict()
+    arguments = ["convert", "timm:resnet10t", "--weights", "weights.pth", *TINY, "-o", "made", *SHAPE, *STEM]
+    assert main([*arguments, "--impl", "separable"]) == 0
+    capsys.readouterr()
+    assert main(["convert", "made", "--to", "conv", "-o", "back", *SHAPE, "--json"]) == 0
+    certificate = NetworkCertificate.from_json(capsys.readouterr().out)
+    assert certificate.direction == "network_to_conv"
+    back = load_network("back")
+    assert not any(isinstance(module, RelativeAttention2d) for module in back.modules())
+    assert all(torch.equal(back.state_dict()[name], tensor) for name, tensor in wanted.items())
+
+
+def test_images_are_read_and_counted(weights, capsys):
+    Path("pictures").mkdir()
+    for number in range(3):
+        Image.new("RGB", (50, 40), (80 * number, 90, 100)).save(f"pictures/{number}.png")
+    arguments = ["convert", "timm:resnet10t", "--weights", "weights.pth", *TINY, "--include", "conv1.0", "-o", "made"]
+    assert main([*arguments, "--images", "pictures", "--limit", "2"]) == 0
+    certificate = NetworkCertificate.load("made/certificate.json")
+    assert certificate.images == "2 images of pictures"
+    assert certificate.shapes == ((2, 3, 176, 176),)
+    assert certificate.top1_total == 2
+
+
+def test_a_trained_network_of_attention_becomes_convolutions(capsys):
+    torch.manual_seed(0)
+    AttentionNet(width=8, depth=1, heads=9, ffn=8, centres="grid", image_size=8).save_pretrained("run")
+    assert main(["convert", "run", "--to", "conv", "-o", "made", "--kernel-size", "7"]) == 0
+    assert isinstance(load_network("made").blocks[0].mixer, nn.Conv2d)
+    assert isinstance(load_network("made").blocks[0].dense, nn.Linear)
+    assert main(["convert", "run", "--to", "conv", "-o", "folded", "--fold"]) == 0
+    assert isinstance(load_network("folded").blocks[0].dense, nn.Identity)
+    certificate = NetworkCertificate.load("folded/certificate.json")
+    assert certificate.shapes == ((1, 3, 8, 8),)
+
+
+def test_an_attention_layer_becomes_a_convolution(capsys):
+    layer, _ = convert.conv_to_attention(nn.Conv2d(2, 3, 3))
+    convert.save_layer(layer, "layer")
+    assert main(["convert", "layer", "--to", "conv", "-o", "made"]) == 0
+    assert type(load_network("made")) is nn.Conv2d
+    assert Certificate.load("made/certificate.json").direction == "attention_to_conv"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_dry_run_writes_nothing_and_tells_the_cost(as_json, place, capsys):
+    arguments = ["convert", "timm:resnet10t", "--dry-run", *SHAPE, *(["--json"] if as_json else [])]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert list(place.iterdir()) == []
+    if as_json:
+        assert len(ConversionForecast.from_json(out).layers) == 14
+    else:
+        assert "14 layers of timm.models.resnet.ResNet would change" in out
+        assert "layer4.0.conv2" in out
+        assert "with weights for all pairs" in out
+
+
+def test_a_dry_run_back(capsys):
+    made, _ = network_to_attention(ResNet(1, width=4).eval(), include="stem.*", images=torch.zeros(1, 3, 8, 8))
+    save_network(made, "made")
+    assert main(["convert", "made", "--to", "conv", "--dry-run", "--json"]) == 0
+    (layer,) = ConversionForecast.from_json(capsys.readouterr().out).layers
+    assert (layer.name, layer.source, layer.result) == ("stem.0", "RelativeAttention2d", "Conv2d")
+
+
+def test_a_failed_certificate_writes_nothing(place, monkeypatch, capsys):
+    honest = convert.network_to_attention
+
+    def failing(*arguments, **options):
+        made, certificate = honest(*arguments, **options)
+        return made, replace(certificate, passed=False)
+
+    monkeypatch.setattr(convert, "network_to_attention", failing)
+    arguments = ["convert", "convattn:ResNet", "--random-weights", "--set", "width=4", "--include", "stem.*"]
+    assert main([*arguments, "-o", "made"]) == 1
+    assert capsys.readouterr().out.endswith("wrote nothing\n")
+    assert list(place.iterdir()) == []
+
+
+OWN = ["convert", "convattn:ResNet", "--set", "width=4", "-o", "made"]
+MISTAKES = {
+    "no word on weights": (
+        ["convert", "timm:resnet10t", "-o", "made"],
+        "must be given by one of .*but none of them is",
+    ),
+    "two words on weights": (
+        [*OWN, "--random-weights", "--pretrained"],
+        "one of --weights FILE, --pretrained and --random-weights, but --pretrained and --random-weights is there",
+    ),
+    "no weights to fetch": ([*OWN, "--pretrained"], "convattn:ResNet is an architecture without weights of its own"),
+    "weights that do not fit": ([*OWN, "--weights", "other.pth"], "do not fit ResNet: .*missing: stem.0.weight.*: a"),
+    "no weights": ([*OWN, "--weights", "absent.pth"], "cannot read weights from absent.pth: FileNotFoundError"),
+    "unknown network": (["convert", "timm:resnt18", "-o", "made", "--random-weights"], "did you mean 'resnet18'"),
+    "unknown home": (["convert", "tim:resnet18", "-o", "made", "--random-weights"], "unknown home of networks 'tim'"),
+    "unknown option": ([*OWN, "--random-weights", "--set", "widht=3"], "options must be what convattn:ResNet takes"),
+    "weights of a folder": (
+        ["convert", "run", "-o", "made", "--random-weights"],
+        "--random-weights is for a network of",
+    ),
+    "arguments of a folder": (
+        ["convert", "run", "-o", "made", "--set", "width=4"],
+        "--set is for a network of timm or",
+    ),
+    "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder of images, but is 'abs"),
+    "images of our own": ([*OWN, "--random-weights", "--images", "run"], "images must be left out for a ResNet, which"),
+    "images and a shape": ([*OWN, "--images", "run", *SHAPE], "--shape is for images of random numbers"),
+    "no limit": ([*OWN, "--random-weights", "--limit", "0"], "--limit must be at least 1, but is 0"),
+    "shape": ([*OWN, "--random-weights", "--shape", "3,x"], "--shape must be whole numbers between commas"),
+    "shape that does not fit": (
+        [*OWN, "--random-weights", "--shape", "5,8,8"],
+        "images must be what the network takes",
+    ),
+    "head width": (
+        [*OWN, "--random-weights", "--head-width", "3"],
+        "--head-width is for a single layer, not for a net",
+    ),
+    "option of attention": ([*OWN, "--to", "conv", "--sharpness", "0"], "--sharpness cannot be given with --to conv"),
+    "option of conv": ([*OWN, "--fold"], "--fold cannot be given with --to attention"),
+    "nothing to convert": ([*OWN, "--random-weights", "--to", "conv"], "no layer could be converted"),
+    "pattern": ([*OWN, "--random-weights", "--include", "x*"], "include must be a pattern of names of convolutions"),
+    "sharpness": ([*OWN, "--random-weights", "--sharpness", "0"], "sharpness must be a positive finite number"),
+    "taken": (["convert", "run", "-o", "run"], "--output must be a folder that is new or empty"),
+    "network's option for a layer": (
+        ["convert", "layer", "-o", "made", "--dry-run"],
+        "--dry-run is for a network, and",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_told_and_write_nothing(arguments, message, place, capsys):
+    ResNet(1, width=4).save_pretrained("run")
+    convert.save_layer(nn.Conv2d(2, 3, 3), "layer")
+    torch.save({"a": torch.zeros(1)}, "other.pth")
+    before = sorted(path.name for path in place.iterdir())
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.search(message, err), err
+    assert sorted(path.name for path in place.iterdir()) == before

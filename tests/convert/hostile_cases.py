@@ -1,0 +1,106 @@
+"""Networks that change themselves or what they are given, or that look at their layers."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Whole(nn.Module):
+    """A network around one layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Counting(Whole):
+    """Adds the number of its runs, which it keeps in a buffer."""
+
+    def __init__(self, layer):
+        super().__init__(layer)
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, x):
+        self.runs += 1
+        return self.layer(x) + self.runs
+
+
+class Remembering(Whole):
+    """Multiplies by the number of its runs, which it keeps in a list."""
+
+    def __init__(self, layer):
+        super().__init__(layer)
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(1)
+        return self.layer(x) * len(self.seen)
+
+
+class Overwriting(Whole):
+    """Changes its input."""
+
+    def forward(self, x):
+        return self.layer(x.add_(1))
+
+
+class Drawing(Whole):
+    """Adds a random number in evaluation too."""
+
+    def forward(self, x):
+        return self.layer(x) + torch.randn(1)
+
+
+class Growing(Whole):
+    """Changes the weight of its layer at each run."""
+
+    def forward(self, x):
+        self.layer.weight.data.mul_(1.5)
+        return self.layer(x)
+
+
+class Looking(Whole):
+    """Insists on the class of its layer."""
+
+    def forward(self, x):
+        assert isinstance(self.layer, nn.Conv2d)
+        return self.layer(x)
+
+
+class Listed(Whole):
+    """Keeps a second layer in a plain list, where torch does not find it."""
+
+    def __init__(self, layer, hidden):
+        super().__init__(layer)
+        self.hidden = [hidden]
+
+    def forward(self, x):
+        return self.layer(self.hidden[0](x))
+
+
+class Borrowing(Whole):
+    """Calls a convolution as a function with the weight of a module."""
+
+    def forward(self, x):
+        return F.conv2d(x, self.layer.weight, self.layer.bias)
+
+
+class Unfolding(Whole):
+    """Computes a second convolution by unfolding and a product of matrices."""
+
+    def __init__(self, layer):
+        super().__init__(layer)
+        self.kernel = nn.Parameter(torch.ones(2, 27))
+
+    def forward(self, x):
+        return self.layer(x), self.kernel @ F.unfold(x, 3)
+
+
+class Spectrum(Whole):
+    """Returns complex numbers."""
+
+    def forward(self, x):
+        return torch.fft.rfft2(self.layer(x))

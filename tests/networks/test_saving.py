@@ -1,0 +1,281 @@
+"""Whole networks on disk come back as they were, or are refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from convattn import NetworkCertificate, load_network, network_to_attention, network_to_conv, save_network
+from convattn.convert import SamePaddedAttention, conv_to_attention, save_layer
+from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
+from convattn.layers import RelativeAttention2d
+from convattn.models import ResNet
+from networks.networks import NAMED, OWN_ATTENTION, Tied, converted, images
+
+
+def assert_same_network(loaded, saved):
+    """Tensors, ties, what learns, and outputs: bit for bit."""
+    old, new = saved.state_dict(keep_vars=True), loaded.state_dict(keep_vars=True)
+    assert [*old] == [*new]
+    for name, tensor in old.items():
+        assert new[name].dtype == tensor.dtype
+        assert new[name].stride() == tensor.stride()
+        assert torch.equal(new[name], tensor)
+        assert new[name].requires_grad == tensor.requires_grad
+    names = [*old]
+    assert [[old[a] is old[b] for a in names] for b in names] == [[new[a] is new[b] for a in names] for b in names]
+    assert not any(module.training for module in loaded.modules())
+
+
+@pytest.mark.parametrize(("name", "impl"), [*((name, "auto") for name in NAMED), ("own resnet", "separable")])
+def test_networks_of_known_source_come_back_bit_for_bit(name, impl, tmp_path):
+    torch.manual_seed(0)
+    network, source, options = NAMED[name]()
+    x = images()
+    made, certificate = converted(network, x, impl=impl)
+    folder = save_network(made, tmp_path / "made", source=source, options=options, certificate=certificate)
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "README.md",
+        "certificate.json",
+        "config.json",
+        "model.safetensors",
+    ]
+    assert NetworkCertificate.load(folder / "certificate.json") == certificate
+    random = torch.get_rng_state()
+    loaded = load_network(folder)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert_same_network(loaded, made)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), made(x))
+
+
+@pytest.mark.parametrize("name", OWN_ATTENTION)
+def test_convolutions_made_of_attention_come_back(name, tmp_path):
+    torch.manual_seed(0)
+    x = images(3, 8, 8)
+    made, certificate = network_to_conv(OWN_ATTENTION[name]().eval(), images=x)
+    loaded = load_network(save_network(made, tmp_path / "made", certificate=certificate))
+    assert_same_network(loaded, made)
+    assert torch.equal(loaded(x), made(x))
+    assert isinstance(loaded.blocks[0].mixer, nn.Conv2d)
+
+
+def test_a_network_of_the_users_own_comes_back_with_ties_views_and_buffers(tmp_path):
+    torch.manual_seed(0)
+    x, source = images(3, 9, 7), Tied()
+    made, _ = converted(source, x)
+    made.scale *= 1  # the same values in another tensor
+    made.half()
+    folder = save_network(made, tmp_path / "made")
+    assert json.loads((folder / "config.json").read_text())["source"] is None
+    before = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    for model in (source, Tied):
+        loaded = load_network(folder, model=model)
+        assert_same_network(loaded, made)
+        assert loaded.again is loaded.first
+        assert loaded.scale.dtype == torch.float16
+    assert all(torch.equal(tensor, before[name]) for name, tensor in source.state_dict().items())
+
+
+def test_the_weights_are_those_of_a_plain_state_dict(tmp_path):
+    x = images(3, 9, 7)
+    made, _ = converted(Tied(), x)
+    save_network(made, tmp_path / "made")
+    other, _ = converted(Tied(), x)
+    found = other.load_state_dict(load_file(tmp_path / "made" / "model.safetensors"), strict=False)
+    assert found.unexpected_keys == []
+    assert {name.partition(".")[0] for name in found.missing_keys} == {"again", "right"}  # tied, and written once
+    torch.save(made.state_dict(), tmp_path / "plain.pt")
+    third, _ = converted(Tied(), x)
+    third.load_state_dict(torch.load(tmp_path / "plain.pt", weights_only=True))
+    with torch.no_grad():
+        assert torch.equal(other(x), made(x))
+        assert torch.equal(third(x), made(x))
+
+
+def test_a_network_in_channels_last_comes_back_in_it(tmp_path):
+    network, x = ResNet(1, width=8).eval(), images().contiguous(memory_format=torch.channels_last)
+    network.to(memory_format=torch.channels_last)
+    made, _ = network_to_attention(network, exclude="stages.*", images=x)
+    loaded = load_network(save_network(made, tmp_path / "made"))
+    assert_same_network(loaded, made)
+    assert loaded.stages[0].first.weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(loaded(x), made(x))
+
+
+@pytest.mark.parametrize("wrap", [False, True], ids=["layer", "padded by size"])
+def test_a_layer_is_a_network_too(wrap, tmp_path):
+    layer, _ = conv_to_attention(nn.Conv2d(3, 5, 3))
+    network = SamePaddedAttention(layer) if wrap else layer
+    loaded = load_network(save_network(network, tmp_path / "network"))
+    assert_same_network(loaded, network.eval())
+    again = load_network(save_layer(network, tmp_path / "layer"))
+    assert torch.equal(again(images()), loaded(images()))
+    assert not again.training
+
+
+class Odd(nn.Module):
+    """A layer that nothing describes."""
+
+
+def broken(change):
+    """Makes a converted network and changes it."""
+
+    def make():
+        made, _ = network_to_attention(ResNet(1, width=8).eval(), include="stem.*", images=images())
+        change(made)
+        return made
+
+    return make
+
+
+UNSAVABLE = {
+    "foreign layer": (broken(lambda n: setattr(n, "head", Odd())), "head is a Odd, where a new network has a Linear"),
+    "added module": (broken(lambda n: setattr(n, "more", Odd())), "more is a Odd, where a new network has nothing"),
+    "removed module": (broken(lambda n: setattr(n, "head", None)), "head is missing, where a new network has a Linear"),
+    "another size": (broken(lambda n: setattr(n, "head", nn.Linear(64, 7))), r"head.weight is of shape \(7, 64\), not"),
+    "switch": (broken(lambda n: setattr(n.stages[0].first_norm, "eps", 0.1)), r"first_norm\.eps is 0\.1, not 1e-05"),
+    "hook": (broken(lambda n: n.head.register_forward_hook(lambda *_: None)), "head has hooks"),
+    "parameter": (broken(lambda n: n.register_parameter("p", nn.Parameter(torch.ones(1)))), "p is added"),
+    "buffer": (broken(lambda n: n.register_buffer("b", torch.ones(1), persistent=False)), "b, which is no part of"),
+    "meta": (broken(lambda n: n.to("meta")), "its stem.0.encoding.centres is on the meta device|has no values|meta"),
+    "sparse": (
+        broken(lambda n: setattr(n.head, "weight", nn.Parameter(n.head.weight.detach().to_sparse()))),
+        "its head.weight is sparse or quantised",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), UNSAVABLE.values(), ids=UNSAVABLE)
+def test_what_would_not_come_back_is_not_saved(make, message, tmp_path):
+    with pytest.raises(UnsupportedModelError, match=rf"cannot save this ResNet as convattn:ResNet: .*({message})"):
+        save_network(make(), tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_options_of_the_source_must_be_given(tmp_path):
+    network = timm.create_model("resnet10t", num_classes=3, output_stride=8).eval()
+    message = "cannot save this ResNet as timm:resnet10t: .*AvgPool2dSame, .* a AvgPool2d. Give the options that it was"
+    with pytest.raises(UnsupportedModelError, match=message):
+        save_network(network, tmp_path / "made", source="timm:resnet10t", options={"num_classes": 3})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"options": {"num_classes": 3}}, "options must be given with a source"),
+        ({"source": "resnet18"}, 'source must be "timm:NAME"'),
+        ({"source": "tim:resnet18"}, "unknown home of networks 'tim': did you mean 'timm'"),
+        ({"source": "timm:resnet10t", "options": {"act_layer": nn.ReLU}}, "options must be JSON types"),
+    ],
+)
+def test_wrong_sources_are_refused(arguments, message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        save_network(nn.Sequential(nn.Conv1d(2, 3, 5)), tmp_path / "made", **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    made, _ = network_to_attention(ResNet(1, width=8).eval(), include="stem.*", images=images())
+    return save_network(made, tmp_path_factory.mktemp("kept") / "made")
+
+
+@pytest.fixture
+def saved(kept, tmp_path):
+    return Path(shutil.copytree(kept, tmp_path / "made"))
+
+
+def write_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def change_layer(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config["layers"][0] |= changes
+    write_config(folder, layers=config["layers"])
+
+
+def cut_off(folder):
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-10])
+
+
+SEVEN = {"blocks_per_stage": 1, "width": 8, "num_classes": 7}
+DAMAGES = {
+    "no config": (lambda f: (f / "config.json").unlink(), "holds no saved network: config.json is not readable"),
+    "config no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not readable"),
+    "another kind": (lambda f: write_config(f, kind="Linear"), "does not describe a network or a layer"),
+    "another version": (lambda f: write_config(f, schema_version=2), "must be of schema version 1, but is of 2"),
+    "fields": (lambda f: write_config(f, layers=None, tied=[]), "config.json is damaged: layers, tied"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "cannot read the weights"),
+    "weights cut off": (cut_off, "cannot read the weights"),
+    "source": (lambda f: write_config(f, source="convattn:ResNot"), "names what cannot be built: unknown network"),
+    "options": (lambda f: write_config(f, options={"widht": 8}), "names what cannot be built: options must be what"),
+    "sizes": (lambda f: write_config(f, options=SEVEN), "do not fit together: .* of another shape: "),
+    "place": (lambda f: change_layer(f, names=["stem.9"]), "do not fit together: ResNet has no module 'stem.9'"),
+    "kind of layer": (lambda f: change_layer(f, kind="Linear"), "do not fit together: unknown kind of layer 'Linear'"),
+    "layer's options": (lambda f: change_layer(f, options={}), "do not fit together: "),
+    "layers": (lambda f: write_config(f, layers=[]), "do not fit together: .* missing: stem.0.weight"),
+    "ties": (lambda f: write_config(f, tied={"a": "b"}), "do not fit together: a is tied to b, which is not there"),
+    "strides": (lambda f: write_config(f, strides={"head.weight": [9, 9]}), "cannot have the strides"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_and_missing_files_are_refused(damage, message, saved, without_type_checks):
+    damage(saved)
+    with pytest.raises(CheckpointError, match=message):
+        load_network(saved)
+
+
+def test_options_that_would_read_files_are_refused(saved):
+    write_config(saved, source="timm:resnet10t", options={"checkpoint_path": "elsewhere"})
+    with pytest.raises(CheckpointError, match="options must be those of the architecture, but checkpoint_path would"):
+        load_network(saved)
+    write_config(saved, source="torchvision:resnet18", options={"weights": "DEFAULT"})
+    with pytest.raises(CheckpointError, match="options must be those of the architecture, but weights would fetch"):
+        load_network(saved)
+
+
+def test_a_model_must_be_given_where_it_is_needed_and_fit(tmp_path, saved):
+    made, _ = converted(nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()), images())
+    folder = save_network(made, tmp_path / "own")
+    with pytest.raises(ArgumentError, match=r"model must be given for .*own: a torch.nn.modules.container.Sequential"):
+        load_network(folder)
+    with pytest.raises(CheckpointError, match="do not fit with the model given: Sequential has no module '0'"):
+        load_network(folder, model=nn.Sequential())
+    with pytest.raises(CheckpointError, match=r"with the model given: 2 missing: 2\.weight, 2\.bias"):
+        load_network(folder, model=nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Linear(2, 3)))
+    with pytest.raises(ArgumentError, match="model must be a network, or a function that returns one, but is 'int'"):
+        load_network(folder, model=lambda: 3)
+    ResNet(1, width=8).save_pretrained(tmp_path / "plain")
+    with pytest.raises(ArgumentError, match=r"model must be None, because .*plain says what it holds"):
+        load_network(tmp_path / "plain", model=ResNet(1))
+    assert isinstance(load_network(tmp_path / "plain"), ResNet)
+    assert isinstance(load_network(saved, model=ResNet(1, width=8)).stem[0], RelativeAttention2d)
+
+
+def test_nothing_is_left_behind_when_writing_fails(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("convattn.networks.saving.network_card", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_network(ResNet(1, width=8), tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dtypes_that_the_format_lacks_are_refused(tmp_path):
+    network = nn.Module()
+    network.register_parameter("turn", nn.Parameter(torch.ones(3, dtype=torch.complex128)))
+    with pytest.raises(UnsupportedModelError, match=r"cannot save this Module: .*complex128"):
+        save_network(network, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []

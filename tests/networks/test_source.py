@@ -1,0 +1,172 @@
+"""Networks built by name, their weights and their images."""
+
+import sys
+
+import pytest
+import timm
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, UnknownNameError
+from convattn.models import AttentionNet, ConvNet
+from convattn.networks import create_network
+from convattn.networks.images import draw_images, preparation, read_images
+from convattn.networks.weights import load_weights
+
+
+def test_networks_are_built_by_name_without_a_trace_in_the_random_numbers():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    assert type(create_network("timm:resnet10t", {"num_classes": 3})) is timm.models.ResNet
+    assert type(create_network("torchvision:squeezenet1_1")) is torchvision.models.SqueezeNet
+    assert create_network("convattn:ConvNet", {"width": 8}).width == 8
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_backbone_is_not_fetched(monkeypatch):
+    def fetch(*arguments, **options):
+        raise AssertionError("fetched")
+
+    monkeypatch.setattr("torchvision._internally_replaced_utils.load_state_dict_from_url", fetch)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
+    assert create_network("torchvision:lraspp_mobilenet_v3_large", {"num_classes": 2}).classifier is not None
+    with pytest.raises(CheckpointError, match=r"cannot fetch the weights of torchvision:squeezenet1_1: .*fetched"):
+        create_network("torchvision:squeezenet1_1", pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "message"),
+    [
+        ("resnet18", {}, ArgumentError, 'source must be "timm:NAME", "torchvision:NAME" or "convattn:CLASS", but is'),
+        ("timm:", {}, ArgumentError, "source must be"),
+        ("tim:resnet18", {}, UnknownNameError, "unknown home of networks 'tim': did you mean 'timm'"),
+        ("timm:resnt18", {}, ArgumentError, "unknown timm model 'resnt18': did you mean 'resnet18'"),
+        ("torchvision:resnt18", {}, ArgumentError, "unknown torchvision model 'resnt18': did you mean 'resnet18'"),
+        ("convattn:ConvNets", {}, UnknownNameError, "unknown network 'ConvNets': did you mean 'ConvNet'"),
+        ("timm:resnet10t", {"widht": 3}, ArgumentError, "options must be what timm:resnet10t takes, .*widht"),
+        ("torchvision:resnet18", {"weights": 1}, ArgumentError, "but weights would fetch weights"),
+        ("timm:resnet10t", {"pretrained": True}, ArgumentError, "but pretrained would read weights"),
+    ],
+)
+def test_wrong_names_and_options_are_refused(source, options, error, message):
+    with pytest.raises(error, match=message):
+        create_network(source, options)
+
+
+def test_own_networks_have_no_weights_to_fetch():
+    with pytest.raises(ArgumentError, match="convattn:ConvNet is an architecture without weights of its own"):
+        create_network("convattn:ConvNet", pretrained=True)
+
+
+@pytest.mark.parametrize("package", ["timm", "torchvision"])
+def test_a_missing_package_is_named_with_its_extra(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, f"{package}.models", None)
+    with pytest.raises(MissingDependencyError, match=rf'this needs {package}, .*pip install "convattn\[timm\]"'):
+        create_network(f"{package}:resnet18")
+
+
+@pytest.fixture
+def small():
+    return nn.Sequential(nn.Conv1d(2, 3, 5), nn.BatchNorm1d(3))
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pth", "nested"])
+def test_weights_are_read_from_every_form(form, small, tmp_path):
+    other = nn.Sequential(nn.Conv1d(2, 3, 5), nn.BatchNorm1d(3))
+    file = tmp_path / f"weights.{'safetensors' if form == 'safetensors' else 'pth'}"
+    if form == "safetensors":
+        save_file(other.state_dict(), file)
+    else:
+        torch.save({"state_dict": other.state_dict(), "epoch": 3} if form == "nested" else other.state_dict(), file)
+    load_weights(small, file)
+    assert all(torch.equal(t, small.state_dict()[name]) for name, t in other.state_dict().items())
+
+
+def test_weights_that_do_not_fit_are_named(small, tmp_path):
+    state = small.state_dict()
+    state["more"] = state.pop("1.bias")
+    state["0.weight"] = torch.zeros(3, 2, 7)
+    torch.save(state, tmp_path / "w.pt")
+    message = (
+        r"w.pt do not fit Sequential: 1 missing: 1.bias; 1 unexpected: more; .*0.weight \(3, 2, 7\) for \(3, 2, 5\)"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        load_weights(small, tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"not weights", None], ids=["empty", "text", "absent"])
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_files_that_are_no_weights_are_refused(content, ending, small, tmp_path):
+    if content is not None:
+        (tmp_path / f"w.{ending}").write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"cannot read weights from .*w.{ending}"):
+        load_weights(small, tmp_path / f"w.{ending}")
+
+
+def test_code_in_a_file_of_weights_is_not_run(small, tmp_path):
+    torch.save({"0.weight": Harmful(tmp_path / "trace")}, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=r"cannot read weights from .*w.pt: UnpicklingError"):
+        load_weights(small, tmp_path / "w.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match="it holds no state dict"):
+        load_weights(small, tmp_path / "list.pt")
+    assert not (tmp_path / "trace").exists()
+
+
+class Harmful:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return self.path.write_text, ("run",)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "pictures"
+    (folder / "inside").mkdir(parents=True)
+    for number, name in enumerate(["b.png", "a.jpg", "inside/c.png"]):
+        Image.new("RGB", (40 + number, 50), (10 * number, 100, 200)).save(folder / name)
+    (folder / "notes.txt").write_text("no picture")
+    return folder
+
+
+@pytest.mark.parametrize("source", ["timm:resnet10t", "torchvision:squeezenet1_1"])
+def test_pictures_are_prepared_as_the_source_says(source, pictures):
+    network = create_network(source)
+    prepare = preparation(source, network)
+    made = read_images(pictures, prepare, limit=2)
+    assert made.shape[0] == 2
+    assert made.shape[1] == 3
+    with Image.open(pictures / "a.jpg") as first:
+        assert torch.equal(made[0], prepare(first.convert("RGB")))
+    network.eval()(made)
+
+
+def test_folders_without_pictures_and_damaged_ones_are_refused(pictures, tmp_path):
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="none holds no images"):
+        read_images(tmp_path / "none", lambda _: torch.zeros(1), limit=3)
+    with pytest.raises(ArgumentError, match="have different sizes when prepared"):
+        read_images(pictures, lambda picture: torch.zeros(picture.width), limit=3)
+    (pictures / "a.jpg").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"cannot read the image .*a\.jpg"):
+        read_images(pictures, lambda _: torch.zeros(1), limit=3)
+
+
+def test_a_network_that_does_not_say_how_is_refused():
+    with pytest.raises(ArgumentError, match="images must be left out for a ConvNet, which does not say how images are"):
+        preparation("convattn:ConvNet", ConvNet(width=8))
+
+
+def test_an_image_is_drawn_in_the_size_that_the_network_says():
+    assert draw_images(AttentionNet(width=8, image_size=20, in_channels=1)).shape == (1, 1, 20, 20)
+    assert draw_images(create_network("timm:resnet10t")).shape[1:] == (3, 176, 176)
+    assert draw_images(nn.Linear(2, 3)).shape == (1, 3, 224, 224)
+    assert draw_images(nn.Linear(2, 3).double(), (5, 7)).dtype == torch.float64
