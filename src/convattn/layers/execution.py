@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
 from convattn.errors import ArgumentError
 from convattn.functional import (
     Cost,
@@ -196,7 +196,7 @@ def _plan(call: Call, path: str, order: str, reason: str, cost: Cost, *, bound: 
 
 def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
     """Prepares one softmax per axis; where the heads turn out to be hard, a convolution."""
-    if call.values_known and call.impl != "separable":
+    if call.values_known and call.impl != "separable" and isinstance(encoding, Quadratic):
         prepared = _by_scores(call, encoding)
         if prepared is not None:
             return prepared
@@ -248,9 +248,11 @@ def _needs_products(x: Tensor, maps: Tensor, bias: Tensor | None) -> bool:
     return (torch.is_grad_enabled() and wanted) or torch.is_autocast_enabled(x.device.type)
 
 
-def _by_scores(call: Call, encoding: AxisAdditiveEncoding) -> Prepared | None:
+def _by_scores(call: Call, encoding: Quadratic) -> Prepared | None:
     """Prepares a convolution where scores alone tell that heads look at one pixel each, with no weight for any pair."""
-    with torch.autocast(call.device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
+        if (-encoding.sharpness.to(call.softmax_dtype)).exp().any():  # a neighbour of the centre has some attention
+            return None
         tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
     shifts = table_shifts(tables, call.axes, most=0.0)
     if shifts is None or (call.impl != "shift" and math.prod(shifts.window[1]) > 2 * call.work.heads):
