@@ -56,7 +56,7 @@ def start(record: Path, homes: list[str]) -> dict[str, Any]:
     Returns:
         Its line.
     """
-    command = ["python -m benchmarks.sweep", record.name]
+    command = ["python -m benchmarks.sweep", record.name if record.is_absolute() else record.as_posix()]
     hardware = describe_hardware(torch.device("cpu"))
     return {
         "started": datetime.now(UTC).strftime("%Y-%m-%d"),
