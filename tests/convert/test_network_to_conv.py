@@ -219,7 +219,7 @@ def test_a_layer_that_meets_several_sizes_is_made_for_the_largest():
 def test_a_fault_in_a_converted_network_shows(monkeypatch):
     def faulty(layer, **options):
         conv, certificate = attention_to_conv(layer, **options)
-        conv.weight.data[0] *= 1 - 1e-4
+        conv.weight.data *= 1 - 1e-4
         return conv, certificate
 
     home = sys.modules["convattn.convert.network_to_conv"]  # the package has a function of that name

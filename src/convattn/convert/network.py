@@ -39,7 +39,7 @@ def network_to_attention(
     result is converted; the layer has it as its own weight from there on, and the certificate says so.
 
     Copies of both are run in evaluation mode on copies of the images; hooks are called in these runs. Beside the
-    network this takes about MEMORY times the memory of its parameters. What computes a convolution and is no module of
+    network this takes about four times the memory of its parameters. What computes a convolution and is no module of
     one is not converted: where it calls a convolution of torch, the run shows it and the certificate names the module
     that did; where it is made of other operations (unfolding and a product, a Fourier transform) nothing is said.
 
@@ -106,7 +106,7 @@ def _convert(
         layer, certificates[item.names[0]] = conv_to_attention(item.plain.conv, sharpness=sharpness, content=content)
         layer.impl = impl
         if isinstance(layer.values, MergedValues) and impl == "separable":
-            layer.values.lay_out(as_kernel=False)
+            layer.values.lay_out("outputs heads inputs" if layer.groups == 1 else "heads outputs inputs")
         old = places[item.names[0]]
         ties.keep(item, old, layer)
         _keep_state(old, item, layer)

@@ -6,13 +6,15 @@ from convattn.functional.dense import dense_attention
 from convattn.functional.flex import flex_attention
 from convattn.functional.folding import ContentMaps, PositionTables
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
+from convattn.functional.grid_attention import GridAttention, GridSizes, grid_attention
+from convattn.functional.head_grid import HeadGrid, find_head_grid
 from convattn.functional.keys import pad_keys, query_pixels
 from convattn.functional.narrow import values_first_attention
 from convattn.functional.plan import Cost, Work
 from convattn.functional.product import product_attention
 from convattn.functional.reference import attend, attention_weights, displacement_scores
 from convattn.functional.separable import separable_attention
-from convattn.functional.shift import Shifts, find_shifts, shift_attention
+from convattn.functional.shift import Shifts, find_shifts, shift_attention, table_shifts
 from convattn.functional.shift_convolution import ShiftConvolution, shift_convolution
 from convattn.functional.values import combine_heads
 
@@ -20,6 +22,9 @@ __all__ = [
     "ContentMaps",
     "Cost",
     "Filters",
+    "GridAttention",
+    "GridSizes",
+    "HeadGrid",
     "PositionTables",
     "ShiftConvolution",
     "Shifts",
@@ -31,11 +36,13 @@ __all__ = [
     "content_scores",
     "dense_attention",
     "displacement_scores",
+    "find_head_grid",
     "find_shifts",
     "flex_attention",
     "fourier_attention",
     "fourier_filters",
     "gated_weights",
+    "grid_attention",
     "pad_keys",
     "position_share",
     "product_attention",
@@ -43,5 +50,6 @@ __all__ = [
     "separable_attention",
     "shift_attention",
     "shift_convolution",
+    "table_shifts",
     "values_first_attention",
 ]

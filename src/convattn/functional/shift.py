@@ -11,7 +11,7 @@ from torch import Tensor
 from convattn.functional.shift_convolution import shift_convolution
 from convattn.grid import Axis, Geometry
 
-__all__ = ["Shifts", "find_shifts", "shift_attention"]
+__all__ = ["Shifts", "find_shifts", "shift_attention", "table_shifts"]
 
 
 class Shifts(NamedTuple):
@@ -65,6 +65,36 @@ def find_shifts(weights: Sequence[Float[Tensor, "heads _ _"]], axes: Sequence[Ax
         if offset is None:
             return None
         offsets.append(offset)
+    return Shifts(tuple(zip(*offsets, strict=True)), leak.item())
+
+
+def table_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], most: float) -> Shifts | None:
+    """Finds hard heads by their scores alone, without a weight for every query and key.
+
+    Args:
+        tables: Scores of all displacements along each axis, from the lowest to the highest.
+        axes: Queries and keys along each axis.
+        most: Largest leak at which a head counts as hard.
+
+    Returns:
+        The shifts, with a bound on the leak over all displacements of the axes; None where that is larger, or where a
+        head leads out of the keys from some query. Such heads may be hard all the same: `find_shifts` tells.
+
+    Example:
+        >>> shifts = table_shifts([torch.tensor([[-1e3, -1e3, 0.0, -1e3]])], [Axis(range(2), 3)], most=0.0)
+        >>> shifts.offsets, shifts.leak
+        (((1,),), 0.0)
+    """
+    offsets, leak = [], torch.zeros(())
+    for table, axis in zip(tables, axes, strict=True):
+        highest, at = table.detach().max(-1, keepdim=True)
+        leak = leak + (table.detach() - highest).exp().scatter(-1, at, 0.0).sum(-1).max().cpu()
+        if not leak <= most:
+            return None
+        along = [int(index) + axis.lowest for index in at[:, 0].tolist()]
+        if min(along) + min(axis.queries) < 0 or max(along) + max(axis.queries) > axis.keys - 1:
+            return None
+        offsets.append(along)
     return Shifts(tuple(zip(*offsets, strict=True)), leak.item())
 
 

@@ -1,0 +1,67 @@
+"""Hard heads found by their scores alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from convattn.convert import conv_to_attention
+from convattn.functional import attention_weights, displacement_scores, find_shifts, table_shifts
+from convattn.grid import Axis
+from convattn.testing.budget import assert_within_budget
+
+AXES = (Axis(range(1, 12, 2), 13), Axis(range(2, 9), 11))
+
+
+def tables(centres, sharpness):
+    """Scores −α(δ − Δ)² along each axis, (heads, displacements)."""
+    made = []
+    for along, axis in zip(zip(*centres, strict=True), AXES, strict=True):
+        distances = axis.displacements().double() - torch.tensor(along, dtype=torch.float64)[:, None]
+        made.append(-sharpness * distances.square())
+    return made
+
+
+def softmax(scores):
+    return [attention_weights(displacement_scores(table, (axis,))) for table, axis in zip(scores, AXES, strict=True)]
+
+
+@pytest.mark.parametrize("sharpness", [800.0, 40.0, 37.25])
+def test_heads_inside_are_found_as_by_their_weights(sharpness):
+    scores = tables([(-1, 0), (1, 2), (0, -2)], sharpness)
+    quick, slow = table_shifts(scores, AXES, 1e-15), find_shifts(softmax(scores), AXES, 1e-15)
+    assert quick.offsets == slow.offsets == ((-1, 0), (1, 2), (0, -2))
+    assert slow.leak <= quick.leak <= 2 * slow.leak
+    assert (quick.leak == 0) == (sharpness == 800)
+
+
+@pytest.mark.parametrize(
+    ("centres", "sharpness"),
+    [
+        ([(0, 3)], 800.0),  # beyond the keys from the last query: the weights tell that it looks at the last key
+        ([(-2, 0)], 800.0),
+        ([(0.5, 0)], 800.0),  # between two pixels
+        ([(0, 0), (0, 0.4)], 20.0),
+        ([(0, 0)], 5.0),
+    ],
+)
+def test_other_heads_are_left_to_their_weights(centres, sharpness):
+    assert table_shifts(tables(centres, sharpness), AXES, 1e-15) is None
+
+
+def test_scores_that_are_no_numbers_are_no_shift():
+    scores = tables([(0, 0)], 800.0)
+    scores[1][0, 3] = torch.nan
+    assert table_shifts(scores, AXES, 1e-15) is None
+
+
+def test_a_long_sequence_takes_no_memory_for_pairs():
+    """10¹⁰ pairs of queries and keys would."""
+    torch.manual_seed(0)
+    conv = nn.Conv1d(2, 3, 5, padding=2)
+    layer, _ = conv_to_attention(conv)
+    x = torch.randn(1, 2, 100_000)
+    assert layer.plan(x.shape).path == "shift"
+    high = nn.Conv1d(2, 3, 5, padding=2).double()
+    high.load_state_dict(conv.state_dict())
+    with torch.no_grad():
+        assert_within_budget(layer(x), high(x.double()), conv(x), "long")
