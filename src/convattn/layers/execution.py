@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
 from convattn.errors import ArgumentError
 from convattn.functional import (
     Cost,
@@ -108,23 +108,26 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
     Returns:
         (batch, outputs, *queries).
     """
-    made, groups, maps = prepared.made, call.work.groups, call.values.maps()
+    made, groups = prepared.made, call.work.groups
     if isinstance(made, Shifts):
+        maps = call.values.maps()
         if call.learns_encoding:
             maps = without_gradient(maps, call.encoding)
         return shift_attention(made, call.axes, call.geometry, x, maps, groups, call.bias)
+    maps = call.values.maps()
     if isinstance(made, GridAttention) and not _needs_products(x, maps, call.bias):
         return made(x, maps, groups, call.bias)
-    keys = x if isinstance(made, GridAttention) and made.grid.geometry is None else pad_keys(x, call.geometry)
+    keys, order = pad_keys(x, call.geometry), prepared.order
     if isinstance(made, GridAttention):
-        y = product_attention(made.grid.by_head(len(call.axes)), keys, maps, groups)
-    elif isinstance(made, Filters):
+        keys = keys if made.grid.geometry is not None else x
+        made, order = made.grid.by_head(len(call.axes)), call.work.order(by_axis=True)
+    if isinstance(made, Filters):
         y = fourier_attention(made, call.axes, keys, maps, groups)
     else:
         flat = keys.flatten(2) if prepared.path == "dense" else keys
         dropped = [nn.functional.dropout(weight, call.dropout) for weight in made] if call.dropout else made
         weights = [weight.to(keys.dtype) for weight in dropped]
-        if prepared.order == "values":
+        if order == "values":
             y = values_first_attention(weights, flat, *call.values.factors(), groups)
         else:
             y = product_attention(weights, flat, maps, groups)
@@ -193,7 +196,7 @@ def _plan(call: Call, path: str, order: str, reason: str, cost: Cost, *, bound: 
 
 def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
     """Prepares one softmax per axis; where the heads turn out to be hard, a convolution."""
-    if call.values_known and call.impl != "separable":
+    if call.values_known and call.impl != "separable" and isinstance(encoding, Quadratic):
         prepared = _by_scores(call, encoding)
         if prepared is not None:
             return prepared
@@ -245,9 +248,11 @@ def _needs_products(x: Tensor, maps: Tensor, bias: Tensor | None) -> bool:
     return (torch.is_grad_enabled() and wanted) or torch.is_autocast_enabled(x.device.type)
 
 
-def _by_scores(call: Call, encoding: AxisAdditiveEncoding) -> Prepared | None:
+def _by_scores(call: Call, encoding: Quadratic) -> Prepared | None:
     """Prepares a convolution where scores alone tell that heads look at one pixel each, with no weight for any pair."""
-    with torch.autocast(call.device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
+        if (-encoding.sharpness.to(call.softmax_dtype)).exp().any():  # a neighbour of the centre has some attention
+            return None
         tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
     shifts = table_shifts(tables, call.axes, most=0.0)
     if shifts is None or (call.impl != "shift" and math.prod(shifts.window[1]) > 2 * call.work.heads):
