@@ -51,6 +51,7 @@ def described(runs: Path, name: str) -> dict[str, Any]:
         "accuracy": record.results["test_accuracy"],
         "seconds": record.seconds,
         "revision": record.revision,
+        "record": json.loads(record.to_json()),
     }
 
 
