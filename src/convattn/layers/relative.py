@@ -15,7 +15,8 @@ from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_nu
 from convattn.layers.arguments import fitting_encoding, fitting_path, require_images, require_sizes
 from convattn.layers.call import Call, work_of
 from convattn.layers.content import Content, ContentScores
-from convattn.layers.execution import compute, describe, describe_content
+from convattn.layers.description import describe, describe_content
+from convattn.layers.execution import compute
 from convattn.layers.gate import GateKind, looks_at_content, share_of_position
 from convattn.layers.kept import Kept
 from convattn.layers.kernel import HasKernel
@@ -151,8 +152,7 @@ class RelativeAttention(HasKernel, ABC):
         """
         content = self.content is not None and looks_at_content(self.content, self.gate, self.gate_kind, self.impl)
         if not (content or torch.compiler.is_compiling() or (self.training and self.dropout)):
-            y = self._kept.attend(x, self, self.geometry, self.impl)
-            if y is not None:
+            if (y := self._kept.attend(x, self, self.geometry, self.impl)) is not None:
                 return y
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
