@@ -151,9 +151,9 @@ class RelativeAttention(HasKernel, ABC):
             DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
         content = self.content is not None and looks_at_content(self.content, self.gate, self.gate_kind, self.impl)
-        if not (content or torch.compiler.is_compiling() or (self.training and self.dropout)):
-            if (y := self._kept.attend(x, self, self.geometry, self.impl)) is not None:
-                return y
+        afresh = content or torch.compiler.is_compiling() or (self.training and self.dropout)
+        if not afresh and (y := self._kept.attend(x, self, self.geometry, self.impl)) is not None:
+            return y
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
         if not content and self.impl != "reference":
