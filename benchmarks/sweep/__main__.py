@@ -36,7 +36,7 @@ def main() -> None:
     wanted = [one for one in every if options.families is None or one[1] in options.families]
     missing = [one for one in wanted if one not in done]
     if missing:
-        append(options.record, start(options.homes))
+        append(options.record, start(options.record, options.homes))
         import_once(options.homes)
     for place, family in missing:
         line = in_its_own_process(place, family, options.seconds)
@@ -45,19 +45,21 @@ def main() -> None:
     write_atomically(options.record.with_suffix(".md"), page(read(options.record), options.record.name))
 
 
-def start(homes: list[str]) -> dict[str, Any]:
+def start(record: Path, homes: list[str]) -> dict[str, Any]:
     """Describes a start of the sweep.
 
     Args:
+        record: The file that is written.
         homes: Names of the homes.
 
     Returns:
         Its line.
     """
+    command = ["python -m benchmarks.sweep", record.name]
     hardware = describe_hardware(torch.device("cpu"))
     return {
         "started": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join(["python -m benchmarks.sweep", *sys.argv[1:]]),
+        "command": " ".join(command if homes == list(HOMES) else [*command, "--homes", *homes]),
         "versions": describe_versions(("torch", *(name for place in homes for name in home(place).packages))),
         "hardware": {key: hardware[key] for key in ("device", "processor", "threads")},
         "revision": find_revision(),

@@ -24,13 +24,14 @@ convolution). Both are compared with the network in float64.
   no convolution. The certificate names them; the rest of the network is converted.
 - **failed** and **crashed** are wrong results. **refused** networks raise an error that says why, and nothing is made.
 
-Of each converted network a copy has been made wrong on purpose, by changing the sign of one weight in its middle
-layer: {rejected} of {controls} copies are beyond the budget, on either path.{unmoved} {top1}
-
+Of each network that was converted as planned a copy has been made wrong on purpose, by changing the sign of the largest
+weight of its middle layer: {rejected} of {controls} copies are beyond the budget.{unmoved} {top1}
+{vague}
 ## Networks
 
 Error ÷ budget is the largest difference to float64 over all outputs, in units of what rounding explains; above 1 a
-network fails. Seconds are of conversion and certificate together, on a machine that did other things as well.
+network fails. Budget ÷ largest is that budget in units of the largest output. Seconds are of conversion and certificate
+together, on a machine that did other things as well.
 
 {table}
 {reasons}
@@ -42,15 +43,19 @@ The same command goes on where it was stopped, and passes over families that hav
 take its line out of [{record}]({record}), which holds all numbers. This page is made of that file by the same command.
 
 Of each family of timm the architecture with the fewest parameters was taken that holds a convolution. Weights are
-those of a new network, seed 0; what would hide an error is drawn anew: running means normal with a standard deviation
-of 1/4 and running variances uniform in [0.5, 1.5]; weights of norms uniform in [0.5, 1.5], their biases normal (1/4);
-and parameters that are constant in a new network: scales (such as those of residual branches, 0 or 10⁻⁶ in many)
-uniform in [0.5, 1.5], biases normal (1/4), zero matrices and kernels normal with a variance of one over the entries
-per output. One standard normal input, n = 1 per network.
+those of a new network, seed 0; what would hide an error is drawn anew: weights of norms uniform in [0.5, 1.5], their
+biases normal with a standard deviation of 1/4; of the other parameters those that are constant in a new network, scales
+(such as those of residual branches, 0 or 10⁻⁶ in many) uniform in [0.5, 1.5], biases normal (1/4), zero matrices and
+kernels normal with a variance of one over the entries per output. Running statistics are those of the network's own
+input, the mean moved by a normal number with 1/4 of the standard deviation, the variance times a uniform number in
+[0.5, 1.5]. The input is standard normal or what the home takes, n = 1 per network.
 
 Not covered: trained weights, training mode, other inputs and image sizes, devices other than the CPU, dtypes other than
 float32.
 """
+
+_VAGUE = 0.01
+"""Budget, as a share of the largest output, from which on the outputs show little."""
 
 _WRONG = ("failed", "crashed", "too slow")
 
@@ -68,18 +73,35 @@ def page(lines: Sequence[dict[str, Any]], record: str) -> str:
     found = families(lines)
     homes = list(dict.fromkeys(line["home"] for line in found))
     controls = [path["control"] for line in found for path in line.get("paths", {}).values() if "control" in path]
-    unmoved = [f"{line['model']}" for line in found if _has_unmoved(line)]
+    unmoved = [line["model"] for line in found if _has_unmoved(line)]
     return PAGE.format(
         homes=_listed(homes),
         counts=_counts(found, homes),
         rejected=sum(control["rejected"] for control in controls),
         controls=len(controls),
-        unmoved=f" Not so: {', '.join(unmoved)}." if unmoved else "",
+        unmoved=f" Not so in {_listed(unmoved)}, where that weight hardly matters." if unmoved else "",
+        vague=_vague(found),
         top1=_top1(found),
         table=_table(found),
         reasons=_reasons(found),
         starts=_starts(lines),
         record=record,
+    )
+
+
+def _vague(found: Sequence[dict[str, Any]]) -> str:
+    """Names the networks that magnify rounding so much that their outputs show little."""
+    names = [
+        f"{line['model']} ({path['rounding'] / path['largest']:.2g})"
+        for line in found
+        if (path := line.get("paths", {}).get("auto", {})).get("rounding", 0) > _VAGUE * path.get("largest", 0)
+    ]
+    if not names:
+        return ""
+    return (
+        "\nWith these weights some networks magnify rounding from layer to layer, in their own float32 as much as"
+        f" in the converted one, until the budget is over {_VAGUE:.0%} of the largest output: {_listed(names)}. There"
+        " the outputs prove little, and the layers' own checks carry the result.\n"
     )
 
 
@@ -122,7 +144,15 @@ def _top1(found: Sequence[dict[str, Any]]) -> str:
 def _table(found: Sequence[dict[str, Any]]) -> str:
     """Tabulates networks, one row each."""
     columns = ["home", "family", "network", "parameters", "input", "layers", "heads", "not reached"]
-    columns += ["error ÷ budget, separable", "planned", "s, separable", "planned", "left alone", "outcome"]
+    columns += [
+        "error ÷ budget, separable",
+        "planned",
+        "budget ÷ largest",
+        "s, separable",
+        "planned",
+        "left alone",
+        "outcome",
+    ]
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for line in found:
         paths = line.get("paths", {})
@@ -132,6 +162,7 @@ def _table(found: Sequence[dict[str, Any]]) -> str:
         cells.append(", ".join("×".join(map(str, shape)) for shape in one["shapes"]) if one else "–")
         cells += [one.get("layers", "–"), one.get("heads", "–"), one["used"].get("not reached", 0) if one else "–"]
         cells += [_share(paths.get(impl, {})) for impl in ("separable", "auto")]
+        cells.append(f"{one['rounding'] / one['largest']:.0e}" if one.get("largest") else "–")
         cells += [paths.get(impl, {}).get("seconds", "–") for impl in ("separable", "auto")]
         cells += [len(_left(line)) or "", line["outcome"]]
         rows.append(f"| {' | '.join(map(str, cells))} |")

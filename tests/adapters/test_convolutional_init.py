@@ -293,6 +293,15 @@ def test_dropout_acts_on_content():
     assert torch.equal(attention(x), attention(x))
 
 
+@pytest.mark.parametrize("content", ["gated", False])
+def test_networks_export(content):
+    made, _ = convolutional_init(vit(**VITS["9 heads of width 2"]), content=content)
+    with torch.no_grad():
+        exported = torch.export.export(made, (pixels(),), strict=False).module()
+        x = pixels().flip(0)
+        assert_within_budget(exported(x), copy.deepcopy(made).double()(x.double()), made(x))
+
+
 COMPILED = """
 import torch
 from adapters.vit_cases import pixels, vit

@@ -196,3 +196,13 @@ def test_mistakes_are_told_and_write_nothing(arguments, message, place, capsys):
     assert out == ""
     assert re.search(message, err), err
     assert sorted(path.name for path in place.iterdir()) == before
+
+
+def test_gates_that_are_closed_are_saved_and_loaded(capsys):
+    arguments = ["convert", "convattn:ResNet", "--random-weights", "--set", "width=4", "--include", "stem.*"]
+    assert main([*arguments, "--content", "-o", "made"]) == 0
+    loaded, x = load_network("made"), torch.randn(2, 3, 8, 8)
+    assert loaded.stem[0].gate_kind == "tanh"
+    loaded.stem[0].gate.data += 0.5
+    save_network(loaded, "open")
+    assert torch.equal(load_network("open")(x), loaded(x))

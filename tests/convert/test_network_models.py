@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks.sweep.control import turn_one_weight
 from benchmarks.sweep.randomise import randomise
 from benchmarks.sweep.subjects import Built
 from torch import nn
@@ -43,9 +42,8 @@ SIZES = {"test_coatnet": 160, "vit_tiny_r_s16_p8_224": 224}
 
 def check(network, x, notes):
     """Converts a network on both paths; nothing is left over, and the whole is right within its budget."""
-    built = Built(network, (x,))
     torch.manual_seed(0)
-    randomise(built)
+    randomise(Built(network, (x,)))
     before = fingerprint(network)
     for impl, path in (("auto", "shift"), ("separable", "separable")):
         made, certificate = network_to_attention(network, impl=impl, images=x)
@@ -59,7 +57,6 @@ def check(network, x, notes):
         assert 0 < certificate.measured_error <= certificate.rounding
         assert certificate.top1_changed in (0, None)
     assert_unchanged(network, before)
-    assert turn_one_weight(built, made, certificate)["rejected"]
 
 
 def convolutions(network):
@@ -84,7 +81,7 @@ def test_a_network_with_a_wrong_weight_fails_its_certificate(monkeypatch):
         layer, certificate = conv_to_attention(conv, **options)
         if conv.in_channels == 3:
             with torch.no_grad():
-                layer.values.weight.view(-1)[5] *= 1.01
+                layer.values.weight[4, 2, 1] *= 1.01
         return layer, certificate
 
     monkeypatch.setattr("convattn.convert.network.conv_to_attention", convert)

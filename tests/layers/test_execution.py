@@ -164,7 +164,8 @@ def test_parameters_swapped_in_for_one_call_are_those_used():
     with torch.no_grad():
         before = layer(x)
         swapped = functional_call(layer, {name: value.detach() for name, value in other.named_parameters()}, (x,))
-        assert torch.equal(swapped, other(x))
+        hi = by_path(copy.deepcopy(other).double(), "reference", x.double())
+        assert_within_budget(swapped, hi, by_path(other, "reference", x))
         assert torch.equal(layer(x), before)
 
 

@@ -4,9 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import timm
 import torch
 
-from convattn.models import AttentionNet
+from convattn import network_to_attention
+from convattn.models import AttentionNet, ResNet
 from convattn.testing.budget import assert_within_budget
 
 ALONE = """
@@ -32,6 +34,21 @@ NETWORKS = {
 }
 
 
+CONVERTED = {
+    "resnet18": lambda: ResNet(2, width=4),
+    "timm resnet18": lambda: timm.create_model("resnet18", num_classes=5),
+}
+COMPILED = """
+import torch
+from convattn import network_to_attention
+from convattn.models import ResNet
+images = torch.load("images.pt")
+torch.manual_seed(0)
+network, _ = network_to_attention(ResNet(1, width=4).eval(), images=images)
+torch.save(torch.compile(network, fullgraph=True, backend="aot_eager")(images).detach(), "scores.pt")
+"""
+
+
 def draw(name):
     torch.manual_seed(0)
     return AttentionNet(**NETWORKS[name], width=16, depth=2, heads=4, ffn=16, image_size=16).eval()
@@ -45,9 +62,14 @@ def images(tmp_path, monkeypatch):
     return drawn
 
 
-def assert_agrees(network, program, images):
-    """Runs a program in a process of its own and holds its scores against the network's."""
+def run(program):
+    """Runs a program in a process of its own."""
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+
+
+def assert_agrees(network, program, images):
+    """Runs a program and holds its scores against the network's."""
+    run(program)
     with torch.no_grad():
         lo, hi = network(images), network.double()(images.double())
     assert_within_budget(torch.load("scores.pt").detach(), hi, lo)
@@ -69,3 +91,41 @@ def test_onnx_runs_without_convattn(name, images):
     network = draw(name)
     torch.onnx.export(network, (images,), "network.onnx", dynamo=True, verbose=False)
     assert_agrees(network, ONNX, images)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own code
+@pytest.mark.parametrize(
+    ("name", "impl"),
+    [
+        ("resnet18", "separable"),
+        pytest.param("resnet18", "auto", marks=pytest.mark.slow),
+        pytest.param("timm resnet18", "separable", marks=pytest.mark.slow),
+        pytest.param("timm resnet18", "auto", marks=pytest.mark.slow),
+    ],
+)
+def test_converted_networks_run_without_convattn_for_any_batch(name, impl, images, without_type_checks):
+    """Without the test run's type checks, for which the symbol in place of the batch is no integer."""
+    torch.manual_seed(0)
+    network, certificate = network_to_attention(CONVERTED[name]().eval(), impl=impl, images=images)
+    assert certificate.passed
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(network, (images,), dynamic_shapes=(batch,))
+    torch.export.save(program, "network.pt2")
+    torch.onnx.export(program, (), "network.onnx", dynamo=True, verbose=False)
+    more = torch.randn(5, *images.shape[1:])
+    torch.save(more, "images.pt")
+    with torch.no_grad():
+        lo, hi = network(more), network.double()(more.double())
+    for alone in (EXPORTED, ONNX):
+        run(alone)
+        assert_within_budget(torch.load("scores.pt").detach(), hi, lo)
+
+
+@pytest.mark.slow
+def test_converted_networks_compile_to_one_graph(images):
+    """In a process of its own: the type checks of the test run would break the graph."""
+    torch.manual_seed(0)
+    network = ResNet(1, width=4).eval()
+    run(COMPILED)
+    with torch.no_grad():
+        assert_within_budget(torch.load("scores.pt"), network.double()(images.double()), network.float()(images))

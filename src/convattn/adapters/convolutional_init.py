@@ -1,7 +1,7 @@
 """A vision transformer whose heads start as the taps of a convolution of patches."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -100,8 +100,9 @@ def convolutional_init(
         raise ArgumentError(must_be("content_share", "a share in [0, 1)", content_share))
     if content is False and content_share:
         raise ArgumentError(must_be("content_share", "0 without content", content_share))
+    read = _reader(vit)
     made = copy.deepcopy(vit)
-    native = _read(made)
+    native = read(made)
     geometry = Geometry.parse(2, kernel_size=kernel, padding="same")
     attentions = []
     for before in native.layers:
@@ -119,13 +120,13 @@ def convolutional_init(
     return made, _record(vit, made, native, geometry, attentions)
 
 
-def _read(vit: nn.Module) -> NativeTransformer:
-    """Reads a network by its class, or raises UnsupportedModelError."""
+def _reader(vit: nn.Module) -> Callable[[nn.Module], NativeTransformer]:
+    """Returns what reads networks of a class, or raises UnsupportedModelError."""
     name = full_name(vit)
     if name in TIMM:
-        return read_timm(vit)
+        return read_timm
     if name in TRANSFORMERS:
-        return read_transformers(vit)
+        return read_transformers
     known = "VisionTransformer and VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
     reason = _REASONS.get(name, f"known are {known}")
     raise UnsupportedModelError(f"cannot initialise {type(vit).__name__} as a convolution: {reason}")

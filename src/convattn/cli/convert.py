@@ -34,6 +34,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     exclude: _Several = (),
     sharpness: Annotated[float | None, Parameter(show_default=False)] = None,
     impl: Annotated[Literal["auto", "separable"] | None, Parameter(show_default=False)] = None,
+    content: Annotated[bool, _Flag] = False,
     head_width: Annotated[WholeNumber | None, Parameter(show_default=False)] = None,
     kernel_size: Annotated[WholeNumber | None, Parameter(show_default=False)] = None,
     mass: Annotated[float | None, Parameter(show_default=False)] = None,
@@ -68,6 +69,8 @@ def convert(  # noqa: PLR0913 - the options of the command
         sharpness: α > 0 of every head, in 1/pixel²; without it heads are so sharp that the result is exact.
         impl: How attention computes: auto (hard heads as a convolution) or separable (softmax, axis by axis). Without
             it auto.
+        content: Give the layers of a network scores that depend on the input, behind gates that are closed and can
+            learn to open.
         head_width: Width of each head of a single layer, at least 1; without it heads are as wide as they need to be.
         kernel_size: Taps per axis of convolutions to make; without it as many as each layer needs.
         mass: Share in (0, 1) of each head's attention that a kernel may leave out; without it what rounding hides.
@@ -82,7 +85,7 @@ def convert(  # noqa: PLR0913 - the options of the command
         ArgumentError: Options are missing, or do not go together.
     """
     given = key_values(arguments, "--set")
-    to_attention = {"--sharpness": sharpness, "--impl": impl, "--head-width": head_width}
+    to_attention = {"--sharpness": sharpness, "--impl": impl, "--content": content, "--head-width": head_width}
     to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--fold": fold}
     _require_absent(to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}")
     if output is None and not dry_run:
@@ -90,7 +93,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     if layer_in(source):
         of_network = {"--weights": weights, "--pretrained": pretrained, "--random-weights": random_weights}
         of_network |= {"--set": arguments, "--images": images, "--shape": shape, "--include": include}
-        of_network |= {"--exclude": exclude, "--impl": impl, "--fold": fold, "--dry-run": dry_run}
+        of_network |= {"--exclude": exclude, "--impl": impl, "--content": content, "--fold": fold, "--dry-run": dry_run}
         _require_absent(of_network, f"is for a network, and {source} holds a single layer")
         assert output is not None
         attention = {"sharpness": sharpness, "head_width": head_width}
@@ -99,7 +102,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     _require_absent({"--head-width": head_width}, "is for a single layer, not for a network")
     chosen: dict[str, Any] = {"include": include or None, "exclude": exclude or None}
     if to == "attention":
-        chosen |= {"sharpness": sharpness, "impl": impl or "auto"}
+        chosen |= {"sharpness": sharpness, "impl": impl or "auto", "content": content}
     else:
         chosen |= {"kernel_size": kernel_size, "mass": mass, "fold": fold}
     origin = Origin(source, weights, pretrained, random_weights, given)

@@ -100,7 +100,7 @@ def conv_to_attention(
         leak = 0.0 if underflows(alpha, taps.maps.dtype) else off_centre_mass(alpha, layer.dims)
         per_unit = bound_per_unit(leak, kept, lost)
     if isinstance(layer.values, MergedValues) and leak == 0:
-        layer.values.lay_out(as_kernel=True)  # heads so hard run as a convolution
+        layer.values.lay_out("outputs inputs heads")  # heads so hard run as a convolution
     exact = leak == 0 and not any(discarded)
     certificate = certify(conv, layer, sharpness=alpha, leak=leak, per_unit=per_unit, exact=exact, discarded=discarded)
     return layer, certificate

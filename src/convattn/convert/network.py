@@ -106,7 +106,7 @@ def _convert(
         layer, certificates[item.names[0]] = conv_to_attention(item.plain.conv, sharpness=sharpness, content=content)
         layer.impl = impl
         if isinstance(layer.values, MergedValues) and impl == "separable":
-            layer.values.lay_out(as_kernel=False)
+            layer.values.lay_out("outputs heads inputs" if layer.groups == 1 else "heads outputs inputs")
         old = places[item.names[0]]
         ties.keep(item, old, layer)
         _keep_state(old, item, layer)

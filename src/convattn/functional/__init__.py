@@ -6,6 +6,8 @@ from convattn.functional.dense import dense_attention
 from convattn.functional.flex import flex_attention
 from convattn.functional.folding import ContentMaps, PositionTables
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
+from convattn.functional.grid_attention import GridAttention, GridSizes, grid_attention
+from convattn.functional.head_grid import HeadGrid, find_head_grid
 from convattn.functional.keys import pad_keys, query_pixels
 from convattn.functional.narrow import values_first_attention
 from convattn.functional.plan import Cost, Work
@@ -20,6 +22,9 @@ __all__ = [
     "ContentMaps",
     "Cost",
     "Filters",
+    "GridAttention",
+    "GridSizes",
+    "HeadGrid",
     "PositionTables",
     "ShiftConvolution",
     "Shifts",
@@ -31,11 +36,13 @@ __all__ = [
     "content_scores",
     "dense_attention",
     "displacement_scores",
+    "find_head_grid",
     "find_shifts",
     "flex_attention",
     "fourier_attention",
     "fourier_filters",
     "gated_weights",
+    "grid_attention",
     "pad_keys",
     "position_share",
     "product_attention",

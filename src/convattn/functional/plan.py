@@ -6,7 +6,7 @@ A multiplication and an addition count as two operations. Bytes are working memo
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from convattn.functional.filtering import quick_length
@@ -104,7 +104,8 @@ class Work:
 
     def order(self, *, by_axis: bool) -> str:
         """Returns which comes first, "weights" or "values", by the time it would take."""
-        first, other = self.weights_first(by_axis=by_axis), self.values_first(by_axis=by_axis)
+        work = self if isinstance(self.batch, int) else replace(self, batch=1)  # an export's symbol, not to be pinned
+        first, other = work.weights_first(by_axis=by_axis), work.values_first(by_axis=by_axis)
         return "values" if other.flops * SLOWNESS["own channels"] < first.flops else "weights"
 
     def transforms(self) -> Cost:

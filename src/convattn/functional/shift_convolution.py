@@ -54,6 +54,10 @@ class ShiftConvolution:
         Returns:
             (batch, outputs, *queries).
         """
+        if self.positions is None and self.extra is None and self.cut is None:  # short, for networks of many layers
+            kernel = _kernel(maps, self.taps)
+            convolve = _CONVOLUTIONS[len(self.taps)]
+            return convolve(x, kernel, bias, self.stride, self.padding, self.dilation, groups)
         if self.positions is not None:
             maps = _joined(maps, self.positions, self.taps)
         if self.extra is not None:
@@ -120,8 +124,9 @@ def _joined(maps: Tensor, positions: tuple[int, ...], taps: tuple[int, ...]) -> 
 
 def _kernel(maps: Tensor, taps: tuple[int, ...]) -> Float[Tensor, "outputs channels_per_group *taps"]:
     """Turns the matrices of taps into the kernel of a convolution."""
-    _, outputs, channels = maps.shape
-    return maps.movedim(0, -1).view(outputs, channels, *taps)
+    heads, outputs, channels = maps.shape
+    kernel = (outputs, channels, *taps)
+    return maps.view(kernel) if heads == 1 else maps.movedim(0, -1).view(kernel)
 
 
 def _transposed(maps: Tensor, groups: int, taps: tuple[int, ...]) -> Float[Tensor, "inputs outputs_per_group *taps"]:

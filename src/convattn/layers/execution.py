@@ -11,12 +11,16 @@ from convattn.errors import ArgumentError
 from convattn.functional import (
     Cost,
     Filters,
+    GridAttention,
+    GridSizes,
     Shifts,
     attention_weights,
     displacement_scores,
+    find_head_grid,
     find_shifts,
     fourier_attention,
     fourier_filters,
+    grid_attention,
     pad_keys,
     product_attention,
     shift_attention,
@@ -43,13 +47,13 @@ class Prepared(NamedTuple):
         path: Name of the path.
         order: "weights" or "values" first.
         reason: Why this path.
-        made: Weights along each axis, filters, or shifts.
+        made: Weights along each axis, those of a grid of heads, filters, or shifts.
     """
 
     path: str
     order: str
     reason: str
-    made: list[Tensor] | Filters | Shifts
+    made: list[Tensor] | GridAttention | Filters | Shifts
 
     @property
     def leak(self) -> float:
@@ -59,6 +63,8 @@ class Prepared(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes that keeping it takes."""
+        if isinstance(self.made, GridAttention):
+            return self.made.nbytes
         return sum(t.nbytes for t in self.made if isinstance(t, Tensor))
 
 
@@ -102,15 +108,18 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
     Returns:
         (batch, outputs, *queries).
     """
-    made, groups = prepared.made, call.work.groups
+    made, groups, maps = prepared.made, call.work.groups, call.values.maps()
     if isinstance(made, Shifts):
-        maps = call.values.maps()
         if call.learns_encoding:
             maps = without_gradient(maps, call.encoding)
         return shift_attention(made, call.axes, call.geometry, x, maps, groups, call.bias)
-    keys = pad_keys(x, call.geometry)
-    if isinstance(made, Filters):
-        y = fourier_attention(made, call.axes, keys, call.values.maps(), groups)
+    if isinstance(made, GridAttention) and not _needs_products(x, maps, call.bias):
+        return made(x, maps, groups, call.bias)
+    keys = x if isinstance(made, GridAttention) and made.grid.geometry is None else pad_keys(x, call.geometry)
+    if isinstance(made, GridAttention):
+        y = product_attention(made.grid.by_head(len(call.axes)), keys, maps, groups)
+    elif isinstance(made, Filters):
+        y = fourier_attention(made, call.axes, keys, maps, groups)
     else:
         flat = keys.flatten(2) if prepared.path == "dense" else keys
         dropped = [nn.functional.dropout(weight, call.dropout) for weight in made] if call.dropout else made
@@ -118,7 +127,7 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
         if prepared.order == "values":
             y = values_first_attention(weights, flat, *call.values.factors(), groups)
         else:
-            y = product_attention(weights, flat, call.values.maps(), groups)
+            y = product_attention(weights, flat, maps, groups)
     y = y.view(*y.shape[:2], *(len(axis.queries) for axis in call.axes))
     return y if call.bias is None else y + call.bias.to(y.dtype).view(-1, *(1,) * len(call.axes))
 
@@ -190,10 +199,9 @@ def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
             return prepared
     with torch.autocast(call.device.type, enabled=False):
         tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
-        pairs = zip(tables, call.axes, strict=True)
-        weights = [attention_weights(displacement_scores(table, (axis,))) for table, axis in pairs]
     if call.impl == "separable":
-        return Prepared("separable", call.work.order(by_axis=True), "demanded", weights)
+        return _separable(call, tables, "demanded")
+    weights = _softmax(call, tables)
     most = torch.finfo(call.softmax_dtype).eps * _HARD
     shifts = find_shifts(weights, call.axes, most) if call.values_known else None
     if call.impl == "shift":
@@ -207,8 +215,34 @@ def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
     if shifts is not None and gradient_is_zero and math.prod(shifts.window[1]) <= 2 * call.work.heads:
         reason = f"each head looks at one pixel (all but {shifts.leak:.2g} of its attention): a convolution"
         return Prepared("shift", "weights", reason, shifts)
-    reason = "the scores are a sum over axes: one softmax per axis"
-    return Prepared("separable", call.work.order(by_axis=True), reason, weights)
+    return _separable(call, tables, "the scores are a sum over axes: one softmax per axis")
+
+
+def _separable(call: Call, tables: list[Tensor], reason: str) -> Prepared:
+    """Prepares one softmax per axis; where heads share their weights along the axes, once for all that do."""
+    order, work = call.work.order(by_axis=True), call.work
+    shareable = call.dtype in (torch.float32, torch.float64) and call.device.type == "cpu" and len(call.axes) < 3
+    if shareable and call.values_known and not call.learns_encoding and not (work.factored and order == "values"):
+        with torch.no_grad():
+            grid = find_head_grid(tables, call.axes, call.geometry, call.dtype)
+            if grid is not None:
+                sizes = GridSizes(work.batch, work.channels, work.outputs, work.groups, work.itemsize)
+                made = grid_attention(grid, sizes)
+                return Prepared("separable", "values" if made.order == "values" else "weights", reason, made)
+    return Prepared("separable", order, reason, _softmax(call, tables))
+
+
+def _softmax(call: Call, tables: list[Tensor]) -> list[Tensor]:
+    """Takes the softmax along each axis, for each head."""
+    with torch.autocast(call.device.type, enabled=False):
+        pairs = zip(tables, call.axes, strict=True)
+        return [attention_weights(displacement_scores(table, (axis,))) for table, axis in pairs]
+
+
+def _needs_products(x: Tensor, maps: Tensor, bias: Tensor | None) -> bool:
+    """Tells whether gradients or autocast ask for products that torch knows."""
+    wanted = x.requires_grad or maps.requires_grad or (bias is not None and bias.requires_grad)
+    return (torch.is_grad_enabled() and wanted) or torch.is_autocast_enabled(x.device.type)
 
 
 def _by_scores(call: Call, encoding: Quadratic) -> Prepared | None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from convattn.encodings import Encoding
-from convattn.functional import ShiftConvolution, Shifts, shift_convolution
+from convattn.functional import GridAttention, ShiftConvolution, Shifts, shift_convolution
 from convattn.grid import Geometry
 from convattn.layers.call import Call
 from convattn.layers.execution import Prepared, prepare, without_gradient
-from convattn.layers.values import FactoredValues, MergedValues
+from convattn.layers.values import MergedValues
 
 __all__ = ["Kept", "Quick"]
 
@@ -23,35 +23,43 @@ _LARGEST = 1 << 26
 
 
 class Quick(NamedTuple):
-    """A convolution that a layer was found to be, with all that this was found from.
+    """What a layer was found to compute with on images of one size, and what this was found from.
 
     Attributes:
-        convolution: Its arguments.
-        groups: Number of blocks of its kernel.
-        exact: Whether no attention is anywhere else; then the encoding's gradient is zero.
+        run: A convolution, or products with the matrices of a grid of heads.
+        groups: Number of blocks of W_h.
+        exact: Whether the encoding's gradient is zero; else the layer is computed so only where it is not wanted.
         encoding: The encoding it was made of.
         geometry: Window and padding.
         numbers: The encoding's tensors: where each is registered, by what name, and a copy.
     """
 
-    convolution: ShiftConvolution
+    run: ShiftConvolution | GridAttention
     groups: int
     exact: bool
     encoding: ref[Encoding]
     geometry: Geometry
     numbers: tuple[tuple[dict[str, Any], str, Tensor], ...]
 
-    def holds(self, encoding: Encoding, geometry: Geometry) -> bool:
+    def holds(self, encoding: nn.Module | None, geometry: Geometry) -> bool:
         """Tells whether nothing has changed since."""
         if self.encoding() is not encoding or self.geometry is not geometry:
             return False
-        for registered, name, old in self.numbers:
-            new = registered.get(name)
-            if type(new) is not nn.Parameter or new.dtype is not old.dtype or new.device != old.device:
-                return False
-            if not torch.equal(new, old):
-                return False
+        try:
+            for registered, name, old in self.numbers:
+                new = registered.get(name)
+                if type(new) is not nn.Parameter or not torch.equal(new, old):
+                    return False
+        except RuntimeError:  # of another dtype, or on another device
+            return False
         return True
+
+    def serves(self, x: Tensor, impl: str) -> bool:
+        """Tells whether the gradients that are wanted can be had in this way, and products of numbers cast."""
+        if type(self.run) is GridAttention:
+            return not (torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type))
+        encoding = self.encoding()
+        return self.exact or impl == "shift" or encoding is None or not _learns(encoding)
 
 
 class Kept:
@@ -70,24 +78,15 @@ class Kept:
         """Leaves the preparations out of copies and files."""
         return Kept, ()
 
-    def attend(
-        self,
-        x: Tensor,
-        encoding: Encoding,
-        values: MergedValues | FactoredValues,
-        bias: Tensor | None,
-        geometry: Geometry,
-        impl: str,
-    ) -> Tensor | None:
-        """Computes a layer that was a convolution on such images before, if it still is.
+    def attend(self, x: Tensor, layer: nn.Module, geometry: Geometry, impl: str) -> Tensor | None:
+        """Computes a layer as it was computed on such images before, if nothing has changed since.
 
-        This is what a converted network does in each of its layers, so it is short.
+        This is what a converted network does in each of its layers, so it is short, and reads the layer's modules and
+        parameters where they are registered.
 
         Args:
             x: Images.
-            encoding: The layer's encoding.
-            values: Its matrices.
-            bias: Its bias, or None.
+            layer: The layer.
             geometry: Its geometry.
             impl: Path demanded, or "auto".
 
@@ -95,15 +94,18 @@ class Kept:
             The layer's output, or None where the call must be prepared.
         """
         found = self._quick.get((x.shape, x.dtype, impl))
-        if found is None or not found.holds(encoding, geometry):
+        if found is None or not found.holds(layer._modules["encoding"], geometry):
             return None
-        maps = values.maps()
-        learns = torch.is_grad_enabled() and any(number.requires_grad for number in encoding.parameters())
-        if maps.dtype is not x.dtype or not (found.exact or impl == "shift" or not learns):
+        values = layer._modules["values"]
+        maps = values._parameters.get("weight") if type(values) is MergedValues else None
+        if maps is None:  # factored, or computed by another module
+            maps = values.maps()  # type: ignore[union-attr, operator]
+        if maps.dtype is not x.dtype or not found.serves(x, impl):
             return None
-        if learns:
+        encoding = found.encoding()
+        if encoding is not None and _learns(encoding):
             maps = without_gradient(maps, encoding)
-        return found.convolution(x, maps, found.groups, bias)
+        return found.run(x, maps, found.groups, layer.bias)  # type: ignore[arg-type]
 
     def prepare(self, call: Call, *, training: bool) -> Prepared:
         """Prepares a call; in evaluation without gradients, returns what was kept of an earlier one.
@@ -136,9 +138,10 @@ class Kept:
         return prepared
 
     def _noted(self, call: Call, prepared: Prepared) -> Prepared:
-        """Remembers the convolution that a layer turned out to be, unless its encoding holds more than parameters."""
+        """Remembers how a layer turned out to be computed, unless its encoding holds more than parameters."""
         made, parts = prepared.made, list(call.encoding.modules())
-        if not isinstance(made, Shifts) or not call.values_known or any(part._buffers for part in parts):
+        quick = isinstance(made, Shifts | GridAttention) and call.values_known
+        if not quick or any(part._buffers for part in parts) or prepared.size > _LARGEST:
             return prepared
         with torch.inference_mode(False), torch.no_grad():
             numbers = tuple(
@@ -147,16 +150,21 @@ class Kept:
                 for name, tensor in part._parameters.items()
                 if tensor is not None
             )
-        convolution = shift_convolution(made.offsets, made.window, call.axes, call.geometry)
+        run, exact = made, False
+        if isinstance(made, Shifts):
+            run, exact = shift_convolution(made.offsets, made.window, call.axes, call.geometry), made.leak == 0
+        assert isinstance(run, ShiftConvolution | GridAttention)
         shape = torch.Size((call.work.batch, call.work.channels, *call.spatial))
         key = (shape, call.dtype, call.impl)
-        self._quick[key] = Quick(
-            convolution, call.work.groups, made.leak == 0, ref(call.encoding), call.geometry, numbers
-        )
+        self._quick[key] = Quick(run, call.work.groups, exact, ref(call.encoding), call.geometry, numbers)
         self._quick.move_to_end(key)
         while len(self._quick) > _ENTRIES:
             self._quick.popitem(last=False)
         return prepared
+
+
+def _learns(encoding: nn.Module) -> bool:
+    return torch.is_grad_enabled() and any(number.requires_grad for number in encoding.parameters())
 
 
 def _equal(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:

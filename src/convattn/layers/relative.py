@@ -149,9 +149,9 @@ class RelativeAttention(HasKernel, ABC):
             ArgumentError: The dtype of x is not that of the weights.
             DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
-        content = looks_at_content(self.content, self.gate, self.gate_kind, self.impl)
+        content = self.content is not None and looks_at_content(self.content, self.gate, self.gate_kind, self.impl)
         if not (content or torch.compiler.is_compiling() or (self.training and self.dropout)):
-            y = self._kept.attend(x, self.encoding, self.values, self.bias, self.geometry, self.impl)
+            y = self._kept.attend(x, self, self.geometry, self.impl)
             if y is not None:
                 return y
         self._require_images(x)

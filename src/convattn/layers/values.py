@@ -32,15 +32,16 @@ class MergedValues(nn.Module):
         bound = (num_heads * inputs // groups) ** -0.5
         self.weight = nn.Parameter(torch.empty(num_heads, outputs, inputs // groups).uniform_(-bound, bound))
 
-    def lay_out(self, *, as_kernel: bool) -> None:
-        """Orders the numbers in memory, not in the tensor: a path that needs the other order copies them at each call.
+    def lay_out(self, order: str) -> None:
+        """Orders the numbers in memory, not in the tensor: a path that needs another order copies them at each call.
 
         Args:
-            as_kernel: Whether to hold them as a convolution holds its weight, with a number of each head side by side,
-                or head after head.
+            order: "heads", "outputs" and "inputs", the slowest first: "outputs inputs heads" as a convolution holds its
+                weight, "outputs heads inputs" for softmax along each axis, or for that with groups as they are,
+                "heads outputs inputs".
         """
-        weight = self.weight.data
-        self.weight.data = weight.movedim(0, -1).contiguous().movedim(-1, 0) if as_kernel else weight.contiguous()
+        held = rearrange(self.weight.data, f"heads outputs inputs -> {order}").contiguous()
+        self.weight.data = rearrange(held, f"{order} -> heads outputs inputs")
 
     def maps(self) -> Float[Tensor, "heads outputs channels_per_group"]:
         """Returns W_h."""

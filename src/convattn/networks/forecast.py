@@ -27,6 +27,7 @@ def forecast_attention(
     *,
     sharpness: float | None = None,
     impl: str = "auto",
+    content: bool = False,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
 ) -> ConversionForecast:
@@ -37,6 +38,7 @@ def forecast_attention(
         images: Images that it takes; it is run on them once.
         sharpness: As in `network_to_attention`, and so are the others.
         impl: Path demanded of the layers.
+        content: Whether they get scores that depend on the input, behind closed gates.
         include: Patterns of names to convert.
         exclude: Patterns of names to leave alone.
 
@@ -51,7 +53,7 @@ def forecast_attention(
     layers = []
     for item in found:
         conv = item.plain.conv
-        layer, _ = conv_to_attention(conv, sharpness=sharpness)
+        layer, _ = conv_to_attention(conv, sharpness=sharpness, content=content)
         layer.impl = impl
         shape = met.get(item.names[0])
         if shape is not None and item.plain.same:

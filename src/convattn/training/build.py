@@ -9,7 +9,8 @@ from torch import nn
 from convattn.convert import network_to_attention
 from convattn.data import ImageDataset, load_cifar10, load_digits, normalise
 from convattn.errors import CheckpointError, ConversionError, RecipeError, must_be
-from convattn.models import AttentionNet, ConvNet, ResNet, load_network, prune_heads
+from convattn.models import AttentionNet, ConvNet, ResNet, prune_heads
+from convattn.networks import load_network
 from convattn.training.heads import quadratic_encodings
 from convattn.training.network_recipe import AttentionNetRecipe, ConvNetRecipe, NetworkRecipe
 from convattn.training.recipe import (

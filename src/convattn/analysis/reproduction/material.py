@@ -15,7 +15,8 @@ from convattn.analysis.reproduction.images import RunImages
 from convattn.analysis.runs import RunGroup
 from convattn.errors import CheckpointError
 from convattn.files import write_atomically
-from convattn.models import AttentionNet, load_network
+from convattn.models import AttentionNet
+from convattn.networks import load_network
 
 __all__ = ["Material", "figure_paths", "write_csv", "write_parquet"]
 

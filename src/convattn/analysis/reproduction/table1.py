@@ -10,7 +10,8 @@ from typing import Protocol, runtime_checkable
 from convattn.analysis.reproduction.published import PAPER, REPLICATION, TABLE1, PublishedRow
 from convattn.analysis.runs import Run, RunGroup
 from convattn.errors import ConvAttnError
-from convattn.models import FlopCount, load_network
+from convattn.models import FlopCount
+from convattn.networks import load_network
 from convattn.training.markdown import markdown_table
 
 __all__ = ["TableRow", "table_rows", "to_csv", "to_markdown"]

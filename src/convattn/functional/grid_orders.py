@@ -1,0 +1,268 @@
+"""The products of a grid of heads, in each of their orders; pixels are (images, rows, cols, channels)."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from convattn.functional.grid_tiles import Block, Strip
+from convattn.functional.mixing import Workspace
+from convattn.functional.values import add_head
+
+__all__ = [
+    "GridValues",
+    "Pieces",
+    "all_channels_between",
+    "few_channels_first",
+    "keys_first",
+    "single_channels_between",
+    "single_key",
+    "values_first",
+]
+
+_LONG = 256
+"""Numbers side by side with which products of numbers run at speed."""
+
+
+class Pieces(NamedTuple):
+    """What is worked on together.
+
+    Attributes:
+        rows: Number of queries along the first axis.
+        across: Number of queries along the second axis.
+        images: Number of images that go together; where they are several, strips have all rows.
+        cols: Blocks along the second axis; none where it has one key, to which goes all attention.
+        strips: Strips along the first axis.
+        fresh: Whether each output is written by one block only.
+    """
+
+    rows: int
+    across: int
+    images: int
+    cols: tuple[Block, ...]
+    strips: tuple[Strip, ...]
+    fresh: bool
+
+    def of(self, batch: int) -> Iterator[tuple[slice, Strip]]:
+        """Yields images and a strip."""
+        for image in range(0, batch, self.images):
+            for strip in self.strips:
+                yield slice(image, min(image + self.images, batch)), strip
+
+    def output(self, pixels: Tensor, values: "GridValues", bias: Tensor | None, *, start: bool) -> Tensor:
+        """Makes (images, rows, cols, outputs), with the bias in it where outputs are written several times."""
+        y = pixels.new_empty(len(pixels), self.rows, self.across, values.maps.shape[1])
+        if start and not self.fresh:
+            y.zero_() if bias is None else y.copy_(bias.expand_as(y))
+        return y
+
+
+class GridValues:
+    """W_h, for products with the pixels of all column matrices at once.
+
+    Attributes:
+        maps: W_h, (heads, outputs, channels // groups), the heads of a row matrix together.
+        cols: Number of column matrices.
+        groups: Number of blocks.
+        whole: (outputs, heads, channels) without groups.
+    """
+
+    def __init__(self, maps: Tensor, heads: tuple[int, ...] | None, cols: int, groups: int) -> None:
+        """Orders the matrices.
+
+        Args:
+            maps: W_h.
+            heads: The head of each combination; None where they stand in this order.
+            cols: Number of column matrices.
+            groups: Number of blocks.
+        """
+        self.maps, self.cols, self.groups = maps if heads is None else maps[list(heads)], cols, groups
+        self.whole = self.maps.movedim(0, 1).contiguous() if groups == 1 else None
+
+    def apply(self, mixed: Tensor, row: int, out: Tensor, *, add: bool) -> None:
+        """Multiplies means along the columns with the matrices of the heads of a row matrix.
+
+        Args:
+            mixed: (pixels, column matrices × channels).
+            row: Number of the row matrix.
+            out: Where to write or add, (pixels, outputs).
+            add: Whether to add.
+        """
+        heads = slice(row * self.cols, (row + 1) * self.cols)
+        if self.whole is not None:
+            weight = self.whole[:, heads].flatten(1).mT
+            out.addmm_(mixed, weight) if add else torch.mm(mixed, weight, out=out)
+            return
+        if not add:
+            out.zero_()
+        for part, weight in zip(mixed.view(len(mixed), self.cols, -1).unbind(1), self.maps[heads], strict=True):
+            add_head(out, part, weight, self.groups)
+
+
+def keys_first(
+    pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
+) -> Float[Tensor, "batch rows_out cols_out outputs"]:
+    """Takes the means along both axes, then multiplies with W_h."""
+    pixels, workspace = _pixels(x), Workspace(x)
+    y = pieces.output(pixels, values, bias, start=False)
+    for images, strip in pieces.of(len(pixels)):
+        mixed = _along_cols(pieces, pixels[images, strip.keys], workspace)
+        out = y[images, strip.queries].view(-1, y.shape[-1])
+        for block in strip.blocks:
+            means = workspace.get("means", len(mixed), len(block.weights), mixed.shape[2])
+            _multiply(block.weights, mixed[:, block.keys], means, add=False)
+            values.apply(means.view(len(out), -1), block.number, out, add=block.number > 0)
+        if bias is not None:
+            out += bias
+    return y
+
+
+def few_channels_first(
+    pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
+) -> Float[Tensor, "batch rows_out cols_out outputs"]:
+    """Does the same for images of few channels, as planes, and with W_h of all heads at once."""
+    workspace, cols, (channels, rows, across) = Workspace(x), values.cols, x.shape[1:]
+    y = pieces.output(x, values, bias, start=False)
+    assert values.whole is not None
+    weight = values.whole.flatten(1).mT
+    for image, planes in enumerate(x.contiguous()):
+        mixed = workspace.get("mixed", cols, channels * rows, pieces.across)
+        lines = planes.view(channels * rows, across).expand(cols, -1, -1)
+        for block in pieces.cols:
+            blocks = block.weights.unflatten(0, (-1, cols)).movedim(0, -1)
+            torch.bmm(lines[:, :, block.keys], blocks, out=mixed[:, :, block.queries])
+        kept = mixed.view(cols * channels, rows, pieces.across)
+        for strip in pieces.strips:
+            count = strip.queries.stop - strip.queries.start
+            means = workspace.get("means", len(strip.blocks), cols * channels, count, pieces.across)
+            for block, into in zip(strip.blocks, means, strict=True):
+                keys = slice(strip.keys.start + block.keys.start, strip.keys.start + block.keys.stop)
+                torch.bmm(block.weights.expand(len(kept), -1, -1), kept[:, keys], out=into)
+            out = y[image, strip.queries].view(-1, y.shape[-1])
+            torch.mm(means.view(-1, len(out)).mT, weight, out=out)
+            if bias is not None:
+                out += bias
+    return y
+
+
+def all_channels_between(
+    pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
+) -> Float[Tensor, "batch rows_out cols_out outputs"]:
+    """Takes the means along the columns, multiplies with W_h, and takes the means along the rows."""
+    pixels, workspace = _pixels(x), Workspace(x)
+    y = pieces.output(pixels, values, bias, start=True)
+    for images, strip in pieces.of(len(pixels)):
+        mixed = _along_cols(pieces, pixels[images, strip.keys], workspace)
+        for block in strip.blocks:
+            some = mixed[:, block.keys]
+            made = workspace.get("values", some.shape[0] * some.shape[1] * pieces.across, y.shape[-1])
+            values.apply(some.view(len(made), -1), block.number, made, add=False)
+            _along_rows(pieces, block, made.view(*some.shape[:2], -1), y[images, block.queries], bias)
+    return y
+
+
+def single_channels_between(
+    pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
+) -> Float[Tensor, "batch rows_out cols_out outputs"]:
+    """Does the same where each channel is a group: W_h is a number per channel, and products are of numbers."""
+    pixels, workspace, cols = _pixels(x), Workspace(x), values.cols
+    y = pieces.output(pixels, values, bias, start=True)
+    channels = pixels.shape[-1]
+    repeats = max(block.queries.stop - block.queries.start for block in pieces.cols) if channels < _LONG else 1
+    weights = values.maps[:, :, 0].repeat(1, repeats)
+    for images, strip in pieces.of(len(pixels)):
+        some = pixels[images, strip.keys]
+        lines = some.view(-1, *some.shape[2:])
+        for block in pieces.cols:
+            width = block.queries.stop - block.queries.start
+            mixed = workspace.get("mixed", len(lines), cols * width, channels)
+            torch.bmm(block.weights.expand(len(lines), -1, -1), lines[:, block.keys], out=mixed)
+            shape = (cols, -1, weights.shape[1] if repeats == 1 else width * channels)
+            parts = mixed.view(*some.shape[:2], *shape)
+            for row in strip.blocks:
+                made = _weighted_sum(parts[:, row.keys], weights[row.number * cols :, : shape[2]], workspace)
+                out = y[images, row.queries, block.queries]
+                _along_rows(pieces, row, made, out, bias)
+    return y
+
+
+def values_first(
+    pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
+) -> Float[Tensor, "batch rows_out cols_out outputs"]:
+    """Multiplies with the only W_h, then takes the means along both axes."""
+    pixels, workspace = _pixels(x), Workspace(x)
+    y = pieces.output(pixels, values, bias, start=True)
+    for images, strip in pieces.of(len(pixels)):
+        keys = pixels[images, strip.keys]
+        made = workspace.get("values", *keys.shape[:3], y.shape[-1])
+        values.apply(keys.view(-1, keys.shape[-1]), 0, made.view(-1, y.shape[-1]), add=False)
+        mixed = _along_cols(pieces, made, workspace)
+        for block in strip.blocks:
+            _along_rows(pieces, block, mixed[:, block.keys], y[images, block.queries], bias)
+    return y
+
+
+def single_key(
+    _: Pieces, x: Float[Tensor, "batch channels 1 1"], values: GridValues, bias: Tensor | None
+) -> Float[Tensor, "batch 1 1 outputs"]:
+    """Multiplies the only key there is with W_h."""
+    flat = x.flatten(1)
+    out = flat.new_empty(len(flat), values.maps.shape[1])
+    values.apply(flat, 0, out, add=False)
+    if bias is not None:
+        out += bias
+    return out[:, None, None]
+
+
+def _pixels(x: Tensor) -> Float[Tensor, "batch rows cols channels"]:
+    return x.movedim(1, -1).contiguous()
+
+
+def _along_cols(
+    pieces: Pieces, pixels: Tensor, workspace: Workspace
+) -> Float[Tensor, "images rows cols_and_matrices_and_channels"]:
+    """Takes means along the columns; those of a query by all matrices stand together."""
+    images, rows, cols, channels = pixels.shape
+    if not pieces.cols:
+        return pixels.view(images, rows, -1)
+    count = len(pieces.cols[0].weights) // (pieces.cols[0].queries.stop - pieces.cols[0].queries.start)
+    lines = pixels.view(images * rows, cols, channels)
+    mixed = workspace.get("mixed", len(lines), pieces.across * count, channels)
+    for block in pieces.cols:
+        out = mixed[:, block.queries.start * count : block.queries.stop * count]
+        torch.bmm(block.weights.expand(len(lines), -1, -1), lines[:, block.keys], out=out)
+    return mixed.view(images, rows, -1)
+
+
+def _along_rows(pieces: Pieces, block: Block, made: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    """Takes means along the rows."""
+    _multiply(block.weights, made, out.flatten(2), add=not pieces.fresh)
+    if pieces.fresh and bias is not None:
+        out += bias
+
+
+def _weighted_sum(
+    parts: Float[Tensor, "images rows matrices repeats numbers"],
+    weights: Float[Tensor, "heads numbers"],
+    workspace: Workspace,
+) -> Float[Tensor, "images rows repeats_and_numbers"]:
+    """Sums the means by all column matrices, each times the numbers of its head."""
+    images, rows, _, repeats, numbers = parts.shape
+    made = workspace.get("values", images, rows, repeats, numbers)
+    first, *others = parts.unbind(2)
+    torch.mul(first, weights[0], out=made)
+    for number, part in enumerate(others, start=1):
+        made.addcmul_(part, weights[number])
+    return made.flatten(2)
+
+
+def _multiply(weights: Tensor, keys: Tensor, out: Tensor, *, add: bool) -> None:
+    """Multiplies a matrix with each image, (images, keys, numbers) -> (images, queries, numbers)."""
+    if len(keys) == 1:
+        keys, out = keys[0], out[0]
+        out.addmm_(weights, keys) if add else torch.mm(weights, keys, out=out)
+    else:
+        weights = weights.expand(len(keys), -1, -1)
+        out.baddbmm_(weights, keys) if add else torch.bmm(weights, keys, out=out)

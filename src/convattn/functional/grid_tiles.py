@@ -1,0 +1,169 @@
+"""How attention matrices along an axis are cut up: blocks that hold all attention but rounding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+__all__ = ["Block", "Strip", "col_blocks", "key_strips", "needed", "query_strips"]
+
+_SHORT = 16
+"""Pixels of a piece along an axis on which heads are narrow."""
+
+_NUMBERS = 1024
+"""Pixels times channels of a piece along the second axis, where channels are few."""
+
+_WORTHWHILE = 0.6
+"""Share of all keys below which short pieces pay for their calls."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Block:
+    """A part of one or several matrices along an axis.
+
+    Attributes:
+        number: Which matrix along the axis; 0 where a block holds all of them.
+        queries: Rows of the part.
+        keys: Columns of the part, counted from the first key of its strip where it is in one.
+        weights: The part, (queries, keys).
+    """
+
+    number: int
+    queries: slice
+    keys: slice
+    weights: Tensor
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Strip:
+    """Pixels along the first axis that are worked on together.
+
+    Attributes:
+        queries: Queries of the strip; those of all its blocks.
+        keys: Keys of the strip; those of all its blocks.
+        blocks: One for each matrix that matters here.
+    """
+
+    queries: slice
+    keys: slice
+    blocks: tuple[Block, ...]
+
+
+def needed(matrices: Float[Tensor, "matrices queries keys"]) -> Int[Tensor, "2 matrices queries"]:
+    """Finds, for each query, the keys with all its attention but rounding.
+
+    Args:
+        matrices: Attention; rows sum to one at most.
+
+    Returns:
+        The first of them, and the one behind the last.
+    """
+    negligible, keys = torch.finfo(matrices.dtype).eps / 64, matrices.shape[2]
+    first = (matrices.cumsum(-1) <= negligible).sum(-1)
+    last = keys - (matrices.flip(-1).cumsum(-1) <= negligible).sum(-1)
+    return torch.stack([first.clamp(max=max(keys - 1, 0)), torch.where(first < last, last, first)])
+
+
+def _pieces(length: int, matrices: Tensor, spans: Tensor, longest: int, short: int = _SHORT) -> list[slice]:
+    """Cuts an axis of queries or keys evenly, into short pieces where heads are narrow."""
+    narrow = (spans[1] - spans[0]).clamp(min=0).double().mean().item() + short < _WORTHWHILE * matrices.shape[2]
+    most = max(1, min(longest, short if narrow else length))
+    count = -(-length // most)
+    edges = [round(length * number / count) for number in range(count + 1)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def col_blocks(
+    matrices: Float[Tensor, "matrices queries keys"], channels: int, *, queries_first: bool = True
+) -> tuple[Block, ...]:
+    """Cuts the matrices along the second axis, all of them together.
+
+    Args:
+        matrices: Attention along the axis.
+        channels: Number of channels of the keys; of few, blocks are longer.
+        queries_first: Whether rows of a block are (queries, matrices), else (matrices, queries).
+
+    Returns:
+        Blocks that cover all queries.
+    """
+    spans, blocks, longest = needed(matrices), [], matrices.shape[1]
+    for part in _pieces(longest, matrices, spans, longest, max(_SHORT, min(_NUMBERS // channels, 2 * _SHORT))):
+        keys = _range(spans[:, :, part])
+        weights = matrices[:, part, keys]
+        stacked = (weights.transpose(0, 1) if queries_first else weights).flatten(0, 1)
+        blocks.append(Block(0, part, keys, stacked.contiguous()))
+    return tuple(blocks)
+
+
+def query_strips(
+    matrices: Float[Tensor, "matrices queries keys"], longest: int, *, whole: bool = False
+) -> tuple[Strip, ...]:
+    """Cuts the first axis by queries; a strip has the keys that they need.
+
+    Args:
+        matrices: Attention along the axis.
+        longest: Largest number of queries of a strip, ≥ 1.
+        whole: Whether strips have all keys.
+
+    Returns:
+        Strips that cover all queries, in each of which every matrix has a block for all of its queries.
+    """
+    spans, strips = needed(matrices), []
+    for part in _pieces(matrices.shape[1], matrices, spans, longest):
+        keys = slice(0, matrices.shape[2]) if whole else _range(spans[:, :, part])
+        blocks = []
+        for number, matrix in enumerate(matrices):
+            own = _range(spans[:, number, part])
+            inside = slice(own.start - keys.start, own.stop - keys.start)
+            blocks.append(Block(number, part, inside, matrix[part, own].contiguous()))
+        strips.append(Strip(part, keys, tuple(blocks)))
+    return tuple(strips)
+
+
+def key_strips(
+    matrices: Float[Tensor, "matrices queries keys"], longest: int, *, whole: bool = False
+) -> tuple[Strip, ...]:
+    """Cuts the first axis by keys; a strip has the queries that need them.
+
+    Args:
+        matrices: Attention along the axis.
+        longest: Largest number of keys of a strip, ≥ 1.
+        whole: Whether blocks have all keys of their strip.
+
+    Returns:
+        Strips that cover all keys that matter, in each of which a matrix has a block if a query needs one of its keys.
+    """
+    spans, strips = needed(matrices), []
+    for part in _pieces(matrices.shape[2], matrices, spans, longest):
+        blocks = []
+        for number, matrix in enumerate(matrices):
+            first, last = spans[0, number].clamp(min=part.start), spans[1, number].clamp(max=part.stop)
+            those = torch.nonzero(first < last)[:, 0].tolist()
+            if not those:
+                continue
+            queries = slice(those[0], those[-1] + 1)
+            keys = part if whole else slice(first[those].min().item(), last[those].max().item())
+            inside = slice(keys.start - part.start, keys.stop - part.start)
+            blocks.append(Block(number, queries, inside, matrix[queries, keys].contiguous()))
+        if blocks:
+            reach = slice(min(b.queries.start for b in blocks), max(b.queries.stop for b in blocks))
+            strips.append(Strip(reach, part, tuple(blocks)))
+    return tuple(strips)
+
+
+def covers_once(strips: Sequence[Strip], queries: int) -> bool:
+    """Tells whether the blocks of strips have every query once."""
+    met = [query for strip in strips for block in strip.blocks for query in range(queries)[block.queries]]
+    return sorted(met) == list(range(queries))
+
+
+def _range(spans: Int[Tensor, "2 *queries"]) -> slice:
+    """Returns the keys that any of the queries needs; one key where none is needed."""
+    low, high = spans[0], spans[1]
+    used = low < high
+    if not used.any():
+        return slice(0, 1)
+    return slice(low[used].min().item(), high[used].max().item())
