@@ -17,6 +17,7 @@ import torch
 from benchmarks.sweep.homes import HOMES, home
 from benchmarks.sweep.page import page
 from benchmarks.sweep.process import import_once, in_its_own_process
+from benchmarks.sweep.randomise import HOW
 from benchmarks.sweep.record import append, families, read
 
 from convattn.files import write_atomically
@@ -55,7 +56,7 @@ def start(record: Path, homes: list[str]) -> dict[str, Any]:
     Returns:
         Its line.
     """
-    command = ["python -m benchmarks.sweep", record.name]
+    command = ["python -m benchmarks.sweep", record.name if record.is_absolute() else record.as_posix()]
     hardware = describe_hardware(torch.device("cpu"))
     return {
         "started": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -63,6 +64,7 @@ def start(record: Path, homes: list[str]) -> dict[str, Any]:
         "versions": describe_versions(("torch", *(name for place in homes for name in home(place).packages))),
         "hardware": {key: hardware[key] for key in ("device", "processor", "threads")},
         "revision": find_revision(),
+        "networks": HOW,
     }
 
 

@@ -13,7 +13,7 @@ __all__ = ["turn_one_weight"]
 
 
 def turn_one_weight(built: Built, made: nn.Module, certificate: NetworkCertificate) -> dict[str, Any]:
-    """Changes the sign of the largest weight of the middle layer, and asks whether the budget would have told.
+    """Changes the sign of the largest weight of the middle layer with several taps; tells whether the budget sees it.
 
     The changed network is at least max|changed − converted| − error away from the reference, where error is what the
     converted one is away from it. Beyond the budget of rounding, the certificate would have failed.
@@ -26,8 +26,9 @@ def turn_one_weight(built: Built, made: nn.Module, certificate: NetworkCertifica
     Returns:
         The layer, how far off the network is at least in units of the budget, and whether that is beyond it.
     """
-    reached = [layer.name for layer in certificate.layers if layer.path is not None]
-    name = reached[len(reached) // 2]
+    reached = [layer for layer in certificate.layers if layer.path is not None]
+    spatial = [layer.name for layer in reached if layer.heads > 1] or [layer.name for layer in reached]
+    name = spatial[len(spatial) // 2]
     before = run(built._replace(network=made))
     place = made.get_submodule(name)
     layer = next(part for part in place.modules() if isinstance(part, RelativeAttention))

@@ -25,7 +25,7 @@ convolution). Both are compared with the network in float64.
 - **failed** and **crashed** are wrong results. **refused** networks raise an error that says why, and nothing is made.
 
 Of each network that was converted as planned a copy has been made wrong on purpose, by changing the sign of the largest
-weight of its middle layer: {rejected} of {controls} copies are beyond the budget.{unmoved} {top1}
+weight of one layer amid it: {rejected} of {controls} copies are beyond the budget.{unmoved} {top1}
 {vague}
 ## Networks
 
@@ -42,13 +42,8 @@ together, on a machine that did other things as well.
 The same command goes on where it was stopped, and passes over families that have a line; to measure a family anew,
 take its line out of [{record}]({record}), which holds all numbers. This page is made of that file by the same command.
 
-Of each family of timm the architecture with the fewest parameters was taken that holds a convolution. Weights are
-those of a new network, seed 0; what would hide an error is drawn anew: weights of norms uniform in [0.5, 1.5], their
-biases normal with a standard deviation of 1/4; of the other parameters those that are constant in a new network, scales
-(such as those of residual branches, 0 or 10⁻⁶ in many) uniform in [0.5, 1.5], biases normal (1/4), zero matrices and
-kernels normal with a variance of one over the entries per output. Running statistics are those of the network's own
-input, the mean moved by a normal number with 1/4 of the standard deviation, the variance times a uniform number in
-[0.5, 1.5]. The input is standard normal or what the home takes, n = 1 per network.
+Of each family of timm the architecture with the fewest parameters was taken that holds a convolution. n = 1 input per
+network.
 
 Not covered: trained weights, training mode, other inputs and image sizes, devices other than the CPU, dtypes other than
 float32.
@@ -174,7 +169,7 @@ def _share(path: dict[str, Any]) -> str:
 
 
 def _reasons(found: Sequence[dict[str, Any]]) -> str:
-    """Lists what did not pass, what was left alone, and what else the certificates say."""
+    """Lists what did not pass, what is special, what was left alone, and what else the certificates say."""
     text = ""
     other = [line for line in found if line["outcome"] not in ("passed", "no convolution")]
     if other:
@@ -183,6 +178,10 @@ def _reasons(found: Sequence[dict[str, Any]]) -> str:
             reasons = [line.get("reason"), *(path.get("reason") for path in line.get("paths", {}).values())]
             reason = next((" ".join(reason.split()) for reason in reasons if reason), "see the record")
             text += f"- {line['home']} {line['family']}, {line.get('model', '–')}: {line['outcome']}. {reason}\n"
+    remarks = [line for line in found if line.get("remark")]
+    if remarks:
+        text += "\n## Remarks\n\n"
+        text += "".join(f"- {line['model']}: {line['remark']}\n" for line in remarks)
     with_left = [line for line in found if _left(line)]
     if with_left:
         text += "\n## Left alone\n\n"
@@ -207,5 +206,5 @@ def _starts(lines: Sequence[dict[str, Any]]) -> str:
         versions = ", ".join(f"{name} {number}" for name, number in line["versions"].items())
         hardware = f"{line['hardware']['processor']}, {line['hardware']['threads']} thread(s)"
         setting = f"{line['started']}: {hardware}, {versions}, revision {line['revision']}."
-        words.append(f"    {line['command']}\n\n{setting}")
+        words.append(f"    {line['command']}\n\n{setting} {line['networks']}")
     return "\n\n".join(dict.fromkeys(words))

@@ -7,9 +7,22 @@ import torch
 from benchmarks.sweep.subjects import Built, run
 from torch import Tensor, nn
 
-__all__ = ["randomise"]
+__all__ = ["HOW", "randomise"]
+
+HOW = """\
+Weights are those of a new network, seed 0; what would hide an error is drawn anew: weights of norms uniform in \
+[0.5, 1.5], their biases normal with a standard deviation of 1/4; of the other parameters those constant in a new \
+network, vectors uniform in [0.5, 1.5], biases normal with 1/4 of what their layer gives for white input, scales of \
+residual branches (0 or 10⁻⁶ in many) uniform in [0.1, 0.3], as larger ones make deep networks magnify rounding, zero \
+matrices and kernels normal with a variance of one over the entries per output. Running statistics are those of the \
+network's own input, the mean moved by a normal number with 1/4 of the standard deviation, the variance times a \
+uniform number in [0.5, 1.5]. The input is standard normal, or what the home takes."""
+"""What the networks are, in words for the page."""
 
 _SPREAD = 0.25
+
+_TINY = 0.1
+"""Constant below which a scale is that of a residual branch."""
 
 _LEAST = 0.01
 """Share of the variance of all channels below which no channel's variance is set."""
@@ -20,8 +33,10 @@ def randomise(built: Built) -> None:
 
     Many networks start with branches whose last scale is zero or 1e-6, which hides every error inside of the branch.
     So the weights of norms are drawn (uniform in [0.5, 1.5]) with their biases (normal with a standard deviation of
-    1/4), and of the other parameters those whose entries are all the same: scales and vectors uniform in [0.5, 1.5],
-    biases normal with 1/4, and zero matrices and kernels normal with a standard deviation of 1/√(entries per output).
+    1/4), and of the other parameters those whose entries are all the same: vectors uniform in [0.5, 1.5], biases
+    normal with 1/4 of what their layer gives for white input, and zero matrices and kernels normal with a standard
+    deviation of 1/√(entries per output). Scales that are zero or tiny, of residual branches, are uniform in
+    [0.1, 0.3]: larger ones make a deep network magnify rounding until its results prove nothing.
 
     Running statistics are those of the network's own input, mean moved by a normal number with 1/4 of the standard
     deviation, variance times a uniform number in [0.5, 1.5]. Drawn without regard to what comes in, they let the
@@ -54,11 +69,21 @@ def _draw(module: nn.Module, name: str, parameter: Tensor) -> None:
     if not constant and not (vector and "Norm" in type(module).__name__):
         return
     if name.endswith(("bias", "beta")):
-        parameter.normal_(0, _SPREAD)
+        parameter.normal_(0, _SPREAD * _gain(module))
+    elif vector and parameter.abs().max() < _TINY:
+        parameter.uniform_(0.1, 0.3)
     elif vector or parameter.any():
         parameter.uniform_(0.5, 1.5)
     else:
         parameter.normal_(0, 1 / math.sqrt(parameter.numel() / len(parameter)))
+
+
+def _gain(module: nn.Module) -> float:
+    """Returns the standard deviation of what a layer gives for white input; 1 where it has no matrix."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim < 2:
+        return 1.0
+    return (weight.square().sum() / len(weight)).sqrt().item()
 
 
 def _calibrate(module: nn.Module, given: tuple[Any, ...]) -> None:

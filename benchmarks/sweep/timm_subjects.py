@@ -22,8 +22,11 @@ __all__ = ["HOME"]
 
 _KEPT = Path(__file__).with_name("timm_smallest.json")
 
-_ON_REQUEST = {"naflexvit": ("naflexvit_base_patch16_gap", {"embed_proj_type": "conv"})}
-"""Modules whose architectures hold a convolution only where that is asked for."""
+_BUILT_WITH = {
+    "naflexvit": ("naflexvit_base_patch16_gap", {"embed_proj_type": "conv"}, "without, it holds no convolution"),
+    "deepseek_vit": ("deepseek_vit_412m", {"depth": 4}, "its 32 blocks take more memory in float64 than there was"),
+}
+"""Modules whose smallest architecture is built with options, and why."""
 
 
 def _smallest(module: str) -> str | None:
@@ -39,10 +42,10 @@ def _smallest(module: str) -> str | None:
 
 def _subject(module: str) -> Subject:
     """Looks the architecture up, or finds it where another version of timm is installed."""
-    if module in _ON_REQUEST:
-        name, options = _ON_REQUEST[module]
+    if module in _BUILT_WITH:
+        name, options, reason = _BUILT_WITH[module]
         words = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        return Subject(name, partial(_build, name, options), f"built with {words}; without, it holds no convolution")
+        return Subject(name, partial(_build, name, options), f"built with {words}: {reason}")
     kept = json.loads(_KEPT.read_text(encoding="utf-8"))
     name = kept["modules"][module] if kept["timm"] == timm.__version__ else _smallest(module)
     if name is None:

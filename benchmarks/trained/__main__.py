@@ -88,7 +88,6 @@ def main() -> None:
         "command": "CONVATTN_CIFAR10=FOLDER python -m benchmarks.trained --runs small --work work -o docs/results",
         "hardware": describe_hardware(torch.device("cpu")),
         "versions": describe_versions(),
-        "rounds": given.rounds,
         "batch": BATCH,
         "busy": given.busy,
         "data": {"name": data.record.name, "hashes": data.record.hashes, "tests": len(data.test)},

@@ -55,6 +55,7 @@ class Row:
     seconds_before: float
     seconds_after: float
     ratio: float
+    rounds: int
     weights_returned: bool | None
     refinement: dict[str, Any] | None
     certificate: dict[str, Any]
@@ -121,6 +122,7 @@ class Bench:
             seconds_before=seconds_before,
             seconds_after=seconds_after,
             ratio=ratio,
+            rounds=self.rounds,
             weights_returned=returned,
             refinement=refinement,
             certificate=json.loads(certificate.to_json()),

@@ -62,7 +62,7 @@ def page(content: Mapping[str, Any]) -> str:
             hardware=f"{content['hardware']['processor']}, {content['hardware']['threads']} thread(s)",
             torch=content["versions"]["torch"],
             revision=", ".join(dict.fromkeys(f"`{row['revision']}`" for row in (*first, *second))),
-            rounds=content["rounds"],
+            rounds=" or ".join(map(str, sorted({row["rounds"] for row in (*first, *second)}))),
             batch=content["batch"],
             busy=_BUSY if content["busy"] else "",
         )

@@ -157,7 +157,7 @@ def test_randomising_leaves_nothing_that_is_constant_and_keeps_the_signal():
     assert not network.training
     for name, tensor in network.state_dict().items():
         assert name.endswith("num_batches_tracked") or tensor.unique().numel() > 1, name
-    assert network.scale.min() >= 0.5
+    assert 0.1 <= network.scale.min() <= network.scale.max() <= 0.3
     assert 0.1 < network(x).std() < 10
     assert (network(x) - network(-x)).abs().max() > 0.1
 
@@ -168,7 +168,7 @@ def test_a_weight_turned_about_is_told():
     randomise(built)
     made, certificate = network_to_attention(built.network, images=built.arguments)
     control = turn_one_weight(built, made, certificate)
-    assert control["layer"] == "3"
+    assert control["layer"] == "0"
     assert control["rejected"]
     assert control["share_of_budget"] > 100
 

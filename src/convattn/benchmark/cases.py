@@ -1,4 +1,4 @@
-"""What the suite "layers" measures: every case a row of data, nothing computed."""
+"""What the suites "layers" and "networks" measure: every case a row of data, nothing computed."""
 
 import os
 from collections.abc import Iterable
@@ -7,7 +7,10 @@ from typing import Any
 
 from convattn.errors import UnknownNameError
 
-__all__ = ["Case", "LayerCase", "NetworkSize", "ScalingCase", "TrainingCase", "choose", "find_suite"]
+__all__ = ["Case", "LayerCase", "NetworkCase", "NetworkSize", "ScalingCase", "TrainingCase", "choose", "find_suite"]
+
+SUITES = ("layers", "networks")
+"""Names of the suites."""
 
 _ALL = ("convattn", "reference", "published", "conv", "sdpa", "gpsa", "flex")
 _TORCH = ("convattn", "reference", "published", "conv", "sdpa")
@@ -142,14 +145,40 @@ class ScalingCase:
         return self if 2 * needed <= free else replace(self, channels=min(64, self.channels))
 
 
-Case = LayerCase | TrainingCase | ScalingCase
+@dataclass(frozen=True)
+class NetworkCase:
+    """A network with random weights, as it is and as attention, at inference.
+
+    Attributes:
+        name: Name of the case.
+        network: Name of the network in timm.
+        size: Rows and columns of the images.
+        batches: Numbers of images, the smallest first.
+        memory: Whether peak memory is measured, each form in a process of its own.
+        seed: Seed of weights and images.
+    """
+
+    name: str
+    network: str
+    size: int = 224
+    batches: tuple[int, ...] = (1, 16)
+    memory: bool = True
+    seed: int = 0
+
+    @property
+    def title(self) -> str:
+        """What is measured, in words."""
+        return f"{self.network} of timm, {self.size}×{self.size}, as it is and as attention, forward"
+
+
+Case = LayerCase | TrainingCase | ScalingCase | NetworkCase
 
 
 def find_suite(name: str, *, quick: bool = False) -> tuple[Case, ...]:
     """Lists the cases of a suite.
 
     Args:
-        name: Name of the suite; there is one, "layers".
+        name: Name of the suite, "layers" or "networks".
         quick: Whether to have tiny sizes, which show that everything works and nothing about speed.
 
     Returns:
@@ -158,8 +187,10 @@ def find_suite(name: str, *, quick: bool = False) -> tuple[Case, ...]:
     Raises:
         UnknownNameError: There is no suite of that name.
     """
-    if name != "layers":
-        raise UnknownNameError("suite", name, ["layers"])
+    if name not in SUITES:
+        raise UnknownNameError("suite", name, SUITES)
+    if name == "networks":
+        return _networks(quick=quick)
     return _quick() if quick else _full()
 
 
@@ -225,6 +256,14 @@ def _quick() -> tuple[Case, ...]:
         TrainingCase("training-step-plain", network, 0.0, network, steps=5),
         TrainingCase("training-step-dropout", network, 0.1, network, steps=5),
     )
+
+
+def _networks(*, quick: bool) -> tuple[Case, ...]:
+    if quick:
+        small = ("test_resnet", "test_convnext", "test_efficientnet")
+        return tuple(NetworkCase(name, name, size=64, batches=(1, 2), memory=name == "test_resnet") for name in small)
+    names = ("resnet18", "resnet50", "convnext_tiny", "efficientnet_b0")
+    return tuple(NetworkCase(name, name) for name in names)
 
 
 _PATHS = ("separable", "fourier", "shift")

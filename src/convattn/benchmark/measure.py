@@ -1,10 +1,11 @@
 """Time and memory: contenders take turns in one process, and each has a process of its own for its memory."""
 
+import ctypes
 import gc
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["extra_memory", "in_a_process_of_its_own", "make_call", "plain_float32", "time_rounds"]
+__all__ = ["extra_memory", "in_a_process_of_its_own", "make_call", "peak_memory", "plain_float32", "time_rounds"]
 
 _WARM_UPS = 1
 
@@ -79,10 +80,6 @@ def time_rounds(
 def extra_memory(call: Callable[[], object], device: torch.device) -> int | None:
     """Measures the largest memory of a call beyond what is held before it.
 
-    On the CPU this is the peak of the resident memory: right for the first large call of a process, since memory that
-    was freed but not given back is used again unseen. The peak is the kernel's VmHWM, set back before the call;
-    ru_maxrss cannot be set back, and a child inherits its parent's.
-
     Args:
         call: What is measured; small calls of the same kind should have loaded all code before.
         device: Where it allocates.
@@ -90,20 +87,44 @@ def extra_memory(call: Callable[[], object], device: torch.device) -> int | None
     Returns:
         Bytes; None where the system cannot tell (neither CUDA nor Linux).
     """
+    return peak_memory([call], device)[0]
+
+
+def peak_memory(calls: Sequence[Callable[[], object]], device: torch.device) -> tuple[int | None, ...]:
+    """Measures the largest memory of calls, one after another, beyond what is held before the first.
+
+    On the CPU this is the peak of the resident memory: right for the first large call of a process and for larger ones
+    after it, since memory that was freed but not given back is used again unseen. The peak is the kernel's VmHWM, set
+    back before each call; ru_maxrss cannot be set back, and a child inherits its parent's.
+
+    Args:
+        calls: What is measured, each larger than the one before; small calls of the same kind should have loaded all
+            code before.
+        device: Where they allocate.
+
+    Returns:
+        Bytes of each; None where the system cannot tell (neither CUDA nor Linux).
+    """
     gc.collect()
+    found = []
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        call()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
+        for call in calls:
+            torch.cuda.reset_peak_memory_stats(device)
+            call()
+            torch.cuda.synchronize(device)
+            found.append(torch.cuda.max_memory_allocated(device) - before)
+        return tuple(found)
     if not sys.platform.startswith("linux"):
-        return None
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        return (None,) * len(calls)
+    _give_back()
     before = _resident("VmRSS")
-    call()
-    return max(_resident("VmHWM") - before, 0)
+    for call in calls:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        call()
+        found.append(max(_resident("VmHWM") - before, 0))
+    return tuple(found)
 
 
 def in_a_process_of_its_own(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -152,6 +173,13 @@ def _without_collector() -> Iterator[None]:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _give_back() -> None:
+    """Returns freed memory to the system, where the C library can, so that it is seen when it is used again."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _resident(field: str) -> int:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
+from convattn.benchmark.network_record import NetworksRecord
 from convattn.benchmark.record import BenchmarkRecord
 from convattn.benchmark.report import COLUMNS, SCALING_COLUMNS, case_rows, scaling_rows
 
-__all__ = ["layers_page"]
+__all__ = ["environment", "items", "layers_page", "table"]
 
 
 def layers_page(record: BenchmarkRecord, figure: str | None) -> str:
@@ -58,7 +59,7 @@ def _tables(record: BenchmarkRecord) -> str:
     for case in record.cases:
         notes = [f"- {item.contender}: {item.note}" for item in case.measurements if item.note]
         sections.append(
-            "\n".join([f"## {case.name}", "", _capital(case.title) + ".", "", *_table(COLUMNS, case_rows(case))])
+            "\n".join([f"## {case.name}", "", _capital(case.title) + ".", "", *table(COLUMNS, case_rows(case))])
         )
         sections[-1] += "\n\n" + "\n".join(notes) + "\n"
     return "\n".join(sections)
@@ -71,39 +72,54 @@ def _scaling(record: BenchmarkRecord, figure: str | None) -> str:
     drawing = [f"![Time against the number of pixels]({figure})", ""] if figure else []
     title = f"{_capital(record.scaling_title)}. The exponent p is that of the least-squares fit of time to N^p."
     return "\n".join(
-        ["## Scaling", "", title, "", *drawing, *_table(heads, scaling_rows(record.scaling)), "", *notes, ""]
+        ["## Scaling", "", title, "", *drawing, *table(heads, scaling_rows(record.scaling)), "", *notes, ""]
     )
 
 
 def _missing(record: BenchmarkRecord) -> str:
     if not record.missing:
         return ""
-    return "\n".join(["## Peers that are not installed", "", *_items(record.missing), ""])
+    return "\n".join(["## Peers that are not installed", "", *items(record.missing), ""])
 
 
 def _environment(record: BenchmarkRecord) -> str:
+    lines = environment(record, {"rounds": str(record.rounds)})
+    return "\n".join([*lines, "All times are in [layers.json](layers.json).", ""])
+
+
+def environment(record: BenchmarkRecord | NetworksRecord, extra: dict[str, str]) -> list[str]:
+    """Lists how and where something was measured.
+
+    Args:
+        record: What was found.
+        extra: Further lines.
+
+    Returns:
+        Lines of Markdown.
+    """
     lines = {
         **{name.replace("_", " "): value for name, value in record.hardware.items()},
         "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
         "dtype": record.dtype + (", TensorFloat-32 off" if record.dtype == "float32" else ""),
-        "rounds": str(record.rounds),
+        **extra,
         "started": record.started,
         "time of everything": f"{record.seconds:.0f} s",
         "revision": record.revision or "unknown",
     }
-    command = ["## How it was measured", "", f"    {record.command}", ""]
-    return "\n".join([*command, *_items(lines), "", "All times are in [layers.json](layers.json).", ""])
+    return ["## How it was measured", "", f"    {record.command}", "", *items(lines), ""]
 
 
 def _limits(record: BenchmarkRecord) -> str:
     return "\n".join(["## What is not measured", "", *(f"- {item}" for item in record.not_covered), ""])
 
 
-def _items(values: dict[str, str]) -> list[str]:
+def items(values: dict[str, str]) -> list[str]:
+    """Writes a list of names and values."""
     return [f"- {name}: {value}" for name, value in values.items()]
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Writes a table."""
     return [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
 
 

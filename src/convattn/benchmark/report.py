@@ -5,7 +5,15 @@ from collections.abc import Sequence
 
 from convattn.benchmark.record import CaseResult, Check, Measurement, ScalingCurve, Spread, spread
 
-__all__ = ["COLUMNS", "SCALING_COLUMNS", "case_rows", "describe_check", "scaling_rows"]
+__all__ = [
+    "COLUMNS",
+    "SCALING_COLUMNS",
+    "case_rows",
+    "describe_check",
+    "milliseconds",
+    "scaling_rows",
+    "short_number",
+]
 
 COLUMNS = (
     "contender",
@@ -57,7 +65,7 @@ def scaling_rows(curves: Sequence[ScalingCurve]) -> list[tuple[str, ...]]:
         wrong = [check for check in curve.checks if not check.passed]
         verdict = describe_check((wrong or list(curve.checks))[0])
         exponent = _NONE if curve.exponent is None else f"{curve.exponent:.2f}"
-        times = [_milliseconds(statistics.median(times)) if times else "wrong" for times in curve.seconds]
+        times = [milliseconds(statistics.median(times)) if times else "wrong" for times in curve.seconds]
         rows.append((curve.path, verdict, exponent, *times))
     return rows
 
@@ -79,16 +87,16 @@ def describe_check(check: Check | None) -> str:
 
 
 def _row(result: CaseResult, item: Measurement) -> tuple[str, ...]:
-    memory = (item.memory_note or _NONE) if item.extra_memory is None else _short(item.extra_memory / 2**20)
+    memory = (item.memory_note or _NONE) if item.extra_memory is None else short_number(item.extra_memory / 2**20)
     head = (item.contender, item.path or _NONE, item.skipped or describe_check(item.check))
     if not item.seconds:
         return (*head, *(_NONE,) * (len(COLUMNS) - len(head)))
     time = spread(item.seconds)
     return (
         *head,
-        _milliseconds(time.median),
-        f"{_milliseconds(time.low)} – {_milliseconds(time.high)}",
-        _milliseconds(time.median / result.images),
+        milliseconds(time.median),
+        f"{milliseconds(time.low)} – {milliseconds(time.high)}",
+        milliseconds(time.median / result.images),
         _ratio(result.ratio(item.contender, "conv")),
         _ratio(result.ratio("published", item.contender)),
         _ratio(result.ratio("reference", item.contender)),
@@ -101,13 +109,14 @@ def _ratio(ratio: Spread | None) -> str:
         return _NONE
     if ratio.low == ratio.high == 1:
         return "1"
-    return f"{_short(ratio.median)} ({_short(ratio.low)} – {_short(ratio.high)})"
+    return f"{short_number(ratio.median)} ({short_number(ratio.low)} – {short_number(ratio.high)})"
 
 
-def _milliseconds(seconds: float) -> str:
-    return _short(1000 * seconds)
+def milliseconds(seconds: float) -> str:
+    """Writes a time in milliseconds, with three digits."""
+    return short_number(1000 * seconds)
 
 
-def _short(number: float) -> str:
+def short_number(number: float) -> str:
     """Writes a number ≥ 0 with three digits, or all of those before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

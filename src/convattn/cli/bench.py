@@ -1,4 +1,4 @@
-"""`convattn bench`: the layers against their peers, correctness before time."""
+"""`convattn bench`: layers against their peers, or converted networks against the original; correctness before time."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -12,7 +12,16 @@ from convattn.cli.output import print_record
 from convattn.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from convattn.benchmark import Case, CaseResult, ScalingCurve
+    from convattn.benchmark import (
+        BenchmarkRecord,
+        Case,
+        CaseResult,
+        NetworkCase,
+        NetworkResult,
+        NetworksRecord,
+        ScalingCurve,
+        Setting,
+    )
 
 __all__ = ["bench"]
 
@@ -32,20 +41,21 @@ def bench(
     device: str = "cpu",
     json: AsJson = False,
 ) -> int:
-    """Measure the layers against their peers, and write tables and a figure.
+    """Measure the layers against their peers, or converted networks, and write tables.
 
-    Whatever computes the same function is first checked against the definition in float64; what is wrong gets no time,
-    and the exit code is 1. Then the contenders take turns. The folder holds layers.json with every raw time and the
-    environment, layers.md, scaling.png and scaling.svg.
+    Whatever computes the same function is first checked against float64; what is wrong gets no time, and the exit code
+    is 1. Then the contenders take turns. The folder holds layers.json with every raw time and the environment,
+    layers.md, scaling.png and scaling.svg; of networks it holds networks-speed.json and networks-speed.md.
 
     Args:
-        suite: What to measure: layers.
+        suite: What to measure: layers, or networks (whole networks of timm as they are and converted to attention).
         output: Folder to make; it must be new or empty. Without it bench-layers, or the first of bench-layers-2, -3, …
             that is free.
         quick: Take tiny sizes, to see in a few seconds that everything works; the times say nothing about speed.
-        cases: Name of a case to measure, for instance quadratic-16-forward; may be given more than once. Without it
-            all.
-        repeats: Number of rounds; in each every contender runs once. Without it 7, with --quick 3.
+        cases: Name of a case to measure, for instance quadratic-16-forward or resnet50; may be given more than once.
+            Without it all.
+        repeats: Number of rounds; in each every contender runs once. Without it 7, with --quick 3. Networks on a single
+            image run three times as many.
         dtype: Dtype of weights and images: float32, bfloat16 or float64.
         device: Where to compute: cpu, cuda or cuda:N.
         json: Print the record as JSON, and nothing else.
@@ -53,34 +63,74 @@ def bench(
     Returns:
         0, or 1 where a check failed.
     """
-    from convattn.benchmark import Setting, choose, find_suite, run_layers, write_layers
+    from convattn.benchmark import Setting, choose, find_suite
     from convattn.files import new_folder
 
-    _require_figures()
+    _require_packages(suite)
     chosen, setting = choose(find_suite(suite, quick=quick), cases), Setting(device, dtype)
     rounds = repeats if repeats is not None else _QUICK_ROUNDS if quick else _ROUNDS
     folder = first_free(Path(f"bench-{suite}")) if output is None else output
+    command = _command(suite, quick, cases, rounds, setting.dtype, setting.device)
+    run = _run_networks if suite == "networks" else _run_layers
     with new_folder(folder, "--output") as temporary:
-        record = run_layers(
-            chosen,
-            setting,
-            rounds=rounds,
-            quick=quick,
-            command=_command(suite, quick, cases, rounds, setting.dtype, setting.device),
-            listener=None if json else _table_printer(),
-        )
-        write_layers(record, temporary)
+        record = run(chosen, setting, rounds, temporary, quick=quick, command=command, show=not json)
     verdict = "every check passed" if record.passed else "FAILED: a contender is wrong, see the tables"
-    print_record(record, f"{verdict}\nwrote {folder}; look at {folder / 'layers.md'}", json=json)
+    page = "networks-speed.md" if suite == "networks" else "layers.md"
+    print_record(record, f"{verdict}\nwrote {folder}; look at {folder / page}", json=json)
     return 0 if record.passed else 1
 
 
-def _require_figures() -> None:
-    """Raises where matplotlib is not installed, before anything is measured."""
+def _run_layers(
+    cases: "Sequence[Case]",
+    setting: "Setting",
+    rounds: int,
+    folder: Path,
+    *,
+    quick: bool,
+    command: str,
+    show: bool,
+) -> "BenchmarkRecord":
+    """Runs cases of the suite "layers", and writes its files."""
+    from convattn.benchmark import run_layers, write_layers
+
+    listener = _table_printer() if show else None
+    record = run_layers(cases, setting, rounds=rounds, quick=quick, command=command, listener=listener)
+    write_layers(record, folder)
+    return record
+
+
+def _run_networks(
+    cases: "Sequence[Case]",
+    setting: "Setting",
+    rounds: int,
+    folder: Path,
+    *,
+    quick: bool,
+    command: str,
+    show: bool,
+) -> "NetworksRecord":
+    """Runs cases of the suite "networks", and writes its files."""
+    from convattn.benchmark import NETWORK_COLUMNS, NetworkCase, network_rows, run_networks, write_networks
+
+    console = _console()
+
+    def tell(case: "NetworkCase", found: "tuple[NetworkResult, ...]") -> None:
+        _print_table(console, f"{case.name}: {case.title}", NETWORK_COLUMNS, network_rows(found))
+
+    networks = [case for case in cases if isinstance(case, NetworkCase)]
+    listener = tell if show else None
+    record = run_networks(networks, setting, rounds=rounds, quick=quick, command=command, listener=listener)
+    write_networks(record, folder)
+    return record
+
+
+def _require_packages(suite: str) -> None:
+    """Raises where what a suite needs is not installed, before anything is measured."""
     from importlib.util import find_spec
 
-    if find_spec("matplotlib") is None:
-        raise MissingDependencyError("matplotlib", "bench")
+    needed = "timm" if suite == "networks" else "matplotlib"
+    if find_spec(needed) is None:
+        raise MissingDependencyError(needed, "bench")
 
 
 def _command(suite: str, quick: bool, cases: Sequence[str], rounds: int, dtype: str, device: str) -> str:
@@ -92,13 +142,9 @@ def _command(suite: str, quick: bool, cases: Sequence[str], rounds: int, dtype: 
 
 def _table_printer() -> "Callable[[Case, CaseResult | tuple[ScalingCurve, ...]], None]":
     """Makes the function that prints a table of each case when it is done."""
-    from rich.console import Console
-
     from convattn.benchmark import COLUMNS, SCALING_COLUMNS, CaseResult, case_rows, scaling_rows
 
-    console = Console(markup=False, emoji=False, highlight=False)
-    if not console.is_terminal:
-        console = Console(markup=False, emoji=False, highlight=False, width=_WIDTH)
+    console = _console()
 
     def show(case: "Case", found: "CaseResult | tuple[ScalingCurve, ...]") -> None:
         if isinstance(found, CaseResult):
@@ -109,6 +155,14 @@ def _table_printer() -> "Callable[[Case, CaseResult | tuple[ScalingCurve, ...]],
         _print_table(console, f"{case.name}: {case.title}", heads, scaling_rows(found))
 
     return show
+
+
+def _console() -> Any:
+    """Makes the terminal, or what stands in its place."""
+    from rich.console import Console
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    return console if console.is_terminal else Console(markup=False, emoji=False, highlight=False, width=_WIDTH)
 
 
 def _print_table(console: Any, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -108,23 +108,26 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
     Returns:
         (batch, outputs, *queries).
     """
-    made, groups, maps = prepared.made, call.work.groups, call.values.maps()
+    made, groups = prepared.made, call.work.groups
     if isinstance(made, Shifts):
+        maps = call.values.maps()
         if call.learns_encoding:
             maps = without_gradient(maps, call.encoding)
         return shift_attention(made, call.axes, call.geometry, x, maps, groups, call.bias)
+    maps = call.values.maps()
     if isinstance(made, GridAttention) and not _needs_products(x, maps, call.bias):
         return made(x, maps, groups, call.bias)
-    keys = x if isinstance(made, GridAttention) and made.grid.geometry is None else pad_keys(x, call.geometry)
+    keys, order = pad_keys(x, call.geometry), prepared.order
     if isinstance(made, GridAttention):
-        y = product_attention(made.grid.by_head(len(call.axes)), keys, maps, groups)
-    elif isinstance(made, Filters):
+        keys = keys if made.grid.geometry is not None else x
+        made, order = made.grid.by_head(len(call.axes)), call.work.order(by_axis=True)
+    if isinstance(made, Filters):
         y = fourier_attention(made, call.axes, keys, maps, groups)
     else:
         flat = keys.flatten(2) if prepared.path == "dense" else keys
         dropped = [nn.functional.dropout(weight, call.dropout) for weight in made] if call.dropout else made
         weights = [weight.to(keys.dtype) for weight in dropped]
-        if prepared.order == "values":
+        if order == "values":
             y = values_first_attention(weights, flat, *call.values.factors(), groups)
         else:
             y = product_attention(weights, flat, maps, groups)

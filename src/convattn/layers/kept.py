@@ -100,11 +100,14 @@ class Kept:
         maps = values._parameters.get("weight") if type(values) is MergedValues else None
         if maps is None:  # factored, or computed by another module
             maps = values.maps()  # type: ignore[union-attr, operator]
-        if maps.dtype is not x.dtype or not found.serves(x, impl):
+        if maps.dtype is not x.dtype:
             return None
-        encoding = found.encoding()
-        if encoding is not None and _learns(encoding):
-            maps = without_gradient(maps, encoding)
+        if torch.is_grad_enabled() or type(found.run) is GridAttention:
+            if not found.serves(x, impl):
+                return None
+            encoding = found.encoding()
+            if encoding is not None and _learns(encoding):
+                maps = without_gradient(maps, encoding)
         return found.run(x, maps, found.groups, layer.bias)  # type: ignore[arg-type]
 
     def prepare(self, call: Call, *, training: bool) -> Prepared:

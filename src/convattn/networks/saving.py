@@ -61,6 +61,7 @@ def save_network(
 
     Example:
         >>> import tempfile
+        >>> import torch
         >>> from convattn.convert import network_to_attention
         >>> from convattn.networks import load_network
         >>> net = nn.Sequential(nn.Conv1d(2, 3, 5), nn.ReLU())
