@@ -48,7 +48,8 @@ def test_networks_that_change_are_run_on_copies_from_the_same_start(kind):
 def test_a_network_that_rounding_moves_too_far_is_not_passed():
     _, certificate = attempt(Growing(conv()), images(2, 3, 7, 9))
     assert not certificate.passed
-    assert "the network as a whole: rounding alone, or what it keeps between runs, moves its results too far" in (
+    assert certificate.rounding > certificate.largest
+    assert "much of the network: rounding alone, or what it keeps between runs, moves its results far" in (
         certificate.not_covered
     )
 

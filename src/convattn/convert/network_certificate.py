@@ -24,7 +24,7 @@ from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCe
 __all__ = ["certify_network"]
 
 _MOST = 1 / 4
-"""Power of eps: where rounding may move a result by more than this share of its largest value, nothing is shown."""
+"""Power of eps: where rounding may move a result by more than this share of its largest value, little is shown."""
 
 
 class _Comparison(NamedTuple):
@@ -34,7 +34,7 @@ class _Comparison(NamedTuple):
         error: Largest difference.
         rounding: What rounding explains.
         largest: Largest absolute value of the reference.
-        unsteady: Whether rounding explains so much that the comparison shows nothing.
+        unsteady: Whether rounding explains so much that the comparison shows little.
     """
 
     error: float
@@ -45,7 +45,7 @@ class _Comparison(NamedTuple):
     @property
     def share(self) -> float:
         """Share of the budget used, above 1 where the error is too large or nothing can be shown."""
-        if self.unsteady or not math.isfinite(self.error + self.rounding):
+        if self.rounding > self.largest or not math.isfinite(self.error + self.rounding):
             return math.inf
         return self.error / self.rounding if self.rounding else math.inf if self.error else 0.0
 
@@ -183,12 +183,12 @@ def _compare(
     if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):
         notes.append("the network as a whole: its results are not finite")
     if any(one.unsteady for one in compared):
-        notes.append("the network as a whole: rounding alone, or what it keeps between runs, moves its results too far")
+        notes.append("much of the network: rounding alone, or what it keeps between runs, moves its results far")
     return compared
 
 
 def _difference(result: Tensor, high: Tensor, lows: Sequence[Tensor]) -> _Comparison:
-    """Compares one output; where the network itself is not finite, or too unsteady, nothing can be shown."""
+    """Compares one output; where the network itself is not finite, nothing can be shown."""
     if not high.numel():
         return _Comparison(0.0, 0.0, 0.0)
     error = (result.double() - high).abs().max().item()
