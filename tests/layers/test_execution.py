@@ -239,7 +239,9 @@ print(worst)
 
 
 @pytest.mark.parametrize(
-    ("encoding", "content"), [("quadratic", ""), ("distance", ""), ("learned_axial", "content")], ids=str
+    ("encoding", "content"),
+    [("quadratic", ""), ("distance", ""), pytest.param("learned_axial", "content", marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_layers_compile_to_one_graph_for_any_size(encoding, content):
     """In a process of its own: the type checks of the test run would break the graph. Outputs are of size one."""

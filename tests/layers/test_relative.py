@@ -246,4 +246,4 @@ def test_printing_leaves_defaults_out():
         "RelativeAttention1d(\n  3, 5, num_heads=2\n  (encoding): Distance(num_heads=2, dims=1, hidden=7)"
     )
     layer = RelativeAttention1d(4, 6, 2, "quadratic", stride=2, groups=2, head_width=1, bias=False, impl="dense")
-    assert "4, 6, num_heads=2, head_width=1, groups=2, bias=False, impl='dense', stride=(2,)" in repr(layer)
+    assert "4, 6, num_heads=2, head_width=1, stride=(2,), groups=2, bias=False, impl='dense'" in repr(layer)

@@ -104,6 +104,7 @@ def test_two_processes_give_the_loss_curve_of_one(tmp_path, monkeypatch):
         assert_within_budget(losses(tmp_path / "other").float(), hi, lo.float())
 
 
+@pytest.mark.slow
 def test_two_processes_taken_up_within_an_epoch_end_with_the_same_curve(tmp_path):
     recipe = tiny_recipe(epochs=2, dropout=0.2)
     train_elsewhere(recipe, tmp_path / "whole", *TWO)

@@ -68,6 +68,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         ArgumentError: An argument is out of range, labels do not fit the images, or the network does not take them.
 
     Example:
+        >>> import torch
         >>> from convattn.convert import conv_to_attention
         >>> model = nn.Sequential(conv_to_attention(nn.Conv2d(3, 5, 3))[0], nn.ReLU())
         >>> made, record = network_to_conv(model, images=torch.randn(2, 3, 7, 7))

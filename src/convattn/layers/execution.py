@@ -143,9 +143,9 @@ def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
         tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
     if call.impl == "separable":
         return _separable(call, tables, "demanded")
-    weights = _softmax(call, tables)
+    weights = _softmax(call, tables) if call.values_known else None  # in a graph an unused softmax could not be saved
     most = torch.finfo(call.softmax_dtype).eps * _HARD
-    shifts = find_shifts(weights, call.axes, most) if call.values_known else None
+    shifts = find_shifts(weights, call.axes, most) if weights is not None else None
     if call.impl == "shift":
         if shifts is None:
             raise ArgumentError(
@@ -157,10 +157,10 @@ def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
     if shifts is not None and gradient_is_zero and math.prod(shifts.window[1]) <= 2 * call.work.heads:
         reason = f"each head looks at one pixel (all but {shifts.leak:.2g} of its attention): a convolution"
         return Prepared("shift", "weights", reason, shifts)
-    return _separable(call, tables, "the scores are a sum over axes: one softmax per axis")
+    return _separable(call, tables, "the scores are a sum over axes: one softmax per axis", weights)
 
 
-def _separable(call: Call, tables: list[Tensor], reason: str) -> Prepared:
+def _separable(call: Call, tables: list[Tensor], reason: str, weights: list[Tensor] | None = None) -> Prepared:
     """Prepares one softmax per axis; where heads share their weights along the axes, once for all that do."""
     order, work = call.work.order(by_axis=True), call.work
     shareable = call.dtype in (torch.float32, torch.float64) and call.device.type == "cpu" and len(call.axes) < 3
@@ -171,7 +171,7 @@ def _separable(call: Call, tables: list[Tensor], reason: str) -> Prepared:
                 sizes = GridSizes(work.batch, work.channels, work.outputs, work.groups, work.itemsize)
                 made = grid_attention(grid, sizes)
                 return Prepared("separable", "values" if made.order == "values" else "weights", reason, made)
-    return Prepared("separable", order, reason, _softmax(call, tables))
+    return Prepared("separable", order, reason, _softmax(call, tables) if weights is None else weights)
 
 
 def _softmax(call: Call, tables: list[Tensor]) -> list[Tensor]:
