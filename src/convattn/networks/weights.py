@@ -43,7 +43,10 @@ def _read(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except pickle.UnpicklingError:  # torch's own words advise to run what the file holds
+        reason = "UnpicklingError: it is no file of torch.save, or holds more than tensors, which is not loaded"
+        raise CheckpointError(f"cannot read weights from {path}: {reason}") from None
+    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"cannot read weights from {path}: {type(error).__name__}: {reason}") from None
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
