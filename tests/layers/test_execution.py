@@ -273,6 +273,42 @@ def test_hard_heads_are_looked_at_once(training, gradients, monkeypatch):
     assert not copy.deepcopy(layer)._kept._quick
 
 
+def test_the_kernel_of_hard_heads_follows_the_matrices_wherever_they_lie():
+    layer, x = hard_layer().eval(), images(5, 7)
+    weight = layer.values.weight
+    with torch.no_grad():
+        layer(x)
+        weight.add_(1)  # in the same memory
+        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
+        weight.data = weight.data * 3  # in other memory
+        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
+        weight.data = weight.data.flip(0)
+        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
+        square = torch.randn(9, 3, 3)
+        layer.values.weight, layer.bias = nn.Parameter(square), None
+        layer(x)
+        layer.values.weight.data = square.transpose(1, 2)  # in the same memory in another order
+        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
+        layer.values.weight.data = square[:, :2]  # the start of the same memory
+        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
+
+
+def test_hard_heads_in_other_memory_are_looked_at_once(monkeypatch):
+    layer, x = hard_layer().eval(), images(5, 7)
+    calls = []
+    right = type(layer.encoding).axis_tables
+    with torch.no_grad():
+        first = layer(x)
+        layer.encoding.centres.data = layer.encoding.centres.data.clone()
+        layer(x)
+        monkeypatch.setattr(type(layer.encoding), "axis_tables", lambda *a, **k: calls.append(1) or right(*a, **k))
+        assert torch.equal(layer(x), first)
+        assert not calls
+        assert layer._kept.attend(x, layer, layer.geometry, layer.impl) is not None
+        layer.encoding.centres.data = layer.encoding.centres.data.flip(0)
+        assert not torch.equal(layer(x), first)
+
+
 def test_hard_heads_that_leak_are_not_kept_for_a_call_that_learns():
     layer, x = hard_layer(sharpness=20.0).eval(), images(5, 7)
     with torch.no_grad():

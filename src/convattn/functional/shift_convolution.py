@@ -1,7 +1,7 @@
 """The convolution that hard heads are: its arguments, found once for images of one size."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +42,13 @@ class ShiftConvolution:
     extra: tuple[int, ...] | None
     cut: tuple[list[int], list[int], Sequence[Axis], Geometry] | None
 
+    @property
+    def plain(self) -> tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]] | None:
+        """The function, and its arguments between bias and groups, where all it takes is `kernel` and the images."""
+        if self.positions is not None or self.extra is not None or self.cut is not None:
+            return None
+        return _CONVOLUTIONS[len(self.taps)], (self.stride, self.padding, self.dilation)
+
     def __call__(self, x: Tensor, maps: Tensor, groups: int, bias: Tensor | None) -> Tensor:
         """Computes it.
 
@@ -54,10 +61,6 @@ class ShiftConvolution:
         Returns:
             (batch, outputs, *queries).
         """
-        if self.positions is None and self.extra is None and self.cut is None:  # short, for networks of many layers
-            kernel = _kernel(maps, self.taps)
-            convolve = _CONVOLUTIONS[len(self.taps)]
-            return convolve(x, kernel, bias, self.stride, self.padding, self.dilation, groups)
         if self.positions is not None:
             maps = _joined(maps, self.positions, self.taps)
         if self.extra is not None:
@@ -67,8 +70,14 @@ class ShiftConvolution:
         if self.cut is not None:
             start, stop, axes, geometry = self.cut
             x = _window(pad_keys(x, geometry), axes, start, stop)
-        kernel = _kernel(maps, self.taps)
+        kernel = self.kernel(maps)
         return _CONVOLUTIONS[len(self.taps)](x, kernel, bias, self.stride, self.padding, self.dilation, groups)
+
+    def kernel(self, maps: Tensor) -> Float[Tensor, "outputs channels_per_group *taps"]:
+        """Turns the matrices of taps into the kernel of a convolution, without a copy."""
+        heads, outputs, channels = maps.shape
+        kernel = (outputs, channels, *self.taps)
+        return maps.view(kernel) if heads == 1 else maps.movedim(0, -1).view(kernel)
 
 
 def shift_convolution(
@@ -120,13 +129,6 @@ def _joined(maps: Tensor, positions: tuple[int, ...], taps: tuple[int, ...]) -> 
     """Adds up the matrices of heads at the same tap; a tap without a head has zeros."""
     index = torch.tensor(positions, device=maps.device)
     return maps.new_zeros(math.prod(taps), *maps.shape[1:]).index_add(0, index, maps)
-
-
-def _kernel(maps: Tensor, taps: tuple[int, ...]) -> Float[Tensor, "outputs channels_per_group *taps"]:
-    """Turns the matrices of taps into the kernel of a convolution."""
-    heads, outputs, channels = maps.shape
-    kernel = (outputs, channels, *taps)
-    return maps.view(kernel) if heads == 1 else maps.movedim(0, -1).view(kernel)
 
 
 def _transposed(maps: Tensor, groups: int, taps: tuple[int, ...]) -> Float[Tensor, "inputs outputs_per_group *taps"]:

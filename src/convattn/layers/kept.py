@@ -22,36 +22,92 @@ _LARGEST = 1 << 26
 """Bytes above which a preparation is not kept."""
 
 
-class Quick(NamedTuple):
+class Number(NamedTuple):
+    """A parameter as it was, and how to find out in little time whether it still is.
+
+    It is compared as bytes where it lies on a CPU: in a network of many layers a comparison of tensors takes as long as
+    half a small convolution.
+
+    Attributes:
+        registered: Where it is registered.
+        name: By what name.
+        alias: Its memory.
+        contents: That memory as bytes; None where a CPU cannot read it.
+        old: A copy of those, or of the tensor.
+    """
+
+    registered: dict[str, Any]
+    name: str
+    alias: Tensor
+    contents: memoryview | None
+    old: bytes | Tensor
+
+    @classmethod
+    def of(cls, registered: dict[str, Any], name: str) -> "Number":
+        """Notes a parameter that is registered so."""
+        alias = registered[name].detach()
+        if type(alias) is not Tensor or alias.device.type != "cpu" or not alias.is_contiguous():
+            return cls(registered, name, alias, None, alias.clone())
+        contents = memoryview(alias.view(-1).view(torch.uint8).numpy())
+        return cls(registered, name, alias, contents, contents.tobytes())
+
+
+class Quick:
     """What a layer was found to compute with on images of one size, and what this was found from.
 
     Attributes:
+        shape, dtype: Of the images.
+        impl: Path demanded, or "auto".
         run: A convolution, or products with the matrices of a grid of heads.
         groups: Number of blocks of W_h.
         exact: Whether the encoding's gradient is zero; else the layer is computed so only where it is not wanted.
         encoding: The encoding it was made of.
         geometry: Window and padding.
-        numbers: The encoding's tensors: where each is registered, by what name, and a copy.
+        numbers: The encoding's parameters.
     """
 
-    run: ShiftConvolution | GridAttention
-    groups: int
-    exact: bool
-    encoding: ref[Encoding]
-    geometry: Geometry
-    numbers: tuple[tuple[dict[str, Any], str, Tensor], ...]
+    __slots__ = (
+        "_convolution",
+        "_kernel",
+        "dtype",
+        "encoding",
+        "exact",
+        "geometry",
+        "groups",
+        "impl",
+        "numbers",
+        "run",
+        "shape",
+    )
+
+    def __init__(
+        self,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        impl: str,
+        run: ShiftConvolution | GridAttention,
+        call: Call,
+        numbers: tuple[Number, ...],
+        *,
+        exact: bool,
+    ) -> None:
+        """Notes how a call was computed."""
+        self.shape, self.dtype, self.impl = shape, dtype, impl
+        self.run, self.groups, self.exact = run, call.work.groups, exact
+        self.encoding, self.geometry, self.numbers = ref(call.encoding), call.geometry, numbers
+        self._convolution = run.plain if isinstance(run, ShiftConvolution) else None
+        self._kernel: tuple[Tensor, Tensor] | None = None
 
     def holds(self, encoding: nn.Module | None, geometry: Geometry) -> bool:
         """Tells whether nothing has changed since."""
         if self.encoding() is not encoding or self.geometry is not geometry:
             return False
-        try:
-            for registered, name, old in self.numbers:
-                new = registered.get(name)
-                if type(new) is not nn.Parameter or not torch.equal(new, old):
-                    return False
-        except RuntimeError:  # of another dtype, or on another device
-            return False
+        for registered, name, alias, contents, old in self.numbers:
+            new = registered.get(name)
+            if type(new) is not nn.Parameter or not new.is_set_to(alias):
+                return False
+            if not (torch.equal(new, old) if contents is None else contents.tobytes() == old):
+                return False
         return True
 
     def serves(self, x: Tensor, impl: str) -> bool:
@@ -60,6 +116,16 @@ class Quick(NamedTuple):
             return not (torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type))
         encoding = self.encoding()
         return self.exact or impl == "shift" or encoding is None or not _learns(encoding)
+
+    def compute(self, x: Tensor, maps: Tensor, bias: Tensor | None) -> Tensor:
+        """Computes without gradients; a kernel is looked for again only where the matrices lie in other memory."""
+        if self._convolution is None or type(maps) is not nn.Parameter:
+            return self.run(x, maps, self.groups, bias)
+        convolve, arguments = self._convolution
+        kernel = self._kernel
+        if kernel is None or not maps.is_set_to(kernel[0]):
+            kernel = self._kernel = maps.detach(), self.run.kernel(maps)
+        return convolve(x, kernel[1], bias, *arguments, self.groups)
 
 
 class Kept:
@@ -73,6 +139,7 @@ class Kept:
         """Starts empty."""
         self._entries: OrderedDict[Hashable, tuple[ref[Encoding], list[Tensor], Prepared]] = OrderedDict()
         self._quick: OrderedDict[Hashable, Quick] = OrderedDict()
+        self._last: Quick | None = None
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Leaves the preparations out of copies and files."""
@@ -93,7 +160,9 @@ class Kept:
         Returns:
             The layer's output, or None where the call must be prepared.
         """
-        found = self._quick.get((x.shape, x.dtype, impl))
+        found = self._last
+        if found is None or x.shape != found.shape or x.dtype is not found.dtype or impl != found.impl:
+            found = self._last = self._quick.get((x.shape, x.dtype, impl))
         if found is None or not found.holds(layer._modules["encoding"], geometry):
             return None
         values = layer._modules["values"]
@@ -108,7 +177,8 @@ class Kept:
             encoding = found.encoding()
             if encoding is not None and _learns(encoding):
                 maps = without_gradient(maps, encoding)
-        return found.run(x, maps, found.groups, layer.bias)  # type: ignore[arg-type]
+            return found.run(x, maps, found.groups, layer.bias)  # type: ignore[arg-type]
+        return found.compute(x, maps, layer.bias)  # type: ignore[arg-type]
 
     def prepare(self, call: Call, *, training: bool) -> Prepared:
         """Prepares a call; in evaluation without gradients, returns what was kept of an earlier one.
@@ -130,7 +200,7 @@ class Kept:
         found = self._entries.get(key)
         if found is not None and found[0]() is call.encoding and _equal(found[1], numbers):
             self._entries.move_to_end(key)
-            return found[2]
+            return self._noted(call, found[2])
         self._entries.pop(key, None)
         with torch.inference_mode(False), torch.no_grad():  # what inference mode makes, a later backward pass refuses
             prepared = self._noted(call, prepare(call))
@@ -142,24 +212,26 @@ class Kept:
 
     def _noted(self, call: Call, prepared: Prepared) -> Prepared:
         """Remembers how a layer turned out to be computed, unless its encoding holds more than parameters."""
-        made, parts = prepared.made, list(call.encoding.modules())
-        quick = isinstance(made, Shifts | GridAttention) and call.values_known
-        if not quick or any(part._buffers for part in parts) or prepared.size > _LARGEST:
+        made = prepared.made
+        if not isinstance(made, Shifts | GridAttention) or not call.values_known or prepared.size > _LARGEST:
+            return prepared
+        key = (torch.Size((call.work.batch, call.work.channels, *call.spatial)), call.dtype, call.impl)
+        known, parts = self._quick.get(key), list(call.encoding.modules())
+        if any(part._buffers for part in parts) or (known and known.holds(call.encoding, call.geometry)):
             return prepared
         with torch.inference_mode(False), torch.no_grad():
             numbers = tuple(
-                (part._parameters, name, tensor.detach().clone())
+                Number.of(part._parameters, name)
                 for part in parts
                 for name, tensor in part._parameters.items()
                 if tensor is not None
             )
         run, exact = made, False
         if isinstance(made, Shifts):
-            run, exact = shift_convolution(made.offsets, made.window, call.axes, call.geometry), made.leak == 0
+            run = shift_convolution(made.offsets, made.window, call.axes, call.geometry)
+            exact = made.leak == 0
         assert isinstance(run, ShiftConvolution | GridAttention)
-        shape = torch.Size((call.work.batch, call.work.channels, *call.spatial))
-        key = (shape, call.dtype, call.impl)
-        self._quick[key] = Quick(run, call.work.groups, exact, ref(call.encoding), call.geometry, numbers)
+        self._quick[key] = self._last = Quick(*key, run, call, numbers, exact=exact)
         self._quick.move_to_end(key)
         while len(self._quick) > _ENTRIES:
             self._quick.popitem(last=False)
