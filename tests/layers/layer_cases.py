@@ -1,5 +1,6 @@
 """Every kind of attention layer, as a case: axes, encoding, path, values, content."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from tests.encodings.formula_cases import FORMULAS, small_encoding
 from tests.encodings.hard_numbers import HARD_NUMBERS, HARD_OPTIONS
 
-from convattn.encodings import ENCODINGS
+from convattn.encodings import ENCODINGS, Quadratic
 from convattn.layers import (
     Content,
     GatedRelativeAttention1d,
@@ -143,3 +144,21 @@ VALUES_FIRST = [
     LayerCase("generalized_quadratic", options={"impl": "dense", "head_width": 2}),
 ]
 """Layers whose heads are to mix channels of their own."""
+
+
+def hard_layer(**options):
+    torch.manual_seed(0)
+    centres = [[row, col] for row in (-1, 0, 1) for col in (-1, 0, 1)]
+    encoding = Quadratic(9, 2, centres=centres, sharpness=options.pop("sharpness", 128.0))
+    return RelativeAttention2d(3, 5, 9, encoding, **options)
+
+
+def images(*sizes, batch=2, channels=3, dtype=torch.float32):
+    shape = (batch, channels, *sizes)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def by_path(layer, path, x):
+    other = copy.deepcopy(layer)
+    other.impl = path
+    return other(x)

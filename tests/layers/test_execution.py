@@ -1,40 +1,21 @@
 """How layers choose their path, what they keep between calls, and what each path promises of its own."""
 
 import copy
-import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
+from tests.layers.layer_cases import by_path, hard_layer, images
 from torch import nn
-from torch.func import functional_call
 
 from convattn.convert import conv_to_attention
-from convattn.encodings import LinearDistance, Quadratic
+from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ShapeError
 from convattn.functional import fourier
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.records import Plan
 from convattn.testing.budget import assert_within_budget
-
-
-def hard_layer(**options):
-    torch.manual_seed(0)
-    centres = [[row, col] for row in (-1, 0, 1) for col in (-1, 0, 1)]
-    encoding = Quadratic(9, 2, centres=centres, sharpness=options.pop("sharpness", 128.0))
-    return RelativeAttention2d(3, 5, 9, encoding, **options)
-
-
-def images(*sizes, batch=2, channels=3, dtype=torch.float32):
-    shape = (batch, channels, *sizes)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
-
-
-def by_path(layer, path, x):
-    other = copy.deepcopy(layer)
-    other.impl = path
-    return other(x)
 
 
 def test_hard_heads_run_as_a_convolution_with_replicate_padding():
@@ -88,39 +69,6 @@ def test_heads_far_apart_are_not_one_kernel():
     assert far.plan((1, 3, 61)).path == "separable"
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda layer: layer.encoding.centres.data.add_(1),
-        lambda layer: layer.load_state_dict({**layer.state_dict(), "encoding.centres": torch.ones(9, 2)}),
-        lambda layer: setattr(layer.encoding, "centres", nn.Parameter(torch.full((9, 2), 0.3))),
-        lambda layer: layer.double(),
-    ],
-    ids=["through .data", "load_state_dict", "another parameter", "another dtype"],
-)
-def test_what_is_kept_follows_the_parameters(write):
-    layer, x = hard_layer(sharpness=0.3).eval(), images(5, 7)
-    with torch.no_grad():
-        first = layer(x)
-        assert torch.equal(layer(x), first)
-        write(layer)
-        x = x.to(layer.bias.dtype)
-        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
-        assert layer(x).dtype == torch.float64 or not torch.equal(layer(x), first)
-
-
-def test_another_encoding_with_the_same_numbers_is_another():
-    layer, x = RelativeAttention1d(3, 5, 2, Quadratic(2, 1)).eval(), images(11)
-    with torch.no_grad():
-        first = layer(x)
-        other = LinearDistance(2, 1)
-        for new, old in zip(other.parameters(), layer.encoding.parameters(), strict=True):
-            new.copy_(old)
-        layer.encoding = other
-        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
-        assert not torch.equal(layer(x), first)
-
-
 @pytest.mark.parametrize("path", ["separable", "dense", "reference"])
 @pytest.mark.parametrize("wanted", ["x", "values.weight", "encoding.centres", "encoding.root_sharpness"])
 def test_a_gradient_alone_is_the_one_among_all(path, wanted):
@@ -142,31 +90,6 @@ def test_a_gradient_alone_is_the_one_among_all(path, wanted):
     alone = gradients()
     assert list(alone) == [wanted]
     assert torch.equal(alone[wanted], every[wanted])
-
-
-def test_weights_are_made_once_in_evaluation_and_left_out_of_copies(monkeypatch):
-    layer, x = hard_layer(sharpness=0.3).eval(), images(5, 7)
-    calls = []
-    right = type(layer.encoding).axis_tables
-    monkeypatch.setattr(type(layer.encoding), "axis_tables", lambda *a, **k: calls.append(1) or right(*a, **k))
-    with torch.no_grad():
-        for _ in range(3):
-            layer(x)
-    assert len(calls) == 1
-    layer(x)  # gradients are wanted
-    assert len(calls) == 2
-    assert len(pickle.dumps(layer)) == len(pickle.dumps(pickle.loads(pickle.dumps(layer))))
-    assert not copy.deepcopy(layer)._kept._entries
-
-
-def test_parameters_swapped_in_for_one_call_are_those_used():
-    layer, other, x = hard_layer().eval(), hard_layer(sharpness=0.3).eval(), images(5, 7)
-    with torch.no_grad():
-        before = layer(x)
-        swapped = functional_call(layer, {name: value.detach() for name, value in other.named_parameters()}, (x,))
-        hi = by_path(copy.deepcopy(other).double(), "reference", x.double())
-        assert_within_budget(swapped, hi, by_path(other, "reference", x))
-        assert torch.equal(layer(x), before)
 
 
 def test_large_images_are_transformed_and_float64_is_not():
@@ -250,92 +173,6 @@ def test_layers_compile_to_one_graph_for_any_size(encoding, content):
     assert float(found.stdout.splitlines()[-1]) <= 8 * torch.finfo(torch.float32).eps
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("gradients", [True, False])
-def test_hard_heads_are_looked_at_once(training, gradients, monkeypatch):
-    """A layer found to be a convolution runs as one without looking at its heads again, until they change."""
-    layer, x = hard_layer().train(training), images(5, 7)
-    calls = []
-    right = type(layer.encoding).axis_tables
-    monkeypatch.setattr(type(layer.encoding), "axis_tables", lambda *a, **k: calls.append(1) or right(*a, **k))
-    with torch.set_grad_enabled(gradients):
-        first = layer(x)
-        looks = len(calls)
-        assert torch.equal(layer(x), first)
-        assert len(calls) == looks
-        layer.values.weight.data.mul_(2)  # is seen, because nothing of it is kept
-        layer.bias.data.mul_(2)
-        assert torch.equal(layer(x), 2 * first)
-        assert len(calls) == looks
-        layer.encoding.centres.data.neg_()
-        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
-        assert len(calls) > looks
-    assert not copy.deepcopy(layer)._kept._quick
-
-
-def test_the_kernel_of_hard_heads_follows_the_matrices_wherever_they_lie():
-    layer, x = hard_layer().eval(), images(5, 7)
-    weight = layer.values.weight
-    with torch.no_grad():
-        layer(x)
-        weight.add_(1)  # in the same memory
-        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
-        weight.data = weight.data * 3  # in other memory
-        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
-        weight.data = weight.data.flip(0)
-        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
-        square = torch.randn(9, 3, 3)
-        layer.values.weight, layer.bias = nn.Parameter(square), None
-        layer(x)
-        layer.values.weight.data = square.transpose(1, 2)  # in the same memory in another order
-        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
-        layer.values.weight.data = square[:, :2]  # the start of the same memory
-        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
-
-
-def test_hard_heads_in_other_memory_are_looked_at_once(monkeypatch):
-    layer, x = hard_layer().eval(), images(5, 7)
-    calls = []
-    right = type(layer.encoding).axis_tables
-    with torch.no_grad():
-        first = layer(x)
-        layer.encoding.centres.data = layer.encoding.centres.data.clone()
-        layer(x)
-        monkeypatch.setattr(type(layer.encoding), "axis_tables", lambda *a, **k: calls.append(1) or right(*a, **k))
-        assert torch.equal(layer(x), first)
-        assert not calls
-        assert layer._kept.attend(x, layer, layer.geometry, layer.impl) is not None
-        layer.encoding.centres.data = layer.encoding.centres.data.flip(0)
-        assert not torch.equal(layer(x), first)
-
-
-def test_hard_heads_that_leak_are_not_kept_for_a_call_that_learns():
-    layer, x = hard_layer(sharpness=20.0).eval(), images(5, 7)
-    with torch.no_grad():
-        layer(x)
-    assert layer.plan(x.shape).path == "separable"
-    y = layer(x)
-    y.sum().backward()
-    assert layer.encoding.centres.grad.abs().max() > 0
-
-
-def test_dropout_is_not_passed_over_after_a_call_in_evaluation():
-    layer, x = hard_layer(dropout=0.5).eval(), images(5, 7)
-    with torch.no_grad():
-        kept = layer(x)
-        assert torch.equal(layer(x), kept)
-        assert not torch.equal(layer.train()(x), kept)
-
-
-def test_a_wrong_dtype_is_refused_after_a_right_one():
-    layer, x = hard_layer().eval(), images(5, 7)
-    with torch.no_grad():
-        layer(x)
-        layer.values.half()
-        with pytest.raises(ArgumentError, match="dtype"):
-            layer(x)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -360,14 +197,3 @@ def test_spread_images_of_hard_heads(options):
         layer.impl = "reference"
         low, high = layer(x), copy.deepcopy(layer).double()(x.double())
     assert_within_budget(found, high, low)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_what_hard_heads_return_may_be_changed_in_place(training):
-    layer, x = hard_layer().train(training), images(7, 11)
-    for _ in range(2):  # the second call is the quick one
-        layer.zero_grad()
-        nn.functional.relu(layer(x), inplace=True).sum().backward()
-        assert layer.encoding.centres.grad.count_nonzero() == 0
-    expected = torch.autograd.grad(nn.functional.relu(layer(x)).sum(), layer.values.weight)[0]
-    assert torch.equal(layer.values.weight.grad, expected)

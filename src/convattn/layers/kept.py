@@ -1,5 +1,6 @@
 """What a layer keeps between calls in evaluation mode, and when it is out of date."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from convattn.encodings import Encoding
-from convattn.functional import GridAttention, ShiftConvolution, Shifts, shift_convolution
+from convattn.functional import GridAttention, MapSizes, ShiftConvolution, Shifts, shift_convolution
 from convattn.grid import Geometry
 from convattn.layers.call import Call
 from convattn.layers.execution import Prepared, prepare, without_gradient
@@ -228,7 +229,8 @@ class Kept:
             )
         run, exact = made, False
         if isinstance(made, Shifts):
-            run = shift_convolution(made.offsets, made.window, call.axes, call.geometry)
+            sizes = _map_sizes(call) if call.device.type == "cpu" else None
+            run = shift_convolution(made.offsets, made.window, call.axes, call.geometry, sizes)
             exact = made.leak == 0
         assert isinstance(run, ShiftConvolution | GridAttention)
         self._quick[key] = self._last = Quick(*key, run, call, numbers, exact=exact)
@@ -236,6 +238,12 @@ class Kept:
         while len(self._quick) > _ENTRIES:
             self._quick.popitem(last=False)
         return prepared
+
+
+def _map_sizes(call: Call) -> MapSizes:
+    work = call.work
+    weights = work.heads * work.channels * work.outputs // work.groups
+    return MapSizes(work.batch, math.prod(call.spatial), weights, work.groups)
 
 
 def _learns(encoding: nn.Module) -> bool:
