@@ -26,7 +26,7 @@ CONTENDERS = ("original", "planned", "separable")
 """Forms of a network: as it is, as attention by the paths that the layers choose, as softmax along each axis."""
 
 _ROUNDINGS = 3
-_TIMES_SINGLE = 6
+_TIMES_SINGLE = 20
 """Rounds of a single image for one of many images."""
 
 

@@ -103,7 +103,7 @@ class NetworksRecord(Record):
         quick: Whether networks and images were tiny, so that times say nothing about speed.
         device: Where was computed.
         dtype: Dtype of weights and images.
-        rounds: Number of rounds; of single images six times as many.
+        rounds: Number of rounds; of single images twenty times as many.
         results: Results by network and number of images.
         command: Command that repeats the run.
         started: Start, ISO 8601 in UTC.

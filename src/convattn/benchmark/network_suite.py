@@ -42,7 +42,7 @@ def run_networks(
     Args:
         cases: The cases, in the order in which they are to run.
         setting: Device and dtype.
-        rounds: Number of rounds, ≥ 1; of single images six times as many.
+        rounds: Number of rounds, ≥ 1; of single images twenty times as many.
         quick: Whether the cases are those of tiny networks, for the record.
         command: Command that repeats the run, for the record.
         listener: Called after each case with what was found.

@@ -55,7 +55,7 @@ def bench(
         cases: Name of a case to measure, for instance quadratic-16-forward or resnet50; may be given more than once.
             Without it all.
         repeats: Number of rounds; in each every contender runs once. Without it 7, with --quick 3. Networks on a single
-            image run six times as many.
+            image run twenty times as many.
         dtype: Dtype of weights and images: float32, bfloat16 or float64.
         device: Where to compute: cpu, cuda or cuda:N.
         json: Print the record as JSON, and nothing else.
