@@ -112,6 +112,7 @@ def test_gradients_of_a_product_are_those_of_the_convolution():
         ((1, 12, 8, 7), {"stride": 2}),
         ((1, 12, 8, 7), {"padding": 1}),
         ((1, 512, 8, 7), {"channels": 512, "outputs": 512}),
+        ((1, 64, 56, 56), {"channels": 64, "outputs": 256}),
     ],
 )
 def test_others_are_convolutions(shape, options, monkeypatch):
