@@ -33,24 +33,27 @@ class Number(NamedTuple):
         registered: Where it is registered.
         name: By what name.
         alias: Its memory.
+        old: A copy of the tensor.
         contents: That memory as bytes; None where a CPU cannot read it.
-        old: A copy of those, or of the tensor.
+        copied: Those, copied.
     """
 
     registered: dict[str, Any]
     name: str
     alias: Tensor
-    contents: memoryview | None
-    old: bytes | Tensor
+    old: Tensor
+    contents: memoryview | None = None
+    copied: bytes = b""
 
     @classmethod
     def of(cls, registered: dict[str, Any], name: str) -> "Number":
         """Notes a parameter that is registered so."""
         alias = registered[name].detach()
+        found = cls(registered, name, alias, alias.clone())
         if type(alias) is not Tensor or alias.device.type != "cpu" or not alias.is_contiguous():
-            return cls(registered, name, alias, None, alias.clone())
-        contents = memoryview(alias.view(-1).view(torch.uint8).numpy())
-        return cls(registered, name, alias, contents, contents.tobytes())
+            return found
+        contents = alias.view(-1).view(torch.uint8).numpy().data
+        return found._replace(contents=contents, copied=contents.tobytes())
 
 
 class Quick:
@@ -103,12 +106,15 @@ class Quick:
         """Tells whether nothing has changed since."""
         if self.encoding() is not encoding or self.geometry is not geometry:
             return False
-        for registered, name, alias, contents, old in self.numbers:
-            new = registered.get(name)
-            if type(new) is not nn.Parameter or not new.is_set_to(alias):
-                return False
-            if not (torch.equal(new, old) if contents is None else contents.tobytes() == old):
-                return False
+        try:
+            for registered, name, alias, old, contents, copied in self.numbers:
+                new = registered.get(name)
+                if type(new) is not nn.Parameter or not new.is_set_to(alias):
+                    return False
+                if not (torch.equal(new, old) if contents is None else contents.tobytes() == copied):
+                    return False
+        except RuntimeError:  # on another device
+            return False
         return True
 
     def serves(self, x: Tensor, impl: str) -> bool:
@@ -125,6 +131,7 @@ class Quick:
         convolve, arguments = self._convolution
         kernel = self._kernel
         if kernel is None or not maps.is_set_to(kernel[0]):
+            assert isinstance(self.run, ShiftConvolution)
             kernel = self._kernel = maps.detach(), self.run.kernel(maps)
         return convolve(x, kernel[1], bias, *arguments, self.groups)
 
