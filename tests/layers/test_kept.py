@@ -132,6 +132,15 @@ def test_hard_heads_in_other_memory_are_looked_at_once(monkeypatch):
         assert not torch.equal(layer(x), first)
 
 
+def test_nothing_is_kept_for_a_layer_on_another_device():
+    layer, x = hard_layer().eval(), images(5, 7)
+    with torch.no_grad():
+        layer(x)
+        assert layer._kept.attend(x, layer, layer.geometry, layer.impl) is not None
+        layer.encoding.to("meta")
+        assert layer._kept.attend(x, layer, layer.geometry, layer.impl) is None
+
+
 def test_hard_heads_that_leak_are_not_kept_for_a_call_that_learns():
     layer, x = hard_layer(sharpness=20.0).eval(), images(5, 7)
     with torch.no_grad():
