@@ -185,6 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
     folder = parser.parse_args().output
+    folder.mkdir(parents=True, exist_ok=True)  # before anything is measured
     with torch.inference_mode():
         curves = [measure(dims, dtype) for dims in SIZES for dtype in DTYPES]
     setting = {
@@ -193,7 +194,6 @@ def main() -> None:
         "versions": describe_versions(),
         "revision": find_revision(),
     }
-    folder.mkdir(parents=True, exist_ok=True)
     content = {**setting, "curves": [json.loads(curve.to_json()) for curve in curves]}
     write_atomically(folder / "sharpness.json", json.dumps(content, indent=2) + "\n")
     sharpness_regimes(folder / "sharpness.png", curves)
