@@ -14,6 +14,7 @@ from convattn.benchmark.correctness import judge
 from convattn.benchmark.measure import in_a_process_of_its_own, peak_memory, time_rounds
 from convattn.benchmark.network_record import NetworkMeasurement, NetworkResult
 from convattn.benchmark.record import Check
+from convattn.benchmark.report import first_line
 from convattn.convert import network_to_attention
 from convattn.convert.plain import copy_module
 from convattn.errors import MissingDependencyError
@@ -150,7 +151,7 @@ def _memory(case: NetworkCase, setting: Setting) -> tuple[dict[str, tuple[int | 
         try:
             found[name] = in_a_process_of_its_own(measure_network, name, case, setting, threads)
         except (MemoryError, RuntimeError) as error:
-            return {}, f"not measured: {str(error).strip().partition(chr(10))[0]}"
+            return {}, f"not measured: {first_line(error)}"
     return found, ""
 
 
