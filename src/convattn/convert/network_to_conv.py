@@ -7,13 +7,14 @@ from functools import partial
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from convattn.convert.attention_to_conv import attention_to_conv
+from convattn.convert.attention_to_conv import attention_to_conv, require_mass
 from convattn.convert.compare_networks import Comparison, compare_networks
 from convattn.convert.fold_following import fold_following
 from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module
 from convattn.convert.plain import copy_network
+from convattn.convert.registry import full_name
 from convattn.convert.runs import Arguments, run
-from convattn.convert.short_certificate import class_name, dtypes, short_certificate
+from convattn.convert.short_certificate import dtypes, short_certificate
 from convattn.convert.taps import AnyConvolution
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConvAttnError, ConversionError, UnsupportedModelError, must_be
@@ -124,8 +125,8 @@ def _require_arguments(
     """Refuses arguments that no layer could take, and networks without values."""
     if kernel_size is not None:
         whole_number("kernel_size", kernel_size)
-    if mass is not None and (isinstance(mass, bool) or not 0 < mass < 1):
-        raise ArgumentError(must_be("mass", "a share in (0, 1)", mass))
+    if mass is not None:
+        require_mass(mass)
     if images is not None and not isinstance(images, Tensor):
         raise ArgumentError(must_be("images", "a tensor", images))
     if images is not None and (images.ndim == 0 or not images.numel()):
@@ -206,8 +207,8 @@ def _record(
         passed = passed and comparison.error <= (comparison.rounding if exact else math.inf)  # nan is no such number
     return NetworkCertificate(
         direction="network_to_conv",
-        source=class_name(model),
-        result=class_name(made),
+        source=full_name(type(model)),
+        result=full_name(type(made)),
         dtype=dtypes(made),
         impl=None,
         layers=layers,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from convattn.convert import SamePaddedAttention, conv_to_attention, network_to_conv
 from convattn.convert.layer_names import names_by_module
 from convattn.convert.plain import copy_module
+from convattn.convert.registry import full_name
 from convattn.convert.same_padding import pad_same
 from convattn.convert.survey import survey
 from convattn.errors import ArgumentError
@@ -105,7 +106,7 @@ def _forecast(
     """Sums up."""
     return ConversionForecast(
         direction=direction,
-        source=f"{type(network).__module__}.{type(network).__qualname__}",
+        source=full_name(type(network)),
         shape=tuple(images.shape),
         layers=tuple(layers),
         left_alone=left,
