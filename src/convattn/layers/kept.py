@@ -23,7 +23,7 @@ _LARGEST = 1 << 26
 """Bytes above which a preparation is not kept."""
 
 
-class Number(NamedTuple):
+class Snapshot(NamedTuple):
     """A parameter as it was, and how to find out in little time whether it still is.
 
     It is compared as bytes where it lies on a CPU: in a network of many layers a comparison of tensors takes as long as
@@ -44,12 +44,12 @@ class Number(NamedTuple):
     old: bytes | Tensor
 
     @classmethod
-    def of(cls, registered: dict[str, Any], name: str) -> "Number":
+    def of(cls, registered: dict[str, Any], name: str) -> "Snapshot":
         """Notes a parameter that is registered so."""
         alias = registered[name].detach()
         if type(alias) is not Tensor or alias.device.type != "cpu" or not alias.is_contiguous():
             return cls(registered, name, alias, None, alias.clone())
-        contents = memoryview(alias.view(-1).view(torch.uint8).numpy())
+        contents = alias.view(-1).view(torch.uint8).numpy().data
         return cls(registered, name, alias, contents, contents.tobytes())
 
 
@@ -88,7 +88,7 @@ class Quick:
         impl: str,
         run: ShiftConvolution | GridAttention,
         call: Call,
-        numbers: tuple[Number, ...],
+        numbers: tuple[Snapshot, ...],
         *,
         exact: bool,
     ) -> None:
@@ -107,7 +107,7 @@ class Quick:
             new = registered.get(name)
             if type(new) is not nn.Parameter or not new.is_set_to(alias):
                 return False
-            if not (torch.equal(new, old) if contents is None else contents.tobytes() == old):
+            if not (torch.equal(new, old) if contents is None else contents.tobytes() == old):  # type: ignore[arg-type]
                 return False
         return True
 
@@ -125,7 +125,7 @@ class Quick:
         convolve, arguments = self._convolution
         kernel = self._kernel
         if kernel is None or not maps.is_set_to(kernel[0]):
-            kernel = self._kernel = maps.detach(), self.run.kernel(maps)
+            kernel = self._kernel = maps.detach(), self.run.kernel(maps)  # type: ignore[union-attr]
         return convolve(x, kernel[1], bias, *arguments, self.groups)
 
 
@@ -222,7 +222,7 @@ class Kept:
             return prepared
         with torch.inference_mode(False), torch.no_grad():
             numbers = tuple(
-                Number.of(part._parameters, name)
+                Snapshot.of(part._parameters, name)
                 for part in parts
                 for name, tensor in part._parameters.items()
                 if tensor is not None
