@@ -162,6 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
     folder = parser.parse_args().output
+    folder.mkdir(parents=True, exist_ok=True)
     setting = {"hardware": describe_hardware(torch.device("cpu")), "versions": describe_versions()}
     setting |= {"timm": timm.__version__, "revision": find_revision()}
     runs = {name: [train(seed, start) for seed in SEEDS] for name, start in STARTS.items()}
