@@ -13,7 +13,7 @@ from convattn.convert.fold_following import fold_following
 from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module
 from convattn.convert.plain import copy_network
 from convattn.convert.registry import full_name
-from convattn.convert.runs import Arguments, run
+from convattn.convert.shapes_met import shapes_met
 from convattn.convert.short_certificate import dtypes, short_certificate
 from convattn.convert.taps import AnyConvolution
 from convattn.encodings import Quadratic
@@ -165,22 +165,9 @@ def _choose(
 
 
 def _sizes_met(model: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Runs one image through a copy and writes down the sizes that each layer meets, the largest of several."""
-    met: dict[str, tuple[int, ...]] = {}
-    watched = copy_network(model).eval()
-    for name in names:
-
-        def note(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
-            met[name] = max(met.get(name, ()), tuple(inputs[0].shape[2:]))
-
-        watched.get_submodule(name).register_forward_pre_hook(note)
-    try:
-        run(watched, Arguments((images[:1],), {}, "the images given"))
-    except Exception as error:  # a foreign network may fail in any way
-        raise ArgumentError(
-            f"images must be what the network takes, but on one of them it raised {type(error).__name__}: {error}"
-        ) from error
-    return met
+    """Returns the sizes that each layer meets where one image goes through the network, the largest of several."""
+    met = shapes_met(model, images[:1], names)
+    return {name: max(shape[2:] for shape in shapes) for name, shapes in met.items()}
 
 
 def _layer(

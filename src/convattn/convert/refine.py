@@ -119,7 +119,7 @@ def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images
         raise ArgumentError(must_be("images", "a tensor with values", images))
     if images.ndim == 0 or len(images) < _HELD_OUT:
         raise ArgumentError(must_be("images", f"a batch of at least {_HELD_OUT}", tuple(images.shape)))
-    if isinstance(ridge, bool) or not 0 < ridge < float("inf"):
+    if isinstance(ridge, bool) or not (isinstance(ridge, int | float) and 0 < ridge < math.inf):
         raise ArgumentError(must_be("ridge", "a positive finite number", ridge))
 
 
