@@ -105,6 +105,10 @@ def converted(network, x, **options):
     return made, certificate
 
 
+def convolutions(network):
+    return [module for module in network.modules() if isinstance(module, nn.modules.conv._ConvNd)]
+
+
 class Renamed(nn.Conv2d):
     """Overrides nothing; what it adds does not take part in the computation."""
 

@@ -12,7 +12,16 @@ from convattn import network_to_attention
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.testing.budget import assert_within_budget
-from convert.network_cases import Branches, Renamed, assert_unchanged, converted, filled, fingerprint, images
+from convert.network_cases import (
+    Branches,
+    Renamed,
+    assert_unchanged,
+    converted,
+    convolutions,
+    filled,
+    fingerprint,
+    images,
+)
 
 PATHS = ("auto", "separable")
 NETWORKS = {
@@ -25,10 +34,6 @@ NETWORKS = {
     "transposed 3d": (nn.ConvTranspose3d(2, 3, 2, stride=2), (2, 3, 4, 5)),
     "same": (nn.Sequential(nn.Conv2d(3, 5, 3, padding="same", dilation=2), nn.Conv2d(5, 2, (1, 7))), (3, 9, 13)),
 }
-
-
-def convolutions(network):
-    return [module for module in network.modules() if isinstance(module, nn.modules.conv._ConvNd)]
 
 
 @pytest.mark.parametrize("impl", PATHS)
