@@ -68,6 +68,21 @@ def test_memory_is_that_of_weights_and_the_largest_call():
         assert images < item.extra_memory < 100 * images
 
 
+def test_why_there_is_no_memory_is_said(monkeypatch):
+    case = replace(CASE, memory=True, batches=(2,))
+    monkeypatch.setattr(network_case, "in_a_process_of_its_own", lambda *_: (None,))
+    result = run_network_case(case, Setting(), 1)[0]
+    assert {item.memory_note for item in result.measurements} == {"measured on CUDA and Linux only"}
+    assert [row[8] for row in network_rows([result])] == ["measured on CUDA and Linux only"] * 3
+
+    def fail(*_):
+        raise MemoryError("the process was killed\nand more")
+
+    monkeypatch.setattr(network_case, "in_a_process_of_its_own", fail)
+    result = run_network_case(case, Setting(), 1)[0]
+    assert {item.memory_note for item in result.measurements} == {"not measured: the process was killed"}
+
+
 def test_page_and_record(record, tmp_path):
     write_networks(record, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["networks-speed.json", "networks-speed.md"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from convattn.benchmark.build import Setting, seeded
 from convattn.benchmark.cases import NetworkCase
 from convattn.benchmark.correctness import judge
-from convattn.benchmark.measure import in_a_process_of_its_own, peak_memory, time_rounds
+from convattn.benchmark.measure import NO_COUNTER, in_a_process_of_its_own, peak_memory, time_rounds
 from convattn.benchmark.network_record import NetworkMeasurement, NetworkResult
 from convattn.benchmark.record import Check
 from convattn.benchmark.report import first_line
@@ -146,13 +146,14 @@ def _check(networks: dict[str, nn.Module], images: Tensor) -> dict[str, Check | 
 
 
 def _memory(case: NetworkCase, setting: Setting) -> tuple[dict[str, tuple[int | None, ...]], str]:
+    """Measures the memory of each form, or says why it could not be measured."""
     threads, found = torch.get_num_threads(), {}
     for name in CONTENDERS:
         try:
             found[name] = in_a_process_of_its_own(measure_network, name, case, setting, threads)
         except (MemoryError, RuntimeError) as error:
             return {}, f"not measured: {first_line(error)}"
-    return found, ""
+    return found, NO_COUNTER if any(None in each for each in found.values()) else ""
 
 
 def _held(network: nn.Module) -> int:
