@@ -55,6 +55,16 @@ def described(runs: Path, name: str) -> dict[str, Any]:
     }
 
 
+def command(given: argparse.Namespace) -> str:
+    """Words the command that repeats the run; of folders that lie elsewhere it says the name alone."""
+    runs, work, output = (
+        path.name if path.is_absolute() else path.as_posix() for path in (given.runs, given.work, given.output)
+    )
+    words = ["python -m benchmarks.trained", "--runs", runs, "--work", work, "--output", output]
+    words += ["--rounds", str(given.rounds), *(["--busy"] if given.busy else [])]
+    return " ".join(["CONVATTN_CIFAR10=FOLDER", *words])
+
+
 def main() -> None:
     """Converts, measures and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -86,7 +96,7 @@ def main() -> None:
         for item in kept(work / f"tuned-{seed}.json", lambda s=seed: [fine_tuned(bench, runs, s)])
     ]
     content = {
-        "command": "CONVATTN_CIFAR10=FOLDER python -m benchmarks.trained --runs small --work work -o docs/results",
+        "command": command(given),
         "hardware": describe_hardware(torch.device("cpu")),
         "versions": describe_versions(),
         "batch": BATCH,

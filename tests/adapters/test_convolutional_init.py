@@ -1,35 +1,20 @@
 """Heads of vision transformers as the taps of a convolution of patches."""
 
 import copy
-import os
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from adapters.vit_cases import GRID, VITS, convolutions, convolved, kernel_of, pixels, vit
+from adapters.vit_cases import GRID, VITS, attentions, convolutions, convolved, kernel_of, pixels, tokens, vit
 from convattn import ConvAttnError, attention_to_conv, network_to_conv
-from convattn.adapters import GatedPatchAttention, PatchAttention, convolutional_init
-from convattn.errors import ArgumentError, ShapeError
+from convattn.adapters import convolutional_init
+from convattn.errors import ArgumentError
 from convattn.records import ConvolutionalInit
 from convattn.testing.budget import assert_within_budget
 from convert.network_cases import assert_unchanged, fingerprint
 
 KERNELS = {"3 x 3": 3, "1 x 3": (1, 3), "1 x 1": 1, "7 x 5": (7, 5)}
-
-
-def attentions(network):
-    return [module for module in network.modules() if isinstance(module, PatchAttention | GatedPatchAttention)]
-
-
-def tokens(network, attention):
-    """Random tokens for a layer of the network."""
-    count = attention.prefix + GRID[0] * GRID[1]
-    return torch.randn(2, count, network.embed_dim, generator=torch.Generator().manual_seed(2))
 
 
 def check_patches(network, attention, taps):
@@ -101,7 +86,7 @@ def test_heads_are_added_by_a_generator():
         )
     own, added = attentions(made)[0].value.weight.split([21, 42])
     assert torch.equal(own, network.blocks[0].attn.qkv.weight[42:])
-    assert 0.8 < added.std() / own.std() < 1.25
+    assert abs(added.std() / own.std() - 1) < 5 / (2 * added.numel()) ** 0.5  # five standard errors
 
 
 def test_an_open_gate_is_the_network_as_it_was():
@@ -188,21 +173,6 @@ def test_what_a_gated_layer_does_by_position_is_a_convolution():
     assert_within_budget(attention(x)[:, 1:].float(), high, high.float())
 
 
-def test_the_state_is_loaded_into_a_network_made_alike(tmp_path):
-    trained = convolutional_init(vit(**VITS["9 heads of width 2"]))[0]
-    with torch.no_grad():
-        for parameter in trained.parameters():
-            parameter.add_(0.1)
-    torch.save(trained.state_dict(), tmp_path / "weights.pt")
-    fresh = convolutional_init(vit(**VITS["9 heads of width 2"]))[0]
-    fresh.load_state_dict(torch.load(tmp_path / "weights.pt"))
-    x = pixels()
-    with torch.no_grad():
-        assert torch.equal(fresh(x), trained(x))
-        assert torch.equal(pickle.loads(pickle.dumps(trained))(x), trained(x))
-        assert torch.equal(copy.deepcopy(trained)(x), trained(x))
-
-
 def test_the_record_is_saved(tmp_path):
     record = convolutional_init(vit(**VITS["3 heads of width 7"]))[1]
     assert ConvolutionalInit.load(record.save(tmp_path / "record.json")) == record
@@ -222,113 +192,6 @@ def test_attention_that_pools_is_left_alone(pool):
     assert "  left alone      attn_pool (AttentionPool" in record.summary()
 
 
-@pytest.mark.parametrize("content", ["gated", False])
-@pytest.mark.parametrize("grid", [(7, 5), (3, 4), (1, 35)], ids=str)
-def test_images_of_other_sizes(grid, content):
-    """Sizes are those of the image, although 7 × 5 and 1 × 35 patches are as many as 5 × 7."""
-    network = vit(**VITS["9 heads of width 2"], dynamic_img_size=True)
-    made, _ = convolutional_init(network, content=content)
-    with torch.no_grad():
-        made(pixels(grid))
-        attention = attentions(made)[0]
-        x = torch.randn(2, 1 + grid[0] * grid[1], 18)
-        layer, image = copy.deepcopy(attention.position_layer()), x[:, 1:].mT.unflatten(-1, grid)
-        y, low = attention(x)[:, 1:], layer(image).flatten(2).mT
-        high = layer.double()(image.double()).flatten(2).mT
-        assert_within_budget(y, high, low)
-        if grid != (3, 4):
-            attention.grid.sizes = GRID
-            with pytest.raises(AssertionError, match="above the budget"):
-                assert_within_budget(attention(x)[:, 1:], high, low)
-
-
-def test_another_size_set_later():
-    network = vit(**VITS["9 heads of width 2"])
-    made, _ = convolutional_init(network)
-    made.set_input_size((28, 20))
-    made(pixels((7, 5)))
-    assert attentions(made)[0].grid.sizes == (7, 5)
-
-
-def test_tokens_that_are_no_grid_are_refused():
-    made, _ = convolutional_init(vit(**VITS["9 heads of width 2"]))
-    with pytest.raises(ShapeError, match=r"^tokens must be 36, 1 before 5 x 7 patches, but are 35$"):
-        made.blocks(torch.zeros(2, 35, 18))
-
-
-@pytest.mark.parametrize("content", ["gated", False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_dtype_mode_and_what_learns_are_kept(dtype, content):
-    network = vit(**VITS["3 heads of width 7"]).to(dtype).train()
-    network.blocks[0].eval()
-    network.blocks[0].attn.qkv.requires_grad_(False)
-    made, record = convolutional_init(network, content=content)
-    assert record.passed
-    assert record.exact
-    first, second = attentions(made)
-    assert (first.training, second.training) == (False, True)
-    learns = {name: parameter.requires_grad for name, parameter in first.named_parameters()}
-    frozen = {"query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias"}
-    assert {name for name, on in learns.items() if not on} == (frozen if content else {"layer.values.value"})
-    assert {p.dtype for name, p in made.named_parameters() if "encoding" not in name} == {dtype}
-    assert made(pixels().to(dtype)).dtype == dtype
-
-
-def test_under_autocast():
-    made, _ = convolutional_init(vit(**VITS["9 heads of width 2"]))
-    with torch.autocast("cpu", torch.bfloat16):
-        made(pixels()).float().sum().backward()
-    assert made.blocks[0].attn.tokens.gate.grad.isfinite().all()
-
-
-def test_dropout_acts_on_content():
-    network = vit(**VITS["9 heads of width 2"], attn_drop_rate=0.5, proj_drop_rate=0.5).train()
-    made, _ = convolutional_init(network, content_share=0.5)
-    attention = attentions(made)[0]
-    assert (attention.dropout, attention.after.p) == (0.5, 0.5)
-    x = tokens(network, attention)
-    attention.after.eval()
-    assert not torch.equal(attention(x), attention(x))
-    attention.eval()
-    assert torch.equal(attention(x), attention(x))
-
-
-@pytest.mark.parametrize("content", ["gated", False])
-def test_networks_export(content):
-    made, _ = convolutional_init(vit(**VITS["9 heads of width 2"]), content=content)
-    with torch.no_grad():
-        exported = torch.export.export(made, (pixels(),), strict=False).module()
-        x = pixels().flip(0)
-        assert_within_budget(exported(x), copy.deepcopy(made).double()(x.double()), made(x))
-
-
-COMPILED = """
-import torch
-from adapters.vit_cases import pixels, vit
-from convattn.adapters import convolutional_init
-
-network = vit(embed_dim=18, num_heads=9, depth=1, dynamic_img_size=True)
-for content in ("gated", False):
-    made, _ = convolutional_init(network, content=content)
-    compiled = torch.compile(made, backend="eager", fullgraph=True)
-    with torch.no_grad():
-        for grid in [(5, 7), (7, 5)]:
-            y = made(pixels(grid))
-            print(((compiled(pixels(grid)) - y).abs().max() / y.abs().max()).item())
-"""
-
-
-@pytest.mark.slow
-def test_networks_compile_to_one_graph_for_any_size():
-    """In a process of its own: the type checks of the test run would break the graph."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
-    command = [sys.executable, "-c", COMPILED]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment)
-    errors = [float(line) for line in found.stdout.splitlines()]
-    assert len(errors) == 4
-    assert max(errors) <= 8 * torch.finfo(torch.float32).eps
-
-
 ARGUMENTS = {
     "kernel_size": ({"kernel_size": 0}, r"^kernel_size must be an integer of at least 1, or 2 of them, but is 0$"),
     "no middle": (
@@ -337,6 +200,7 @@ ARGUMENTS = {
     ),
     "sharpness": ({"sharpness": 0}, r"^sharpness must be a positive finite number, but is 0$"),
     "content_share": ({"content_share": 1.0}, r"^content_share must be a share in \[0, 1\), but is 1\.0$"),
+    "content": ({"content": "open"}, r"^content must be \"gated\" or False, but is 'open'$"),
     "a share of nothing": (
         {"content": False, "content_share": 0.5},
         r"^content_share must be 0 without content, but is 0\.5$",
@@ -344,6 +208,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.usefixtures("without_type_checks")
 @pytest.mark.parametrize(("options", "message"), ARGUMENTS.values(), ids=ARGUMENTS)
 def test_arguments_are_checked(options, message):
     with pytest.raises(ArgumentError, match=message):
@@ -352,7 +217,8 @@ def test_arguments_are_checked(options, message):
 
 def test_masks_are_refused():
     made, _ = convolutional_init(vit(**VITS["9 heads of width 2"]))
-    with pytest.raises(ConvAttnError, match=r"^attn_mask must be None: heads that look at patches by position have"):
+    message = r"^attn_mask must be None: heads that look at patches by position have none, but is 'Tensor'$"
+    with pytest.raises(ConvAttnError, match=message):
         made.forward_features(pixels(), attn_mask=torch.ones(36, 36))
     with pytest.raises(ConvAttnError, match=r"^is_causal must be False: patches have no order in time, but is True$"):
         made.forward_features(pixels(), is_causal=True)

@@ -1,9 +1,11 @@
-"""Small vision transformers, and the convolution that their heads are read as: independently of the library."""
+"""Small vision transformers, and the convolution that their heads are read as, computed without the library."""
 
 import timm
 import torch
 from torch import nn
 from torch.nn import functional
+
+from convattn.adapters import GatedPatchAttention, PatchAttention
 
 GRID = (5, 7)
 VITS = {
@@ -41,6 +43,16 @@ def vit(grid=GRID, **options):
 
 def pixels(grid=GRID, images=2):
     return torch.randn(images, 3, 4 * grid[0], 4 * grid[1], generator=torch.Generator().manual_seed(1))
+
+
+def attentions(network):
+    return [module for module in network.modules() if isinstance(module, PatchAttention | GatedPatchAttention)]
+
+
+def tokens(network, attention):
+    """Random tokens for a layer of the network."""
+    count = attention.prefix + GRID[0] * GRID[1]
+    return torch.randn(2, count, network.embed_dim, generator=torch.Generator().manual_seed(2))
 
 
 def kernel_of(value, output, heads, taps):

@@ -12,7 +12,7 @@ from convattn.benchmark.build import Setting
 from convattn.benchmark.cases import LayerCase, NetworkSize, ScalingCase, TrainingCase
 from convattn.benchmark.contenders import CONTENDERS
 from convattn.benchmark.layer_case import measure_contender, run_layer_case
-from convattn.benchmark.report import COLUMNS, SCALING_COLUMNS, case_rows, scaling_rows
+from convattn.benchmark.report import COLUMNS, case_rows, scaling_columns, scaling_rows
 from convattn.benchmark.scaling import run_scaling
 from convattn.benchmark.suite import run_layers
 from convattn.benchmark.training_case import run_training_case
@@ -135,7 +135,7 @@ def test_scaling_fits_what_runs_and_notes_what_layers_do_not_know(monkeypatch):
     assert unknown.skipped.startswith("skipped: unknown impl 'telepathic'")
     assert (unknown.seconds, unknown.exponent) == ((), None)
     for row in scaling_rows((curve, unknown)):
-        assert len(row) == len(SCALING_COLUMNS) + 3
+        assert len(row) == len(scaling_columns((curve, unknown))) == 6
 
 
 def test_wrong_path_has_no_times_and_no_exponent(monkeypatch):
@@ -180,5 +180,5 @@ def test_training_that_goes_another_way_gets_no_time(monkeypatch):
 
 
 def test_there_must_be_a_round():
-    with pytest.raises(ArgumentError, match="repeats must be an integer of at least 1, but is 0"):
+    with pytest.raises(ArgumentError, match="rounds must be an integer of at least 1, but is 0"):
         run_layers([CASE], SETTING, rounds=0)

@@ -28,7 +28,7 @@ def test_each_form_is_timed_in_every_round(record):
     assert record.passed
     single, several = record.results
     assert (single.name, several.name) == ("tiny-1", "tiny-2")
-    for result, rounds in ((single, 3), (several, 1)):
+    for result, rounds in ((single, 20), (several, 1)):
         assert [item.contender for item in result.measurements] == ["original", "planned", "separable"]
         assert all(len(item.seconds) == rounds for item in result.measurements)
         assert result.paths == {"planned": {"shift": result.layers}, "separable": {"separable": result.layers}}
@@ -47,7 +47,7 @@ def test_form_that_is_wrong_gets_no_time(monkeypatch):
     monkeypatch.setattr(network_case, "_build", wrong)
     result = run_network_case(replace(CASE, batches=(1,)), Setting(), 1)[0]
     assert not result.passed
-    assert [len(item.seconds) for item in result.measurements] == [3, 3, 0]
+    assert [len(item.seconds) for item in result.measurements] == [20, 20, 0]
     rows = network_rows([result])
     assert rows[2][4].startswith("FAILED: output is off by")
     assert rows[2][5] == "–"
@@ -68,13 +68,28 @@ def test_memory_is_that_of_weights_and_the_largest_call():
         assert images < item.extra_memory < 100 * images
 
 
+def test_why_there_is_no_memory_is_said(monkeypatch):
+    case = replace(CASE, memory=True, batches=(2,))
+    monkeypatch.setattr(network_case, "in_a_process_of_its_own", lambda *_: (None,))
+    result = run_network_case(case, Setting(), 1)[0]
+    assert {item.memory_note for item in result.measurements} == {"measured on CUDA and Linux only"}
+    assert [row[8] for row in network_rows([result])] == ["measured on CUDA and Linux only"] * 3
+
+    def fail(*_):
+        raise MemoryError("the process was killed\nand more")
+
+    monkeypatch.setattr(network_case, "in_a_process_of_its_own", fail)
+    result = run_network_case(case, Setting(), 1)[0]
+    assert {item.memory_note for item in result.measurements} == {"not measured: the process was killed"}
+
+
 def test_page_and_record(record, tmp_path):
     write_networks(record, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["networks-speed.json", "networks-speed.md"]
     assert NetworksRecord.load(tmp_path / "networks-speed.json") == record
     page = networks_page(record)
     assert "Every check passed." in page
-    assert "rounds: 1, of single images 3" in page
+    assert "rounds: 1, of single images 20" in page
     assert all(len(row) == len(NETWORK_COLUMNS) for row in network_rows(record.results))
     failed = replace(record, passed=False)
     assert "A check FAILED" in networks_page(failed)
@@ -87,7 +102,7 @@ def test_suites_have_what_was_promised():
 
 
 def test_no_rounds_and_no_timm(monkeypatch):
-    with pytest.raises(ArgumentError, match="repeats must be an integer of at least 1"):
+    with pytest.raises(ArgumentError, match="rounds must be an integer of at least 1, but is 0"):
         run_networks([CASE], Setting(), rounds=0)
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(MissingDependencyError, match="timm"):

@@ -130,7 +130,7 @@ def test_bfloat16_runs(tmp_path):
 MISTAKES = {
     "suite": (["--suite", "network"], "unknown suite 'network': did you mean 'networks'? Known: layers, networks"),
     "case": (["--case", "hard-9"], "unknown case 'hard-9': did you mean 'hard-8'"),
-    "repeats": (["--repeats", "0"], "repeats must be an integer of at least 1, but is 0"),
+    "repeats": (["--repeats", "0"], "--repeats must be an integer of at least 1, but is 0"),
     "fraction": (["--repeats", "1.5"], "Invalid value for --repeats: must be an integer, but is '1.5'"),
     "dtype": (["--dtype", "float8"], "unknown dtype 'float8'"),
     "device": (["--device", "toaster"], "device must be cpu, cuda or cuda:N, but is 'toaster'"),

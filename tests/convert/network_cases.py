@@ -1,11 +1,15 @@
 """Small networks, one for each thing that a conversion of networks must keep, and networks that it must refuse."""
 
+import copy
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
+
+from convattn import network_to_attention
+from convattn.testing.budget import assert_within_budget
 
 
 def filled(network):
@@ -86,6 +90,23 @@ def unchanged(*given):
     for tensor, version, values in tensors:
         assert tensor._version == version
         assert_equal(numbers(tensor), values)
+
+
+def converted(network, x, **options):
+    """Converts a network; asserts that it was left as it was, that the certificate passed, and that results agree."""
+    before = fingerprint(network)
+    made, certificate = network_to_attention(network, images=x, **options)
+    assert_unchanged(network, before)
+    assert certificate.passed
+    low, high = copy.deepcopy(network).eval()(x), copy.deepcopy(network).eval().double()(x.double())
+    assert certificate.measured_error <= certificate.rounding
+    result = copy.deepcopy(made).eval()(x)
+    assert_within_budget(result.detach(), high.detach(), low.detach(), "converted")
+    return made, certificate
+
+
+def convolutions(network):
+    return [module for module in network.modules() if isinstance(module, nn.modules.conv._ConvNd)]
 
 
 class Renamed(nn.Conv2d):

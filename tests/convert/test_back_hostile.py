@@ -104,9 +104,9 @@ def test_what_does_not_run_in_float64_is_not_measured():
             lambda: Whole(hard()),
             images(2, 3, 7, 9, dtype=torch.float64),
             ArgumentError,
-            "images must be what the network takes, but on one of them it raised ArgumentError: x must be",
+            r"images must be what the network takes, but on those of shape \(1, 3, 7, 9\) it raised ArgumentError: x",
         ),
-        (lambda: Whole(hard()), images(2, 3, 2, 2), ArgumentError, "on one of them it raised ShapeError"),
+        (lambda: Whole(hard()), images(2, 3, 2, 2), ArgumentError, "it raised ShapeError"),
     ],
 )
 def test_networks_and_images_that_are_refused(make, x, kind, message):
@@ -133,6 +133,8 @@ def test_arguments_of_other_kinds():
             refine(conv, None, x)
         with pytest.raises(ArgumentError, match="images must be a tensor with values, but is None"):
             refine(conv, attention, None)
+        with pytest.raises(ArgumentError, match="ridge must be a positive finite number, but is 'much'"):
+            refine(conv, attention, x, ridge="much")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import nn
 from convattn import network_to_attention
 from convattn.convert import SamePaddedAttention, conv_to_attention
 from convattn.errors import UnsupportedModelError
-from convert.network_cases import assert_unchanged, filled, fingerprint, images
+from convert.network_cases import assert_unchanged, convolutions, filled, fingerprint, images
 
 timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")
@@ -57,10 +57,6 @@ def check(network, x, notes):
         assert 0 < certificate.measured_error <= certificate.rounding
         assert certificate.top1_changed in (0, None)
     assert_unchanged(network, before)
-
-
-def convolutions(network):
-    return [module for module in network.modules() if isinstance(module, nn.modules.conv._ConvNd)]
 
 
 @pytest.mark.parametrize(("name", "notes"), TIMM.items(), ids=TIMM)

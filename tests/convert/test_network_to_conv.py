@@ -239,6 +239,7 @@ def test_numbers_that_are_not_finite_do_not_pass():
     [
         ({"kernel_size": 0}, "kernel_size must be an integer of at least 1"),
         ({"mass": 2.0}, r"mass must be a share in \(0, 1\)"),
+        ({"mass": "half"}, r"mass must be a share in \(0, 1\), but is 'half'"),
         ({"include": []}, "include must be a pattern of names, or several"),
         ({"exclude": ()}, "exclude must be a pattern of names, or several"),
         ({"images": torch.zeros(0, 3, 5, 5)}, "images must be a batch of at least one"),
@@ -251,6 +252,7 @@ def test_numbers_that_are_not_finite_do_not_pass():
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.usefixtures("without_type_checks")
 def test_hostile_arguments_are_refused(options, message):
     with pytest.raises(ArgumentError, match=message):
         network_to_conv(network(), **options)

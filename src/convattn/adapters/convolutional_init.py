@@ -10,12 +10,12 @@ from torch import nn
 from convattn.adapters.heads_on_taps import gated_attention, on_taps, position_attention, tap_encoding
 from convattn.adapters.native import NativeTransformer
 from convattn.adapters.patch_attention import GatedPatchAttention, PatchAttention
-from convattn.adapters.readable import full_name
 from convattn.adapters.timm import TIMM, read_timm
 from convattn.adapters.transformers import TRANSFORMERS, read_transformers
 from convattn.convert import attention_to_conv
 from convattn.convert.layer_names import replace_module
 from convattn.convert.leak import underflows
+from convattn.convert.registry import full_name
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
 from convattn.grid import Geometry, PerAxis, axis_lists
@@ -122,7 +122,7 @@ def convolutional_init(
 
 def _reader(vit: nn.Module) -> Callable[[nn.Module], NativeTransformer]:
     """Returns what reads networks of a class, or raises UnsupportedModelError."""
-    name = full_name(vit)
+    name = full_name(type(vit))
     if name in TIMM:
         return read_timm
     if name in TRANSFORMERS:

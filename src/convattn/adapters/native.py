@@ -84,14 +84,12 @@ def linear(
         The map.
     """
     outputs, inputs = weight.shape
-    kind = like.weight
-    made = nn.Linear(inputs, outputs, bias=bias is not None, device="meta", dtype=kind.dtype).to_empty(
-        device=kind.device
-    )
+    old = like.weight
+    made = nn.Linear(inputs, outputs, bias=bias is not None, device="meta", dtype=old.dtype)
+    made = made.to_empty(device=old.device)  # no random numbers are drawn
     with torch.no_grad():
-        made.weight.copy_(weight)
-        made.weight.requires_grad_(like.weight.requires_grad)
-        if bias is not None and like.bias is not None:
-            made.bias.copy_(bias)
-            made.bias.requires_grad_(like.bias.requires_grad)
+        made.weight.copy_(weight).requires_grad_(old.requires_grad)
+        if bias is not None:
+            assert like.bias is not None
+            made.bias.copy_(bias).requires_grad_(like.bias.requires_grad)
     return made

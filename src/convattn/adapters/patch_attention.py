@@ -99,6 +99,7 @@ class GatedPatchAttention(nn.Module):
         key_norm: What is applied to each key.
         prefix: Number of tokens before the patches.
         grid: Rows and columns of the patches.
+        geometry: Window that says how far zeros go around the patches.
         dropout: Probability with which an attention weight of content is dropped in training.
         after: Dropout of the output.
     """

@@ -1,21 +1,19 @@
 """What an adapter asks of the modules of another library before it reads their numbers."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from torch import nn
 from torch.nn.utils import parametrize
 
+from convattn.adapters.native import NativeAttention
+from convattn.convert.layer_names import names_by_module
+from convattn.convert.registry import full_name
 from convattn.errors import UnsupportedModelError
 
-__all__ = ["attention_places", "full_name", "require_linear"]
+__all__ = ["attention_places", "read_layers", "require_linear"]
 
 _RECORDERS = "transformers.utils.output_capturing"
 """Module of the hooks by which transformers writes outputs down; they belong to the network, not to its user."""
-
-
-def full_name(module: nn.Module) -> str:
-    """Returns the name of a module's class with that of the file that defines it."""
-    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def attention_places(
@@ -32,11 +30,48 @@ def attention_places(
     Returns:
         Each layer with all its names.
     """
-    named: dict[nn.Module, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if name.startswith(within) and full_name(module) in (attention, *others):
-            named.setdefault(module, []).append(name)
-    return [(tuple(names), module) for module, names in named.items()]
+    found = []
+    for module, names in names_by_module(model).items():
+        inside = tuple(name for name in names if name.startswith(within))
+        if inside and full_name(type(module)) in (attention, *others):
+            found.append((inside, module))
+    return found
+
+
+def read_layers(
+    model: nn.Module,
+    places: Iterable[tuple[tuple[str, ...], nn.Module]],
+    read: Callable[[tuple[str, ...], nn.Module], NativeAttention],
+    *,
+    reasons: Sequence[str] = (),
+    none: str,
+) -> tuple[NativeAttention, ...]:
+    """Reads the layers of attention of a network, or refuses the network as a whole.
+
+    Args:
+        model: The network.
+        places: Its layers of attention, as `attention_places` found them.
+        read: Reads one layer, or raises UnsupportedModelError with the reason alone.
+        reasons: What else the network is to be refused for.
+        none: The reason where it has no layers of attention.
+
+    Returns:
+        The layers.
+
+    Raises:
+        UnsupportedModelError: A layer cannot be read, there are none, or there are other reasons; the message has all
+            of them, one on each line.
+    """
+    layers, refused = [], list(reasons)
+    for names, attention in places:
+        try:
+            layers.append(read(names, attention))
+        except UnsupportedModelError as error:
+            refused.append(f"{names[0]} ({type(attention).__name__}): {error}")
+    if refused or not layers:
+        listed = "\n".join(f"  {reason}" for reason in refused or [none])
+        raise UnsupportedModelError(f"cannot initialise {type(model).__name__} as a convolution:\n{listed}")
+    return tuple(layers)
 
 
 def require_linear(attention: nn.Module, name: str) -> nn.Linear:

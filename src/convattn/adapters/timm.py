@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from convattn.adapters.native import NativeAttention, NativeTransformer, linear
 from convattn.adapters.patch_grid import PatchGrid
-from convattn.adapters.readable import attention_places, full_name, require_linear
+from convattn.adapters.readable import attention_places, read_layers, require_linear
+from convattn.convert.registry import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.records import LeftAlone
 
@@ -49,19 +50,18 @@ class TimmAttention(nn.Module):
 
         Args:
             x: Tokens.
-            attn_mask: None.
-            is_causal: False.
+            attn_mask: None, or it is refused.
+            is_causal: False, or it is refused.
 
         Returns:
             Tokens.
 
         Raises:
-            ArgumentError: There is a mask.
+            ArgumentError: There is a mask, or attention is to be causal.
         """
         if attn_mask is not None:
-            raise ArgumentError(
-                must_be("attn_mask", "None: heads that look at patches by position have none", "a mask")
-            )
+            expectation = "None: heads that look at patches by position have none"
+            raise ArgumentError(must_be("attn_mask", expectation, type(attn_mask).__name__))
         if is_causal:
             raise ArgumentError(must_be("is_causal", "False: patches have no order in time", is_causal))
         return self.tokens(x)
@@ -83,20 +83,12 @@ def read_timm(vit: nn.Module) -> NativeTransformer:
     if not isinstance(vit.patch_drop, nn.Identity):
         reasons.append("patch_drop (PatchDropout): it drops patches, and the rest are no grid")
     places = attention_places(vit, _ATTENTION, _BLOCKS, within="blocks.")
-    layers = []
-    for names, module in places:
-        try:
-            layers.append(_read(names, module))
-        except UnsupportedModelError as error:
-            reasons.append(f"{names[0]} ({type(module).__name__}): {error}")
-    if reasons or not layers:
-        listed = "\n".join(f"  {reason}" for reason in reasons or ["blocks: there is no attention that is known"])
-        raise UnsupportedModelError(f"cannot initialise {type(vit).__name__} as a convolution:\n{listed}")
+    layers = read_layers(vit, places, _read, reasons=reasons, none="blocks: there is no attention that is known")
     embed: nn.Module = vit.patch_embed  # type: ignore[assignment]
     rows, cols = embed.grid_size  # type: ignore[misc]
-    pools = [(name, module) for name, module in vit.named_modules() if full_name(module) in _POOLS]
+    pools = [(name, module) for name, module in vit.named_modules() if full_name(type(module)) in _POOLS]
     return NativeTransformer(
-        layers=tuple(layers),
+        layers=layers,
         prefix=int(vit.num_prefix_tokens),  # type: ignore[arg-type]
         grid=PatchGrid((int(rows), int(cols)), _measure),
         embedding="patch_embed",
@@ -113,7 +105,7 @@ def _measure(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
 
 def _read(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
     """Reads one layer of attention, or raises UnsupportedModelError."""
-    kind = full_name(attention)
+    kind = full_name(type(attention))
     if kind != _ATTENTION:
         raise UnsupportedModelError(_BLOCKS[kind])
     if not isinstance(attention.norm, nn.Identity):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from convattn.adapters.native import NativeAttention, NativeTransformer
 from convattn.adapters.patch_grid import PatchGrid
-from convattn.adapters.readable import attention_places, require_linear
+from convattn.adapters.readable import attention_places, read_layers, require_linear
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 
 __all__ = ["TRANSFORMERS", "TransformersAttention", "read_transformers"]
@@ -42,7 +42,7 @@ class TransformersAttention(nn.Module):
 
         Args:
             hidden_states: Tokens.
-            attention_mask: None.
+            attention_mask: None, or it is refused.
             **options: What transformers passes on; `output_attentions` must not be set.
 
         Returns:
@@ -53,7 +53,7 @@ class TransformersAttention(nn.Module):
         """
         if attention_mask is not None:
             expectation = "None: heads that look at patches by position have none"
-            raise ArgumentError(must_be("attention_mask", expectation, "a mask"))
+            raise ArgumentError(must_be("attention_mask", expectation, type(attention_mask).__name__))
         if options.get("output_attentions") or getattr(self.config, "output_attentions", False):
             raise ArgumentError(must_be("output_attentions", "False: the weights of all tokens are never made", True))
         return self.tokens(hidden_states), None
@@ -73,19 +73,12 @@ def read_transformers(model: nn.Module) -> NativeTransformer:
             the message names all such parts.
     """
     base = "" if type(model).__name__ == "ViTModel" else "vit."
-    layers, reasons = [], []
-    for names, attention in attention_places(model, _ATTENTION, (), within=base):
-        try:
-            layers.append(_read(names, attention))
-        except UnsupportedModelError as error:
-            reasons.append(f"{names[0]} ({type(attention).__name__}): {error}")
-    if reasons or not layers:
-        listed = "\n".join(f"  {reason}" for reason in reasons or ["there is no attention laid out as in version 5"])
-        raise UnsupportedModelError(f"cannot initialise {type(model).__name__} as a convolution:\n{listed}")
+    places = attention_places(model, _ATTENTION, (), within=base)
+    layers = read_layers(model, places, _read, none="there is no attention laid out as in version 5")
     embedding = f"{base}embeddings.patch_embeddings"
     embed = model.get_submodule(embedding)
     return NativeTransformer(
-        layers=tuple(layers),
+        layers=layers,
         prefix=1,
         grid=PatchGrid(_measure(embed, embed.image_size), _measure),  # type: ignore[arg-type]
         embedding=embedding,

@@ -6,14 +6,13 @@ from convattn.benchmark.network_page import NETWORK_COLUMNS, network_rows
 from convattn.benchmark.network_record import NetworkResult, NetworksRecord
 from convattn.benchmark.network_suite import run_networks, write_networks
 from convattn.benchmark.record import BenchmarkRecord, CaseResult, ScalingCurve
-from convattn.benchmark.report import COLUMNS, SCALING_COLUMNS, case_rows, scaling_rows
+from convattn.benchmark.report import COLUMNS, case_rows, scaling_columns, scaling_rows
 from convattn.benchmark.suite import run_layers, write_layers
 
 __all__ = [
     "COLUMNS",
     "DTYPES",
     "NETWORK_COLUMNS",
-    "SCALING_COLUMNS",
     "BenchmarkRecord",
     "Case",
     "CaseResult",
@@ -28,6 +27,7 @@ __all__ = [
     "network_rows",
     "run_layers",
     "run_networks",
+    "scaling_columns",
     "scaling_rows",
     "write_layers",
     "write_networks",

@@ -10,13 +10,12 @@ from convattn.benchmark.build import Setting, draw_images
 from convattn.benchmark.cases import LayerCase
 from convattn.benchmark.contenders import CONTENDERS, OURS, Contender
 from convattn.benchmark.correctness import Truth
-from convattn.benchmark.measure import extra_memory, in_a_process_of_its_own, make_call, time_rounds
+from convattn.benchmark.measure import NO_COUNTER, extra_memory, in_a_process_of_its_own, make_call, time_rounds
 from convattn.benchmark.record import CaseResult, Check, Measurement
+from convattn.benchmark.report import first_line
 from convattn.errors import DeviceError, MissingDependencyError
 
 __all__ = ["measure_contender", "run_layer_case"]
-
-_NO_COUNTER = "measured on CUDA and Linux only"
 
 
 def run_layer_case(case: LayerCase, setting: Setting, rounds: int) -> CaseResult:
@@ -94,11 +93,7 @@ def _unless_it_fails(attempt: Callable[[], Check | None]) -> tuple[Check | None,
     try:
         return attempt(), None
     except (RuntimeError, ValueError) as error:
-        return None, f"did not run: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+        return None, f"did not run: {first_line(error)}"
 
 
 def _right(check: Check | None) -> bool:
@@ -110,5 +105,5 @@ def _with_memory(measurement: Measurement, case: LayerCase, setting: Setting) ->
     try:
         extra = in_a_process_of_its_own(measure_contender, measurement.contender, case, setting, threads)
     except (MemoryError, RuntimeError) as error:
-        return replace(measurement, memory_note=f"not measured: {_first_line(error)}")
-    return replace(measurement, extra_memory=extra, memory_note=_NO_COUNTER if extra is None else "")
+        return replace(measurement, memory_note=f"not measured: {first_line(error)}")
+    return replace(measurement, extra_memory=extra, memory_note=NO_COUNTER if extra is None else "")

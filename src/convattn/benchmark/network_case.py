@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from convattn.benchmark.build import Setting, seeded
 from convattn.benchmark.cases import NetworkCase
 from convattn.benchmark.correctness import judge
-from convattn.benchmark.measure import in_a_process_of_its_own, peak_memory, time_rounds
+from convattn.benchmark.measure import NO_COUNTER, in_a_process_of_its_own, peak_memory, time_rounds
 from convattn.benchmark.network_record import NetworkMeasurement, NetworkResult
 from convattn.benchmark.record import Check
+from convattn.benchmark.report import first_line
 from convattn.convert import network_to_attention
 from convattn.convert.plain import copy_module
 from convattn.errors import MissingDependencyError
@@ -145,13 +146,14 @@ def _check(networks: dict[str, nn.Module], images: Tensor) -> dict[str, Check | 
 
 
 def _memory(case: NetworkCase, setting: Setting) -> tuple[dict[str, tuple[int | None, ...]], str]:
+    """Measures the memory of each form, or says why it could not be measured."""
     threads, found = torch.get_num_threads(), {}
     for name in CONTENDERS:
         try:
             found[name] = in_a_process_of_its_own(measure_network, name, case, setting, threads)
         except (MemoryError, RuntimeError) as error:
-            return {}, f"not measured: {str(error).strip().partition(chr(10))[0]}"
-    return found, ""
+            return {}, f"not measured: {first_line(error)}"
+    return found, NO_COUNTER if any(None in each for each in found.values()) else ""
 
 
 def _held(network: nn.Module) -> int:

@@ -25,6 +25,26 @@ NETWORK_COLUMNS = (
 """Heads of the columns; MiB is the memory of weights and one call."""
 
 _NONE = "–"
+_NAME = "networks-speed"
+
+_READING = """\
+## How to read the table
+
+- **planned**: every convolution is an attention layer that computes as its plan says; heads so hard that they look at
+  one pixel run as the convolution that they are (path "shift").
+- **separable**: every layer takes a softmax over all keys along each axis and multiplies the pixels with these
+  matrices. Heads with equal scores along an axis share the matrix; keys with less attention than rounding shows are
+  left out of the products, as everywhere in this library.
+- **check**: "passed" means that the output for one image is within the error budget 2 (max|lo − hi| + eps · max|hi|),
+  where hi is the original in float64 and lo the original in the tested dtype, from the image and from images rounded
+  otherwise.
+- **ms** is the median over the rounds of one call; **÷ original** is the median of the ratios of one round, with its
+  extremes. The forms take turns in one process.
+- **MiB** is the memory of weights and of the largest call so far, in a process of its own: resident memory beyond what
+  was held before the first call, weights added.
+- **all pairs** is what the weights of all pairs of queries and keys would take in float32, heads × queries × keys × 4
+  bytes: of the layer that has most, and of all layers together. It is computed, not measured.
+"""
 
 
 def network_rows(results: Sequence[NetworkResult]) -> list[tuple[str, ...]]:
@@ -60,28 +80,6 @@ def networks_page(record: NetworksRecord) -> str:
     extra = {"rounds": f"{record.rounds}, of single images {_single(record)}"}
     limits = ["## What is not measured", "", *(f"- {item}" for item in record.not_covered), ""]
     return "\n".join([opening, *rows, "", _READING, *environment(record, extra), times, "", *limits])
-
-
-_NAME = "networks-speed"
-
-_READING = """\
-## How to read the table
-
-- **planned**: every convolution is an attention layer that computes as its plan says; heads so hard that they look at
-  one pixel run as the convolution that they are (path "shift").
-- **separable**: every layer takes a softmax over all keys along each axis and multiplies the pixels with these
-  matrices. Heads with equal scores along an axis share the matrix; keys with less attention than rounding shows are
-  left out of the products, as everywhere in this library.
-- **check**: "passed" means that the output for one image is within the error budget 2 (max|lo − hi| + eps · max|hi|),
-  where hi is the original in float64 and lo the original in the tested dtype, from the image and from images rounded
-  otherwise.
-- **ms** is the median over the rounds of one call; **÷ original** is the median of the ratios of one round, with its
-  extremes. The forms take turns in one process.
-- **MiB** is the memory of weights and of the largest call so far, in a process of its own: resident memory beyond what
-  was held before the first call, weights added.
-- **all pairs** is what the weights of all pairs of queries and keys would take in float32, heads × queries × keys × 4
-  bytes: of the layer that has most, and of all layers together. It is computed, not measured.
-"""
 
 
 def _single(record: NetworksRecord) -> str:

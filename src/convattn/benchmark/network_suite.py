@@ -11,8 +11,8 @@ from convattn.benchmark.measure import plain_float32
 from convattn.benchmark.network_case import run_network_case
 from convattn.benchmark.network_page import networks_page
 from convattn.benchmark.network_record import NetworkResult, NetworksRecord
-from convattn.errors import ArgumentError, must_be
 from convattn.files import write_atomically
+from convattn.grid import whole_number
 from convattn.training.environment import describe_hardware, describe_versions, find_revision
 
 __all__ = ["run_networks", "write_networks"]
@@ -51,11 +51,10 @@ def run_networks(
         The record.
 
     Raises:
-        ArgumentError: `rounds` is not positive.
+        ArgumentError: `rounds` is no integer of at least 1.
         MissingDependencyError: timm is not installed.
     """
-    if rounds < 1:
-        raise ArgumentError(must_be("repeats", "an integer of at least 1", rounds))
+    whole_number("rounds", rounds)
     started, began = datetime.now(UTC), time.perf_counter()
     results: list[NetworkResult] = []
     with plain_float32():

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from convattn.benchmark.network_record import NetworksRecord
 from convattn.benchmark.record import BenchmarkRecord
-from convattn.benchmark.report import COLUMNS, SCALING_COLUMNS, case_rows, scaling_rows
+from convattn.benchmark.report import COLUMNS, case_rows, scaling_columns, scaling_rows
 
 __all__ = ["environment", "items", "layers_page", "table"]
 
@@ -66,14 +66,11 @@ def _tables(record: BenchmarkRecord) -> str:
 
 
 def _scaling(record: BenchmarkRecord, figure: str | None) -> str:
-    positions = max((curve.positions for curve in record.scaling), key=len)
-    heads = (*SCALING_COLUMNS, *(f"ms, N = {number:,}" for number in positions))
+    rows = table(scaling_columns(record.scaling), scaling_rows(record.scaling))
     notes = [f"- {curve.path}: {curve.note}" for curve in record.scaling]
     drawing = [f"![Time against the number of pixels]({figure})", ""] if figure else []
     title = f"{_capital(record.scaling_title)}. The exponent p is that of the least-squares fit of time to N^p."
-    return "\n".join(
-        ["## Scaling", "", title, "", *drawing, *table(heads, scaling_rows(record.scaling)), "", *notes, ""]
-    )
+    return "\n".join(["## Scaling", "", title, "", *drawing, *rows, "", *notes, ""])
 
 
 def _missing(record: BenchmarkRecord) -> str:

@@ -7,10 +7,11 @@ from convattn.benchmark.record import CaseResult, Check, Measurement, ScalingCur
 
 __all__ = [
     "COLUMNS",
-    "SCALING_COLUMNS",
     "case_rows",
     "describe_check",
+    "first_line",
     "milliseconds",
+    "scaling_columns",
     "scaling_rows",
     "short_number",
 ]
@@ -29,9 +30,6 @@ COLUMNS = (
 )
 """Heads of the columns of a case; MiB is the memory of a call beyond weights and images."""
 
-SCALING_COLUMNS = ("path", "check", "exponent")
-"""Heads of the first columns of the scaling; a column per number of pixels follows."""
-
 _NONE = "–"
 
 
@@ -47,6 +45,19 @@ def case_rows(result: CaseResult) -> list[tuple[str, ...]]:
     return [_row(result, item) for item in result.measurements]
 
 
+def scaling_columns(curves: Sequence[ScalingCurve]) -> tuple[str, ...]:
+    """Returns the heads of the columns of the scaling.
+
+    Args:
+        curves: The curves, at least one.
+
+    Returns:
+        Path, check and exponent, then one for each number of pixels N.
+    """
+    positions = max((curve.positions for curve in curves), key=len)
+    return ("path", "check", "exponent", *(f"ms, N = {number:,}" for number in positions))
+
+
 def scaling_rows(curves: Sequence[ScalingCurve]) -> list[tuple[str, ...]]:
     """Words the curves of time over size.
 
@@ -54,7 +65,7 @@ def scaling_rows(curves: Sequence[ScalingCurve]) -> list[tuple[str, ...]]:
         curves: The curves.
 
     Returns:
-        A row for each: the `SCALING_COLUMNS`, then the median time of each size, in milliseconds.
+        A row of `scaling_columns` for each: times are the median of each size, in milliseconds.
     """
     sizes = max((len(curve.positions) for curve in curves), default=0)
     rows = []
@@ -110,6 +121,11 @@ def _ratio(ratio: Spread | None) -> str:
     if ratio.low == ratio.high == 1:
         return "1"
     return f"{short_number(ratio.median)} ({short_number(ratio.low)} – {short_number(ratio.high)})"
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message; what follows in torch's is for those who work on torch."""
+    return str(error).strip().partition("\n")[0]
 
 
 def milliseconds(seconds: float) -> str:

@@ -14,8 +14,8 @@ from convattn.benchmark.page import layers_page
 from convattn.benchmark.record import BenchmarkRecord, CaseResult, ScalingCurve
 from convattn.benchmark.scaling import run_scaling
 from convattn.benchmark.training_case import run_training_case
-from convattn.errors import ArgumentError, must_be
 from convattn.files import write_atomically
+from convattn.grid import whole_number
 from convattn.training.environment import describe_hardware, describe_versions, find_revision
 
 __all__ = ["Listener", "run_layers", "write_layers"]
@@ -58,10 +58,9 @@ def run_layers(
         The record.
 
     Raises:
-        ArgumentError: `rounds` is not positive.
+        ArgumentError: `rounds` is no integer of at least 1.
     """
-    if rounds < 1:
-        raise ArgumentError(must_be("repeats", "an integer of at least 1", rounds))
+    whole_number("rounds", rounds)
     started, began = datetime.now(UTC), time.perf_counter()
     results: list[CaseResult] = []
     curves: tuple[ScalingCurve, ...] = ()

@@ -65,62 +65,45 @@ def bench(
     """
     from convattn.benchmark import Setting, choose, find_suite
     from convattn.files import new_folder
+    from convattn.grid import whole_number
 
     _require_packages(suite)
     chosen, setting = choose(find_suite(suite, quick=quick), cases), Setting(device, dtype)
-    rounds = repeats if repeats is not None else _QUICK_ROUNDS if quick else _ROUNDS
+    usual = _QUICK_ROUNDS if quick else _ROUNDS
+    rounds = whole_number("--repeats", usual if repeats is None else repeats)
     folder = first_free(Path(f"bench-{suite}")) if output is None else output
     command = _command(suite, quick, cases, rounds, setting.dtype, setting.device)
-    run = _run_networks if suite == "networks" else _run_layers
     with new_folder(folder, "--output") as temporary:
-        record = run(chosen, setting, rounds, temporary, quick=quick, command=command, show=not json)
+        record = _run(suite, chosen, setting, temporary, rounds=rounds, quick=quick, command=command, show=not json)
     verdict = "every check passed" if record.passed else "FAILED: a contender is wrong, see the tables"
     page = "networks-speed.md" if suite == "networks" else "layers.md"
     print_record(record, f"{verdict}\nwrote {folder}; look at {folder / page}", json=json)
     return 0 if record.passed else 1
 
 
-def _run_layers(
+def _run(
+    suite: str,
     cases: "Sequence[Case]",
     setting: "Setting",
-    rounds: int,
     folder: Path,
     *,
+    rounds: int,
     quick: bool,
     command: str,
     show: bool,
-) -> "BenchmarkRecord":
-    """Runs cases of the suite "layers", and writes its files."""
-    from convattn.benchmark import run_layers, write_layers
+) -> "BenchmarkRecord | NetworksRecord":
+    """Runs cases of a suite, shows each when it is done, and writes the suite's files."""
+    from convattn.benchmark import NetworkCase, run_layers, run_networks, write_layers, write_networks
 
-    listener = _table_printer() if show else None
+    if suite == "networks":
+        networks = [case for case in cases if isinstance(case, NetworkCase)]
+        listener = _network_printer() if show else None
+        found = run_networks(networks, setting, rounds=rounds, quick=quick, command=command, listener=listener)
+        write_networks(found, folder)
+        return found
+    listener = _layer_printer() if show else None
     record = run_layers(cases, setting, rounds=rounds, quick=quick, command=command, listener=listener)
     write_layers(record, folder)
-    return record
-
-
-def _run_networks(
-    cases: "Sequence[Case]",
-    setting: "Setting",
-    rounds: int,
-    folder: Path,
-    *,
-    quick: bool,
-    command: str,
-    show: bool,
-) -> "NetworksRecord":
-    """Runs cases of the suite "networks", and writes its files."""
-    from convattn.benchmark import NETWORK_COLUMNS, NetworkCase, network_rows, run_networks, write_networks
-
-    console = _console()
-
-    def tell(case: "NetworkCase", found: "tuple[NetworkResult, ...]") -> None:
-        _print_table(console, f"{case.name}: {case.title}", NETWORK_COLUMNS, network_rows(found))
-
-    networks = [case for case in cases if isinstance(case, NetworkCase)]
-    listener = tell if show else None
-    record = run_networks(networks, setting, rounds=rounds, quick=quick, command=command, listener=listener)
-    write_networks(record, folder)
     return record
 
 
@@ -140,9 +123,9 @@ def _command(suite: str, quick: bool, cases: Sequence[str], rounds: int, dtype: 
     return shlex.join([*words, "--repeats", str(rounds), "--dtype", dtype, "--device", device])
 
 
-def _table_printer() -> "Callable[[Case, CaseResult | tuple[ScalingCurve, ...]], None]":
-    """Makes the function that prints a table of each case when it is done."""
-    from convattn.benchmark import COLUMNS, SCALING_COLUMNS, CaseResult, case_rows, scaling_rows
+def _layer_printer() -> "Callable[[Case, CaseResult | tuple[ScalingCurve, ...]], None]":
+    """Makes the function that prints a table of each case of the suite "layers"."""
+    from convattn.benchmark import COLUMNS, CaseResult, case_rows, scaling_columns, scaling_rows
 
     console = _console()
 
@@ -150,9 +133,19 @@ def _table_printer() -> "Callable[[Case, CaseResult | tuple[ScalingCurve, ...]],
         if isinstance(found, CaseResult):
             _print_table(console, f"{found.name}: {found.title}", COLUMNS, case_rows(found))
             return
-        positions = max((curve.positions for curve in found), key=len)
-        heads = (*SCALING_COLUMNS, *(f"ms, N = {number:,}" for number in positions))
-        _print_table(console, f"{case.name}: {case.title}", heads, scaling_rows(found))
+        _print_table(console, f"{case.name}: {case.title}", scaling_columns(found), scaling_rows(found))
+
+    return show
+
+
+def _network_printer() -> "Callable[[NetworkCase, tuple[NetworkResult, ...]], None]":
+    """Makes the function that prints a table of each case of the suite "networks"."""
+    from convattn.benchmark import NETWORK_COLUMNS, network_rows
+
+    console = _console()
+
+    def show(case: "NetworkCase", found: "tuple[NetworkResult, ...]") -> None:
+        _print_table(console, f"{case.name}: {case.title}", NETWORK_COLUMNS, network_rows(found))
 
     return show
 

@@ -22,7 +22,7 @@ from convattn.grid import PADDING_MODES, Geometry, PerAxis, axis_lists
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate
 
-__all__ = ["attention_to_conv"]
+__all__ = ["attention_to_conv", "require_mass"]
 
 _PLAIN: dict[int, type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _TRANSPOSED: dict[int, type[nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d]] = {
@@ -99,8 +99,8 @@ def attention_to_conv(
     taps = None if kernel_size is None else axis_lists("kernel_size", kernel_size, layer.dims, least=1)
     if mass is None:
         mass = torch.finfo(dtype).eps
-    elif isinstance(mass, bool) or not (isinstance(mass, int | float) and 0 < mass < 1):
-        raise ArgumentError(must_be("mass", "a share in (0, 1)", mass))
+    else:
+        require_mass(mass)
     modes = _padding_modes(layer.geometry, padding_mode)
     sizes = reference_size(layer, mass, spatial)
     with torch.no_grad(), keep_random_state(layer):
@@ -117,6 +117,19 @@ def attention_to_conv(
         layer, conv, kernel, sizes, leak=leak, per_unit=per_unit, exact=exact, any_size=choice.any_size
     )
     return conv, certificate
+
+
+def require_mass(mass: float) -> None:
+    """Checks the share of attention that a window may leave outside.
+
+    Args:
+        mass: What the user gave.
+
+    Raises:
+        ArgumentError: It is no number in (0, 1).
+    """
+    if isinstance(mass, bool) or not (isinstance(mass, int | float) and 0 < mass < 1):
+        raise ArgumentError(must_be("mass", "a share in (0, 1)", mass))
 
 
 def _padding_modes(geometry: Geometry, asked: str | None) -> tuple[str, ...]:

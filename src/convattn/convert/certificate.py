@@ -15,7 +15,7 @@ from convattn.grid import Geometry
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate
 
-__all__ = ["certify", "largest", "smallest_image", "tap_by_tap"]
+__all__ = ["certify", "largest", "smallest_image"]
 
 _SEED = 0
 

@@ -51,9 +51,8 @@ def conv_to_attention(
     """Makes the self-attention layer that computes a convolution.
 
     One head per tap: head t is centred on the tap, Δ_t = d·t seen from the query, with the tap's matrix as its values,
-    W_h = W[t]. With heads sharp enough the layer is the convolution; it is real softmax attention all the same,
-    with centres,
-    sharpness and values to train. Heads so sharp that their softmax saturates pass no gradient to centres and
+    W_h = W[t]. With heads sharp enough the layer is the convolution; it is real softmax attention all the same, with
+    centres, sharpness and values to train. Heads so sharp that their softmax saturates pass no gradient to centres and
     sharpness: give a `sharpness` of about 5 to fine-tune those.
 
     With `content` each head has scores that depend on the input as well, behind a gate that is closed exactly, so that

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from convattn.convert.taps import FLOATING
+from convattn.convert.taps import require_numbers
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import (
     FactoredValues,
@@ -17,12 +17,13 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 
-__all__ = ["closed_gate", "require_convertible"]
+__all__ = ["ATTENTION_LAYERS", "closed_gate", "require_convertible"]
 
-_LAYERS = (
+ATTENTION_LAYERS = (
     *(RelativeAttention1d, RelativeAttention2d, RelativeAttention3d),
     *(GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d),
 )
+"""The attention layers of this library; subclasses may compute something else."""
 
 
 def require_convertible(layer: nn.Module) -> RelativeAttention:
@@ -39,8 +40,8 @@ def require_convertible(layer: nn.Module) -> RelativeAttention:
         ConversionError: Its scores depend on content.
     """
     kind = type(layer).__name__
-    if not isinstance(layer, RelativeAttention) or type(layer) not in _LAYERS:
-        known = ", ".join(known.__name__ for known in _LAYERS)
+    if not isinstance(layer, RelativeAttention) or type(layer) not in ATTENTION_LAYERS:
+        known = ", ".join(known.__name__ for known in ATTENTION_LAYERS)
         raise UnsupportedModelError(f"cannot convert {kind} to a convolution: known are {known}")
     if type(layer.values) not in (MergedValues, FactoredValues):
         raise UnsupportedModelError(
@@ -57,16 +58,7 @@ def require_convertible(layer: nn.Module) -> RelativeAttention:
                 " them first"
             )
     for name, number in layer.named_parameters():
-        if number.is_meta:
-            raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")
-        if number.dtype not in FLOATING:
-            known = "float16, bfloat16, float32 or float64"
-            raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be {known}, but is {number.dtype}")
-        if not torch.isfinite(number).all():
-            count = int((~torch.isfinite(number)).sum())
-            raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} must be finite, but {count} entries are not"
-            )
+        require_numbers(kind, name, number)
     return layer
 
 

@@ -6,30 +6,16 @@ from typing import Any
 
 from torch import nn
 
+from convattn.convert.convertible import ATTENTION_LAYERS
 from convattn.convert.same_padding import SamePaddedAttention
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
 from convattn.encodings import ENCODINGS, create_encoding
 from convattn.errors import UnknownNameError, UnsupportedModelError
-from convattn.layers import (
-    Content,
-    GatedRelativeAttention1d,
-    GatedRelativeAttention2d,
-    GatedRelativeAttention3d,
-    RelativeAttention,
-    RelativeAttention1d,
-    RelativeAttention2d,
-    RelativeAttention3d,
-)
+from convattn.layers import Content, RelativeAttention
 
 __all__ = ["KINDS", "describe_layer", "rebuild_layer"]
 
-_ATTENTION = {
-    kind.__name__: kind
-    for kind in (
-        *(RelativeAttention1d, RelativeAttention2d, RelativeAttention3d),
-        *(GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d),
-    )
-}
+_ATTENTION = {kind.__name__: kind for kind in ATTENTION_LAYERS}
 _CONVOLUTIONS = {kind.__name__: kind for kind in SUPPORTED_CONVOLUTIONS}
 _CONVOLUTION_OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 

@@ -1,6 +1,7 @@
 """Whole networks: every convolution replaced by the attention layer that computes the same."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -112,7 +113,7 @@ def _convert(
         _keep_state(old, item, layer)
         replaced[old] = SamePaddedAttention(layer) if item.plain.same else layer
     made = graft(made, replaced)
-    told = [Found(item.names, item.module, item.plain, (*item.notes, *ties.broken(item))) for item in found]
+    told = [replace(item, notes=(*item.notes, *ties.broken(item))) for item in found]
     return made, told, certificates
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert.plain import copy_module
+from convattn.convert.registry import full_name
 from convattn.convert.runs import Arguments, run
 from convattn.convert.same_padding import pad_same
-from convattn.convert.short_certificate import class_name, dtypes, short_certificate
+from convattn.convert.short_certificate import dtypes, short_certificate
 from convattn.convert.survey import Found
 from convattn.convert.tap_by_tap import tap_by_tap
 from convattn.convert.taps import Taps, read_taps
@@ -94,8 +95,8 @@ def certify_network(
     total, changed = _top1(results, high)
     return NetworkCertificate(
         direction="network_to_attention",
-        source=class_name(model),
-        result=class_name(made),
+        source=full_name(type(model)),
+        result=full_name(type(made)),
         dtype=dtypes(made),
         impl=impl,
         layers=entries,

@@ -7,13 +7,14 @@ from functools import partial
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from convattn.convert.attention_to_conv import attention_to_conv
+from convattn.convert.attention_to_conv import attention_to_conv, require_mass
 from convattn.convert.compare_networks import Comparison, compare_networks
 from convattn.convert.fold_following import fold_following
 from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module
 from convattn.convert.plain import copy_network
-from convattn.convert.runs import Arguments, run
-from convattn.convert.short_certificate import class_name, dtypes, short_certificate
+from convattn.convert.registry import full_name
+from convattn.convert.shapes_met import shapes_met
+from convattn.convert.short_certificate import dtypes, short_certificate
 from convattn.convert.taps import AnyConvolution
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConvAttnError, ConversionError, UnsupportedModelError, must_be
@@ -124,8 +125,8 @@ def _require_arguments(
     """Refuses arguments that no layer could take, and networks without values."""
     if kernel_size is not None:
         whole_number("kernel_size", kernel_size)
-    if mass is not None and (isinstance(mass, bool) or not 0 < mass < 1):
-        raise ArgumentError(must_be("mass", "a share in (0, 1)", mass))
+    if mass is not None:
+        require_mass(mass)
     if images is not None and not isinstance(images, Tensor):
         raise ArgumentError(must_be("images", "a tensor", images))
     if images is not None and (images.ndim == 0 or not images.numel()):
@@ -164,22 +165,9 @@ def _choose(
 
 
 def _sizes_met(model: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Runs one image through a copy and writes down the sizes that each layer meets, the largest of several."""
-    met: dict[str, tuple[int, ...]] = {}
-    watched = copy_network(model).eval()
-    for name in names:
-
-        def note(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
-            met[name] = max(met.get(name, ()), tuple(inputs[0].shape[2:]))
-
-        watched.get_submodule(name).register_forward_pre_hook(note)
-    try:
-        run(watched, Arguments((images[:1],), {}, "the images given"))
-    except Exception as error:  # a foreign network may fail in any way
-        raise ArgumentError(
-            f"images must be what the network takes, but on one of them it raised {type(error).__name__}: {error}"
-        ) from error
-    return met
+    """Returns the sizes that each layer meets where one image goes through the network, the largest of several."""
+    met = shapes_met(model, images[:1], names)
+    return {name: max(shape[2:] for shape in shapes) for name, shapes in met.items()}
 
 
 def _layer(
@@ -206,8 +194,8 @@ def _record(
         passed = passed and comparison.error <= (comparison.rounding if exact else math.inf)  # nan is no such number
     return NetworkCertificate(
         direction="network_to_conv",
-        source=class_name(model),
-        result=class_name(made),
+        source=full_name(type(model)),
+        result=full_name(type(made)),
         dtype=dtypes(made),
         impl=None,
         layers=layers,

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weig
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from convattn.convert.registry import FOREIGN, Foreign
+from convattn.convert.registry import FOREIGN, Foreign, full_name
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS, AnyConvolution, require_supported
 from convattn.errors import UnsupportedModelError
 
@@ -95,7 +95,7 @@ def read_plain(module: nn.Module) -> Plain:
         UnsupportedModelError: What it computes is not known; the message is the reason alone.
     """
     kind = parametrize.type_before_parametrizations(module)
-    name = f"{kind.__module__}.{kind.__qualname__}"
+    name = full_name(kind)
     foreign = FOREIGN.get(name, Foreign())
     base = next(known for known in SUPPORTED_CONVOLUTIONS if issubclass(kind, known))
     if name not in FOREIGN:
@@ -130,7 +130,7 @@ def _require_nothing_overridden(kind: type, base: type) -> None:
         anew = sorted(n for n in vars(part) if n not in _HARMLESS and (hasattr(made, n) or n == "__getattribute__"))
         if anew:
             raise UnsupportedModelError(
-                f"{part.__module__}.{part.__qualname__} is a subclass of {base.__name__} that defines"
+                f"{full_name(part)} is a subclass of {base.__name__} that defines"
                 f" {', '.join(anew)}; it may compute something else"
             )
 
@@ -171,14 +171,10 @@ def _plain(base: type[nn.Module], working: nn.Module, foreign: Foreign) -> AnyCo
         if tensor is None:
             continue
         if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
-            raise UnsupportedModelError(f"its {name} is a {_class_of(tensor)}, not a plain tensor")
+            raise UnsupportedModelError(f"its {name} is a {full_name(type(tensor))}, not a plain tensor")
         learns = tensor.requires_grad
         with torch.no_grad():
             made = foreign.weight(working) if name == "weight" and foreign.weight else tensor.detach()
         conv.register_parameter(name, nn.Parameter(made, requires_grad=learns))
     conv.train(working.training)
     return conv  # type: ignore[return-value]
-
-
-def _class_of(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -63,33 +63,19 @@ def refine(
         ('blocks.0.mixer', 16, 4)
     """
     _require_arguments(conv_model, attention_model, images, ridge)
-    training, refined = conv_model.training, copy_network(conv_model)
-    modes = {name: module.training for name, module in refined.named_modules()}
-    refined.eval()
-    teacher = copy_network(attention_model).eval()
+    refined, teacher = copy_network(conv_model).eval(), copy_network(attention_model).eval()
     pairs, left_alone = _pairs(refined, teacher)
     if not pairs and not left_alone:
         raise ArgumentError("conv_model must be what network_to_conv made of attention_model, but no layers fit")
-    held = torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1
-    fit, rest = images[~held.to(images.device)], images[held.to(images.device)]
-    try:
-        for network in (refined, teacher):
-            run(network, Arguments((rest[:1],), {}, "one of the images"))
-    except Exception as error:  # foreign networks may fail in any way
-        raise ArgumentError(
-            f"images must be what both networks take, but on one of them it raised {type(error).__name__}: {error}"
-        ) from error
+    held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
+    fit, rest = images[~held], images[held]
+    _require_taken(rest[:1], refined, teacher)
     before = _end_to_end(refined, teacher, rest)
     if not math.isfinite(before[0]):
         raise ArgumentError("images must be such that the outputs of both networks are finite, but some are not")
     layers = [_fit(refined, teacher, name, *pairs[name], fit, rest, ridge) for name in _in_order(refined, pairs, fit)]
     after = _end_to_end(refined, teacher, rest)
-    for name, module in refined.named_modules():
-        module.training = modes[name]
-    with torch.no_grad():
-        for name, buffer in conv_model.named_buffers():  # a network may have counted its runs
-            refined.get_buffer(name).copy_(buffer)
-    assert refined.training == training
+    _put_back(refined, conv_model)
     record = Refinement(
         layers=tuple(layers),
         left_alone=tuple(left_alone),
@@ -119,8 +105,29 @@ def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images
         raise ArgumentError(must_be("images", "a tensor with values", images))
     if images.ndim == 0 or len(images) < _HELD_OUT:
         raise ArgumentError(must_be("images", f"a batch of at least {_HELD_OUT}", tuple(images.shape)))
-    if isinstance(ridge, bool) or not 0 < ridge < float("inf"):
+    if isinstance(ridge, bool) or not (isinstance(ridge, int | float) and 0 < ridge < math.inf):
         raise ArgumentError(must_be("ridge", "a positive finite number", ridge))
+
+
+def _require_taken(image: Tensor, *networks: nn.Module) -> None:
+    """Refuses images that a network does not take."""
+    try:
+        for network in networks:
+            run(network, Arguments((image,), {}, "one of the images"))
+    except Exception as error:  # foreign networks may fail in any way
+        raise ArgumentError(
+            f"images must be what both networks take, but on one of them it raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _put_back(refined: nn.Module, conv_model: nn.Module) -> None:
+    """Sets modes and buffers as they are in the network given: a network may have counted its runs."""
+    modes = {name: module.training for name, module in conv_model.named_modules()}
+    for name, module in refined.named_modules():
+        module.training = modes[name]
+    with torch.no_grad():
+        for name, buffer in conv_model.named_buffers():
+            refined.get_buffer(name).copy_(buffer)
 
 
 def _pairs(conv_model: nn.Module, teacher: nn.Module) -> tuple[dict[str, tuple[_Plain, nn.Module]], list[LeftAlone]]:

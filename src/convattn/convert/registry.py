@@ -29,9 +29,9 @@ class Foreign:
     note: str | None = None
 
 
-def full_name(module: nn.Module) -> str:
-    """Returns the name of a module's class with that of the file that defines it."""
-    return f"{type(module).__module__}.{type(module).__qualname__}"
+def full_name(kind: type) -> str:
+    """Returns the name of a class with that of the file that defines it."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _standardised(module: nn.Module) -> Tensor:

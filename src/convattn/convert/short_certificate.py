@@ -1,4 +1,4 @@
-"""What the certificate of a network says of one layer, and of classes and dtypes, in both directions alike."""
+"""What the certificate of a network says of one layer, and of dtypes, in both directions alike."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from torch import nn
 
 from convattn.records import Certificate, LayerCertificate
 
-__all__ = ["class_name", "dtypes", "short_certificate"]
+__all__ = ["dtypes", "short_certificate"]
 
 
 def short_certificate(
@@ -46,11 +46,6 @@ def short_certificate(
         passed=certificate.passed,
         notes=notes,
     )
-
-
-def class_name(network: nn.Module) -> str:
-    """Returns the full name of a network's class."""
-    return f"{type(network).__module__}.{type(network).__qualname__}"
 
 
 def dtypes(network: nn.Module) -> str:

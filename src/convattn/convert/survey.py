@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
@@ -10,6 +9,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
+from convattn.convert.layer_names import matches, names_by_module, patterns
 from convattn.convert.plain import Plain, is_own_hook, read_plain
 from convattn.convert.registry import REFUSED, full_name
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
@@ -61,30 +61,22 @@ def survey(
         ConversionError: There is no convolution to convert.
         ArgumentError: A pattern is not text, or matches no convolution.
     """
-    wanted = _patterns("include", include) if include is not None else ["*"]
-    unwanted = _patterns("exclude", exclude) if exclude is not None else []
-    names: dict[nn.Module, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(module, []).append(name)
-    concerned = {module: each for module, each in names.items() if isinstance(module, _ConvNd) or _refusal(module)}
-    every = [name for each in concerned.values() for name in each]
-    for argument, patterns in (("include", wanted if include is not None else []), ("exclude", unwanted)):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in every):
-                raise ArgumentError(must_be(argument, "a pattern of names of convolutions in the network", pattern))
+    included, excluded = patterns("include", include), patterns("exclude", exclude)
+    concerned = {m: names for m, names in names_by_module(model).items() if isinstance(m, _ConvNd) or _refusal(m)}
+    every = [name for names in concerned.values() for name in names]
+    for argument, given in (("include", included), ("exclude", excluded)):
+        unknown = next((pattern for pattern in given or () if not matches(every, (pattern,))), None)
+        if unknown is not None:
+            raise ArgumentError(must_be(argument, "a pattern of names of convolutions in the network", unknown))
     found, left, refused = [], [], []
-    for module, each in concerned.items():
-        if not _matches(each, wanted) or _matches(each, unwanted):
-            left.append(LeftAlone(each[0], type(module).__name__, "left out by include or exclude"))
+    for module, names in concerned.items():
+        if not matches(names, included or ("*",)) or matches(names, excluded or ()):
+            left.append(LeftAlone(names[0], type(module).__name__, "left out by include or exclude"))
             continue
         try:
-            reason = _refusal(module)
-            if reason:
-                raise UnsupportedModelError(reason)
-            plain = read_plain(module)
-            found.append(Found(tuple(each), module, plain, (*plain.notes, *_hook_notes(module))))
+            found.append(_read(tuple(names), module))
         except UnsupportedModelError as error:
-            refused.append(f"  {each[0] or 'the network itself'} ({type(module).__name__}): {error}")
+            refused.append(f"  {names[0] or 'the network itself'} ({type(module).__name__}): {error}")
     if refused:
         raise UnsupportedModelError(
             f"cannot convert {len(refused)} of the modules of {type(model).__name__}; leave them out by `exclude`, or"
@@ -98,21 +90,18 @@ def survey(
     return found, left
 
 
-def _patterns(argument: str, value: str | Sequence[str]) -> list[str]:
-    """Reads one pattern or several."""
-    patterns = [value] if isinstance(value, str) else value
-    if not isinstance(patterns, Sequence) or not patterns or not all(isinstance(item, str) for item in patterns):
-        raise ArgumentError(must_be(argument, "a pattern of names, or several", value))
-    return list(patterns)
-
-
-def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+def _read(names: tuple[str, ...], module: nn.Module) -> Found:
+    """Reads one convolution, or raises UnsupportedModelError with the reason alone."""
+    reason = _refusal(module)
+    if reason is not None:
+        raise UnsupportedModelError(reason)
+    plain = read_plain(module)
+    return Found(names, module, plain, (*plain.notes, *_hook_notes(module)))
 
 
 def _refusal(module: nn.Module) -> str | None:
     """Returns why a module cannot be converted, as far as its class tells."""
-    name = full_name(module)
+    name = full_name(type(module))
     if name in REFUSED:
         return REFUSED[name]
     if isinstance(module, torch.jit.ScriptModule):

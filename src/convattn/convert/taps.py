@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 from convattn.errors import UnsupportedModelError
 from convattn.grid import Geometry
 
-__all__ = ["FLOATING", "SUPPORTED_CONVOLUTIONS", "AnyConvolution", "Taps", "read_taps", "require_supported"]
+__all__ = ["SUPPORTED_CONVOLUTIONS", "AnyConvolution", "Taps", "read_taps", "require_numbers", "require_supported"]
 
 AnyConvolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
@@ -27,7 +27,7 @@ SUPPORTED_CONVOLUTIONS: dict[type[nn.Module], int] = {
 """The modules that `conv_to_attention` takes, with their number of axes. Subclasses may compute something else."""
 
 
-FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of the weights that are converted."""
 
 
@@ -116,15 +116,27 @@ def require_supported(conv: nn.Module) -> None:
             raise UnsupportedModelError(
                 f"cannot convert {kind}: its {name} is computed by a hook, as in pruning; make that permanent first"
             )
-        if tensor.is_meta:
-            raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")
-        if tensor.dtype not in FLOATING:
-            known = "float16, bfloat16, float32 or float64"
-            raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be {known}, but is {tensor.dtype}")
+        require_numbers(kind, name, tensor)
         if not tensor.numel():
             raise UnsupportedModelError(f"cannot convert {kind}: its {name} is empty, {tuple(tensor.shape)}")
-        if not torch.isfinite(tensor).all():
-            count = int((~torch.isfinite(tensor)).sum())
-            raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} must be finite, but {count} entries are not"
-            )
+
+
+def require_numbers(kind: str, name: str, tensor: Tensor) -> None:
+    """Checks that a tensor of a module holds finite real floating-point numbers.
+
+    Args:
+        kind: Class of the module, for the error.
+        name: Name of the tensor in it.
+        tensor: The tensor.
+
+    Raises:
+        UnsupportedModelError: It is on the meta device, of a dtype that is not floating-point, or not finite.
+    """
+    if tensor.is_meta:
+        raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")
+    if tensor.dtype not in _FLOATING:
+        known = "float16, bfloat16, float32 or float64"
+        raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be {known}, but is {tensor.dtype}")
+    count = int((~torch.isfinite(tensor)).sum())
+    if count:
+        raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be finite, but {count} entries are not")

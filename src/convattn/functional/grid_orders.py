@@ -51,10 +51,10 @@ class Pieces(NamedTuple):
             for strip in self.strips:
                 yield slice(image, min(image + self.images, batch)), strip
 
-    def output(self, pixels: Tensor, values: "GridValues", bias: Tensor | None, *, start: bool) -> Tensor:
+    def output(self, pixels: Tensor, values: "GridValues", bias: Tensor | None) -> Tensor:
         """Makes (images, rows, cols, outputs), with the bias in it where outputs are written several times."""
         y = pixels.new_empty(len(pixels), self.rows, self.across, values.maps.shape[1])
-        if start and not self.fresh:
+        if not self.fresh:
             y.zero_() if bias is None else y.copy_(bias.expand_as(y))
         return y
 
@@ -106,7 +106,7 @@ def keys_first(
 ) -> Float[Tensor, "batch rows_out cols_out outputs"]:
     """Takes the means along both axes, then multiplies with W_h."""
     pixels, workspace = _pixels(x), Workspace(x)
-    y = pieces.output(pixels, values, bias, start=False)
+    y = pieces.output(pixels, values, bias)
     for images, strip in pieces.of(len(pixels)):
         mixed = _along_cols(pieces, pixels[images, strip.keys], workspace)
         out = y[images, strip.queries].view(-1, y.shape[-1])
@@ -124,7 +124,7 @@ def few_channels_first(
 ) -> Float[Tensor, "batch rows_out cols_out outputs"]:
     """Does the same for images of few channels, as planes, and with W_h of all heads at once."""
     workspace, cols, (channels, rows, across) = Workspace(x), values.cols, x.shape[1:]
-    y = pieces.output(x, values, bias, start=False)
+    y = pieces.output(x, values, bias)
     assert values.whole is not None
     weight = values.whole.flatten(1).mT
     for image, planes in enumerate(x.contiguous()):
@@ -152,7 +152,7 @@ def all_channels_between(
 ) -> Float[Tensor, "batch rows_out cols_out outputs"]:
     """Takes the means along the columns, multiplies with W_h, and takes the means along the rows."""
     pixels, workspace = _pixels(x), Workspace(x)
-    y = pieces.output(pixels, values, bias, start=True)
+    y = pieces.output(pixels, values, bias)
     for images, strip in pieces.of(len(pixels)):
         mixed = _along_cols(pieces, pixels[images, strip.keys], workspace)
         for block in strip.blocks:
@@ -168,7 +168,7 @@ def single_channels_between(
 ) -> Float[Tensor, "batch rows_out cols_out outputs"]:
     """Does the same where each channel is a group: W_h is a number per channel, and products are of numbers."""
     pixels, workspace, cols = _pixels(x), Workspace(x), values.cols
-    y = pieces.output(pixels, values, bias, start=True)
+    y = pieces.output(pixels, values, bias)
     channels = pixels.shape[-1]
     repeats = max(block.queries.stop - block.queries.start for block in pieces.cols) if channels < _LONG else 1
     weights = values.maps[:, :, 0].repeat(1, repeats)
@@ -193,7 +193,7 @@ def values_first(
 ) -> Float[Tensor, "batch rows_out cols_out outputs"]:
     """Multiplies with the only W_h, then takes the means along both axes."""
     pixels, workspace = _pixels(x), Workspace(x)
-    y = pieces.output(pixels, values, bias, start=True)
+    y = pieces.output(pixels, values, bias)
     for images, strip in pieces.of(len(pixels)):
         keys = pixels[images, strip.keys]
         made = workspace.get("values", *keys.shape[:3], y.shape[-1])

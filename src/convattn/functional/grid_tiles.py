@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Block", "Strip", "col_blocks", "key_strips", "needed", "query_strips"]
+__all__ = ["Block", "Strip", "col_blocks", "covers_once", "key_strips", "query_strips"]
 
 _SHORT = 16
 """Pixels of a piece along an axis on which heads are narrow."""
@@ -52,7 +52,7 @@ class Strip:
     blocks: tuple[Block, ...]
 
 
-def needed(matrices: Float[Tensor, "matrices queries keys"]) -> Int[Tensor, "2 matrices queries"]:
+def _needed(matrices: Float[Tensor, "matrices queries keys"]) -> Int[Tensor, "2 matrices queries"]:
     """Finds, for each query, the keys with all its attention but rounding.
 
     Args:
@@ -89,7 +89,7 @@ def col_blocks(
     Returns:
         Blocks that cover all queries.
     """
-    spans, blocks, longest = needed(matrices), [], matrices.shape[1]
+    spans, blocks, longest = _needed(matrices), [], matrices.shape[1]
     for part in _pieces(longest, matrices, spans, longest, max(_SHORT, min(_NUMBERS // channels, 2 * _SHORT))):
         keys = _range(spans[:, :, part])
         weights = matrices[:, part, keys]
@@ -111,7 +111,7 @@ def query_strips(
     Returns:
         Strips that cover all queries, in each of which every matrix has a block for all of its queries.
     """
-    spans, strips = needed(matrices), []
+    spans, strips = _needed(matrices), []
     for part in _pieces(matrices.shape[1], matrices, spans, longest):
         keys = slice(0, matrices.shape[2]) if whole else _range(spans[:, :, part])
         blocks = []
@@ -136,7 +136,7 @@ def key_strips(
     Returns:
         Strips that cover all keys that matter, in each of which a matrix has a block if a query needs one of its keys.
     """
-    spans, strips = needed(matrices), []
+    spans, strips = _needed(matrices), []
     for part in _pieces(matrices.shape[2], matrices, spans, longest):
         blocks = []
         for number, matrix in enumerate(matrices):

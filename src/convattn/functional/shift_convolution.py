@@ -18,17 +18,17 @@ __all__ = ["MapSizes", "ShiftConvolution", "shift_convolution"]
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
-_FEW = 1 << 17
+_LARGEST_MATRIX = 1 << 17
 """Numbers in a matrix up to which a product with it is faster on a CPU than a 1×1 convolution of one image.
 
 The convolution arranges the pixels anew first, which is most of its time where it has little else to do. Measured on
 two cores (float32, torch 2.15): in EfficientNet-B0 these layers take 0.8 of the time. With 16 images the products alone
 are faster too, but the network is slower.
 """
-_FEWEST = 16
-"""Pixels of an image from which on it is."""
-_MOST = 20 << 20
-"""Multiplications up to which it is; the larger layers of ResNet-50, 2.5 times that, gain nothing."""
+_FEWEST_PIXELS = 16
+"""Pixels of an image from which on the product is faster."""
+_MOST_PRODUCTS = 20 << 20
+"""Multiplications up to which it is faster; the larger layers of ResNet-50, 2.5 times that, gain nothing."""
 
 
 class MapSizes(NamedTuple):
@@ -47,10 +47,10 @@ class MapSizes(NamedTuple):
     groups: int
 
     @property
-    def few(self) -> bool:
-        """Whether a product is faster."""
-        small = self.weights <= _FEW and self.pixels >= _FEWEST and self.weights * self.pixels <= _MOST
-        return small and self.batch == self.groups == 1
+    def product_is_faster(self) -> bool:
+        """Whether a product with the matrix takes less time than a convolution."""
+        small = self.weights <= _LARGEST_MATRIX and self.weights * self.pixels <= _MOST_PRODUCTS
+        return small and self.pixels >= _FEWEST_PIXELS and self.batch == self.groups == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def shift_convolution(
     stride, own = tuple(axis.queries.step for axis in axes), _own_padding(geometry, axes, start, spans)
     cut = (start, stop, axes, geometry) if own is None else None
     pointwise = math.prod(taps) * math.prod(stride) == 1 and cut is None and not any(own or ())
-    product = pointwise and len(offsets) == 1 and sizes is not None and sizes.few
+    product = pointwise and len(offsets) == 1 and sizes is not None and sizes.product_is_faster
     return ShiftConvolution(stride, own or (0,) * len(axes), dilation, taps, positions, None, cut, product)
 
 

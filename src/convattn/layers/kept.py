@@ -23,7 +23,7 @@ _LARGEST = 1 << 26
 """Bytes above which a preparation is not kept."""
 
 
-class Number(NamedTuple):
+class Snapshot(NamedTuple):
     """A parameter as it was, and how to find out in little time whether it still is.
 
     It is compared as bytes where it lies on a CPU: in a network of many layers a comparison of tensors takes as long as
@@ -46,7 +46,7 @@ class Number(NamedTuple):
     copied: bytes = b""
 
     @classmethod
-    def of(cls, registered: dict[str, Any], name: str) -> "Number":
+    def of(cls, registered: dict[str, Any], name: str) -> "Snapshot":
         """Notes a parameter that is registered so."""
         alias = registered[name].detach()
         found = cls(registered, name, alias, alias.clone())
@@ -91,7 +91,7 @@ class Quick:
         impl: str,
         run: ShiftConvolution | GridAttention,
         call: Call,
-        numbers: tuple[Number, ...],
+        numbers: tuple[Snapshot, ...],
         *,
         exact: bool,
     ) -> None:
@@ -229,7 +229,7 @@ class Kept:
             return prepared
         with torch.inference_mode(False), torch.no_grad():
             numbers = tuple(
-                Number.of(part._parameters, name)
+                Snapshot.of(part._parameters, name)
                 for part in parts
                 for name, tensor in part._parameters.items()
                 if tensor is not None

@@ -1,18 +1,17 @@
 """What a conversion would change, before it is done."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from convattn.convert import SamePaddedAttention, conv_to_attention, network_to_conv
-from convattn.convert.layer_names import names_by_module
-from convattn.convert.plain import copy_module
+from convattn.convert.registry import full_name
 from convattn.convert.same_padding import pad_same
+from convattn.convert.shapes_met import shapes_met
 from convattn.convert.survey import survey
-from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention
 from convattn.records import ConversionForecast, LayerForecast, LeftAlone
 
@@ -49,13 +48,13 @@ def forecast_attention(
         ConvAttnError: As `network_to_attention` raises it.
     """
     found, left = survey(network, include, exclude)
-    met = _shapes_met(network, images, [item.names[0] for item in found])
+    met = shapes_met(network, images, [item.names[0] for item in found])
     layers = []
     for item in found:
         conv = item.plain.conv
         layer, _ = conv_to_attention(conv, sharpness=sharpness, content=content)
         layer.impl = impl
-        shape = met.get(item.names[0])
+        shape = next(iter(met.get(item.names[0], ())), None)
         if shape is not None and item.plain.same:
             shape = tuple(pad_same(torch.empty(shape, device="meta"), layer.geometry).shape)
         result = SamePaddedAttention if item.plain.same else type(layer)
@@ -83,14 +82,15 @@ def forecast_conv(network: nn.Module, images: Tensor, **options: Any) -> Convers
         ConvAttnError: As `network_to_conv` raises it.
     """
     made, certificate = network_to_conv(network, **options)
-    met = _shapes_met(network, images, [layer.name for layer in certificate.layers])
+    met = shapes_met(network, images, [layer.name for layer in certificate.layers])
     layers = []
     for entry in certificate.layers:
         layer, conv = network.get_submodule(entry.name), made.get_submodule(entry.name)
         assert isinstance(layer, RelativeAttention)
         names = (entry.name, *entry.aliases)
         kinds = type(layer).__name__, type(conv).__name__
-        layers.append(_layer(names, *kinds, layer, conv, met.get(entry.name), before=layer, after=conv))
+        shape = next(iter(met.get(entry.name, ())), None)
+        layers.append(_layer(names, *kinds, layer, conv, shape, before=layer, after=conv))
     return _forecast("network_to_conv", network, images, layers, certificate.left_alone, _parameters(made))
 
 
@@ -105,7 +105,7 @@ def _forecast(
     """Sums up."""
     return ConversionForecast(
         direction=direction,
-        source=f"{type(network).__module__}.{type(network).__qualname__}",
+        source=full_name(type(network)),
         shape=tuple(images.shape),
         layers=tuple(layers),
         left_alone=left,
@@ -170,27 +170,3 @@ def _pairs_bytes(attention: RelativeAttention, shape: tuple[int, ...]) -> int:
     axes = attention.geometry.axes(shape[2:])
     pairs = math.prod(len(axis.queries) * axis.keys for axis in axes)
     return attention.num_heads * pairs * next(attention.values.parameters()).element_size()
-
-
-def _shapes_met(network: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Runs a copy of a network on images and writes down the shape that each layer meets first."""
-    met: dict[str, tuple[int, ...]] = {}
-    watched = copy_module(network).eval()
-
-    def note(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(_: nn.Module, given: tuple[Any, ...]) -> None:
-            met.setdefault(name, tuple(given[0].shape))
-
-        return hook
-
-    known = {name: module for module, several in names_by_module(watched).items() for name in several}
-    for name in names:
-        known[name].register_forward_pre_hook(note(name))
-    try:
-        with torch.no_grad():
-            watched(images)
-    except Exception as error:  # a foreign network may fail in any way
-        raise ArgumentError(
-            f"the network does not take images of shape {tuple(images.shape)}: {type(error).__name__}: {error}"
-        ) from error
-    return met

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from convattn.__about__ import __version__
+from convattn.convert.registry import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.files import new_folder, write_atomically
 from convattn.networks.card import network_card
@@ -85,7 +86,7 @@ def save_network(
         "convattn": __version__,
         "schema_version": SCHEMA,
         "kind": "network",
-        "class": f"{type(network).__module__}.{type(network).__qualname__}",
+        "class": full_name(type(network)),
         "source": built[0] if built else None,
         "options": built[1] if built else {},
         "versions": _versions(built[0] if built else None),

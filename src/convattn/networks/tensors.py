@@ -53,8 +53,7 @@ def describe_tensors(network: nn.Module) -> dict[str, Any]:
 
     Returns:
         JSON types: which parameters do not learn ("frozen"), how tensors lie in memory that do not lie as any new one
-        ("strides"), and the dtypes of floating-point buffers that are no part of the state
-        dict ("buffers").
+        ("strides"), and the dtypes of floating-point buffers that are no part of the state dict ("buffers").
     """
     state = network.state_dict()
     buffers = {name: buffer for name, buffer in network.named_buffers() if name not in state}
