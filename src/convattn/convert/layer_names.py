@@ -7,7 +7,7 @@ from torch import nn
 
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["matches", "names_by_module", "patterns", "replace_module"]
+__all__ = ["matches", "names_by_module", "patterns", "replace_module", "require_matches"]
 
 
 def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
@@ -44,6 +44,23 @@ def patterns(argument: str, value: str | Sequence[str] | None) -> tuple[str, ...
     if not isinstance(several, Sequence) or not several or not all(isinstance(item, str) for item in several):
         raise ArgumentError(must_be(argument, "a pattern of names, or several", value))
     return tuple(several)
+
+
+def require_matches(every: Sequence[str], kind: str, **given: Sequence[str] | None) -> None:
+    """Refuses a pattern that is of no name, which would be a slip of the pen.
+
+    Args:
+        every: All names.
+        kind: What has those names, for the error.
+        **given: Patterns, or None, by the name of the argument.
+
+    Raises:
+        ArgumentError: There is such a pattern.
+    """
+    for argument, wanted in given.items():
+        unknown = next((pattern for pattern in wanted or () if not matches(every, (pattern,))), None)
+        if unknown is not None:
+            raise ArgumentError(must_be(argument, f"a pattern of names of {kind} in the network", unknown))
 
 
 def matches(names: Sequence[str], wanted: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ from convattn.errors import ArgumentError, UnknownNameError, must_be
 from convattn.layers import Content, MergedValues, RelativeAttention
 from convattn.records import Certificate, NetworkCertificate
 
-__all__ = ["network_to_attention"]
+__all__ = ["network_to_attention", "require_path"]
 
 _PATHS = ("auto", "separable")
 
@@ -79,15 +79,29 @@ def network_to_attention(
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be("model", "an nn.Module", model))
-    if impl not in _PATHS:
-        raise UnknownNameError("impl", impl, _PATHS)
-    if content and impl != "auto":
-        raise ArgumentError(must_be("impl", '"auto" with content, which is no softmax axis by axis', impl))
+    require_path(impl, content=bool(content))
     given = read_arguments(model, images)
     with keep_random_state(model):
         found, left = survey(model, include, exclude)
         made, found, certificates = _convert(model, found, sharpness, impl, content)
         return made, certify_network(model, made, found, left, certificates, impl=impl, given=given)
+
+
+def require_path(impl: str, *, content: bool) -> None:
+    """Refuses paths on which the layers of a network cannot be demanded.
+
+    Args:
+        impl: The path.
+        content: Whether the layers get scores that depend on the input.
+
+    Raises:
+        UnknownNameError: There is no such path.
+        ArgumentError: It is no path of layers with content.
+    """
+    if impl not in _PATHS:
+        raise UnknownNameError("impl", impl, _PATHS)
+    if content and impl != "auto":
+        raise ArgumentError(must_be("impl", '"auto" with content, which is no softmax axis by axis', impl))
 
 
 def _convert(

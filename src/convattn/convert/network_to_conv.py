@@ -10,15 +10,22 @@ from torch import Tensor, nn
 from convattn.convert.attention_to_conv import attention_to_conv, require_mass
 from convattn.convert.compare_networks import Comparison, compare_networks
 from convattn.convert.fold_following import fold_following
-from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module
+from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module, require_matches
 from convattn.convert.plain import copy_network
 from convattn.convert.registry import full_name
 from convattn.convert.shapes_met import shapes_met
 from convattn.convert.short_certificate import dtypes, short_certificate
 from convattn.convert.taps import AnyConvolution
 from convattn.encodings import Quadratic
-from convattn.errors import ArgumentError, ConvAttnError, ConversionError, UnsupportedModelError, must_be
-from convattn.grid import whole_number
+from convattn.errors import (
+    ArgumentError,
+    ConvAttnError,
+    ConversionError,
+    UnknownNameError,
+    UnsupportedModelError,
+    must_be,
+)
+from convattn.grid import PADDING_MODES, whole_number
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
 
@@ -66,7 +73,9 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         ConversionError: No layer could be converted, or the network does not run with convolutions in it; the message
             says why.
         UnsupportedModelError: The network cannot be copied, or has parameters without values.
-        ArgumentError: An argument is out of range, labels do not fit the images, or the network does not take them.
+        ArgumentError: An argument is out of range, a pattern matches nothing, labels do not fit the images, or the
+            network does not take them.
+        UnknownNameError: `padding_mode` is not known.
 
     Example:
         >>> import torch
@@ -80,6 +89,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         raise ArgumentError(must_be("model", "an nn.Module", model))
     included, excluded = patterns("include", include), patterns("exclude", exclude)
     _require_arguments(model, kernel_size, mass, images, labels)
+    if padding_mode is not None and padding_mode not in PADDING_MODES:
+        raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
     named = names_by_module(model)
     chosen, left_alone = _choose(named, included, excluded)
     sizes = {} if images is None else _sizes_met(model, images, [named[layer][0] for layer in chosen])
@@ -151,10 +162,13 @@ def _choose(
     named: dict[nn.Module, list[str]], included: Sequence[str] | None, excluded: Sequence[str] | None
 ) -> tuple[list[RelativeAttention], list[LeftAlone]]:
     """Splits the attention layers into those asked for and those left alone."""
-    chosen, left_alone = [], []
-    for module, names in named.items():
-        if not isinstance(module, RelativeAttention):
-            continue
+    attention = {module: names for module, names in named.items() if isinstance(module, RelativeAttention)}
+    every = [name for names in attention.values() for name in names]
+    if every:
+        require_matches(every, "attention layers", include=included, exclude=excluded)
+    chosen: list[RelativeAttention] = []
+    left_alone: list[LeftAlone] = []
+    for module, names in attention.items():
         if excluded is not None and matches(names, excluded):
             left_alone.append(LeftAlone(names[0], type(module).__name__, "left out by exclude"))
         elif included is not None and not matches(names, included):

@@ -9,10 +9,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from convattn.convert.layer_names import matches, names_by_module, patterns
+from convattn.convert.layer_names import matches, names_by_module, patterns, require_matches
 from convattn.convert.plain import Plain, is_own_hook, read_plain
 from convattn.convert.registry import REFUSED, full_name
-from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
+from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.records import LeftAlone
 
 __all__ = ["Found", "survey"]
@@ -64,10 +64,7 @@ def survey(
     included, excluded = patterns("include", include), patterns("exclude", exclude)
     concerned = {m: names for m, names in names_by_module(model).items() if isinstance(m, _ConvNd) or _refusal(m)}
     every = [name for names in concerned.values() for name in names]
-    for argument, given in (("include", included), ("exclude", excluded)):
-        unknown = next((pattern for pattern in given or () if not matches(every, (pattern,))), None)
-        if unknown is not None:
-            raise ArgumentError(must_be(argument, "a pattern of names of convolutions in the network", unknown))
+    require_matches(every, "convolutions", include=included, exclude=excluded)
     found, left, refused = [], [], []
     for module, names in concerned.items():
         if not matches(names, included or ("*",)) or matches(names, excluded or ()):

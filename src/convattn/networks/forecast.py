@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert import SamePaddedAttention, conv_to_attention, network_to_conv
+from convattn.convert.network import require_path
 from convattn.convert.registry import full_name
 from convattn.convert.same_padding import pad_same
 from convattn.convert.shapes_met import shapes_met
@@ -47,6 +48,7 @@ def forecast_attention(
     Raises:
         ConvAttnError: As `network_to_attention` raises it.
     """
+    require_path(impl, content=content)
     found, left = survey(network, include, exclude)
     met = shapes_met(network, images, [item.names[0] for item in found])
     layers = []

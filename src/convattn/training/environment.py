@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -69,9 +70,16 @@ def find_revision(folder: Path = Path(__file__).parent) -> str | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Returns the largest memory so far, in bytes: of the device where it is CUDA, or else of the process."""
+    """Returns the largest memory so far, in bytes: of the device where it is CUDA, or else of the process.
+
+    On Linux it is the kernel's VmHWM: ru_maxrss is inherited, and may be that of the program which started this one.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
+    if peak is not None:
+        return int(peak[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
