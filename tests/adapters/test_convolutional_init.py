@@ -9,7 +9,7 @@ from torch import nn
 from adapters.vit_cases import GRID, VITS, attentions, convolutions, convolved, kernel_of, pixels, tokens, vit
 from convattn import ConvAttnError, attention_to_conv, network_to_conv
 from convattn.adapters import convolutional_init
-from convattn.errors import ArgumentError
+from convattn.errors import ArgumentError, ConversionError
 from convattn.records import ConvolutionalInit
 from convattn.testing.budget import assert_within_budget
 from convert.network_cases import assert_unchanged, fingerprint
@@ -171,6 +171,12 @@ def test_what_a_gated_layer_does_by_position_is_a_convolution():
     x = torch.randn(2, 36, 24, dtype=torch.float64)
     high = conv(x[:, 1:].mT.unflatten(-1, GRID)).flatten(2).mT
     assert_within_budget(attention(x)[:, 1:].float(), high, high.float())
+
+
+def test_the_gated_layers_are_not_those_that_become_convolutions():
+    made, _ = convolutional_init(vit(**VITS["12 heads of width 2"]))
+    with pytest.raises(ConversionError, match="no layers of RelativeAttention; attention of other kinds is not conv"):
+        network_to_conv(made)
 
 
 def test_the_record_is_saved(tmp_path):

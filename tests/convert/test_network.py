@@ -1,6 +1,7 @@
 """Whole networks: what a conversion keeps."""
 
 import copy
+import re
 import warnings
 
 import pytest
@@ -226,8 +227,24 @@ def test_wrong_arguments():
         network_to_attention(network, exclude=3, images=x)
     with pytest.raises(ArgumentError, match="images must be what the network takes, but on the images given it raised"):
         network_to_attention(network, images=images(1, 5, 7, 9))
-    with pytest.raises(ConversionError, match="there is no convolution to convert in Linear"):
+    with pytest.raises(ConversionError, match="there is no convolution to convert in Linear: none is a module; those"):
         network_to_attention(nn.Linear(2, 3), images=x)
-    with pytest.raises(ConversionError, match="there is no convolution to convert in Sequential"):
-        network_to_attention(network, exclude="*", images=x)
     assert_unchanged(network, before)
+
+
+def test_a_network_whose_convolutions_are_all_left_out():
+    network, x = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(5))), images(1, 3, 7, 9)
+    message = "in Sequential: include and exclude leave out every one (0, 1, 2 and 2 more)"
+    with pytest.raises(ConversionError, match=re.escape(message)):
+        network_to_attention(network, exclude="*", images=x)
+    with pytest.raises(ConversionError, match=r"in Conv2d: .* leave out every one \(the network itself\)"):
+        network_to_attention(network[0], exclude="*", images=x)
+
+
+@pytest.mark.parametrize(("number", "told"), [(1, "1 layer is"), (2, "2 layers are")])
+def test_a_network_that_is_attention_already(number, told):
+    network, x = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(number))), images(1, 3, 7, 9)
+    made, _ = network_to_attention(network, images=x)
+    message = f"in Sequential: {told} attention already; `network_to_conv` (`--to conv`) is the way back"
+    with pytest.raises(ConversionError, match=re.escape(message)):
+        network_to_attention(made, images=x)

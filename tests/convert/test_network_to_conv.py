@@ -264,7 +264,10 @@ def test_hostile_arguments_are_refused(options, message):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(2, 2), r"cannot convert Linear: no layer could be converted \(it has no attention layers\)"),
+        (
+            nn.Linear(2, 2),
+            r"cannot convert Linear: no layer could be converted \(it has no layers of RelativeAttention; attention",
+        ),
         (
             nn.Sequential(RelativeAttention2d(3, 3, 4, "quadratic", content=True)),
             r"no layer could be converted \(0: .*depend on content",

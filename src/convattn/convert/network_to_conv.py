@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from convattn.convert.attention_to_conv import attention_to_conv, require_mass
 from convattn.convert.compare_networks import Comparison, compare_networks
 from convattn.convert.fold_following import fold_following
-from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module, require_matches
+from convattn.convert.layer_names import (
+    ITSELF,
+    matches,
+    names_by_module,
+    patterns,
+    replace_module,
+    require_matches,
+)
 from convattn.convert.plain import copy_network
 from convattn.convert.registry import full_name
 from convattn.convert.shapes_met import shapes_met
@@ -108,7 +115,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         for place in named[layer]:
             made = replace_module(made, place, conv)
     if not converted:
-        reasons = "; ".join(f"{item.name}: {item.reason}" for item in left_alone) or "it has no attention layers"
+        told = "; ".join(f"{item.name or ITSELF}: {item.reason}" for item in left_alone)
+        reasons = told or "it has no layers of RelativeAttention; attention of other kinds is not converted"
         raise ConversionError(f"cannot convert {type(model).__name__}: no layer could be converted ({reasons})")
     folded = fold_following(made, [conv for _, conv in converted.values()]) if fold else {}
     layers = tuple(

@@ -9,10 +9,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from convattn.convert.layer_names import matches, names_by_module, patterns, require_matches
+from convattn.convert.layer_names import ITSELF, matches, names_by_module, patterns, require_matches, some
 from convattn.convert.plain import Plain, is_own_hook, read_plain
 from convattn.convert.registry import REFUSED, full_name
 from convattn.errors import ConversionError, UnsupportedModelError
+from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone
 
 __all__ = ["Found", "survey"]
@@ -73,18 +74,26 @@ def survey(
         try:
             found.append(_read(tuple(names), module))
         except UnsupportedModelError as error:
-            refused.append(f"  {names[0] or 'the network itself'} ({type(module).__name__}): {error}")
+            refused.append(f"  {names[0] or ITSELF} ({type(module).__name__}): {error}")
     if refused:
         raise UnsupportedModelError(
             f"cannot convert {len(refused)} of the modules of {type(model).__name__}; leave them out by `exclude`, or"
             " replace them:\n" + "\n".join(refused)
         )
     if not found:
-        raise ConversionError(
-            f"there is no convolution to convert in {type(model).__name__}: none is a module; those called as functions"
-            " are not converted"
-        )
+        raise ConversionError(f"there is no convolution to convert in {type(model).__name__}: {_nothing(model, left)}")
     return found, left
+
+
+def _nothing(model: nn.Module, left: Sequence[LeftAlone]) -> str:
+    """Words why there is nothing to convert."""
+    if left:
+        return f"include and exclude leave out every one ({some([item.name for item in left])})"
+    attention = sum(isinstance(module, RelativeAttention) for module in model.modules())
+    if attention:
+        layers = "1 layer is" if attention == 1 else f"{attention} layers are"
+        return f"{layers} attention already; `network_to_conv` (`--to conv`) is the way back"
+    return "none is a module; those called as functions are not converted"
 
 
 def _read(names: tuple[str, ...], module: nn.Module) -> Found:
