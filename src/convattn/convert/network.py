@@ -140,8 +140,10 @@ class _Ties:
         for name, module in model.named_modules():
             for key, parameter in module._parameters.items():
                 if parameter is not None:
-                    self._owners.setdefault(parameter, []).append(f"{name}.{key}" if name else key)
-        self._layout = {item.names[0] + ".weight": _layout(item) for item in found if item.plain.own_weight}
+                    self._owners.setdefault(parameter, []).append(_parameter_name(name, key))
+        self._layout = {
+            _parameter_name(item.names[0], "weight"): _layout(item) for item in found if item.plain.own_weight
+        }
         self._made: dict[tuple[nn.Parameter, Any], nn.Parameter] = {}
 
     def keep(self, item: Found, old: nn.Module, layer: RelativeAttention) -> None:
@@ -162,6 +164,11 @@ class _Ties:
         assert weight is not None
         others = [o for o in self._owners[weight] if self._layout.get(o) != _layout(item)]
         return [f"it no longer shares its weight with {', '.join(others)}"] if others else []
+
+
+def _parameter_name(module: str, key: str) -> str:
+    """Returns the dotted name of a module's parameter; the network itself has the empty name."""
+    return f"{module}.{key}" if module else key
 
 
 def _layout(item: Found) -> tuple[type, int]:
