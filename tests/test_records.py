@@ -247,7 +247,7 @@ def test_summary_leaves_out_what_there_is_not_and_shows_failure():
 
 def test_summary_of_a_network_says_each_layer_and_the_whole():
     lines = NETWORK.summary().splitlines()
-    assert lines[0] == "network to conv: passed (approximate, 1 layers, 9 heads, float32)"
+    assert lines[0] == "network to conv: passed (approximate, 1 layer, 9 heads, float32)"
     text = " ".join(NETWORK.summary().split())
     for part in (
         "from AttentionNet to ConvNet",
@@ -266,7 +266,7 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
 
 def test_summary_of_a_network_leaves_out_what_there_is_not():
     text = BARE_NETWORK.summary()
-    assert text.startswith("network to conv: FAILED (exact, 1 layers, 9 heads, float32)")
+    assert text.startswith("network to conv: FAILED (exact, 1 layer, 9 heads, float32)")
     assert "layer           blocks.0.mixer: FAILED, exact, 9 heads, kernel 3 x 7, not reached, error" in text
     for word in ("measured error", "top-1", "accuracy", "left alone", "not covered", "note"):
         assert word not in text

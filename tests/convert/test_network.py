@@ -232,6 +232,15 @@ def test_wrong_arguments():
     assert_unchanged(network, before)
 
 
+def test_a_convolution_that_is_the_network_shares_nothing():
+    layer = nn.Conv2d(3, 4, 3)
+    _, certificate = network_to_attention(layer, images=images(1, 3, 7, 9))
+    assert certificate.layers[0].notes == ()
+    layer.register_forward_hook(lambda *_: None)
+    _, certificate = network_to_attention(layer, images=images(1, 3, 7, 9))
+    assert "hooks were kept; they are called with the attention layer (the network itself)" in certificate.summary()
+
+
 def test_a_network_whose_convolutions_are_all_left_out():
     network, x = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(5))), images(1, 3, 7, 9)
     message = "in Sequential: include and exclude leave out every one (0, 1, 2 and 2 more)"

@@ -67,6 +67,7 @@ def test_convolutions_that_are_no_modules_of_the_network_are_named(network):
     assert certificate.passed
     assert [(item.name, item.kind) for item in certificate.left_alone] == [("", type(network).__name__)]
     assert "calls aten::convolution as a function, which is not converted" in certificate.left_alone[0].reason
+    assert f"  left alone      the network itself ({type(network).__name__}): it calls aten::" in certificate.summary()
 
 
 def test_a_convolution_out_of_other_operations_is_not_seen():

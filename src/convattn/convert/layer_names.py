@@ -7,10 +7,7 @@ from torch import nn
 
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["ITSELF", "matches", "names_by_module", "patterns", "replace_module", "require_matches", "some"]
-
-ITSELF = "the network itself"
-"""What stands for the empty name."""
+__all__ = ["matches", "names_by_module", "patterns", "replace_module", "require_matches"]
 
 
 def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
@@ -69,11 +66,6 @@ def require_matches(every: Sequence[str], kind: str, **given: Sequence[str] | No
 def matches(names: Sequence[str], wanted: Sequence[str]) -> bool:
     """Tells whether one of a module's names is of one of the patterns."""
     return any(fnmatchcase(name, pattern) for name in names for pattern in wanted)
-
-
-def some(names: Sequence[str]) -> str:
-    """Names the first few of many."""
-    return ", ".join(name or ITSELF for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> nn.Module:

@@ -10,14 +10,7 @@ from torch import Tensor, nn
 from convattn.convert.attention_to_conv import attention_to_conv, require_mass
 from convattn.convert.compare_networks import Comparison, compare_networks
 from convattn.convert.fold_following import fold_following
-from convattn.convert.layer_names import (
-    ITSELF,
-    matches,
-    names_by_module,
-    patterns,
-    replace_module,
-    require_matches,
-)
+from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module, require_matches
 from convattn.convert.plain import copy_network
 from convattn.convert.registry import full_name
 from convattn.convert.shapes_met import shapes_met
@@ -35,6 +28,7 @@ from convattn.errors import (
 from convattn.grid import PADDING_MODES, whole_number
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
+from convattn.records.words import ITSELF
 
 __all__ = ["network_to_conv"]
 

@@ -9,12 +9,13 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from convattn.convert.layer_names import ITSELF, matches, names_by_module, patterns, require_matches, some
+from convattn.convert.layer_names import matches, names_by_module, patterns, require_matches
 from convattn.convert.plain import Plain, is_own_hook, read_plain
 from convattn.convert.registry import REFUSED, full_name
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone
+from convattn.records.words import ITSELF, counted, some
 
 __all__ = ["Found", "survey"]
 
@@ -91,8 +92,8 @@ def _nothing(model: nn.Module, left: Sequence[LeftAlone]) -> str:
         return f"include and exclude leave out every one ({some([item.name for item in left])})"
     attention = sum(isinstance(module, RelativeAttention) for module in model.modules())
     if attention:
-        layers = "1 layer is" if attention == 1 else f"{attention} layers are"
-        return f"{layers} attention already; `network_to_conv` (`--to conv`) is the way back"
+        are = "is" if attention == 1 else "are"
+        return f"{counted(attention, 'layer')} {are} attention already; `network_to_conv` (`--to conv`) is the way back"
     return "none is a module; those called as functions are not converted"
 
 

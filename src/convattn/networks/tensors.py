@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from convattn.errors import CheckpointError, UnsupportedModelError
+from convattn.records.words import some
 
 __all__ = ["describe_tensors", "file_tensors", "load_tensors"]
 
@@ -118,13 +119,9 @@ def require_same(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) ->
         if name in found and found[name].shape != tensor.shape
     ]
     parts = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    told = [f"{len(names)} {word}: {_some(names)}" for word, names in parts.items() if names]
+    told = [f"{len(names)} {word}: {some(names)}" for word, names in parts.items() if names]
     if told:
         raise CheckpointError("; ".join(told))
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _require_plain(name: str, tensor: object) -> None:

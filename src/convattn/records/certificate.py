@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from convattn.records.record import Record
+from convattn.records.words import counted
 
 __all__ = ["Certificate"]
 
@@ -53,7 +54,7 @@ class Certificate(Record):
 
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text."""
-        kind = f"{'exact' if self.exact else 'approximate'}, {self.heads} heads, {self.dtype}"
+        kind = f"{'exact' if self.exact else 'approximate'}, {counted(self.heads, 'head')}, {self.dtype}"
         allowed = f"{self.bound + self.rounding:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}"
         lines = [
             f"{self.direction.replace('_', ' ')}: {'passed' if self.passed else 'FAILED'} ({kind})",

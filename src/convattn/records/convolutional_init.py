@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from convattn.records.network_certificate import LeftAlone
 from convattn.records.record import Record
+from convattn.records.words import counted
 
 __all__ = ["ConvolutionalInit", "InitialisedLayer"]
 
@@ -80,21 +81,22 @@ class ConvolutionalInit(Record):
     def summary(self) -> str:
         """Returns the record in a few lines of plain text."""
         kernel, grid = (" x ".join(map(str, sizes)) for sizes in (self.kernel_size, self.grid))
+        prefix = counted(self.prefix_tokens, "prefix token")
         added = self.heads - self.heads_before
         heads = f"{self.heads} of width {self.head_width}, {self.heads_at_centre} of them at the query's own patch"
         worst = max(self.layers, key=lambda layer: layer.measured_error - layer.bound - layer.rounding)
         error = f"error {worst.measured_error:.3g} of {worst.bound + worst.rounding:.3g} allowed, at {worst.name}"
         content = f"gated, a share of {self.content_share:.3g}" if self.content == "gated" else "none"
-        kind = f"{'exact' if self.exact else 'approximate'}, {len(self.layers)} layers of {self.model}"
+        kind = f"{'exact' if self.exact else 'approximate'}, {counted(len(self.layers), 'layer')} of {self.model}"
         lines = [
             f"convolutional init: {'passed' if self.passed else 'FAILED'} ({kind})",
-            f"  kernel          {kernel} patches of {grid}, after {self.prefix_tokens} prefix tokens",
+            f"  kernel          {kernel} on a grid of {grid} patches, after {prefix}",
             f"  heads           {heads}" + (f"; {added} of them new" if added else ""),
             f"  sharpness       {self.sharpness:.6g} per patch²",
             f"  content         {content}",
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
             f"  measured        {error}",
         ]
-        lines += [f"  left alone      {item.name} ({item.kind}): {item.reason}" for item in self.left]
+        lines += [f"  left alone      {item.summary()}" for item in self.left]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from convattn.records.network_certificate import LeftAlone
 from convattn.records.record import Record
+from convattn.records.words import counted
 
 __all__ = ["ConversionForecast", "LayerForecast"]
 
@@ -80,11 +81,12 @@ class ConversionForecast(Record):
             max((getattr(layer, name) or 0 for layer in self.layers), default=0)
             for name in ("working_bytes", "pairs_bytes")
         )
+        count = counted(len(self.layers), "layer")
         return "\n".join(
             [
-                f"{self.direction.replace('_', ' ')}: {len(self.layers)} layers of {self.source} would change",
+                f"{self.direction.replace('_', ' ')}: {count} of {self.source} would change",
                 *table,
-                *(f"left alone: {item.name} ({item.kind}): {item.reason}" for item in self.left_alone),
+                *(f"left alone: {item.summary()}" for item in self.left_alone),
                 f"parameters: {self.parameters_before:,} before, {self.parameters_after:,} after",
                 f"operations of these layers on images {self.shape}: {before:,} before, {after:,} after",
                 f"memory of one layer's attention: at most {_size(working)}, with weights for all pairs {_size(pairs)}",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from convattn.records.record import Record
+from convattn.records.words import ITSELF, counted, some
 
 __all__ = ["LayerCertificate", "LeftAlone", "NetworkCertificate"]
 
@@ -52,8 +53,9 @@ class LayerCertificate(Record):
         kind = "exact" if self.exact else f"leak {self.leak:.3g}"
         kernel = " x ".join(map(str, self.kernel_size))
         error = f"error {self.measured_error:.3g} of {self.bound + self.rounding:.3g} allowed"
+        heads = counted(self.heads, "head")
         return (
-            f"{self.name}: {state}, {kind}, {self.heads} heads, kernel {kernel}, {self.path or 'not reached'}, {error}"
+            f"{self.name or ITSELF}: {state}, {kind}, {heads}, kernel {kernel}, {self.path or 'not reached'}, {error}"
         )
 
 
@@ -70,6 +72,10 @@ class LeftAlone(Record):
     name: str
     kind: str
     reason: str
+
+    def summary(self) -> str:
+        """Returns this in one line of plain text."""
+        return f"{self.name or ITSELF} ({self.kind}): {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -128,8 +134,9 @@ class NetworkCertificate(Record):
 
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text: exact layers are counted, others have a line each."""
-        heads = sum(layer.heads for layer in self.layers)
-        kind = f"{'exact' if self.exact else 'approximate'}, {len(self.layers)} layers, {heads} heads, {self.dtype}"
+        heads = counted(sum(layer.heads for layer in self.layers), "head")
+        layers = counted(len(self.layers), "layer")
+        kind = f"{'exact' if self.exact else 'approximate'}, {layers}, {heads}, {self.dtype}"
         lines = [
             f"{self.direction.replace('_', ' ')}: {'passed' if self.passed else 'FAILED'} ({kind})",
             f"  from            {self.source}",
@@ -146,8 +153,8 @@ class NetworkCertificate(Record):
         told = [layer for layer in self.layers if not (layer.exact and layer.passed)]
         lines += [f"  layer           {layer.summary()}" for layer in told]
         for note in dict.fromkeys(note for layer in self.layers for note in layer.notes):
-            lines.append(f"  note            {note} ({_some([one.name for one in self.layers if note in one.notes])})")
-        lines += [f"  left alone      {item.name} ({item.kind}): {item.reason}" for item in self.left_alone]
+            lines.append(f"  note            {note} ({some([one.name for one in self.layers if note in one.notes])})")
+        lines += [f"  left alone      {item.summary()}" for item in self.left_alone]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 
@@ -155,8 +162,3 @@ class NetworkCertificate(Record):
         """Counts the layers by path."""
         paths = [layer.path or "not reached" for layer in self.layers]
         return ", ".join(f"{paths.count(path)} {path}" for path in sorted(set(paths)))
-
-
-def _some(names: list[str]) -> str:
-    """Names the first few of many."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

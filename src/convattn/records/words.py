@@ -1,0 +1,42 @@
+"""Words that several records use."""
+
+from collections.abc import Sequence
+
+__all__ = ["ITSELF", "counted", "some"]
+
+ITSELF = "the network itself"
+"""What stands for the empty name of a module."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Words a count with its noun, in the singular where there is one.
+
+    Args:
+        count: How many there are.
+        noun: What is counted, in the singular; its plural adds an s.
+
+    Returns:
+        Both.
+
+    Example:
+        >>> counted(1, "head"), counted(9, "head")
+        ('1 head', '9 heads')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def some(names: Sequence[str]) -> str:
+    """Names the first three of many.
+
+    Args:
+        names: Names of modules or of what they hold.
+
+    Returns:
+        The names between commas, and how many more there are.
+
+    Example:
+        >>> some(["stem", "", "a", "b", "c"])
+        'stem, the network itself, a and 2 more'
+    """
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(name or ITSELF for name in names[:3]) + rest
