@@ -6,7 +6,7 @@ import re
 import pytest
 
 from convattn import errors
-from convattn.errors import ConvAttnError, MissingDependencyError, UnknownNameError, must_be
+from convattn.errors import ConvAttnError, MissingDependencyError, UnknownNameError, must_be, must_be_a
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
 KINDS = [kind for kind in CLASSES if not issubclass(kind, Warning)]
@@ -40,7 +40,7 @@ def test_the_tree_that_is_drawn_is_the_tree_that_is():
 
 
 def test_everything_is_exported():
-    assert sorted(errors.__all__) == sorted([*(kind.__name__ for kind in CLASSES), "must_be"])
+    assert sorted(errors.__all__) == sorted([*(kind.__name__ for kind in CLASSES), "must_be", "must_be_a"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,3 +90,4 @@ def test_errors_cross_between_processes(error):
 
 def test_messages_about_arguments_have_one_form():
     assert must_be("padding", '"same" or "valid"', "sam") == 'padding must be "same" or "valid", but is \'sam\''
+    assert must_be_a("model", "an nn.Module", [1]) == "model must be an nn.Module, but is of type list"

@@ -38,6 +38,7 @@ __all__ = [
     "UnknownNameError",
     "UnsupportedModelError",
     "must_be",
+    "must_be_a",
 ]
 
 
@@ -57,6 +58,24 @@ def must_be(argument: str, expectation: str, value: object) -> str:
         'stride must be an integer of at least 1, but is 0'
     """
     return f"{argument} must be {expectation}, but is {value!r}"
+
+
+def must_be_a(argument: str, expectation: str, value: object) -> str:
+    """Words a message about an argument of a wrong kind, which is named and not shown: networks and arrays are long.
+
+    Args:
+        argument: Name of the argument, as in the signature.
+        expectation: What would have been right, completing "must be …".
+        value: What came instead.
+
+    Returns:
+        The message.
+
+    Example:
+        >>> must_be_a("model", "an nn.Module", (1, 2))
+        'model must be an nn.Module, but is of type tuple'
+    """
+    return f"{argument} must be {expectation}, but is of type {type(value).__name__}"
 
 
 class ConvAttnError(Exception):

@@ -121,15 +121,15 @@ def test_arguments_of_other_kinds():
     conv, _ = network_to_conv(attention)
     x = images(6, 3, 7, 9)
     with unchanged(attention, conv, x):
-        with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is 3"):
-            network_to_conv(3)
+        with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type tuple$"):
+            network_to_conv((attention, 3))
         with pytest.raises(UnsupportedModelError, match="cannot convert int to a convolution: known are"):
             attention_to_conv(3)
-        with pytest.raises(ArgumentError, match="images must be a tensor, but is 'dog'"):
+        with pytest.raises(ArgumentError, match="images must be a tensor, but is of type str"):
             network_to_conv(attention, images="dog")
-        with pytest.raises(ArgumentError, match=r"conv_model must be an nn\.Module, but is 3"):
+        with pytest.raises(ArgumentError, match=r"conv_model must be an nn\.Module, but is of type int"):
             refine(3, attention, x)
-        with pytest.raises(ArgumentError, match=r"attention_model must be an nn\.Module, but is None"):
+        with pytest.raises(ArgumentError, match=r"attention_model must be an nn\.Module, but is of type NoneType"):
             refine(conv, None, x)
         with pytest.raises(ArgumentError, match="images must be a tensor with values, but is None"):
             refine(conv, attention, None)

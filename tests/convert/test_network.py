@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torch.utils.data import DataLoader, TensorDataset
 
 from convattn import network_to_attention
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError
@@ -213,8 +214,14 @@ def test_a_converted_network_learns_as_the_convolutions_did():
 def test_wrong_arguments():
     network, x = nn.Sequential(nn.Conv2d(3, 4, 3)), images(1, 3, 7, 9)
     before = fingerprint(network)
-    with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is 3"):
+    with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type int"):
         network_to_attention(3)
+    for wrong in (x.numpy(), [x], DataLoader(TensorDataset(x))):
+        kind = f"but is of type {type(wrong).__name__}$"
+        with pytest.raises(
+            ArgumentError, match=f"images must be a tensor, a tuple of arguments or a mapping .*, {kind}"
+        ):
+            network_to_attention(network, images=wrong)
     with pytest.raises(ArgumentError, match=r'impl must be "auto" with content, .*, but is .separable'):
         network_to_attention(network, content=True, impl="separable", images=x)
     with pytest.raises(ArgumentError, match="content must be True, False or a Content, but is 'yes'"):

@@ -13,7 +13,7 @@ from convattn.convert.plain import copy_network
 from convattn.convert.runs import keep_random_state, read_arguments
 from convattn.convert.same_padding import SamePaddedAttention
 from convattn.convert.survey import Found, survey
-from convattn.errors import ArgumentError, UnknownNameError, must_be
+from convattn.errors import ArgumentError, UnknownNameError, must_be, must_be_a
 from convattn.layers import Content, MergedValues, RelativeAttention
 from convattn.records import Certificate, NetworkCertificate
 
@@ -78,7 +78,7 @@ def network_to_attention(
         (True, ['RelativeAttention2d', 'ReLU', 'RelativeAttention2d'])
     """
     if not isinstance(model, nn.Module):
-        raise ArgumentError(must_be("model", "an nn.Module", model))
+        raise ArgumentError(must_be_a("model", "an nn.Module", model))
     require_path(impl, content=bool(content))
     given = read_arguments(model, images)
     with keep_random_state(model):

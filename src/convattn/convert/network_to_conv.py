@@ -24,6 +24,7 @@ from convattn.errors import (
     UnknownNameError,
     UnsupportedModelError,
     must_be,
+    must_be_a,
 )
 from convattn.grid import PADDING_MODES, whole_number
 from convattn.layers import RelativeAttention
@@ -87,7 +88,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         (Conv2d(3, 5, kernel_size=(3, 3), stride=(1, 1)), True, True)
     """
     if not isinstance(model, nn.Module):
-        raise ArgumentError(must_be("model", "an nn.Module", model))
+        raise ArgumentError(must_be_a("model", "an nn.Module", model))
     included, excluded = patterns("include", include), patterns("exclude", exclude)
     _require_arguments(model, kernel_size, mass, images, labels)
     if padding_mode is not None and padding_mode not in PADDING_MODES:
@@ -141,7 +142,7 @@ def _require_arguments(
     if mass is not None:
         require_mass(mass)
     if images is not None and not isinstance(images, Tensor):
-        raise ArgumentError(must_be("images", "a tensor", images))
+        raise ArgumentError(must_be_a("images", "a tensor", images))
     if images is not None and (images.ndim == 0 or not images.numel()):
         raise ArgumentError(must_be("images", "a batch of at least one", tuple(images.shape)))
     if labels is not None and (images is None or len(labels) != len(images)):

@@ -13,7 +13,7 @@ from convattn.convert.layer_names import names_by_module
 from convattn.convert.least_squares import NormalEquations, unknowns
 from convattn.convert.plain import copy_network
 from convattn.convert.runs import Arguments, run
-from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone, RefinedLayer, Refinement
 
@@ -96,7 +96,7 @@ def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images
     networks = (("conv_model", conv_model), ("attention_model", attention_model))
     for argument, model in networks:
         if not isinstance(model, nn.Module):
-            raise ArgumentError(must_be(argument, "an nn.Module", model))
+            raise ArgumentError(must_be_a(argument, "an nn.Module", model))
         held = [*model.named_parameters(), *model.named_buffers()]
         empty = next((name for name, tensor in held if tensor.is_meta), None)
         if empty is not None:

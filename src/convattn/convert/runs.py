@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, must_be_a
 
 __all__ = ["Arguments", "keep_random_state", "read_arguments", "run", "tensors"]
 
@@ -70,10 +70,12 @@ def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[
         The arguments.
 
     Raises:
-        ArgumentError: The tensors are empty, or have no values.
+        ArgumentError: They are none of these, or the tensors are empty or have no values.
     """
     if images is None:
         return _drawn(model)
+    if not isinstance(images, Tensor | tuple | Mapping):
+        raise ArgumentError(must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images))
     if isinstance(images, Mapping):
         given = Arguments((), images, "the arguments given")
     else:
