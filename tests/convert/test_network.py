@@ -192,8 +192,11 @@ def test_patterns_choose_modules():
         ("0", "left out by include or exclude"),
         ("1.1", "left out by include or exclude"),
     ]
-    with pytest.raises(ArgumentError, match=r"include must be a pattern of names of convolutions .*, but is 'layer9'"):
-        network_to_attention(network, include=["1.*", "layer9"], images=x)
+    message = "include must be a pattern of names of convolutions in the network, for instance '1.1', but is '1.9'"
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        network_to_attention(network, include=["1.*", "1.9"], images=x)
+    with pytest.raises(ArgumentError, match=r"for instance '\*', but is 'layer9'"):
+        network_to_attention(network[0], exclude="layer9", images=x)
 
 
 def test_a_converted_network_learns_as_the_convolutions_did():
@@ -262,5 +265,6 @@ def test_a_network_that_is_attention_already(number, told):
     network, x = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(number))), images(1, 3, 7, 9)
     made, _ = network_to_attention(network, images=x)
     message = f"in Sequential: {told} attention already; `network_to_conv` (`--to conv`) is the way back"
-    with pytest.raises(ConversionError, match=re.escape(message)):
-        network_to_attention(made, images=x)
+    for include in (None, "0"):
+        with pytest.raises(ConversionError, match=re.escape(message)):
+            network_to_attention(made, include=include, images=x)

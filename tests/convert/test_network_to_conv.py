@@ -242,7 +242,7 @@ def test_numbers_that_are_not_finite_do_not_pass():
         ({"mass": "half"}, r"mass must be a share in \(0, 1\), but is 'half'"),
         ({"include": []}, "include must be a pattern of names, or several"),
         ({"exclude": ()}, "exclude must be a pattern of names, or several"),
-        ({"include": "no-such-layer"}, "include must be a pattern of names of attention layers in the network"),
+        ({"include": "no-such-layer"}, "include must be a .* names of attention layers in the network, for instance "),
         ({"exclude": ["*", "no-such-layer"]}, "exclude must be .*, but is 'no-such-layer'"),
         ({"padding_mode": "mirror"}, "unknown padding_mode 'mirror': Known: circular"),
         ({"images": torch.zeros(0, 3, 5, 5)}, "images must be a batch of at least one"),

@@ -1,6 +1,7 @@
 """Layers of a network by name: finding, matching, replacing."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -50,7 +51,7 @@ def require_matches(every: Sequence[str], kind: str, **given: Sequence[str] | No
     """Refuses a pattern that is of no name, which would be a slip of the pen.
 
     Args:
-        every: All names.
+        every: All names, at least one.
         kind: What has those names, for the error.
         **given: Patterns, or None, by the name of the argument.
 
@@ -60,7 +61,9 @@ def require_matches(every: Sequence[str], kind: str, **given: Sequence[str] | No
     for argument, wanted in given.items():
         unknown = next((pattern for pattern in wanted or () if not matches(every, (pattern,))), None)
         if unknown is not None:
-            raise ArgumentError(must_be(argument, f"a pattern of names of {kind} in the network", unknown))
+            example = next(iter(get_close_matches(unknown, every, n=1, cutoff=0.0)))
+            told = f"a pattern of names of {kind} in the network, for instance {example or '*'!r}"
+            raise ArgumentError(must_be(argument, told, unknown))
 
 
 def matches(names: Sequence[str], wanted: Sequence[str]) -> bool:

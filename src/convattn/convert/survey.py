@@ -66,7 +66,8 @@ def survey(
     included, excluded = patterns("include", include), patterns("exclude", exclude)
     concerned = {m: names for m, names in names_by_module(model).items() if isinstance(m, _ConvNd) or _refusal(m)}
     every = [name for names in concerned.values() for name in names]
-    require_matches(every, "convolutions", include=included, exclude=excluded)
+    if every:
+        require_matches(every, "convolutions", include=included, exclude=excluded)
     found, left, refused = [], [], []
     for module, names in concerned.items():
         if not matches(names, included or ("*",)) or matches(names, excluded or ()):
