@@ -26,14 +26,14 @@ MISTAKES = {
     ),
     "missing argument": (["train"], 'Command "train" parameter RECIPE requires an argument.'),
     "missing option": (["reproduce", "all"], 'Command "reproduce" parameter --runs requires an argument.'),
-    "missing output": (["convert", "convolution"], "--output must be given, but with --dry-run, but is None"),
+    "missing output": (["convert", "convolution"], "--output must be given unless with --dry-run$"),
     "one too many": (["info", "extra"], r"Unused Tokens: \['extra'\]."),
     "not a number": (["convert", "x", "-o", "new", "--sharpness", "hard"], 'unable to convert "hard" into float'),
     "not an integer": (
         ["convert", "x", "-o", "new", "--head-width", "1.5"],
         "Invalid value for --head-width: must be an integer, but is '1.5'",
     ),
-    "missing source": (["convert", "nowhere", "-o", "new"], "nowhere holds no saved network: config.json is not read"),
+    "missing source": (["convert", "nowhere", "-o", "new"], "there is no folder 'nowhere'$"),
     "sharpness": (
         ["convert", "convolution", "-o", "new", "--sharpness", "0"],
         "sharpness must be a positive finite number",

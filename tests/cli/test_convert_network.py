@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,7 +144,7 @@ MISTAKES = {
     ),
     "two words on weights": (
         [*OWN, "--random-weights", "--pretrained"],
-        "one of --weights FILE, --pretrained and --random-weights, but --pretrained and --random-weights is there",
+        "one of --weights FILE, --pretrained and --random-weights, but --pretrained and --random-weights are there",
     ),
     "no weights to fetch": ([*OWN, "--pretrained"], "convattn:ResNet is an architecture without weights of its own"),
     "weights that do not fit": ([*OWN, "--weights", "other.pth"], "do not fit ResNet: .*missing: stem.0.weight.*: a"),
@@ -162,7 +163,23 @@ MISTAKES = {
     "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder of images, but is 'abs"),
     "images of our own": ([*OWN, "--random-weights", "--images", "run"], "images must be left out for a ResNet, which"),
     "images and a shape": ([*OWN, "--images", "run", *SHAPE], "--shape is for images of random numbers"),
-    "no limit": ([*OWN, "--random-weights", "--limit", "0"], "--limit must be at least 1, but is 0"),
+    "no limit": ([*OWN, "--random-weights", "--images", "run", "--limit", "0"], "--limit must be at least 1, but is 0"),
+    "limit of no images": ([*OWN, "--random-weights", "--limit", "3"], "--limit is for the images of --images, which"),
+    "no colon": (["convert", "resnet18", "--dry-run"], "there is no folder 'resnet18'; did you mean timm:resnet18.$"),
+    "no colon, with a tag": (
+        ["convert", "resnet18.a1_in1k", "--dry-run"],
+        "did you mean timm:resnet18.a1_in1k.$",
+    ),
+    "a file": (["convert", "resnet18.pth", "--dry-run"], "there is no folder 'resnet18.pth'$"),
+    "no folder": (["convert", "absent", "-o", "made", "--random-weights"], "there is no folder 'absent'$"),
+    "all left out": (
+        [*OWN, "--random-weights", "--exclude", "*"],
+        r"no convolution to convert in ResNet: include and exclude leave out every one \(stem\.0, .* more",
+    ),
+    "limit for a layer": (
+        ["convert", "layer", "-o", "made", "--limit", "3"],
+        "--limit is for a network, and layer holds a single layer",
+    ),
     "shape": ([*OWN, "--random-weights", "--shape", "3,x"], "--shape must be whole numbers between commas"),
     "shape that does not fit": (
         [*OWN, "--random-weights", "--shape", "5,8,8"],
@@ -183,6 +200,12 @@ MISTAKES = {
         "--dry-run is for a network, and",
     ),
 }
+
+
+def test_without_timm_no_network_of_it_is_meant(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert main(["convert", "resnet18", "--dry-run"]) == 2
+    assert capsys.readouterr().err.endswith("there is no folder 'resnet18'\n")
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES)

@@ -98,6 +98,18 @@ def test_weights_that_do_not_fit_are_named(small, tmp_path):
         load_weights(small, tmp_path / "w.pt")
 
 
+def test_a_word_before_all_names_is_told(small, tmp_path):
+    wrapped = {f"module.{name}": tensor for name, tensor in small.state_dict().items()}
+    torch.save(wrapped, tmp_path / "w.pt")
+    with pytest.raises(
+        CheckpointError, match=r"; all names in the file begin with 'module\.', which is to be taken off$"
+    ):
+        load_weights(small, tmp_path / "w.pt")
+    torch.save({"0.weight": small[0].weight}, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=r"missing: 0\.bias, [^;]*$"):
+        load_weights(small, tmp_path / "w.pt")
+
+
 @pytest.mark.parametrize("content", [b"", b"not weights", None], ids=["empty", "text", "absent"])
 @pytest.mark.parametrize("ending", ["pth", "safetensors"])
 def test_files_that_are_no_weights_are_refused(content, ending, small, tmp_path):

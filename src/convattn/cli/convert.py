@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from convattn.cli.convert_layer import convert_layer, layer_in
 from convattn.cli.convert_network import Measured, Origin, convert_network, forecast_network
 from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError
 
 __all__ = ["convert"]
 
@@ -28,7 +28,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     random_weights: Annotated[bool, _Flag] = False,
     arguments: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
     images: Annotated[Path | None, Parameter(show_default=False)] = None,
-    limit: WholeNumber = 16,
+    limit: Annotated[WholeNumber | None, Parameter(show_default="16")] = None,
     shape: Annotated[str | None, Parameter(show_default=False)] = None,
     include: _Several = (),
     exclude: _Several = (),
@@ -89,11 +89,18 @@ def convert(  # noqa: PLR0913 - the options of the command
     to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--fold": fold}
     _require_absent(to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}")
     if output is None and not dry_run:
-        raise ArgumentError(must_be("--output", "given, but with --dry-run", None))
+        raise ArgumentError("--output must be given unless with --dry-run")
     if layer_in(source):
         of_network = {"--weights": weights, "--pretrained": pretrained, "--random-weights": random_weights}
-        of_network |= {"--set": arguments, "--images": images, "--shape": shape, "--include": include}
-        of_network |= {"--exclude": exclude, "--impl": impl, "--content": content, "--fold": fold, "--dry-run": dry_run}
+        of_network |= {"--set": arguments, "--images": images, "--limit": limit, "--shape": shape}
+        of_network |= {
+            "--include": include,
+            "--exclude": exclude,
+            "--impl": impl,
+            "--content": content,
+            "--fold": fold,
+            "--dry-run": dry_run,
+        }
         _require_absent(of_network, f"is for a network, and {source} holds a single layer")
         assert output is not None
         attention = {"sharpness": sharpness, "head_width": head_width}

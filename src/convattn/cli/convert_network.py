@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["Measured", "Origin", "convert_network", "forecast_network"]
 
 
+_LIMIT = 16
+"""How many images are taken unless the user says."""
+
+
 class _Loaded(NamedTuple):
     """A network to convert.
 
@@ -56,8 +60,10 @@ class Origin:
             The network, and what builds its architecture.
 
         Raises:
-            ArgumentError: The weights are not said, or said in two ways, or said for a folder that has its own.
+            ArgumentError: There is no such folder, or the weights are not said, or said in two ways, or said for a
+                folder that has its own.
         """
+        self._require_there()
         chosen = {"--weights": self.weights, "--pretrained": self.pretrained, "--random-weights": self.random_weights}
         said = [name for name, value in chosen.items() if value]
         if self._is_folder():
@@ -66,12 +72,21 @@ class Origin:
                 raise ArgumentError(f"{said[0]} is for a network of timm or torchvision; {self.source} has its own")
             return self._load_folder()
         if len(said) > 1 or (weights_matter and not said):
-            given = " and ".join(said) or "none of them"
+            given = f"{' and '.join(said)} are" if said else "none of them is"
             raise ArgumentError(
                 f"the weights of {self.source} must be given by one of --weights FILE, --pretrained and"
-                f" --random-weights, but {given} is there"
+                f" --random-weights, but {given} there"
             )
         return self._build()
+
+    def _require_there(self) -> None:
+        """Refuses a folder that is not there, with a network of timm that may be meant."""
+        if not self._is_folder() or Path(self.source).is_dir():
+            return
+        from convattn.networks.timm import is_known
+
+        hint = f"; did you mean timm:{self.source}?" if is_known(self.source) else ""
+        raise ArgumentError(f"there is no folder {self.source!r}{hint}")
 
     def _is_folder(self) -> bool:
         return Path(self.source).is_dir() or ":" not in self.source
@@ -105,25 +120,28 @@ class Measured:
 
     Attributes:
         folder: Folder of images, or None.
-        limit: How many of them to take.
+        limit: How many of them to take; None takes 16.
         shape: Shape of an image of random numbers, as text, or None.
     """
 
     folder: Path | None
-    limit: int
+    limit: int | None
     shape: str | None
 
     def require(self) -> None:
         """Checks what can be checked before a network is built.
 
         Raises:
-            ArgumentError: The folder is not there, the limit is no positive number, or the shape is none.
+            ArgumentError: The folder is not there, the limit is no positive number or of no folder, or the shape is
+                none.
         """
         if self.folder is not None and not self.folder.is_dir():
             raise ArgumentError(must_be("--images", "a folder of images", str(self.folder)))
         if self.folder is not None and self.shape is not None:
             raise ArgumentError("--shape is for images of random numbers, and --images gives others")
-        if self.limit < 1:
+        if self.folder is None and self.limit is not None:
+            raise ArgumentError("--limit is for the images of --images, which is not given")
+        if self.limit is not None and self.limit < 1:
             raise ArgumentError(must_be("--limit", "at least 1", self.limit))
         self._sizes()
 
@@ -134,7 +152,7 @@ class Measured:
         if self.folder is None:
             drawn = draw_images(loaded.network, self._sizes())
             return drawn, f"one standard normal image {tuple(drawn.shape)}, seed 0"
-        read = read_images(self.folder, preparation(loaded.source, loaded.network), limit=self.limit)
+        read = read_images(self.folder, preparation(loaded.source, loaded.network), limit=self.limit or _LIMIT)
         return read.to(next(loaded.network.parameters())), f"{len(read)} images of {self.folder.resolve().name}"
 
     def _sizes(self) -> tuple[int, ...] | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, MissingDependencyError
 
-__all__ = ["create", "preparation"]
+__all__ = ["create", "is_known", "preparation"]
 
 _REFUSED = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 """Arguments by which weights would be read from somewhere."""
@@ -39,6 +39,15 @@ def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Mod
     if wrong:
         raise ArgumentError(f"options must be those of the architecture, but {', '.join(wrong)} would read weights")
     return timm.create_model(name, pretrained=pretrained, **options)
+
+
+def is_known(name: str) -> bool:
+    """Tells whether timm is installed and has a network of a name; after a point a name has a tag that timm knows."""
+    try:
+        timm = _timm()
+    except MissingDependencyError:
+        return False
+    return timm.is_model_pretrained(name) if "." in name else timm.is_model(name)
 
 
 def preparation(network: nn.Module) -> Callable[[Any], Tensor]:

@@ -33,8 +33,19 @@ def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
     try:
         require_same(network.state_dict(), found)
     except CheckpointError as error:
-        raise CheckpointError(f"the weights in {path} do not fit {type(network).__name__}: {error}") from None
+        raise CheckpointError(
+            f"the weights in {path} do not fit {type(network).__name__}: {error}{_hint(network, found)}"
+        ) from None
     network.load_state_dict(found)
+
+
+def _hint(network: nn.Module, found: Mapping[str, Tensor]) -> str:
+    """Tells of a word before all names, as a wrapper leaves it, where the names after it are of the network."""
+    first = {name.partition(".")[0] for name in found}
+    after = {name.partition(".")[2] for name in found}
+    if len(first) != 1 or not after & network.state_dict().keys():
+        return ""
+    return f"; all names in the file begin with '{first.pop()}.', which is to be taken off"
 
 
 def _read(path: Path) -> dict[str, Tensor]:
