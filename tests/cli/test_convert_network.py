@@ -78,6 +78,8 @@ def test_images_are_read_and_counted(weights, capsys):
     assert certificate.images == "2 images of pictures"
     assert certificate.shapes == ((2, 3, 176, 176),)
     assert certificate.top1_total == 2
+    assert main([*arguments[:-1], "one", "--images", "pictures", "--limit", "1"]) == 0
+    assert NetworkCertificate.load("one/certificate.json").images == "1 image of pictures"
 
 
 def test_a_trained_network_of_attention_becomes_convolutions(capsys):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convattn.cli.output import print_record
 from convattn.errors import ArgumentError, must_be
+from convattn.records.words import counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -153,7 +154,9 @@ class Measured:
             drawn = draw_images(loaded.network, self._sizes())
             return drawn, f"one standard normal image {tuple(drawn.shape)}, seed 0"
         read = read_images(self.folder, preparation(loaded.source, loaded.network), limit=self.limit or _LIMIT)
-        return read.to(next(loaded.network.parameters())), f"{len(read)} images of {self.folder.resolve().name}"
+        return read.to(
+            next(loaded.network.parameters())
+        ), f"{counted(len(read), 'image')} of {self.folder.resolve().name}"
 
     def _sizes(self) -> tuple[int, ...] | None:
         """Reads the shape."""
