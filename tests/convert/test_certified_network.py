@@ -58,6 +58,26 @@ def test_soft_heads_are_measured_and_not_called_exact():
     assert made[0].encoding.sharpness.tolist() == pytest.approx([2.0] * 9)
 
 
+def test_heads_that_look_everywhere_make_another_network():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, bias=False))
+    _, certificate = network_to_attention(network, sharpness=1.0, images=images(2, 3, 9, 11))
+    assert [layer.leak for layer in certificate.layers] == [1, 1]
+    share = certificate.measured_error / certificate.largest
+    assert 0.5 < share < 1
+    assert f"passed (approximate, differs by {share:.2g} of the largest output, 2 layers" in certificate.summary()
+
+
+def test_an_error_as_large_as_the_output_does_not_pass():
+    """The second difference of a ramp is zero but for rounding; heads that look aside see the border."""
+    network = nn.Conv2d(1, 1, 3, bias=False)
+    network.weight.data = torch.tensor([[[[0.0, 1, 0], [1, -4, 1], [0, 1, 0]]]])
+    _, certificate = network_to_attention(network, sharpness=2.0, images=torch.arange(7.0).expand(1, 1, 5, 7) / 3)
+    assert all(layer.passed for layer in certificate.layers)
+    assert certificate.measured_error > certificate.largest
+    assert not certificate.passed
+
+
 def test_a_wrong_layer_fails_the_certificate(monkeypatch):
     """The negative control: a leak of 1e-5 in one layer of three is seen end to end."""
     network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, 1))

@@ -158,7 +158,7 @@ def test_measured_error_is_within_the_a_priori_bound(conv, dtype):
         leak = 0.0 if certificate.exact else lattice_sum(alpha, layer.dims)
         # α is rounded three times by eps / 2, and e^(−α‖δ‖²) changes by α‖δ‖² as much, ‖δ‖² on average below 2
         rounded = (4 * alpha + 16) * torch.finfo(dtype).eps
-        assert certificate.leak == pytest.approx(leak, rel=rounded, abs=0)
+        assert certificate.leak == pytest.approx(min(1, leak), rel=rounded, abs=0)
         assert certificate.measured_error <= certificate.bound + certificate.rounding
     assert errors[0] > 1e3 * rounding, "at α = 1 the heads are soft"
     assert errors[-1] <= rounding, "at α = 200 only rounding is left"

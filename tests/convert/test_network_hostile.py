@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from convattn import network_to_attention
+from convattn import network_to_attention, network_to_conv
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
 from convert.hostile_cases import (
@@ -155,6 +155,15 @@ def test_nothing_learns_where_nothing_did():
 def test_images_that_the_network_does_not_take(x, message):
     with pytest.raises(ArgumentError, match=message):
         attempt(nn.Sequential(conv()), x)
+
+
+def test_autocast_around_a_conversion_changes_nothing():
+    network, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1)), torch.randn(2, 3, 7, 9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made, certificate = network_to_attention(network, images=x)
+        assert network_to_conv(made, images=x)[1].passed
+    assert certificate == network_to_attention(network, images=x)[1]
+    assert certificate.passed
 
 
 def test_the_random_state_is_kept_where_a_conversion_fails():

@@ -96,7 +96,7 @@ def conv_to_attention(
         alpha = layer.encoding.sharpness.double().min().item()  # type: ignore[union-attr]
         kept = layer.values.maps().double()
         lost = taps.maps.double() - kept if head_width is not None else None
-        leak = 0.0 if underflows(alpha, taps.maps.dtype) else off_centre_mass(alpha, layer.dims)
+        leak = 0.0 if underflows(alpha, taps.maps.dtype) else min(1.0, off_centre_mass(alpha, layer.dims))
         per_unit = bound_per_unit(leak, kept, lost)
     if isinstance(layer.values, MergedValues) and leak == 0:
         layer.values.lay_out("outputs inputs heads")  # heads so hard run as a convolution

@@ -12,7 +12,7 @@ from convattn.convert.plain import copy_module
 from convattn.convert.registry import full_name
 from convattn.convert.runs import Arguments, run
 from convattn.convert.same_padding import pad_same
-from convattn.convert.short_certificate import dtypes, short_certificate
+from convattn.convert.short_certificate import dtypes, resembles, short_certificate
 from convattn.convert.survey import Found
 from convattn.convert.tap_by_tap import tap_by_tap
 from convattn.convert.taps import Taps, read_taps
@@ -42,6 +42,12 @@ class _Comparison(NamedTuple):
     rounding: float
     largest: float
     unsteady: bool = False
+
+    @property
+    def relative(self) -> float:
+        """Error over largest value; not a number counts as infinite."""
+        share = self.error / self.largest if self.largest else math.inf * self.error
+        return 0.0 if self.error == 0 else math.inf if math.isnan(share) else share
 
     @property
     def share(self) -> float:
@@ -88,9 +94,10 @@ def certify_network(
         results = _run_made(copied, given)
     exact = all(certificate.exact for certificate in certificates.values())
     compared = _compare(results, high, low, notes)
-    worst = max(compared, key=lambda one: one.share)
+    worst = max(compared, key=lambda one: one.share if exact else one.relative)
     if not exact:
         notes.append("a bound on the error end to end: at this sharpness layers have bounds of their own only")
+    alike = worst.share <= 1 if exact else resembles(worst.error, worst.rounding, worst.largest)
     entries = tuple(_entry(item, certificates[item.names[0]], watch, layers[item.names[0]]) for item in found)
     total, changed = _top1(results, high)
     return NetworkCertificate(
@@ -112,7 +119,7 @@ def certify_network(
         top1_changed=changed,
         accuracy_before=None,
         accuracy_after=None,
-        passed=all(e.passed for e in entries) and (worst.share <= 1 if exact else math.isfinite(worst.error)),
+        passed=alike and all(entry.passed for entry in entries),
         not_covered=tuple(notes),
     )
 

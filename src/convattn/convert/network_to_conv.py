@@ -1,6 +1,5 @@
 """Whole networks: attention layers without content become convolutions in a copy of the network."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -14,7 +13,7 @@ from convattn.convert.layer_names import matches, names_by_module, patterns, rep
 from convattn.convert.plain import copy_network
 from convattn.convert.registry import full_name
 from convattn.convert.shapes_met import shapes_met
-from convattn.convert.short_certificate import dtypes, short_certificate
+from convattn.convert.short_certificate import dtypes, resembles, short_certificate
 from convattn.convert.taps import AnyConvolution
 from convattn.encodings import Quadratic
 from convattn.errors import (
@@ -207,8 +206,11 @@ def _record(
     """Puts the record together."""
     exact = all(layer.exact for layer in layers)
     passed = all(layer.passed for layer in layers)
-    if comparison is not None and comparison.error is not None and comparison.rounding is not None:
-        passed = passed and comparison.error <= (comparison.rounding if exact else math.inf)  # nan is no such number
+    if comparison is not None and comparison.error is not None:
+        assert comparison.rounding is not None
+        assert comparison.scale is not None
+        error, rounding, largest = comparison.error, comparison.rounding, comparison.scale
+        passed = passed and (error <= rounding if exact else resembles(error, rounding, largest))
     return NetworkCertificate(
         direction="network_to_conv",
         source=full_name(type(model)),

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -99,7 +99,7 @@ def _drawn(model: nn.Module) -> Arguments:
 
 
 def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Runs a network without gradients, from the same random numbers each time.
+    """Runs a network without gradients and autocast, from the same random numbers each time.
 
     Args:
         network: The network; it may change itself.
@@ -109,7 +109,12 @@ def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) 
     Returns:
         The tensors among its results that hold real or complex numbers, in order.
     """
-    with keep_random_state(network), torch.no_grad():
+    with ExitStack() as settings:
+        settings.enter_context(keep_random_state(network))
+        settings.enter_context(torch.no_grad())
+        for device in {"cpu", *(parameter.device.type for parameter in network.parameters())}:
+            if torch.amp.is_autocast_available(device):
+                settings.enter_context(torch.autocast(device, enabled=False))
         torch.manual_seed(_SEED)
         arguments = given.copied(dtype)
         return list(tensors(network(*arguments.positional, **arguments.named)))

@@ -6,7 +6,7 @@ from torch import nn
 
 from convattn.records import Certificate, LayerCertificate
 
-__all__ = ["dtypes", "short_certificate"]
+__all__ = ["dtypes", "resembles", "short_certificate"]
 
 
 def short_certificate(
@@ -46,6 +46,20 @@ def short_certificate(
         passed=certificate.passed,
         notes=notes,
     )
+
+
+def resembles(error: float, rounding: float, largest: float) -> bool:
+    """Tells whether an approximate network is of the same function at all: one of zeros would err by the largest.
+
+    Args:
+        error: Largest difference of an output.
+        rounding: What rounding explains of it.
+        largest: Largest absolute value of that output.
+
+    Returns:
+        Whether the error is smaller, or rounding; not so where it is not a number.
+    """
+    return error <= rounding or error < largest
 
 
 def dtypes(network: nn.Module) -> str:

@@ -23,6 +23,8 @@ from convattn.records import Certificate, NetworkCertificate
 
 __all__ = ["SCHEMA", "save_network"]
 
+_ADAPTERS = "convattn.adapters."
+
 SCHEMA = 1
 
 
@@ -57,7 +59,7 @@ def save_network(
 
     Raises:
         UnsupportedModelError: It would not come back as it is; the message says why.
-        ArgumentError: The source, its options or the folder are wrong.
+        ArgumentError: The network, the source, its options, the folder or the certificate are wrong.
         MissingDependencyError: The source is not installed.
 
     Example:
@@ -72,7 +74,12 @@ def save_network(
         ...     type(load_network(folder, model=net)[0]).__name__
         'RelativeAttention1d'
     """
+    if not isinstance(network, nn.Module):
+        raise ArgumentError(must_be("network", "an nn.Module", type(network).__name__))
+    if certificate is not None and not isinstance(certificate, NetworkCertificate | Certificate):
+        raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
     kind = type(network).__name__
+    _require_layers(network, certificate)
     built = own_source(network) if source is None else (source, _json_options(options))
     if built is None and options:
         raise ArgumentError(must_be("options", "given with a source, which takes them", dict(options)))
@@ -104,6 +111,23 @@ def save_network(
         if certificate is not None:
             certificate.save(temporary / "certificate.json")
     return Path(folder)
+
+
+def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certificate | None) -> None:
+    """Refuses what could not be loaded as the folder says, and a certificate of another network's layers."""
+    made = [name for name, module in network.named_modules() if type(module).__module__.startswith(_ADAPTERS)]
+    if made:
+        raise UnsupportedModelError(
+            f"cannot save this {type(network).__name__}: {made[0]} was made by convolutional_init, which is not in the"
+            " file. Save the state_dict, and load it into a new network that convolutional_init has made likewise"
+        )
+    places = dict(network.named_modules(remove_duplicate=False))
+    if not isinstance(certificate, NetworkCertificate):
+        return
+    missing = next((layer.name for layer in certificate.layers if layer.name not in places), None)
+    if missing is not None:
+        wanted = f"that of this {type(network).__name__}, which has no {missing}"
+        raise ArgumentError(f"certificate must be {wanted}, but is that of a {certificate.source}")
 
 
 def _compared(network: nn.Module, source: str, options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -83,7 +83,8 @@ class NetworkCertificate(Record):
     """What the conversion of a whole network promises, and what was measured of it, in either direction.
 
     Each layer has a bound of its own. End to end there is a promise only where every layer is exact: the networks agree
-    within rounding. Where layers leak, the end-to-end numbers are measurements on the images named, and no bound.
+    within rounding. Where layers leak, the end-to-end numbers are measurements on the images named, and no bound:
+    read them, since passing says little there.
 
     Attributes:
         direction: "network_to_attention" or "network_to_conv".
@@ -107,7 +108,8 @@ class NetworkCertificate(Record):
         top1_changed: How many of them have another largest score than before.
         accuracy_before: Share of the labels that the source predicts, in [0, 1]; None without labels.
         accuracy_after: The same of the network made.
-        passed: Whether every layer passed and, where all are exact, the networks agree within rounding.
+        passed: Whether every layer passed and the networks agree within rounding; where not all layers are exact,
+            whether the largest difference is at least smaller than the largest output.
         not_covered: What the certificate says nothing about.
     """
 
@@ -136,7 +138,10 @@ class NetworkCertificate(Record):
         """Returns the certificate in a few lines of plain text: exact layers are counted, others have a line each."""
         heads = counted(sum(layer.heads for layer in self.layers), "head")
         layers = counted(len(self.layers), "layer")
-        kind = f"{'exact' if self.exact else 'approximate'}, {layers}, {heads}, {self.dtype}"
+        alike = "exact" if self.exact else "approximate"
+        if not self.exact and self.measured_error and self.largest:
+            alike += f", differs by {self.measured_error / self.largest:.2g} of the largest output"
+        kind = f"{alike}, {layers}, {heads}, {self.dtype}"
         lines = [
             f"{self.direction.replace('_', ' ')}: {'passed' if self.passed else 'FAILED'} ({kind})",
             f"  from            {self.source}",
