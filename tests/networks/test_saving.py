@@ -12,7 +12,6 @@ from torch import nn
 
 from convattn import (
     NetworkCertificate,
-    convolutional_init,
     load_network,
     network_to_attention,
     network_to_conv,
@@ -162,28 +161,6 @@ UNSAVABLE = {
 def test_what_would_not_come_back_is_not_saved(make, message, tmp_path):
     with pytest.raises(UnsupportedModelError, match=rf"cannot save this ResNet as convattn:ResNet: .*({message})"):
         save_network(make(), tmp_path / "made")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_convolutional_init_made_is_not_saved(tmp_path):
-    network = convolutional_init(timm.create_model("test_vit", num_classes=3))[0]
-    for source in (None, "timm:test_vit"):
-        with pytest.raises(UnsupportedModelError, match=r"blocks\.0\.attn was made by convolutional_init.*state_dict"):
-            save_network(network, tmp_path / "made", source=source)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_path, without_type_checks):
-    small, other = nn.Sequential(nn.Conv1d(2, 3, 5)), nn.Sequential(nn.ReLU(), nn.Conv1d(2, 3, 5))
-    pair = network_to_attention(small, images=torch.zeros(1, 2, 7))
-    message = "certificate must be that of this Sequential, which has no 1, but is that of a torch.nn.*Sequential"
-    for arguments, expected in (
-        ((pair,), "network must be an nn.Module, but is 'tuple'"),
-        ((pair[0], "passed"), "certificate must be what the conversion returned, but is 'passed'"),
-        ((pair[0], network_to_attention(other, images=torch.zeros(1, 2, 7))[1]), message),
-    ):
-        with pytest.raises(ArgumentError, match=expected):
-            save_network(arguments[0], tmp_path / "made", certificate=dict(enumerate(arguments)).get(1))
     assert list(tmp_path.iterdir()) == []
 
 

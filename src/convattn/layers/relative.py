@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, must_be
@@ -152,7 +151,7 @@ class RelativeAttention(HasKernel, ABC):
             DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
         content = self.content is not None and looks_at_content(self.content, self.gate, self.gate_kind, self.impl)
-        afresh = content or is_compiling() or (self.training and self.dropout)
+        afresh = content or torch.compiler.is_compiling() or (self.training and self.dropout)
         if not afresh and (y := self._kept.attend(x, self, self.geometry, self.impl)) is not None:
             return y
         self._require_images(x)
@@ -161,7 +160,7 @@ class RelativeAttention(HasKernel, ABC):
             call = self._call(x.shape, x.dtype, x.device, axes)
             return compute(call, self._kept.prepare(call, training=self.training), x)
         keys = pad_keys(x, self.geometry)
-        explicit = self.impl == "reference" or (is_compiling() and self.impl != "flex")
+        explicit = self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex")
         y = self._reference(keys, axes, content=content) if explicit else self._content(keys, axes)
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 

@@ -1,0 +1,31 @@
+"""Networks and certificates that a folder could not bring back are refused before it is made."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from convattn import convolutional_init, network_to_attention, save_network
+from convattn.errors import ArgumentError, UnsupportedModelError
+
+
+def test_what_convolutional_init_made_is_not_saved(tmp_path):
+    network = convolutional_init(timm.create_model("test_vit", num_classes=3))[0]
+    for source in (None, "timm:test_vit"):
+        with pytest.raises(UnsupportedModelError, match=r"blocks\.0\.attn was made by convolutional_init.*state_dict"):
+            save_network(network, tmp_path / "made", source=source)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_path, without_type_checks):
+    small, other = nn.Sequential(nn.Conv1d(2, 3, 5)), nn.Sequential(nn.ReLU(), nn.Conv1d(2, 3, 5))
+    pair = network_to_attention(small, images=torch.zeros(1, 2, 7))
+    message = "certificate must be that of this Sequential, which has no 1, but is that of a torch.nn.*Sequential"
+    for arguments, expected in (
+        ((pair,), "network must be an nn.Module, but is 'tuple'"),
+        ((pair[0], "passed"), "certificate must be what the conversion returned, but is 'passed'"),
+        ((pair[0], network_to_attention(other, images=torch.zeros(1, 2, 7))[1]), message),
+    ):
+        with pytest.raises(ArgumentError, match=expected):
+            save_network(arguments[0], tmp_path / "made", certificate=dict(enumerate(arguments)).get(1))
+    assert list(tmp_path.iterdir()) == []
