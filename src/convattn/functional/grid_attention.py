@@ -14,13 +14,12 @@ from convattn.functional.grid_orders import (
     GridValues,
     Pieces,
     all_channels_between,
-    few_channels_first,
     keys_first,
-    single_channels_between,
+    single_channels,
     single_key,
-    values_first,
 )
-from convattn.functional.grid_tiles import col_blocks, covers_once, key_strips, query_strips
+from convattn.functional.grid_planes import few_channels_first, plane_keys_first, plane_values_first
+from convattn.functional.grid_tiles import Strip, col_blocks, covers_once, joint_blocks, key_strips, query_strips
 from convattn.functional.head_grid import HeadGrid
 from convattn.functional.keys import pad_keys
 
@@ -29,19 +28,22 @@ __all__ = ["GridAttention", "GridSizes", "grid_attention"]
 _CACHE = 1 << 20
 """Bytes of mixed pixels worked on at a time."""
 
+_PLANES = 4 * _CACHE
+"""Bytes of the planes of images that go together."""
+
 _FEW, _SOME = 4, 64
 """Channels up to which they are kept as planes, and from which they are many."""
 
-_SLOW_MIX, _SLOW_SINGLE = 2.0, 8.0
-"""How many times longer than in a large product an operation takes: along an axis, and for channels of their own.
-Measured on one core (float32)."""
+_SLOW_MIX = 2.0
+"""How many times longer than in a large product an operation along an axis takes. Measured on one core (float32)."""
 
 _ORDERS: dict[str, Callable[[Pieces, Tensor, GridValues, Tensor | None], Tensor]] = {
     "keys": keys_first,
     "few": few_channels_first,
+    "plane keys": plane_keys_first,
     "between": all_channels_between,
-    "apart": single_channels_between,
-    "values": values_first,
+    "channels": single_channels,
+    "plane values": plane_values_first,
     "single": single_key,
 }
 
@@ -70,9 +72,10 @@ class GridAttention:
 
     Attributes:
         grid: The attention matrices.
-        order: "keys" (means, then W_h) or "few" (the same with few channels), "between" (columns, W_h, rows) or "apart"
-            (the same with a group for each channel), "values" (W_h, then means), or "single" (one key, to which all
-            attention goes).
+        order: With the channels of a pixel together, "keys" (means, then W_h) or "between" (columns, W_h, rows); with
+            channels as planes, "few" (means, then W_h), "plane keys" (the same with one head), "plane values" (W_h,
+            then means, with one head) or "channels" (a group for each); or "single" (one key, to which all attention
+            goes).
         pieces: What is worked on together.
     """
 
@@ -96,7 +99,7 @@ class GridAttention:
             bias: Added to the output, or None.
 
         Returns:
-            (batch, outputs, *queries), with the channels of a pixel side by side in memory.
+            (batch, outputs, *queries), with the pixels of a channel or the channels of a pixel side by side in memory.
         """
         keys = x if self.grid.geometry is None else pad_keys(x, self.grid.geometry)
         sequence = keys.ndim == 3
@@ -116,16 +119,23 @@ def grid_attention(grid: HeadGrid, sizes: GridSizes) -> GridAttention:
         What computes it.
     """
     order = _order(grid, sizes)
-    (row_count, queries, keys), (col_count, across, _) = grid.rows.shape, grid.cols.shape
     if order == "single":
-        return GridAttention(grid, order, Pieces(queries, across, 1, (), (), fresh=True))
-    if order == "few":
-        rows = max(1, _CACHE // (row_count * across * col_count * sizes.channels * sizes.itemsize))
-        pieces = Pieces(queries, across, 1, col_blocks(grid.cols, _SOME), query_strips(grid.rows, rows), fresh=True)
-        return GridAttention(grid, order, pieces)
-    width = sizes.outputs if order == "values" else sizes.channels
-    cols = () if _one_key(grid.cols) else col_blocks(grid.cols, width, queries_first=order != "apart")
-    rows = max(4, _CACHE // (_numbers_per_row(grid, sizes, order) * sizes.itemsize))
+        pieces = Pieces(grid.rows.shape[1], grid.cols.shape[1], 1, (), (), fresh=True)
+    elif order == "channels":
+        pieces = _pieces_of_channels(grid)
+    elif order in {"few", "plane keys", "plane values"}:
+        pieces = _pieces_of_planes(grid, sizes, order)
+    else:
+        pieces = _pieces_of_pixels(grid, sizes, order)
+    return GridAttention(grid, order, pieces)
+
+
+def _pieces_of_pixels(grid: HeadGrid, sizes: GridSizes, order: str) -> Pieces:
+    """Cuts the matrices where the channels of a pixel stand together; of small images, several go together."""
+    (_, queries, keys), (_, across, _) = grid.rows.shape, grid.cols.shape
+    cols = () if _one_key(grid.cols) else col_blocks(grid.cols, sizes.channels)
+    made = len(grid.cols) * sizes.channels + (sizes.outputs if order == "between" else 0)
+    rows = max(4, _CACHE // (across * made * sizes.itemsize))
     if order == "keys":
         cut, longest = query_strips, max(1, rows * queries // keys)
     else:
@@ -135,7 +145,28 @@ def grid_attention(grid: HeadGrid, sizes: GridSizes) -> GridAttention:
     if images > 1:  # pixels of several images are one block only with all of their rows
         strips = cut(grid.rows, longest, whole=True)
     fresh = order == "keys" or covers_once(strips, queries)
-    return GridAttention(grid, order, Pieces(queries, across, images, cols, strips, fresh=fresh))
+    return Pieces(queries, across, images, cols, strips, fresh=fresh)
+
+
+def _pieces_of_planes(grid: HeadGrid, sizes: GridSizes, order: str) -> Pieces:
+    """Cuts the matrices where channels are planes; of one head, several images go together."""
+    (row_count, queries, keys), (col_count, across, _) = grid.rows.shape, grid.cols.shape
+    cols = () if _one_key(grid.cols) else joint_blocks(grid.cols, "m q k -> m k q")
+    per_row = across * (sizes.outputs if order == "plane values" else sizes.channels) * sizes.itemsize
+    strips = query_strips(grid.rows, max(1, _CACHE // (row_count * col_count * per_row)))
+    together = row_count == col_count == len(strips) == 1
+    images = max(1, _PLANES // (keys * per_row)) if together else 1
+    return Pieces(queries, across, images, cols, strips, fresh=True)
+
+
+def _pieces_of_channels(grid: HeadGrid) -> Pieces:
+    """Cuts the matrices where each channel is a group; where there is one row, columns take the place of rows."""
+    turned = _one_key(grid.rows)
+    first, second = (grid.cols, grid.rows) if turned else (grid.rows, grid.cols)
+    rows = joint_blocks(first, "m q k -> q (k m)")
+    strips = tuple(Strip(block.queries, block.keys, (block,)) for block in rows)
+    cols = joint_blocks(second, "m q k -> m (k q)")
+    return Pieces(grid.rows.shape[1], grid.cols.shape[1], 1, cols, strips, fresh=True, turned=turned)
 
 
 def _order(grid: HeadGrid, sizes: GridSizes) -> str:
@@ -143,33 +174,19 @@ def _order(grid: HeadGrid, sizes: GridSizes) -> str:
     (row_count, queries, rows), (col_count, across, cols) = grid.rows.shape, grid.cols.shape
     if _one_key(grid.rows) and _one_key(grid.cols):
         return "single"
-    apart = sizes.groups == sizes.channels == sizes.outputs
-    products = row_count * col_count * sizes.channels * sizes.outputs // sizes.groups * (_SLOW_SINGLE if apart else 1)
+    if sizes.groups == sizes.channels == sizes.outputs > 1:
+        return "channels"
+    if row_count == col_count == 1:
+        return "plane keys" if queries * across * sizes.channels <= rows * cols * sizes.outputs else "plane values"
+    products = row_count * col_count * sizes.channels * sizes.outputs // sizes.groups
     reach = [_SLOW_MIX * _mean_reach(matrices) for matrices in (grid.rows, grid.cols)]
     means = rows * across * col_count * sizes.channels * reach[1]
     ahead = queries * across * row_count * reach[0]
-    costs = {
-        "keys": means + ahead * col_count * sizes.channels + queries * across * products,
-        "between": means + rows * across * products + ahead * sizes.outputs,
-    }
-    if row_count == col_count == 1:
-        own = sizes.outputs * (rows * across * reach[1] + ahead)
-        costs["values"] = rows * cols * products + own
-    best = min(costs, key=costs.__getitem__)
-    if best == "between" and apart and not _one_key(grid.cols):
-        return "apart"
-    return "few" if best == "keys" and sizes.channels <= _FEW and sizes.groups == 1 else best
-
-
-def _numbers_per_row(grid: HeadGrid, sizes: GridSizes, order: str) -> int:
-    """Counts the numbers made of one row of keys."""
-    count, queries, keys = grid.cols.shape
-    if order == "apart":
-        longest = max(block.queries.stop - block.queries.start for block in col_blocks(grid.cols, sizes.channels))
-        return longest * (count + 1) * sizes.channels
-    width = sizes.outputs if order == "values" else sizes.channels
-    made = {"keys": 0, "between": queries, "values": keys}[order] * sizes.outputs
-    return queries * count * width + made
+    keys = means + ahead * col_count * sizes.channels + queries * across * products
+    between = means + rows * across * products + ahead * sizes.outputs
+    if between < keys:
+        return "between"
+    return "few" if sizes.channels <= _FEW and sizes.groups == 1 else "keys"
 
 
 def _mean_reach(matrices: Tensor) -> float:

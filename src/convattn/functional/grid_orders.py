@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from convattn.functional.grid_channels import channel_by_channel
 from convattn.functional.grid_tiles import Block, Strip
 from convattn.functional.mixing import Workspace
 from convattn.functional.values import add_head
@@ -15,15 +16,10 @@ __all__ = [
     "GridValues",
     "Pieces",
     "all_channels_between",
-    "few_channels_first",
     "keys_first",
-    "single_channels_between",
+    "single_channels",
     "single_key",
-    "values_first",
 ]
-
-_LONG = 256
-"""Numbers side by side with which products of numbers run at speed."""
 
 
 class Pieces(NamedTuple):
@@ -36,6 +32,7 @@ class Pieces(NamedTuple):
         cols: Blocks along the second axis; none where it has one key, to which goes all attention.
         strips: Strips along the first axis.
         fresh: Whether each output is written by one block only.
+        turned: Whether what is said of rows and columns holds for the image with its axes exchanged.
     """
 
     rows: int
@@ -44,6 +41,7 @@ class Pieces(NamedTuple):
     cols: tuple[Block, ...]
     strips: tuple[Strip, ...]
     fresh: bool
+    turned: bool = False
 
     def of(self, batch: int) -> Iterator[tuple[slice, Strip]]:
         """Yields images and a strip."""
@@ -119,34 +117,6 @@ def keys_first(
     return y
 
 
-def few_channels_first(
-    pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
-) -> Float[Tensor, "batch rows_out cols_out outputs"]:
-    """Does the same for images of few channels, as planes, and with W_h of all heads at once."""
-    workspace, cols, (channels, rows, across) = Workspace(x), values.cols, x.shape[1:]
-    y = pieces.output(x, values, bias)
-    assert values.whole is not None
-    weight = values.whole.flatten(1).mT
-    for image, planes in enumerate(x.contiguous()):
-        mixed = workspace.get("mixed", cols, channels * rows, pieces.across)
-        lines = planes.view(channels * rows, across).expand(cols, -1, -1)
-        for block in pieces.cols:
-            blocks = block.weights.unflatten(0, (-1, cols)).movedim(0, -1)
-            torch.bmm(lines[:, :, block.keys], blocks, out=mixed[:, :, block.queries])
-        kept = mixed.view(cols * channels, rows, pieces.across)
-        for strip in pieces.strips:
-            count = strip.queries.stop - strip.queries.start
-            means = workspace.get("means", len(strip.blocks), cols * channels, count, pieces.across)
-            for block, into in zip(strip.blocks, means, strict=True):
-                keys = slice(strip.keys.start + block.keys.start, strip.keys.start + block.keys.stop)
-                torch.bmm(block.weights.expand(len(kept), -1, -1), kept[:, keys], out=into)
-            out = y[image, strip.queries].view(-1, y.shape[-1])
-            torch.mm(means.view(-1, len(out)).mT, weight, out=out)
-            if bias is not None:
-                out += bias
-    return y
-
-
 def all_channels_between(
     pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
 ) -> Float[Tensor, "batch rows_out cols_out outputs"]:
@@ -156,52 +126,27 @@ def all_channels_between(
     for images, strip in pieces.of(len(pixels)):
         mixed = _along_cols(pieces, pixels[images, strip.keys], workspace)
         for block in strip.blocks:
-            some = mixed[:, block.keys]
+            some, out = mixed[:, block.keys], y[images, block.queries]
             made = workspace.get("values", some.shape[0] * some.shape[1] * pieces.across, y.shape[-1])
             values.apply(some.view(len(made), -1), block.number, made, add=False)
-            _along_rows(pieces, block, made.view(*some.shape[:2], -1), y[images, block.queries], bias)
+            _multiply(block.weights, made.view(*some.shape[:2], -1), out.flatten(2), add=not pieces.fresh)
+            if pieces.fresh and bias is not None:
+                out += bias
     return y
 
 
-def single_channels_between(
+def single_channels(
     pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
-) -> Float[Tensor, "batch rows_out cols_out outputs"]:
-    """Does the same where each channel is a group: W_h is a number per channel, and products are of numbers."""
-    pixels, workspace, cols = _pixels(x), Workspace(x), values.cols
-    y = pieces.output(pixels, values, bias)
-    channels = pixels.shape[-1]
-    repeats = max(block.queries.stop - block.queries.start for block in pieces.cols) if channels < _LONG else 1
-    weights = values.maps[:, :, 0].repeat(1, repeats)
-    for images, strip in pieces.of(len(pixels)):
-        some = pixels[images, strip.keys]
-        lines = some.view(-1, *some.shape[2:])
-        for block in pieces.cols:
-            width = block.queries.stop - block.queries.start
-            mixed = workspace.get("mixed", len(lines), cols * width, channels)
-            torch.bmm(block.weights.expand(len(lines), -1, -1), lines[:, block.keys], out=mixed)
-            shape = (cols, -1, weights.shape[1] if repeats == 1 else width * channels)
-            parts = mixed.view(*some.shape[:2], *shape)
-            for row in strip.blocks:
-                made = _weighted_sum(parts[:, row.keys], weights[row.number * cols :, : shape[2]], workspace)
-                out = y[images, row.queries, block.queries]
-                _along_rows(pieces, row, made, out, bias)
-    return y
-
-
-def values_first(
-    pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
-) -> Float[Tensor, "batch rows_out cols_out outputs"]:
-    """Multiplies with the only W_h, then takes the means along both axes."""
-    pixels, workspace = _pixels(x), Workspace(x)
-    y = pieces.output(pixels, values, bias)
-    for images, strip in pieces.of(len(pixels)):
-        keys = pixels[images, strip.keys]
-        made = workspace.get("values", *keys.shape[:3], y.shape[-1])
-        values.apply(keys.view(-1, keys.shape[-1]), 0, made.view(-1, y.shape[-1]), add=False)
-        mixed = _along_cols(pieces, made, workspace)
-        for block in strip.blocks:
-            _along_rows(pieces, block, mixed[:, block.keys], y[images, block.queries], bias)
-    return y
+) -> Float[Tensor, "batch rows_out cols_out channels"]:
+    """Multiplies with W_h and the column matrices at once, where each channel is a group; then along the rows."""
+    y = x.new_empty(*x.shape[:2], pieces.rows, pieces.across)
+    maps = values.maps[:, :, 0].unflatten(0, (-1, values.cols))
+    rows = tuple(block for strip in pieces.strips for block in strip.blocks)
+    if pieces.turned:
+        channel_by_channel(rows, pieces.cols, x.mT, maps.transpose(0, 1), y.mT, bias)
+    else:
+        channel_by_channel(rows, pieces.cols, x, maps, y, bias)
+    return y.movedim(1, -1)
 
 
 def single_key(
@@ -232,30 +177,12 @@ def _along_cols(
     mixed = workspace.get("mixed", len(lines), pieces.across * count, channels)
     for block in pieces.cols:
         out = mixed[:, block.queries.start * count : block.queries.stop * count]
-        torch.bmm(block.weights.expand(len(lines), -1, -1), lines[:, block.keys], out=out)
+        whole = out.is_contiguous()  # a batch of products is slow where the result is not one block of memory
+        part = out if whole else workspace.get("part", *out.shape)
+        torch.bmm(block.weights.expand(len(lines), -1, -1), lines[:, block.keys], out=part)
+        if not whole:
+            out.copy_(part)
     return mixed.view(images, rows, -1)
-
-
-def _along_rows(pieces: Pieces, block: Block, made: Tensor, out: Tensor, bias: Tensor | None) -> None:
-    """Takes means along the rows."""
-    _multiply(block.weights, made, out.flatten(2), add=not pieces.fresh)
-    if pieces.fresh and bias is not None:
-        out += bias
-
-
-def _weighted_sum(
-    parts: Float[Tensor, "images rows matrices repeats numbers"],
-    weights: Float[Tensor, "heads numbers"],
-    workspace: Workspace,
-) -> Float[Tensor, "images rows repeats_and_numbers"]:
-    """Sums the means by all column matrices, each times the numbers of its head."""
-    images, rows, _, repeats, numbers = parts.shape
-    made = workspace.get("values", images, rows, repeats, numbers)
-    first, *others = parts.unbind(2)
-    torch.mul(first, weights[0], out=made)
-    for number, part in enumerate(others, start=1):
-        made.addcmul_(part, weights[number])
-    return made.flatten(2)
 
 
 def _multiply(weights: Tensor, keys: Tensor, out: Tensor, *, add: bool) -> None:

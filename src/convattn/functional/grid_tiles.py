@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Block", "Strip", "col_blocks", "covers_once", "key_strips", "query_strips"]
+__all__ = ["Block", "Strip", "col_blocks", "covers_once", "joint_blocks", "key_strips", "query_strips"]
 
 _SHORT = 16
 """Pixels of a piece along an axis on which heads are narrow."""
@@ -28,7 +29,7 @@ class Block:
         number: Which matrix along the axis; 0 where a block holds all of them.
         queries: Rows of the part.
         keys: Columns of the part, counted from the first key of its strip where it is in one.
-        weights: The part, (queries, keys).
+        weights: The part, (queries, keys); where a block holds all of them, as its order wants them.
     """
 
     number: int
@@ -59,12 +60,12 @@ def _needed(matrices: Float[Tensor, "matrices queries keys"]) -> Int[Tensor, "2 
         matrices: Attention; rows sum to one at most.
 
     Returns:
-        The first of them, and the one behind the last.
+        The first of them, and the one behind the last; both the same for a query that needs none.
     """
     negligible, keys = torch.finfo(matrices.dtype).eps / 64, matrices.shape[2]
     first = (matrices.cumsum(-1) <= negligible).sum(-1)
     last = keys - (matrices.flip(-1).cumsum(-1) <= negligible).sum(-1)
-    return torch.stack([first.clamp(max=max(keys - 1, 0)), torch.where(first < last, last, first)])
+    return torch.stack([first, torch.where(first < last, last, first)])
 
 
 def _pieces(length: int, matrices: Tensor, spans: Tensor, longest: int, short: int = _SHORT) -> list[slice]:
@@ -76,26 +77,37 @@ def _pieces(length: int, matrices: Tensor, spans: Tensor, longest: int, short: i
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
-def col_blocks(
-    matrices: Float[Tensor, "matrices queries keys"], channels: int, *, queries_first: bool = True
+def joint_blocks(
+    matrices: Float[Tensor, "matrices queries keys"], arrangement: str, short: int = _SHORT
 ) -> tuple[Block, ...]:
-    """Cuts the matrices along the second axis, all of them together.
+    """Cuts the matrices along an axis, all of them together.
 
     Args:
         matrices: Attention along the axis.
-        channels: Number of channels of the keys; of few, blocks are longer.
-        queries_first: Whether rows of a block are (queries, matrices), else (matrices, queries).
+        arrangement: How weights of a block lie, as rows of keys: "m q k -> (q m) k", for instance.
+        short: Queries of a block where heads are narrow.
 
     Returns:
         Blocks that cover all queries.
     """
     spans, blocks, longest = _needed(matrices), [], matrices.shape[1]
-    for part in _pieces(longest, matrices, spans, longest, max(_SHORT, min(_NUMBERS // channels, 2 * _SHORT))):
+    for part in _pieces(longest, matrices, spans, longest, short):
         keys = _range(spans[:, :, part])
-        weights = matrices[:, part, keys]
-        stacked = (weights.transpose(0, 1) if queries_first else weights).flatten(0, 1)
-        blocks.append(Block(0, part, keys, stacked.contiguous()))
+        blocks.append(Block(0, part, keys, rearrange(matrices[:, part, keys], arrangement).contiguous()))
     return tuple(blocks)
+
+
+def col_blocks(matrices: Float[Tensor, "matrices queries keys"], channels: int) -> tuple[Block, ...]:
+    """Cuts the matrices along the second axis; rows of a block are (queries, matrices).
+
+    Args:
+        matrices: Attention along the axis.
+        channels: Number of channels of the keys; of few, blocks are longer.
+
+    Returns:
+        Blocks that cover all queries.
+    """
+    return joint_blocks(matrices, "m q k -> (q m) k", max(_SHORT, min(_NUMBERS // channels, 2 * _SHORT)))
 
 
 def query_strips(

@@ -1,0 +1,98 @@
+"""A grid of heads where each channel is a group: column matrices are weighted and summed, not pixels.
+
+W_h is a number w_h,d per channel d, so y_d = Σ_r R_r x_d (Σ_c w_rc,d C_c)ᵀ: one matrix per channel and row matrix, and
+every step is a batch of products of matrices over the channels. Sums of pixels times numbers would be a pass over the
+pixels for each head.
+"""
+
+from itertools import product
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from convattn.functional.grid_tiles import Block
+from convattn.functional.mixing import Workspace
+
+__all__ = ["channel_by_channel"]
+
+_MOST = 1 << 22
+"""Numbers of one kind that are in memory at a time."""
+
+_TOGETHER = 1 << 17
+"""Pixels times channels up to which images are joined."""
+
+
+def channel_by_channel(
+    rows: tuple[Block, ...],
+    cols: tuple[Block, ...],
+    x: Float[Tensor, "batch channels rows cols"],
+    maps: Float[Tensor, "row_matrices col_matrices channels"],
+    y: Float[Tensor, "batch channels rows_out cols_out"],
+    bias: Float[Tensor, " channels"] | None,
+) -> None:
+    """Computes a layer with a group for each channel.
+
+    Args:
+        rows: Blocks along the first axis, weights as (queries, keys × row matrices).
+        cols: Blocks along the second axis, weights as (column matrices, keys × queries).
+        x: Images.
+        maps: w_h.
+        y: Where to write.
+        bias: Added to the output, or None.
+    """
+    workspace, numbers, (channels, keys, across) = Workspace(x), maps.movedim(2, 0), x.shape[1:]
+    widest = max(_length(block.queries) * max(keys, _length(block.keys)) for block in cols)
+    count = min(channels, max(1, _MOST // (len(maps) * widest)))
+    together = max(1, _TOGETHER // (count * keys * across))
+    for some, images in product(_parts(channels, count), _parts(len(x), together)):
+        lines, out = x[images, some].transpose(0, 1).flatten(1, 2).contiguous(), y[images, some].transpose(0, 1)
+        added = None if bias is None else bias[some, None, None, None]
+        for block in cols:
+            matrices = _summed(numbers[some], block, workspace)
+            mixed = workspace.get("mixed", *lines.shape[:2], matrices.shape[2])
+            torch.bmm(lines[:, :, block.keys], matrices, out=mixed)
+            mixed = mixed.view(-1, keys * len(maps), _length(block.queries))
+            for row in rows:
+                _along_rows(row, mixed, len(maps), out[:, :, row.queries, block.queries], added, workspace)
+
+
+def _parts(length: int, size: int) -> list[slice]:
+    return [slice(first, first + size) for first in range(0, length, size)]
+
+
+def _summed(
+    maps: Float[Tensor, "channels row_matrices col_matrices"], block: Block, workspace: Workspace
+) -> Float[Tensor, "channels keys row_matrices_and_queries"]:
+    """Weights the column matrices with the numbers of their heads and sums them."""
+    channels, rows, cols = maps.shape
+    keys, queries = _length(block.keys), _length(block.queries)
+    made = workspace.get("sums", channels * rows, keys * queries)
+    torch.mm(maps.reshape(-1, cols), block.weights, out=made)
+    matrices = workspace.get("matrices", channels, keys, rows, queries)
+    return matrices.copy_(made.view(channels, rows, keys, queries).transpose(1, 2)).flatten(2)
+
+
+def _along_rows(
+    block: Block,
+    mixed: Float[Tensor, "channels_and_images keys_and_matrices cols"],
+    count: int,
+    out: Float[Tensor, "channels images rows cols"],
+    bias: Tensor | None,
+    workspace: Workspace,
+) -> None:
+    """Takes the means along the rows by all row matrices at once and sums them."""
+    keys, whole = mixed[:, block.keys.start * count : block.keys.stop * count], out.is_contiguous()
+    means = out.flatten(0, 1) if whole else workspace.get("means", len(keys), *out.shape[2:])
+    if out.shape[3] == 1:
+        torch.mm(keys[:, :, 0], block.weights.mT, out=means[:, :, 0])
+    else:  # a batch of products is slow where the result is not one block of memory
+        torch.bmm(block.weights.expand(len(keys), -1, -1), keys, out=means)
+    if not whole:
+        out.copy_(means.view(out.shape))
+    if bias is not None:
+        out += bias
+
+
+def _length(part: slice) -> int:
+    return part.stop - part.start
