@@ -15,7 +15,7 @@ from convattn.functional.product import product_attention
 from convattn.functional.reference import attend, attention_weights, displacement_scores
 from convattn.functional.separable import separable_attention
 from convattn.functional.shift import Shifts, find_shifts, shift_attention, table_shifts
-from convattn.functional.shift_convolution import MapSizes, ShiftConvolution, shift_convolution
+from convattn.functional.shift_convolution import ShiftConvolution, shift_convolution
 from convattn.functional.values import combine_heads
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "GridAttention",
     "GridSizes",
     "HeadGrid",
-    "MapSizes",
     "PositionTables",
     "ShiftConvolution",
     "Shifts",

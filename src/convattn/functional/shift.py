@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.functional.shift_convolution import MapSizes, shift_convolution
+from convattn.functional.shift_convolution import shift_convolution
 from convattn.grid import Axis, Geometry
 
 __all__ = ["Shifts", "find_shifts", "shift_attention", "table_shifts"]
@@ -107,7 +107,7 @@ def shift_attention(
     groups: int = 1,
     bias: Float[Tensor, " outputs"] | None = None,
 ) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes attention with hard heads as one convolution, or where that is 1×1 as a product of matrices.
+    """Computes attention with hard heads as one convolution.
 
     Args:
         shifts: Where the heads look.
@@ -121,8 +121,7 @@ def shift_attention(
     Returns:
         Output channels at each query. Gradients with respect to `x`, `maps` and `bias` are exact.
     """
-    sizes = MapSizes(len(x), x.shape[2:].numel(), maps.numel(), groups) if x.device.type == "cpu" else None
-    return shift_convolution(shifts.offsets, shifts.window, axes, geometry, sizes)(x, maps, groups, bias)
+    return shift_convolution(shifts.offsets, shifts.window, axes, geometry)(x, maps, groups, bias)
 
 
 def _offsets(found: Tensor, axis: Axis) -> list[int] | None:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from einops import rearrange
@@ -14,43 +13,10 @@ from torch.nn import functional
 from convattn.functional.keys import pad_keys
 from convattn.grid import Axis, Geometry
 
-__all__ = ["MapSizes", "ShiftConvolution", "shift_convolution"]
+__all__ = ["ShiftConvolution", "shift_convolution"]
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
-_LARGEST_MATRIX = 1 << 17
-"""Numbers in a matrix up to which a product with it is faster on a CPU than a 1×1 convolution of one image.
-
-The convolution arranges the pixels anew first, which is most of its time where it has little else to do. Measured on
-two cores (float32, torch 2.15): in EfficientNet-B0 these layers take 0.8 of the time. With 16 images the products alone
-are faster too, but the network is slower.
-"""
-_FEWEST_PIXELS = 16
-"""Pixels of an image from which on the product is faster."""
-_MOST_PRODUCTS = 20 << 20
-"""Multiplications up to which it is faster; the larger layers of ResNet-50, 2.5 times that, gain nothing."""
-
-
-class MapSizes(NamedTuple):
-    """Sizes that tell whether a 1×1 convolution is better computed as a product.
-
-    Attributes:
-        batch: Number of images.
-        pixels: Pixels of each.
-        weights: Numbers in all W_h.
-        groups: Number of blocks.
-    """
-
-    batch: int
-    pixels: int
-    weights: int
-    groups: int
-
-    @property
-    def product_is_faster(self) -> bool:
-        """Whether a product with the matrix takes less time than a convolution."""
-        small = self.weights <= _LARGEST_MATRIX and self.weights * self.pixels <= _MOST_PRODUCTS
-        return small and self.pixels >= _FEWEST_PIXELS and self.batch == self.groups == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +32,6 @@ class ShiftConvolution:
         extra: Output padding of a transposed convolution; None of a plain one.
         cut: What the kernel passes over of the padded images, (first, behind the last) per axis, with the axes and the
             geometry that pads; None where the convolution pads.
-        product: Whether it is 1×1 and better computed as a product of matrices.
     """
 
     stride: tuple[int, ...]
@@ -76,12 +41,11 @@ class ShiftConvolution:
     positions: tuple[int, ...] | None
     extra: tuple[int, ...] | None
     cut: tuple[list[int], list[int], Sequence[Axis], Geometry] | None
-    product: bool = False
 
     @property
     def plain(self) -> tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]] | None:
         """The function, and its arguments between bias and groups, where all it takes is `kernel` and the images."""
-        if self.product or self.positions is not None or self.extra is not None or self.cut is not None:
+        if self.positions is not None or self.extra is not None or self.cut is not None:
             return None
         return _CONVOLUTIONS[len(self.taps)], (self.stride, self.padding, self.dilation)
 
@@ -97,8 +61,6 @@ class ShiftConvolution:
         Returns:
             (batch, outputs, *queries).
         """
-        if self.product and x.is_contiguous():
-            return _product(x, maps, bias)
         if self.positions is not None:
             maps = _joined(maps, self.positions, self.taps)
         if self.extra is not None:
@@ -123,7 +85,6 @@ def shift_convolution(
     window: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
     axes: Sequence[Axis],
     geometry: Geometry,
-    sizes: MapSizes | None = None,
 ) -> ShiftConvolution:
     """Finds the convolution that heads with fixed displacements are.
 
@@ -132,7 +93,6 @@ def shift_convolution(
         window: The kernel that holds all of them: first displacement, taps and dilation per axis.
         axes: Queries and keys along each axis of the padded images.
         geometry: How the images are padded.
-        sizes: Of images and matrices that lie on a CPU.
 
     Returns:
         Its arguments. Where the images are spread out it is a transposed one if that has such arguments, so that the
@@ -149,9 +109,7 @@ def shift_convolution(
         return ShiftConvolution(geometry.input_dilation, padding, dilation, taps, positions, extra, None)
     stride, own = tuple(axis.queries.step for axis in axes), _own_padding(geometry, axes, start, spans)
     cut = (start, stop, axes, geometry) if own is None else None
-    pointwise = math.prod(taps) * math.prod(stride) == 1 and cut is None and not any(own or ())
-    product = pointwise and len(offsets) == 1 and sizes is not None and sizes.product_is_faster
-    return ShiftConvolution(stride, own or (0,) * len(axes), dilation, taps, positions, None, cut, product)
+    return ShiftConvolution(stride, own or (0,) * len(axes), dilation, taps, positions, None, cut)
 
 
 def _positions(
@@ -171,13 +129,6 @@ def _joined(maps: Tensor, positions: tuple[int, ...], taps: tuple[int, ...]) -> 
     """Adds up the matrices of heads at the same tap; a tap without a head has zeros."""
     index = torch.tensor(positions, device=maps.device)
     return maps.new_zeros(math.prod(taps), *maps.shape[1:]).index_add(0, index, maps)
-
-
-def _product(x: Float[Tensor, "1 _ *queries"], maps: Float[Tensor, "1 outputs _"], bias: Tensor | None) -> Tensor:
-    """Multiplies each pixel by the matrix."""
-    pixels = x.flatten(2)
-    y = maps @ pixels if bias is None else torch.baddbmm(bias[:, None], maps, pixels)
-    return y.unflatten(2, x.shape[2:])
 
 
 def _transposed(maps: Tensor, groups: int, taps: tuple[int, ...]) -> Float[Tensor, "inputs outputs_per_group *taps"]:

@@ -1,16 +1,15 @@
 """What a layer keeps between calls in evaluation mode, and when it is out of date."""
 
-import math
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 from convattn.encodings import Encoding
-from convattn.functional import GridAttention, MapSizes, ShiftConvolution, Shifts, shift_convolution
+from convattn.functional import GridAttention, ShiftConvolution, Shifts, shift_convolution
 from convattn.grid import Geometry
 from convattn.layers.call import Call
 from convattn.layers.execution import Prepared, prepare, without_gradient
@@ -23,45 +22,42 @@ _LARGEST = 1 << 26
 """Bytes above which a preparation is not kept."""
 
 
-class Snapshot(NamedTuple):
-    """A parameter as it was, and how to find out in little time whether it still is.
+_Snapshot = tuple[dict[str, Any], str, Tensor, memoryview | None, bytes | Tensor]
+"""A parameter as it was: where it is registered and by what name, its memory, that memory as bytes where it lies on a
+CPU, and a copy of the bytes, or else of the tensor.
 
-    It is compared as bytes where it lies on a CPU: in a network of many layers a comparison of tensors takes as long as
-    half a small convolution.
-
-    Attributes:
-        registered: Where it is registered.
-        name: By what name.
-        alias: Its memory.
-        old: A copy of the tensor.
-        contents: That memory as bytes; None where a CPU cannot read it.
-        copied: Those, copied.
-    """
-
-    registered: dict[str, Any]
-    name: str
-    alias: Tensor
-    old: Tensor
-    contents: memoryview | None = None
-    copied: bytes = b""
-
-    @classmethod
-    def of(cls, registered: dict[str, Any], name: str) -> "Snapshot":
-        """Notes a parameter that is registered so."""
-        alias = registered[name].detach()
-        found = cls(registered, name, alias, alias.clone())
-        if type(alias) is not Tensor or alias.device.type != "cpu" or not alias.is_contiguous():
-            return found
-        contents = alias.view(-1).view(torch.uint8).numpy().data
-        return found._replace(contents=contents, copied=contents.tobytes())
+In a network of many layers a comparison of tensors takes as long as half a small convolution, and so does looking up
+what is spread over memory; hence the bytes, and plain tuples.
+"""
 
 
-class Quick:
+def _snapshot(registered: dict[str, Any], name: str) -> _Snapshot:
+    """Notes a parameter that is registered so."""
+    alias = registered[name].detach()
+    if type(alias) is not Tensor or alias.device.type != "cpu" or not alias.is_contiguous():
+        return registered, name, alias, None, alias.clone()
+    contents = alias.view(-1).view(torch.uint8).numpy().data
+    return registered, name, alias, contents, contents.tobytes()
+
+
+def _unchanged(numbers: tuple[_Snapshot, ...]) -> bool:
+    """Tells whether parameters still lie where they lay, and hold what they held."""
+    try:
+        for registered, name, alias, contents, old in numbers:
+            new = registered.get(name)
+            if type(new) is not nn.Parameter or not new.is_set_to(alias):
+                return False
+            if not (torch.equal(new, old) if contents is None else contents.tobytes() == old):  # type: ignore[arg-type]
+                return False
+    except RuntimeError:  # on another device
+        return False
+    return True
+
+
+class Quick(NamedTuple):
     """What a layer was found to compute with on images of one size, and what this was found from.
 
     Attributes:
-        shape, dtype: Of the images.
-        impl: Path demanded, or "auto".
         run: A convolution, or products with the matrices of a grid of heads.
         groups: Number of blocks of W_h.
         exact: Whether the encoding's gradient is zero; else the layer is computed so only where it is not wanted.
@@ -70,70 +66,22 @@ class Quick:
         numbers: The encoding's parameters.
     """
 
-    __slots__ = (
-        "_convolution",
-        "_kernel",
-        "dtype",
-        "encoding",
-        "exact",
-        "geometry",
-        "groups",
-        "impl",
-        "numbers",
-        "run",
-        "shape",
-    )
-
-    def __init__(
-        self,
-        shape: torch.Size,
-        dtype: torch.dtype,
-        impl: str,
-        run: ShiftConvolution | GridAttention,
-        call: Call,
-        numbers: tuple[Snapshot, ...],
-        *,
-        exact: bool,
-    ) -> None:
-        """Notes how a call was computed."""
-        self.shape, self.dtype, self.impl = shape, dtype, impl
-        self.run, self.groups, self.exact = run, call.work.groups, exact
-        self.encoding, self.geometry, self.numbers = ref(call.encoding), call.geometry, numbers
-        self._convolution = run.plain if isinstance(run, ShiftConvolution) else None
-        self._kernel: tuple[Tensor, Tensor] | None = None
+    run: ShiftConvolution | GridAttention
+    groups: int
+    exact: bool
+    encoding: Encoding
+    geometry: Geometry
+    numbers: tuple[_Snapshot, ...]
 
     def holds(self, encoding: nn.Module | None, geometry: Geometry) -> bool:
         """Tells whether nothing has changed since."""
-        if self.encoding() is not encoding or self.geometry is not geometry:
-            return False
-        try:
-            for registered, name, alias, old, contents, copied in self.numbers:
-                new = registered.get(name)
-                if type(new) is not nn.Parameter or not new.is_set_to(alias):
-                    return False
-                if not (torch.equal(new, old) if contents is None else contents.tobytes() == copied):
-                    return False
-        except RuntimeError:  # on another device
-            return False
-        return True
+        return self.encoding is encoding and self.geometry is geometry and _unchanged(self.numbers)
 
     def serves(self, x: Tensor, impl: str) -> bool:
         """Tells whether the gradients that are wanted can be had in this way, and products of numbers cast."""
         if type(self.run) is GridAttention:
             return not (torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type))
-        encoding = self.encoding()
-        return self.exact or impl == "shift" or encoding is None or not _learns(encoding)
-
-    def compute(self, x: Tensor, maps: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes without gradients; a kernel is looked for again only where the matrices lie in other memory."""
-        if self._convolution is None or type(maps) is not nn.Parameter:
-            return self.run(x, maps, self.groups, bias)
-        convolve, arguments = self._convolution
-        kernel = self._kernel
-        if kernel is None or not maps.is_set_to(kernel[0]):
-            assert isinstance(self.run, ShiftConvolution)
-            kernel = self._kernel = maps.detach(), self.run.kernel(maps)
-        return convolve(x, kernel[1], bias, *arguments, self.groups)
+        return self.exact or impl == "shift" or not _learns(self.encoding)
 
 
 class Kept:
@@ -147,7 +95,7 @@ class Kept:
         """Starts empty."""
         self._entries: OrderedDict[Hashable, tuple[ref[Encoding], list[Tensor], Prepared]] = OrderedDict()
         self._quick: OrderedDict[Hashable, Quick] = OrderedDict()
-        self._last: Quick | None = None
+        self._last: tuple[Any, ...] | None = None
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Leaves the preparations out of copies and files."""
@@ -168,25 +116,39 @@ class Kept:
         Returns:
             The layer's output, or None where the call must be prepared.
         """
-        found = self._last
-        if found is None or x.shape != found.shape or x.dtype is not found.dtype or impl != found.impl:
-            found = self._last = self._quick.get((x.shape, x.dtype, impl))
+        if self._last is not None and not torch.is_grad_enabled():
+            shape, dtype, path, encoding, window, values, numbers, maps, kernel, convolve, arguments = self._last
+            modules = layer._modules
+            if x.shape == shape and x.dtype is dtype and impl == path and window is geometry:
+                new = values._parameters.get("weight")
+                same = modules["encoding"] is encoding and modules["values"] is values and type(new) is nn.Parameter
+                if same and new.is_set_to(maps) and _unchanged(numbers):
+                    return convolve(x, kernel, layer.bias, *arguments)
+        return self._attend(x, layer, geometry, impl)
+
+    def _attend(self, x: Tensor, layer: nn.Module, geometry: Geometry, impl: str) -> Tensor | None:
+        """Does the same for every size met before, in every way, and notes what can be quick the next time."""
+        self._last = None
+        found = self._quick.get((x.shape, x.dtype, impl))
         if found is None or not found.holds(layer._modules["encoding"], geometry):
             return None
-        values = layer._modules["values"]
-        maps = values._parameters.get("weight") if type(values) is MergedValues else None
-        if maps is None:  # factored, or computed by another module
-            maps = values.maps()  # type: ignore[union-attr, operator]
-        if maps.dtype is not x.dtype:
+        run, values, bias = found.run, cast("MergedValues", layer._modules["values"]), cast("Tensor | None", layer.bias)
+        maps = values.maps()
+        if maps.dtype is not x.dtype or not found.serves(x, impl):
             return None
-        if torch.is_grad_enabled() or type(found.run) is GridAttention:
-            if not found.serves(x, impl):
-                return None
-            encoding = found.encoding()
-            if encoding is not None and _learns(encoding):
-                maps = without_gradient(maps, encoding)
-            return found.run(x, maps, found.groups, layer.bias)  # type: ignore[arg-type]
-        return found.compute(x, maps, layer.bias)  # type: ignore[arg-type]
+        if type(values) is MergedValues and isinstance(run, ShiftConvolution) and not torch.is_grad_enabled():
+            self._note_last(x, impl, found, values, run)
+        if _learns(found.encoding):
+            maps = without_gradient(maps, found.encoding)
+        return run(x, maps, found.groups, bias)
+
+    def _note_last(self, x: Tensor, impl: str, found: Quick, values: MergedValues, run: ShiftConvolution) -> None:
+        """Notes what `attend` needs where all it takes is a kernel, which is W_h as it lies."""
+        if run.plain is None:
+            return
+        convolve, arguments = run.plain
+        work, maps = (x.shape, x.dtype, impl, found.encoding, found.geometry), values.weight.detach()
+        self._last = *work, values, found.numbers, maps, run.kernel(maps), convolve, (*arguments, found.groups)
 
     def prepare(self, call: Call, *, training: bool) -> Prepared:
         """Prepares a call; in evaluation without gradients, returns what was kept of an earlier one.
@@ -229,28 +191,21 @@ class Kept:
             return prepared
         with torch.inference_mode(False), torch.no_grad():
             numbers = tuple(
-                Snapshot.of(part._parameters, name)
+                _snapshot(part._parameters, name)
                 for part in parts
                 for name, tensor in part._parameters.items()
                 if tensor is not None
             )
         run, exact = made, False
         if isinstance(made, Shifts):
-            sizes = _map_sizes(call) if call.device.type == "cpu" else None
-            run = shift_convolution(made.offsets, made.window, call.axes, call.geometry, sizes)
+            run = shift_convolution(made.offsets, made.window, call.axes, call.geometry)
             exact = made.leak == 0
         assert isinstance(run, ShiftConvolution | GridAttention)
-        self._quick[key] = self._last = Quick(*key, run, call, numbers, exact=exact)
+        self._quick[key] = Quick(run, call.work.groups, exact, call.encoding, call.geometry, numbers)
         self._quick.move_to_end(key)
         while len(self._quick) > _ENTRIES:
             self._quick.popitem(last=False)
         return prepared
-
-
-def _map_sizes(call: Call) -> MapSizes:
-    work = call.work
-    weights = work.heads * work.channels * work.outputs // work.groups
-    return MapSizes(work.batch, math.prod(call.spatial), weights, work.groups)
 
 
 def _learns(encoding: nn.Module) -> bool:
