@@ -19,6 +19,7 @@ from convattn.functional import (
     pad_keys,
 )
 from convattn.functional import grid_attention as attention_of
+from convattn.functional.grid_tiles import joint_blocks, query_strips
 from convattn.grid import Geometry
 from convattn.testing.budget import assert_within_budget
 from convattn.testing.convolutions import farthest
@@ -219,6 +220,16 @@ def test_heads_that_are_no_grid(centres):
     encoding = Quadratic(len(centres), 2, centres=[[float(x) for x in centre] for centre in centres], sharpness=1.0)
     with torch.no_grad():
         assert find_head_grid(encoding.axis_tables(axes), axes, geometry, torch.float32) is None
+
+
+def test_queries_that_see_only_padding_ask_for_no_keys():
+    """The first query of a head that looks at the pixel before; its row of attention to pixels is zero."""
+    before = torch.ones(63).diag(-1)[None]
+    assert before[0, 0].count_nonzero() == 0
+    blocks = joint_blocks(before, "m q k -> (m q) k")
+    assert [block.queries for block in blocks] == [slice(0, 16), slice(16, 32), slice(32, 48), slice(48, 64)]
+    assert [block.keys for block in blocks] == [slice(0, 15), slice(15, 31), slice(31, 47), slice(47, 63)]
+    assert query_strips(before, 16)[0].keys == slice(0, 15)
 
 
 def test_a_matrix_that_is_wrong_by_one_pixel_is_noticed(monkeypatch):

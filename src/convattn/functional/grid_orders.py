@@ -28,7 +28,7 @@ class Pieces(NamedTuple):
     Attributes:
         rows: Number of queries along the first axis.
         across: Number of queries along the second axis.
-        images: Number of images that go together; where they are several, strips have all rows.
+        images: Number of images that go together; where they are several, there is one strip.
         cols: Blocks along the second axis; none where it has one key, to which goes all attention.
         strips: Strips along the first axis.
         fresh: Whether each output is written by one block only.
