@@ -41,7 +41,7 @@ class Asking(Whole):
 REFUSED = {
     "content": (lambda: RelativeAttention2d(3, 4, 4, "quadratic", content=True), "its scores depend on content"),
     "gate": (lambda: GatedRelativeAttention2d(3, 4, 4, "quadratic"), "its gate is open on content: head 0"),
-    "nan": (not_a_number, r"its values\.weight must be finite, but 1 entries are not"),
+    "nan": (not_a_number, r"its values\.weight must be finite, but holds 1 NaN or infinite number"),
     "meta": (lambda: hard().to("meta"), "is on the meta device and has no values"),
     "complex": (lambda: hard().to(torch.complex64), r"must be float16, .* or float64, but is torch\.complex64"),
     "float8": (lambda: hard().to(torch.float8_e4m3fn), r"must be float16, .* or float64, but is torch\.float8_e4m3fn"),
@@ -131,7 +131,7 @@ def test_arguments_of_other_kinds():
             refine(3, attention, x)
         with pytest.raises(ArgumentError, match=r"attention_model must be an nn\.Module, but is of type NoneType"):
             refine(conv, None, x)
-        with pytest.raises(ArgumentError, match="images must be a tensor with values, but is None"):
+        with pytest.raises(ArgumentError, match="images must be a tensor, but is of type NoneType"):
             refine(conv, attention, None)
         with pytest.raises(ArgumentError, match="ridge must be a positive finite number, but is 'much'"):
             refine(conv, attention, x, ridge="much")
@@ -140,7 +140,7 @@ def test_arguments_of_other_kinds():
 @pytest.mark.parametrize(
     ("conv", "attention", "x", "message"),
     [
-        (None, None, images(6, 3, 7, 9).to("meta"), "images must be a tensor with values, but is tensor"),
+        (None, None, images(6, 3, 7, 9).to("meta"), "images must have values, but they are on the meta device"),
         (None, None, images(6, 3, 7, 9, dtype=torch.float64), "images must be what both networks take, but on one"),
         (None, None, images(6, 3, 2, 2), "images must be what both networks take, but on one of them it raised"),
         (None, None, images(6, 3, 7, 9) * torch.inf, "the outputs of both networks are finite, but some are not"),

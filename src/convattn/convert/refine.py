@@ -101,8 +101,10 @@ def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images
         empty = next((name for name, tensor in held if tensor.is_meta), None)
         if empty is not None:
             raise ArgumentError(f"{argument} must have values, but its {empty} is on the meta device")
-    if not isinstance(images, Tensor) or images.is_meta:
-        raise ArgumentError(must_be("images", "a tensor with values", images))
+    if not isinstance(images, Tensor):
+        raise ArgumentError(must_be_a("images", "a tensor", images))
+    if images.is_meta:
+        raise ArgumentError("images must have values, but they are on the meta device")
     if images.ndim == 0 or len(images) < _HELD_OUT:
         raise ArgumentError(must_be("images", f"a batch of at least {_HELD_OUT}", tuple(images.shape)))
     if isinstance(ridge, bool) or not (isinstance(ridge, int | float) and 0 < ridge < math.inf):

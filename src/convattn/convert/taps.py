@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from convattn.errors import UnsupportedModelError
 from convattn.grid import Geometry
+from convattn.records.words import counted
 
 __all__ = ["SUPPORTED_CONVOLUTIONS", "AnyConvolution", "Taps", "read_taps", "require_numbers", "require_supported"]
 
@@ -139,4 +140,5 @@ def require_numbers(kind: str, name: str, tensor: Tensor) -> None:
         raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be {known}, but is {tensor.dtype}")
     count = int((~torch.isfinite(tensor)).sum())
     if count:
-        raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be finite, but {count} entries are not")
+        held = counted(count, "NaN or infinite number")
+        raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be finite, but holds {held}")
