@@ -48,9 +48,10 @@ CASES = [
     Case("kernel", (43, 37), SQUARE, geometry={"kernel_size": 3, "padding": 2}),
     Case("few channels", (43, 37), SQUARE, channels=3, outputs=53, geometry={"padding": 1, "stride": 2}),
     Case("stride", (41, 31), SQUARE, outputs=11, geometry={"kernel_size": 3, "padding": 1, "stride": 2}),
-    Case("single head", (43, 37), ((0.0,), (0.0,))),
-    Case("single head to fewer channels", (43, 37), ((0.0,), (0.0,)), channels=13),
-    Case("single head with stride", (43, 37), ((0.0,), (0.0,)), geometry={"stride": 3}),
+    Case("single head", (43, 37), ((0.0,), (0.0,)), outputs=17),
+    Case("single head to fewer channels", (43, 37), ((0.0,), (0.0,)), channels=23, outputs=17),
+    Case("single head with stride", (43, 37), ((0.0,), (0.0,)), outputs=17, geometry={"stride": 3}),
+    Case("single head to few channels", (43, 37), ((0.0,), (0.0,))),
     Case("single head beside the query", (11, 13), ((2.0,), (-1.0,))),
     Case("soft", (11, 13), SQUARE, sharpness=0.7, geometry={"padding": 1}),
     Case("very soft and large", (67, 5), SQUARE, sharpness=0.01),
@@ -75,6 +76,11 @@ CASES = [
     Case("no image", (11, 13), SQUARE, batch=0),
     Case("many images", (7, 5), SQUARE, batch=11, geometry={"padding": 1}),
     Case("many images with a row that is not looked at", (8, 5), ((0.0,), COLS), batch=5, geometry={"stride": 3}),
+]
+MANY_CHANNELS = [
+    Case("few pixels", (5, 6), ((0.0,), (0.0,)), channels=1024, outputs=728, geometry={"stride": 2}),
+    Case("few outputs", (9, 11), ((0.0,), (0.0,)), channels=2048, outputs=2),
+    Case("a narrow image", (21, 1), ((0.0,), (0.0,)), channels=1024, outputs=1030),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -170,6 +176,12 @@ def orders(case):
 @every_case
 def test_output_is_that_of_the_definition(case, dtype):
     Made(case, dtype).check()
+
+
+@pytest.mark.parametrize("case", MANY_CHANNELS, ids=lambda case: case.name)
+def test_sums_over_many_channels_are_taken_in_parts(case):
+    """Products of narrow matrices add one number after another, and are several times as far from the definition."""
+    Made(case, torch.float32).check()
 
 
 @pytest.mark.parametrize(

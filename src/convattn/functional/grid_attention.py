@@ -34,6 +34,13 @@ _PLANES = 4 * _CACHE
 _FEW, _SOME = 4, 64
 """Channels up to which they are kept as planes, and from which they are many."""
 
+_SHORTEST = 8
+"""Rows that a strip has at least, where there are so many."""
+
+_PRECISE = 16
+"""Pixels and outputs from which on a product with W_h from the left is as precise as one from the right: of fewer, the
+sums over the channels are taken one number after another. Measured with up to 4096 channels (MKL, float32)."""
+
 _SLOW_MIX = 2.0
 """How many times longer than in a large product an operation along an axis takes. Measured on one core (float32)."""
 
@@ -176,7 +183,8 @@ def _order(grid: HeadGrid, sizes: GridSizes) -> str:
         return "single"
     if sizes.groups == sizes.channels == sizes.outputs > 1:
         return "channels"
-    if row_count == col_count == 1:
+    pixels = min(rows * cols, min(queries, _SHORTEST) * across)
+    if row_count == col_count == 1 and min(pixels, sizes.outputs // sizes.groups) >= _PRECISE:
         return "plane keys" if queries * across * sizes.channels <= rows * cols * sizes.outputs else "plane values"
     products = row_count * col_count * sizes.channels * sizes.outputs // sizes.groups
     reach = [_SLOW_MIX * _mean_reach(matrices) for matrices in (grid.rows, grid.cols)]
