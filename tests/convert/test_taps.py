@@ -51,15 +51,15 @@ REFUSED = [
     ),
     (
         lambda: not_finite(nn.Conv2d, "weight", [torch.nan, 1.0, torch.inf]),
-        "its weight must be finite, but 2 entries are",
+        "its weight must be finite, but holds 2 NaN",
     ),
     (
         lambda: not_finite(nn.ConvTranspose3d, "weight", [-torch.inf]),
-        "ConvTranspose3d: its weight must be finite, but 1 e",
+        "ConvTranspose3d: its weight must be finite, but holds 1 NaN",
     ),
     (
         lambda: not_finite(nn.Conv1d, "bias", [torch.nan] * 3),
-        "cannot convert Conv1d: its bias must be finite, but 3 entr",
+        "cannot convert Conv1d: its bias must be finite, but holds 3 NaN",
     ),
 ]
 
