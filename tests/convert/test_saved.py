@@ -58,7 +58,9 @@ def test_attention_layers_come_back(case, tmp_path):
 
 
 def test_a_bfloat16_layer_keeps_its_float32_encoding(tmp_path):
-    layer, _ = conv_to_attention(nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, dtype=torch.bfloat16))
+    layer, _ = conv_to_attention(
+        nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, dtype=torch.bfloat16), sharpness=5.0
+    )
     loaded = load_layer(save_layer(layer, tmp_path / "layer"))
     assert loaded.encoding.centres.dtype == torch.float32
     assert loaded.values.weight.dtype == torch.bfloat16

@@ -70,7 +70,7 @@ def test_a_wrong_way_back_is_rejected():
     check(case)
 
     def soft(layer):
-        layer.encoding.root_sharpness.data.fill_(24**0.5)
+        layer.encoding = layer.encoding.soften(12.0)
         return attention_to_conv(layer, kernel_size=3)
 
     def rounded(layer):

@@ -1,4 +1,4 @@
-"""How layers choose their path, what they keep between calls, and what each path promises of its own."""
+"""How layers choose their path, and what each path promises of its own."""
 
 import copy
 import subprocess
@@ -55,7 +55,10 @@ def test_soft_heads_are_no_convolution(change):
             layer.encoding.centres[4, 1] += 0.5
     assert layer.plan(x.shape).path == "separable"
     layer.impl = "shift"
-    with pytest.raises(ArgumentError, match="impl must be another than 'shift' here, because the heads are not hard"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"impl='shift' needs hard heads: more than 1\.5e-08 of their attention falls outside one pixel",
+    ):
         layer(x)
 
 

@@ -88,7 +88,7 @@ def _show(
         made, low = softmax(pixels), conv(pixels)
         high = copy.deepcopy(conv).double()(pixels.double())
     unit = torch.finfo(low.dtype).eps * high.abs().max().item()
-    convolution_and_attention(path, _comparison(pixels, conv, layer, (high, made), unit))
+    convolution_and_attention(path, _comparison(pixels, conv, layer, (high, made), unit, certificate.sharpness))
     difference, exact, rounding = (
         (a.double() - b).abs().max().item() for a, b in ((made, low), (made, high), (low, high))
     )
@@ -96,7 +96,12 @@ def _show(
 
 
 def _comparison(
-    pixels: "Tensor", conv: "nn.Conv2d", layer: "RelativeAttention", outputs: tuple["Tensor", "Tensor"], unit: float
+    pixels: "Tensor",
+    conv: "nn.Conv2d",
+    layer: "RelativeAttention",
+    outputs: tuple["Tensor", "Tensor"],
+    unit: float,
+    sharpness: float | None,
 ) -> "Comparison":
     """Gathers what the figure shows, as arrays."""
     from einops import rearrange, reduce
@@ -111,6 +116,6 @@ def _comparison(
         convolution=exact,
         attention=made,
         heads=layer.attention((7, 7))[:, 3, 3].detach().numpy(),
-        sharpness=layer.encoding.sharpness.detach().min().item(),  # type: ignore[union-attr]
+        sharpness=sharpness,
         unit=unit,
     )

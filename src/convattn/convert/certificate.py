@@ -24,7 +24,7 @@ def certify(
     conv: AnyConvolution,
     layer: RelativeAttention,
     *,
-    sharpness: float,
+    sharpness: float | None,
     leak: float,
     per_unit: float,
     exact: bool,
@@ -35,7 +35,7 @@ def certify(
     Args:
         conv: The convolution converted.
         layer: The layer made from it.
-        sharpness: Smallest α of the heads.
+        sharpness: Smallest α of the heads; None of hard heads.
         leak: Bound on the attention off the taps.
         per_unit: A-priori error bound for inputs of absolute value ≤ 1.
         exact: Whether nothing but rounding is lost.
@@ -52,7 +52,7 @@ def certify(
     measured = largest(made.double().cpu() - high)
     rounding = rounding_budget(high, lows)
     bound = per_unit * largest(x)
-    not_covered = ["centres rounded when the layer is cast to a narrower dtype"]
+    not_covered = [] if sharpness is None else ["centres rounded when the layer is cast to a narrower dtype"]
     if max(layer.geometry.input_dilation) > 1 or isinstance(conv, nn.modules.conv._ConvTransposeNd):
         not_covered.append("the argument output_size of forward: output_padding is used instead")
     return Certificate(
@@ -110,7 +110,7 @@ def _in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
 def _inference(layer: RelativeAttention, x: Tensor) -> Tensor:
     """Runs the layer as real softmax attention: the path by which hard heads are a convolution would prove nothing."""
     attention = copy.deepcopy(layer).eval()
-    attention.impl = "separable"
+    attention.impl = "separable" if attention.content is None else "reference"
     return attention(x)
 
 

@@ -11,6 +11,7 @@ from convattn.encodings.learned_axial import LearnedAxial
 from convattn.encodings.learned_table import LearnedTable
 from convattn.encodings.linear_distance import LinearDistance
 from convattn.encodings.quadratic import Quadratic
+from convattn.encodings.shift import Shift
 from convattn.encodings.sinusoidal import Sinusoidal
 from convattn.errors import ArgumentError, UnknownNameError, must_be
 
@@ -24,6 +25,7 @@ __all__ = [
     "LearnedTable",
     "LinearDistance",
     "Quadratic",
+    "Shift",
     "Sinusoidal",
     "create_encoding",
 ]
@@ -37,6 +39,7 @@ ENCODINGS: Mapping[str, type[Encoding]] = MappingProxyType(
         "sinusoidal": Sinusoidal,
         "distance": Distance,
         "linear_distance": LinearDistance,
+        "shift": Shift,
     }
 )
 """Every encoding by its name."""

@@ -12,7 +12,35 @@ from convattn.encodings.centres import starting_centres
 from convattn.encodings.encoding import AxisAdditiveEncoding
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["Quadratic", "root_of_sharpness"]
+__all__ = ["Quadratic", "quadratic_axis_features", "quadratic_features", "root_of_sharpness"]
+
+
+def quadratic_features(displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points width"]:
+    """Returns r_δ = (‖δ‖², δ₁, …, δ_n), of which −α‖δ − Δ‖² is a linear function but for a constant.
+
+    Args:
+        displacement: Displacements in pixels.
+
+    Returns:
+        Features of width n + 1.
+    """
+    return torch.cat([(displacement**2).sum(-1, keepdim=True), displacement], dim=-1)
+
+
+def quadratic_axis_features(axis: int, displacement: Float[Tensor, " points"], dims: int) -> Float[Tensor, "points _"]:
+    """Returns what displacements along one axis add to `quadratic_features`.
+
+    Args:
+        axis: The axis.
+        displacement: Displacements along it, in pixels.
+        dims: Number of axes n.
+
+    Returns:
+        Features of width n + 1.
+    """
+    features = displacement.new_zeros(len(displacement), 1 + dims)
+    features[:, 0], features[:, 1 + axis] = displacement**2, displacement
+    return features
 
 
 def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
@@ -104,12 +132,10 @@ class Quadratic(AxisAdditiveEncoding):
         return -((root * (displacement - centre)) ** 2) / 2
 
     def _axis_features(self, axis: int, displacement: Tensor) -> Tensor:
-        features = displacement.new_zeros(len(displacement), self.feature_width)
-        features[:, 0], features[:, 1 + axis] = displacement**2, displacement
-        return features
+        return quadratic_axis_features(axis, displacement, self.dims)
 
     def _features(self, displacement: Tensor) -> Tensor:
-        return torch.cat([(displacement**2).sum(-1, keepdim=True), displacement], dim=-1)
+        return quadratic_features(displacement)
 
     def _require_span(self, axis: int, lowest: float, highest: float) -> None:
         """Accepts every displacement."""

@@ -15,7 +15,12 @@ from convattn.functional.product import product_attention
 from convattn.functional.reference import attend, attention_weights, displacement_scores
 from convattn.functional.separable import separable_attention
 from convattn.functional.shift import Shifts, find_shifts, shift_attention, table_shifts
-from convattn.functional.shift_convolution import ShiftConvolution, shift_convolution
+from convattn.functional.shift_convolution import (
+    ShiftConvolution,
+    WindowConvolution,
+    shift_convolution,
+    window_convolution,
+)
 from convattn.functional.values import combine_heads
 
 __all__ = [
@@ -28,6 +33,7 @@ __all__ = [
     "PositionTables",
     "ShiftConvolution",
     "Shifts",
+    "WindowConvolution",
     "Work",
     "attend",
     "attention_weights",
@@ -52,4 +58,5 @@ __all__ = [
     "shift_convolution",
     "table_shifts",
     "values_first_attention",
+    "window_convolution",
 ]

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from convattn.encodings import Encoding, create_encoding
+from convattn.encodings import Encoding, Shift, create_encoding
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
-from convattn.grid import whole_number
+from convattn.grid import Geometry, whole_number
 
-__all__ = ["PATHS", "fitting_encoding", "fitting_path", "require_images", "require_sizes"]
+__all__ = ["PATHS", "fitting_encoding", "fitting_path", "is_window", "require_images", "require_sizes"]
 
 PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
 """Ways to compute the layer, for its argument `impl`."""
@@ -97,6 +97,20 @@ def fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: float
     return impl
 
 
+def is_window(encoding: Encoding, geometry: Geometry) -> bool:
+    """Tells whether heads are the taps of a window, one for each, row by row.
+
+    Args:
+        encoding: The heads.
+        geometry: The window.
+
+    Returns:
+        Whether they are; never for heads that can learn where they look.
+    """
+    taps = tuple(displacement for _, displacement in geometry.taps())
+    return isinstance(encoding, Shift) and encoding.displacements == taps
+
+
 def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype) -> None:
     """Checks the shape and the dtype of images.
 
@@ -113,11 +127,11 @@ def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype) -> N
     """
     if x.ndim != dims + 2 or x.shape[1] != channels:
         raise ShapeError(must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape)))
-    castable = (
-        not x.is_meta
-        and torch.is_autocast_enabled(x.device.type)
-        and x.is_floating_point()
-        and x.dtype != torch.float64
-    )
-    if x.dtype != dtype and not castable:
+    if x.dtype is not dtype and not _castable(x):
         raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))
+
+
+def _castable(x: Tensor) -> bool:
+    """Tells whether autocast takes images of this dtype."""
+    autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    return autocast and x.is_floating_point() and x.dtype != torch.float64

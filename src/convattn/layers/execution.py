@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
+from convattn.encodings import AxisAdditiveEncoding, Quadratic, Shift
 from convattn.errors import ArgumentError
 from convattn.functional import (
     Filters,
@@ -29,7 +29,7 @@ from convattn.functional import (
 from convattn.functional.plan import SLOWNESS
 from convattn.layers.call import Call
 
-__all__ = ["Prepared", "compute", "prepare", "without_gradient"]
+__all__ = ["Prepared", "compute", "prepare"]
 
 _HARD = 1 / 8
 """Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
@@ -46,24 +46,19 @@ class Prepared(NamedTuple):
         order: "weights" or "values" first.
         reason: Why this path.
         made: Weights along each axis, those of a grid of heads, filters, or shifts.
+        unmoved: Scores of hard heads that learn: their gradient is zero, not missing.
     """
 
     path: str
     order: str
     reason: str
     made: list[Tensor] | GridAttention | Filters | Shifts
+    unmoved: tuple[Tensor, ...] = ()
 
     @property
     def leak(self) -> float:
         """Largest share of attention that the path leaves out."""
         return self.made.leak if isinstance(self.made, Shifts) else 0.0
-
-    @property
-    def size(self) -> int:
-        """Bytes that keeping it takes."""
-        if isinstance(self.made, GridAttention):
-            return self.made.nbytes
-        return sum(t.nbytes for t in self.made if isinstance(t, Tensor))
 
 
 def prepare(call: Call) -> Prepared:
@@ -85,12 +80,9 @@ def prepare(call: Call) -> Prepared:
     if call.impl == "fourier":
         return _fourier(call, "demanded")
     if isinstance(call.encoding, AxisAdditiveEncoding):
-        return _by_axis(call, call.encoding)
-    transforms, dense = (
-        call.work.transforms().flops * SLOWNESS["transforms"],
-        call.work.mixing(call.work.channels, by_axis=False),
-    )
-    if transforms < dense:
+        return _fixed(call) or _by_axis(call, call.encoding)
+    transforms = call.work.transforms().flops * SLOWNESS["transforms"]
+    if transforms < call.work.mixing(call.work.channels, by_axis=False):
         return _fourier(call, "the scores are no sum over axes, and the image is large enough for transforms")
     return _dense(call, "the scores are no sum over axes, and the image is small")
 
@@ -108,11 +100,11 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
     """
     made, groups = prepared.made, call.work.groups
     if isinstance(made, Shifts):
-        maps = call.values.maps()
-        if call.learns_encoding:
-            maps = without_gradient(maps, call.encoding)
+        maps = call.maps()
+        if prepared.unmoved:
+            maps = _NoGradient.apply(maps, *prepared.unmoved)
         return shift_attention(made, call.axes, call.geometry, x, maps, groups, call.bias)
-    maps = call.values.maps()
+    maps = call.maps()
     if isinstance(made, GridAttention) and not _needs_products(x, maps, call.bias):
         return made(x, maps, groups, call.bias)
     keys, order = pad_keys(x, call.geometry), prepared.order
@@ -126,11 +118,22 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
         dropped = [nn.functional.dropout(weight, call.dropout) for weight in made] if call.dropout else made
         weights = [weight.to(keys.dtype) for weight in dropped]
         if order == "values":
-            y = values_first_attention(weights, flat, *call.values.factors(), groups)
+            y = values_first_attention(weights, flat, call.value, call.output, groups)
         else:
             y = product_attention(weights, flat, maps, groups)
     y = y.view(*y.shape[:2], *(len(axis.queries) for axis in call.axes))
     return y if call.bias is None else y + call.bias.to(y.dtype).view(-1, *(1,) * len(call.axes))
+
+
+def _fixed(call: Call) -> Prepared | None:
+    """Prepares the convolution that heads with fixed displacements are; None where softmax is asked for or better."""
+    if not isinstance(call.encoding, Shift) or call.impl == "separable":
+        return None
+    shifts = Shifts(call.encoding.displacements, leak=0.0)
+    if call.impl != "shift" and not _compact(shifts):
+        return None
+    reason = "demanded" if call.impl == "shift" else "each head looks at one displacement: a convolution"
+    return Prepared("shift", "weights", reason, shifts)
 
 
 def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
@@ -149,22 +152,31 @@ def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
     if call.impl == "shift":
         if shifts is None:
             raise ArgumentError(
-                "impl must be another than 'shift' here, because the heads are not hard: over"
-                f" {most:.2g} of their attention is not at one displacement, or the values cannot be looked at"
+                f"impl='shift' needs hard heads: more than {most:.2g} of their attention falls outside one pixel, or a"
+                " compiled graph cannot look; use impl='auto'"
             )
-        return Prepared("shift", "weights", "demanded", shifts)
-    gradient_is_zero = shifts is not None and (shifts.leak == 0 or not call.learns_encoding)
-    if shifts is not None and gradient_is_zero and math.prod(shifts.window[1]) <= 2 * call.work.heads:
+        return Prepared("shift", "weights", "demanded", shifts, _learning(tables))
+    if shifts is not None and (shifts.leak == 0 or not _learning(tables)) and _compact(shifts):
         reason = f"each head looks at one pixel (all but {shifts.leak:.2g} of its attention): a convolution"
-        return Prepared("shift", "weights", reason, shifts)
+        return Prepared("shift", "weights", reason, shifts, _learning(tables))
     return _separable(call, tables, "the scores are a sum over axes: one softmax per axis", weights)
+
+
+def _learning(tables: list[Tensor]) -> tuple[Tensor, ...]:
+    """Returns the tables of scores through which a gradient flows."""
+    return tuple(table for table in tables if table.requires_grad)
+
+
+def _compact(shifts: Shifts) -> bool:
+    """Tells whether the kernel that holds all heads is not mostly zeros."""
+    return math.prod(shifts.window[1]) <= 2 * len(shifts.offsets)
 
 
 def _separable(call: Call, tables: list[Tensor], reason: str, weights: list[Tensor] | None = None) -> Prepared:
     """Prepares one softmax per axis; where heads share their weights along the axes, once for all that do."""
     order, work = call.work.order(by_axis=True), call.work
     shareable = call.dtype in (torch.float32, torch.float64) and call.device.type == "cpu" and len(call.axes) < 3
-    if shareable and call.values_known and not call.learns_encoding and not (work.factored and order == "values"):
+    if shareable and call.values_known and not _learning(tables) and not (work.factored and order == "values"):
         with torch.no_grad():
             grid = find_head_grid(tables, call.axes, call.geometry, call.dtype)
             if grid is not None:
@@ -189,15 +201,15 @@ def _needs_products(x: Tensor, maps: Tensor, bias: Tensor | None) -> bool:
 
 def _by_scores(call: Call, encoding: Quadratic) -> Prepared | None:
     """Prepares a convolution where scores alone tell that heads look at one pixel each, with no weight for any pair."""
-    with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
-        if (-encoding.sharpness.to(call.softmax_dtype)).exp().any():  # a neighbour of the centre has some attention
-            return None
+    with torch.autocast(call.device.type, enabled=False):
+        if (-encoding.sharpness.detach().to(call.softmax_dtype)).exp().any():
+            return None  # a neighbour of the centre has some attention
         tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
     shifts = table_shifts(tables, call.axes, most=0.0)
-    if shifts is None or (call.impl != "shift" and math.prod(shifts.window[1]) > 2 * call.work.heads):
+    if shifts is None or (call.impl != "shift" and not _compact(shifts)):
         return None
     reason = "demanded" if call.impl == "shift" else "each head looks at one pixel: a convolution"
-    return Prepared("shift", "weights", reason, shifts)
+    return Prepared("shift", "weights", reason, shifts, _learning(tables))
 
 
 def _dense(call: Call, reason: str) -> Prepared:
@@ -225,29 +237,17 @@ def _table(call: Call) -> Tensor:
         return call.encoding.table(call.axes, call.softmax_dtype, call.device)
 
 
-def without_gradient(maps: Tensor, encoding: Encoding) -> Tensor:
-    """Passes the matrices of hard heads on, so that the gradient of their encoding is zero and not missing.
+class _NoGradient(torch.autograd.Function):
+    """Passes the matrices of hard heads on; the gradient of the heads' scores is zero, and not missing.
 
     Not the output: what follows may change that in place, which torch forbids where a custom function returned it.
-
-    Args:
-        maps: W_h.
-        encoding: The heads' encoding.
-
-    Returns:
-        W_h.
     """
-    return _NoGradient.apply(maps, *encoding.parameters())
-
-
-class _NoGradient(torch.autograd.Function):
-    """Passes a tensor on; its gradient with respect to the others is zero, as that of a hard head is."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, *others: Tensor) -> Tensor:
-        ctx.save_for_backward(*others)
-        return y.view_as(y)
+    def forward(ctx: Any, maps: Tensor, *scores: Tensor) -> Tensor:
+        ctx.save_for_backward(*scores)
+        return maps.view_as(maps)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return gradient, *(torch.zeros_like(other) for other in ctx.saved_tensors)
+        return gradient, *(torch.zeros_like(table) for table in ctx.saved_tensors)

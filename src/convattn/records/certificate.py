@@ -20,7 +20,8 @@ class Certificate(Record):
         result: The module made, as it prints itself.
         dtype: Dtype of the weights, for instance "float32".
         heads: Number of attention heads, one per tap of the kernel.
-        sharpness: α of the score −α‖δ − Δ‖² (1/pixel²), the smallest over heads; None where heads have other encodings.
+        sharpness: α of the score −α‖δ − Δ‖² (1/pixel²), the smallest over heads; None where heads are hard
+            by construction or have other encodings.
         exact: Whether nothing is lost but rounding: no attention off the taps, no singular value discarded.
         leak: Bound on the attention mass outside a head's own pixel (or, towards a convolution, outside the window).
         bound_per_unit: A-priori bound on the largest output error for inputs of absolute value ≤ 1; excludes rounding.
@@ -66,6 +67,8 @@ class Certificate(Record):
         if self.sharpness is not None:
             where = "off the tap" if self.direction == "conv_to_attention" else "outside the window"
             lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; mass {where} at most {self.leak:.3g}")
+        elif self.direction == "conv_to_attention":
+            lines.append("  heads           hard: all attention of each at one displacement")
         if any(self.discarded):
             worst = max(values[0] for values in self.discarded if values)
             lines.append(f"  discarded       singular values up to {worst:.3g} (limited head width)")

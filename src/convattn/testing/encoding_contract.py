@@ -132,7 +132,7 @@ class EncodingContract:
     def test_gradients_are_those_of_finite_differences(self, dims: int) -> None:
         """Gradients with respect to every parameter, and to the displacements, pass gradcheck."""
         encoding = self.made(dims, num_heads=2).double()
-        names, values = zip(*encoding.named_parameters(), strict=True)
+        names, values = [name for name, _ in encoding.named_parameters()], [*encoding.parameters()]
 
         def scores(displacement: Tensor, *parameters: Tensor) -> Tensor:
             return functional_call(encoding, dict(zip(names, parameters, strict=True)), (displacement,))
