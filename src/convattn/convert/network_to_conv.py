@@ -117,7 +117,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         _layer(certificate, conv, named[model.get_submodule(name)], folded.get(conv))
         for name, (certificate, conv) in converted.items()
     )
-    comparison = None if images is None else compare_networks(model, made, images, labels)
+    comparison = None if images is None else compare_networks(model, made, images, labels, list(converted))
     return made, _record(model, made, layers, tuple(left_alone), comparison)
 
 
@@ -210,7 +210,8 @@ def _record(
         assert comparison.rounding is not None
         assert comparison.scale is not None
         error, rounding, largest = comparison.error, comparison.rounding, comparison.scale
-        passed = passed and (error <= rounding if exact else resembles(error, rounding, largest))
+        alike = bool(comparison.same) and error <= rounding
+        passed = passed and (alike if exact else resembles(error, rounding, largest))
     return NetworkCertificate(
         direction="network_to_conv",
         source=full_name(type(model)),
