@@ -27,7 +27,10 @@ SCALES = {
 def random_convolution(random: Random) -> nn.Module:
     """Draws a convolution: plain or transposed, one to three axes, any arguments, weights of three scales."""
     dims, dtype, groups = random.choice([1, 2, 2, 3]), _dtype(random), random.choice([1, 1, 2, 3])
-    options = {"kernel_size": _per_axis(random, dims, 1, 4 if dims < 3 else 3), "dilation": _per_axis(random, dims, 1, 2)}
+    options = {
+        "kernel_size": _per_axis(random, dims, 1, 4 if dims < 3 else 3),
+        "dilation": _per_axis(random, dims, 1, 2),
+    }
     options |= {"groups": groups, "bias": random.random() < 0.7, "stride": _per_axis(random, dims, 1, 3)}
     channels = [groups * random.randint(1, 3) for _ in range(2)]
     if random.random() < 0.3:
@@ -45,7 +48,12 @@ def random_convolution(random: Random) -> nn.Module:
 
 def random_layer(random: Random) -> RelativeAttention:
     """Draws an attention layer: every encoding, quadratic heads soft to hard, near and far, and every geometry."""
-    dims, dtype, groups, heads = random.choice([1, 2, 2, 3]), _dtype(random), random.choice([1, 2, 3]), random.randint(1, 5)
+    dims, dtype, groups, heads = (
+        random.choice([1, 2, 2, 3]),
+        _dtype(random),
+        random.choice([1, 2, 3]),
+        random.randint(1, 5),
+    )
     options = {"kernel_size": _per_axis(random, dims, 1, 4), "dilation": _per_axis(random, dims, 1, 2)}
     options |= {"kernel_size": 1, "dilation": 1} if random.random() < 0.3 else {}
     options |= {"groups": groups, "bias": random.random() < 0.7, "head_width": random.choice([None, None, 1, 2])}

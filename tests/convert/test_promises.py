@@ -23,14 +23,11 @@ COUNTS = [
 
 
 def require_promise(certificate, made, source, x):
-    """Holds a certificate to its promise; False where the dtype overflows, or no convolution takes the image."""
+    """Holds a certificate to its promise; False where the dtype overflows, or one of the two takes no such image."""
     with torch.no_grad():
         try:
             y, exact = made(x).double(), source(x.double())
-        except ShapeError:
-            return False
-        except RuntimeError as error:  # torch's, of images too small for a kernel or its padding
-            assert "size" in str(error) or "Padding" in str(error)
+        except (ShapeError, RuntimeError):  # torch's own: the image is too small for a kernel or its padding
             return False
     assert y.shape == exact.shape
     if not exact.numel() or exact.abs().max() > torch.finfo(x.dtype).max / 8 or not torch.isfinite(y).all():
@@ -100,7 +97,9 @@ def test_small_images_do_not_hide_where_a_head_looks(centre, options):
     assert certificate.exact
     assert certificate.passed
     sizes = (1, 3, 7, 23) if for_any_size(certificate) else (3,)
-    images = [torch.randn(2, 2, size) for size in sizes if "padding" in options or size >= layer.geometry.kernel_size[0]]
+    images = [
+        torch.randn(2, 2, size) for size in sizes if "padding" in options or size >= layer.geometry.kernel_size[0]
+    ]
     for x in images:
         assert require_promise(certificate, conv, real_attention(layer), x)
     assert for_any_size(attention_to_conv(layer)[1])
@@ -137,7 +136,9 @@ def test_promises_scale_with_the_image_and_hold_for_zeros():
 
 def test_cropped_layers_that_look_out_say_their_size():
     """A head that looks into pixels that were cut off has no convolution that goes on alike."""
-    layer = RelativeAttention2d(2, 3, 1, Quadratic(1, 2, centres=[[1.0, 0.0]], sharpness=128.0), padding=[(0, -1), (0, 0)])
+    layer = RelativeAttention2d(
+        2, 3, 1, Quadratic(1, 2, centres=[[1.0, 0.0]], sharpness=128.0), padding=[(0, -1), (0, 0)]
+    )
     conv, certificate = attention_to_conv(layer, spatial=(5, 4))
     assert not for_any_size(certificate)
     assert require_promise(certificate, conv, real_attention(layer), torch.randn(2, 2, 5, 4))

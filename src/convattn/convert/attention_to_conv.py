@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.convert.attention_map import AttentionMap, attention_map, unit_steps
-from convattn.convert.certify_conv import attend, certify_conv, noise
+from convattn.convert.certify_conv import Promise, attend, certify_conv, noise
 from convattn.convert.convertible import closed_gate, require_convertible
 from convattn.convert.hard_heads import hard_heads
 from convattn.convert.reference_size import reference_size
@@ -109,12 +109,13 @@ def attention_to_conv(
         conv = _build(layer, choice)
         rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
         shares = choice.errors.flatten(1) + 2 * content_share
-        per_unit = (shares.mT @ rows).max().item()
-        leak = choice.leak + content_share
-        exact = shares.max().item() <= torch.finfo(dtype).eps
-    certificate = certify_conv(
-        layer, conv, choice.kernel, rows, sizes, leak=leak, per_unit=per_unit, exact=exact, any_size=choice.any_size
-    )
+        promise = Promise(
+            leak=choice.leak + content_share,
+            per_unit=(shares.mT @ rows).max().item(),
+            exact=shares.max().item() <= torch.finfo(dtype).eps,
+            any_size=choice.any_size,
+        )
+    certificate = certify_conv(layer, conv, choice.kernel, rows, sizes, promise)
     return conv, certificate
 
 

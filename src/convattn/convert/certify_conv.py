@@ -2,6 +2,7 @@
 
 import copy
 from math import prod
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,12 +17,28 @@ from convattn.functional.rounding import rounded_differently
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate
 
-__all__ = ["attend", "certify_conv", "independent", "noise"]
+__all__ = ["Promise", "attend", "certify_conv", "independent", "noise"]
 
 _SEED = 0
 
 _MANY_TAPS = 400
 """Taps beyond which a computation tap by tap takes too long."""
+
+
+class Promise(NamedTuple):
+    """What a convolution promises before anything is measured.
+
+    Attributes:
+        leak: Share of attention outside the window.
+        per_unit: A-priori error bound for inputs of absolute value ≤ 1.
+        exact: Whether nothing but rounding is lost.
+        any_size: Whether the bound holds for images of all sizes.
+    """
+
+    leak: float
+    per_unit: float
+    exact: bool
+    any_size: bool
 
 
 def certify_conv(
@@ -30,17 +47,14 @@ def certify_conv(
     kernel: Float[Tensor, "outputs channels *taps"],
     rows: Float[Tensor, "heads outputs"],
     sizes: tuple[int, ...],
-    *,
-    leak: float,
-    per_unit: float,
-    exact: bool,
-    any_size: bool,
+    promise: Promise,
 ) -> Certificate:
     """Runs layer and convolution on a random image and writes down how far they are apart.
 
     Two questions are asked. Is the convolution's function that of the layer? Both are computed in float64, where they
-    may differ by the bound and the rounding of the kernel. Is its result as good as its dtype allows? That is what other
-    roads to it lose, torch's own convolution on this processor among them, and never more than rounding can take at all.
+    may differ by the bound and the rounding of the kernel. Is its result as good as its dtype allows? It may lose what
+    other roads lose, torch's own convolution on this processor among them, and never more than rounding can take at
+    all.
 
     Args:
         layer: The layer converted.
@@ -48,10 +62,7 @@ def certify_conv(
         kernel: Its kernel before rounding, in float64.
         rows: Σ_i |W_h[o, i]|, in float64.
         sizes: Sizes of the image.
-        leak: Share of attention outside the window.
-        per_unit: A-priori error bound for inputs of absolute value ≤ 1.
-        exact: Whether nothing but rounding is lost.
-        any_size: Whether the bound holds for images of all sizes.
+        promise: What it is to promise.
 
     Returns:
         The certificate.
@@ -66,7 +77,7 @@ def certify_conv(
     unit, limit = largest(x), convolution_rounding(conv, kernel, rows)
     spread = max(largest(low.double() - high), *(largest(road.double() - high_conv) for road in roads))
     rounded = largest((kernel - kernel.to(parameter.dtype).double()).abs().flatten(1).sum(1)) * unit
-    measured, moved, bound = largest(made.double() - high), largest(high_conv - high), per_unit * unit
+    measured, moved, bound = largest(made.double() - high), largest(high_conv - high), promise.per_unit * unit
     rounding = min(2 * (spread + eps * largest(high)) + rounded, limit.on(unit))
     same = moved <= bound + rounded + convolution_rounding(exact_conv, kernel, rows).on(unit)
     return Certificate(
@@ -76,9 +87,9 @@ def certify_conv(
         dtype=str(x.dtype).removeprefix("torch."),
         heads=layer.num_heads,
         sharpness=_sharpness(layer.encoding),
-        exact=exact,
-        leak=leak,
-        bound_per_unit=per_unit,
+        exact=promise.exact,
+        leak=promise.leak,
+        bound_per_unit=promise.per_unit,
         rounding_per_unit=limit.per_unit,
         rounding_at_zero=limit.at_zero,
         check_shape=tuple(x.shape),
@@ -88,7 +99,7 @@ def certify_conv(
         rounding=rounding,
         discarded=(),
         passed=same and measured <= bound + rounding,
-        not_covered=_not_covered(layer, sizes, any_size=any_size),
+        not_covered=_not_covered(layer, sizes, any_size=promise.any_size),
     )
 
 

@@ -49,7 +49,8 @@ def reference_size(layer: RelativeAttention, mass: float, spatial: PerAxis | Non
     while True:
         sizes = tuple(size + extra + axis for axis, size in enumerate(least))
         axes = unit_steps(geometry, sizes)
-        if extra > 4 and (math.prod(2 * axis.keys for axis in axes) > _MOST or max(sizes) > _LONGEST):
+        many = heads is None and math.prod(2 * axis.keys for axis in axes) > _MOST
+        if extra > 4 and (many or max(sizes) > _LONGEST):
             expectation = "given, because the heads do not fall off with distance and attend differently in each size"
             raise ArgumentError(must_be("spatial", expectation, spatial))
         if heads is not None:

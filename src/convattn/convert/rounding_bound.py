@@ -96,6 +96,9 @@ def _bound(conv: AnyConvolution, weights: float, source: float, terms: int, writ
         source: The same of the source.
         terms: Number of terms, and of further roundings in the dtype of sums.
         writes: Number of roundings to a narrower dtype.
+
+    Returns:
+        The bound.
     """
     dtype = conv.weight.dtype
     sums, exact = (torch.finfo(kind) for kind in (torch.promote_types(dtype, torch.float32), torch.float64))

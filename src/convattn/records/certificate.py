@@ -14,9 +14,9 @@ class Certificate(Record):
     """What a conversion promises, and what was measured of it.
 
     The promise, for every input on which nothing overflows, with y the result in its dtype and y_source the source in
-    float64: ``max|y − y_source| ≤ (bound_per_unit + rounding_per_unit) · max|x| + rounding_at_zero``. What rounding takes
-    at most, in whatever order sums are taken, is far more than what it took on the input that was measured: that one is
-    held against `rounding`, which is much smaller.
+    float64: ``max|y − y_source| ≤ (bound_per_unit + rounding_per_unit) · max|x| + rounding_at_zero``. What rounding can
+    take at most, in whatever order sums are taken, is far more than what it took from the input that was measured; that
+    result is held against `rounding`, which is much smaller.
 
     Attributes:
         direction: "conv_to_attention" or "attention_to_conv".
@@ -68,14 +68,14 @@ class Certificate(Record):
         """Returns the certificate in a few lines of plain text."""
         kind = f"{'exact' if self.exact else 'approximate'}, {counted(self.heads, 'head')}, {self.dtype}"
         allowed = f"{self.bound + self.rounding:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}"
+        per_unit = self.bound_per_unit + self.rounding_per_unit
         lines = [
             f"{self.direction.replace('_', ' ')}: {'passed' if self.passed else 'FAILED'} ({kind})",
             f"  from            {self.source}",
             f"  to              {self.result}",
             f"  measured error  {self.measured_error:.3g}  on a standard normal input {self.check_shape}",
             f"  allowed         {allowed}",
-            f"  any input       {self.bound_per_unit + self.rounding_per_unit:.3g} of its largest value"
-            f" + {self.rounding_at_zero:.3g}",
+            f"  any input       {per_unit:.3g} of its largest value + {self.rounding_at_zero:.3g}",
         ]
         if self.sharpness is not None:
             where = "off the tap" if self.direction == "conv_to_attention" else "outside the window"

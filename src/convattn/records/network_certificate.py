@@ -88,9 +88,9 @@ class NetworkCertificate(Record):
     """What the conversion of a whole network promises, and what was measured of it, in either direction.
 
     Each layer has a bound of its own, for every input, as in `Certificate`. End to end there is a promise only where
-    every layer is exact: both networks compute one function, and differ by rounding alone. How much that is, is measured
-    on the images named and bounded for no others. Where layers leak, the end-to-end numbers are measurements on the
-    images named, and no bound: read them, since passing says little there.
+    every layer is exact: both networks compute one function, and differ by rounding alone. How much that is, is
+    measured on the images named and bounded for no others. Where layers leak, the end-to-end numbers are
+    measurements on the images named, and no bound: read them, since passing says little there.
 
     Attributes:
         direction: "network_to_attention" or "network_to_conv".
