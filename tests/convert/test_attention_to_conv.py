@@ -1,6 +1,7 @@
 """The way back: kernels, windows and bounds."""
 
 import copy
+import sys
 from math import prod
 
 import pytest
@@ -225,6 +226,23 @@ def test_a_wrong_kernel_fails_the_certificate(fault, monkeypatch):
     kernel = HardHeads.kernel
     assert attention_to_conv(layer)[1].passed
     monkeypatch.setattr(HardHeads, "kernel", lambda *a: fault(kernel(*a)))
+    assert not attention_to_conv(layer)[1].passed
+
+
+def test_a_wrong_border_fails_the_certificate(monkeypatch):
+    layer, module = (
+        conv_to_attention(seeded(nn.Conv2d, 3, 5, 3, padding=1))[0],
+        sys.modules[attention_to_conv.__module__],
+    )
+    build = module._build
+
+    def replicating(*arguments):
+        right = build(*arguments)
+        wrong = nn.Conv2d(3, 5, 3, padding=1, padding_mode="replicate")
+        wrong.load_state_dict(right.state_dict())
+        return wrong
+
+    monkeypatch.setattr(module, "_build", replicating)
     assert not attention_to_conv(layer)[1].passed
 
 

@@ -85,7 +85,7 @@ def test_random_layers_keep_their_promises(keeps_its_promise, count):
     for seed in range(count // 2):
         torch.manual_seed(seed)
         checked += keeps_its_promise(Random(seed))
-    assert checked > count // 2
+    assert checked > count // 4
 
 
 @pytest.mark.parametrize("options", [{}, {"kernel_size": 3}, {"kernel_size": 3, "padding": 1}])
