@@ -109,10 +109,10 @@ def hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str) -> H
     Returns:
         The heads, or None.
     """
-    dtype = next(layer.values.parameters()).dtype
-    heads = fixed_heads(layer.encoding, dtype)
+    weight = next(layer.values.parameters())
+    heads = fixed_heads(layer.encoding, weight.dtype)
     if heads is None or not heads.seen(axes):
-        heads = _looked_at(layer.encoding, axes, dtype)
+        heads = _looked_at(layer.encoding, axes, weight)
     if heads is None or not _goes_on_alike(layer.geometry, heads.sides(layer.geometry), mode):
         return None
     return heads
@@ -145,16 +145,15 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
     return HardHeads(tuple(tuple(int(d) for d in head) for head in nearest.tolist()), leak, any_size=True)
 
 
-def _looked_at(encoding: Encoding, axes: tuple[Axis, ...], dtype: torch.dtype) -> HardHeads | None:
-    """Finds heads that are hard on images of one size."""
+def _looked_at(encoding: Encoding, axes: tuple[Axis, ...], weight: Tensor) -> HardHeads | None:
+    """Finds heads that are hard on images of one size, by the dtype and on the device of a weight."""
     if not isinstance(encoding, AxisAdditiveEncoding):
         return None
-    device = next(encoding.parameters()).device
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        tables = encoding.axis_tables(axes, torch.float64, device)
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+        tables = encoding.axis_tables(axes, torch.float64, weight.device)
         pairs = zip(tables, axes, strict=True)
         weights = [attention_weights(displacement_scores(table, (axis,))) for table, axis in pairs]
-    shifts = find_shifts(weights, axes, torch.finfo(dtype).eps * _HARD)
+    shifts = find_shifts(weights, axes, torch.finfo(weight.dtype).eps * _HARD)
     return None if shifts is None else HardHeads(shifts.offsets, shifts.leak, any_size=False)
 
 
