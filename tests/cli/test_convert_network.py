@@ -94,6 +94,14 @@ def test_a_trained_network_of_attention_becomes_convolutions(capsys):
     assert certificate.shapes == ((1, 3, 8, 8),)
 
 
+def test_fold_says_where_it_finds_nothing(weights, capsys):
+    arguments = ["convert", "timm:resnet10t", "--weights", "weights.pth", *TINY, "--include", "layer1.0.conv1", *SHAPE]
+    assert main([*arguments, "-o", "made"]) == 0
+    assert "folded" not in capsys.readouterr().out
+    assert main(["convert", "made", "--to", "conv", "--fold", "-o", "back", *SHAPE]) == 0
+    assert "folded nothing: no linear map or batch normalisation certainly follows" in capsys.readouterr().out
+
+
 def test_an_attention_layer_becomes_a_convolution(capsys):
     layer, _ = convert.conv_to_attention(nn.Conv2d(2, 3, 3))
     convert.save_layer(layer, "layer")

@@ -198,6 +198,8 @@ def convert_network(
     if certificate.passed:
         save_network(made, output, source=loaded.source, options=loaded.options, certificate=certificate)
     outcome = f"wrote {output}" if certificate.passed else "wrote nothing"
+    if options.get("fold") and not any("folded in" in note for layer in certificate.layers for note in layer.notes):
+        outcome += "\nfolded nothing: no linear map or batch normalisation certainly follows a new convolution"
     print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
     return 0 if certificate.passed else 1
 

@@ -7,6 +7,7 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
+from convattn.convert.rounding_bound import attention_rounding
 from convattn.convert.tap_by_tap import in_one_product, tap_by_tap
 from convattn.convert.taps import AnyConvolution, read_taps
 from convattn.errors import ShapeError
@@ -50,7 +51,8 @@ def certify(
         taps, made = read_taps(conv), _inference(layer, x)
         lows = [conv(x), tap_by_tap(taps, x), in_one_product(taps, x)]
     measured = largest(made.double().cpu() - high)
-    rounding = rounding_budget(high, lows)
+    limit = attention_rounding(layer, conv)
+    rounding = min(rounding_budget(high, lows), limit.on(largest(x)))
     bound = per_unit * largest(x)
     not_covered = [] if sharpness is None else ["centres rounded when the layer is cast to a narrower dtype"]
     if max(layer.geometry.input_dilation) > 1 or isinstance(conv, nn.modules.conv._ConvTransposeNd):
@@ -65,6 +67,8 @@ def certify(
         exact=exact,
         leak=leak,
         bound_per_unit=per_unit,
+        rounding_per_unit=limit.per_unit,
+        rounding_at_zero=limit.at_zero,
         check_shape=tuple(x.shape),
         check_seed=_SEED,
         bound=bound,
