@@ -22,7 +22,7 @@ def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_
     pair = network_to_attention(small, images=torch.zeros(1, 2, 7))
     message = "certificate must be that of this Sequential, which has no 1, but is that of a torch.nn.*Sequential"
     for arguments, expected in (
-        ((pair,), "network must be an nn.Module, but is 'tuple'"),
+        ((pair,), "network must be an nn.Module, but is of type tuple"),
         ((pair[0], "passed"), "certificate must be what the conversion returned, but is 'passed'"),
         ((pair[0], network_to_attention(other, images=torch.zeros(1, 2, 7))[1]), message),
     ):
