@@ -4,13 +4,14 @@ import errno
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import lock_descriptor
 
-from convattn.errors import ArgumentError, WriteError, must_be
+from convattn.errors import ArgumentError, CheckpointError, WriteError, must_be
 
 __all__ = [
     "FULL",
@@ -20,6 +21,7 @@ __all__ = [
     "new_file",
     "new_folder",
     "require_new_folder",
+    "sole_use",
     "write_atomically",
 ]
 
@@ -180,6 +182,42 @@ def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
     finally:
         os.close(held)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def sole_use(folder: Path) -> Iterator[None]:
+    """Keeps a folder to one process at a time; the lock ends with the process, by whatever death.
+
+    Args:
+        folder: A folder that is there; the file `.lock` in it says who is at work.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        CheckpointError: Somebody is at work in it; the message says who.
+    """
+    held = _locked(folder / ".lock")
+    try:
+        os.truncate(held, 0)
+        os.write(held, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        (folder / ".lock").unlink(missing_ok=True)
+        os.close(held)
+
+
+def _locked(file: Path) -> int:
+    """Opens and locks a file; one that its last owner has removed meanwhile is made anew."""
+    while True:
+        held = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        if not lock_descriptor(held, blocking=False):
+            holder = os.read(held, 200).decode(errors="replace") or "another process"
+            os.close(held)
+            raise CheckpointError(f"{file.parent} is in use by {holder}")
+        if os.fstat(held).st_nlink:
+            return held
+        os.close(held)
 
 
 def clear_leftovers(folder: Path) -> None:

@@ -196,7 +196,7 @@ MISTAKES = {
     "nothing to convert": ([*OWN, "--random-weights", "--to", "conv"], "no layer could be converted"),
     "pattern": ([*OWN, "--random-weights", "--include", "x*"], "include must be a pattern of names of convolutions"),
     "sharpness": ([*OWN, "--random-weights", "--sharpness", "0"], "sharpness must be a positive finite number"),
-    "taken": (["convert", "run", "-o", "run"], "--output must be a folder that is new or empty"),
+    "taken": (["convert", "run", "-o", "run"], "--output must be new or empty"),
     "network's option for a layer": (
         ["convert", "layer", "-o", "made", "--dry-run"],
         "--dry-run is for a network, and",

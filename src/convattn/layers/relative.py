@@ -12,7 +12,7 @@ from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, must_be
 from convattn.functional import attend, attention_weights, displacement_scores, gated_weights, pad_keys
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_number
-from convattn.layers.arguments import fitting_encoding, fitting_path, require_images, require_sizes
+from convattn.layers.arguments import fitting_encoding, fitting_path, image_shape, require_images, require_sizes
 from convattn.layers.call import Call, work_of
 from convattn.layers.content import Content, ContentScores
 from convattn.layers.description import describe, describe_content
@@ -187,8 +187,7 @@ class RelativeAttention(HasKernel, ABC):
             'separable'
         """
         weight = next(self.values.parameters())
-        sizes = axis_lists("shape", shape, self.dims + 2, least=0)
-        x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
+        x = torch.empty(image_shape(shape, self.in_channels, self.dims), dtype=dtype or weight.dtype, device="meta")
         self._require_images(x)
         call = self._call(x.shape, x.dtype, torch.device(device or weight.device), self.geometry.axes(x.shape[2:]))
         if self.content is not None and looks_at_content(self.content, self.gate, self.gate_kind, self.impl):

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import tomli_w
 
 from convattn.errors import RecipeError, UnknownNameError, must_be
+from convattn.files import as_path
 from convattn.training.limits import explain, fits, hints
 from convattn.training.recipe import Recipe
 from convattn.training.scale import change_scale, require_scales
@@ -151,7 +152,7 @@ def _as_text(value: object) -> str:
 
 def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """Returns the name of the file, for messages, and what it holds."""
-    name = os.fspath(name_or_path)
+    name = str(as_path(name_or_path, "name_or_path"))
     if name.endswith(".toml"):
         source, file = name, Path(name)
     elif name in recipe_names():
@@ -214,8 +215,8 @@ def _sections(hint: Any) -> list[type]:
 def _unknown(path: str, key: str, expected: Iterable[str]) -> str:
     """Words an unknown key, with the nearest known one."""
     nearest = difflib.get_close_matches(key, expected, n=1, cutoff=0.5)
-    hint = f" did you mean {nearest[0]!r}?" if nearest else ""
-    return f"unknown key {path!r}:{hint} Known: {', '.join(expected)}"
+    hint = f": did you mean {nearest[0]!r}?" if nearest else "."
+    return f"unknown key {path!r}{hint} Known: {', '.join(expected)}"
 
 
 def _value(value: object, hint: Any, source: str, path: str) -> object:
