@@ -39,9 +39,10 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patched, pytest.raises(WriteError, match="cannot write .*file: No space left"):
+    with monkeypatch.context() as patched:
         patched.setattr(os, step, fail)
-        write_atomically(path, "new")
+        with pytest.raises(WriteError, match=r"cannot write .*file: No space left"):
+            write_atomically(path, "new")
     assert path.read_text() == "old"
     assert names(tmp_path) == ["file"]
 
@@ -57,7 +58,9 @@ def test_the_umask_says_who_may_read(tmp_path):
     assert (tmp_path / "made" / "file").stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("write", ["write_atomically(folder / 'file', 'x' * 10**6)", "(folder / 'file').write_bytes(bytes(10**6))"])
+@pytest.mark.parametrize(
+    "write", ["write_atomically(folder / 'file', 'x' * 10**6)", "(folder / 'file').write_bytes(bytes(10**6))"]
+)
 def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, write):
     program = f"""
 import resource
@@ -155,7 +158,7 @@ def test_a_folder_that_something_else_makes_meanwhile_is_not_overwritten(tmp_pat
             place.mkdir()
             write_atomically(place / "file", "theirs")
 
-    with pytest.raises(WriteError, match="cannot write .*made: Directory not empty"):
+    with pytest.raises(WriteError, match=r"cannot write .*made: Directory not empty"):
         race()
     assert (place / "file").read_text() == "theirs"
     assert names(tmp_path) == ["made"]

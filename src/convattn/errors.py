@@ -13,7 +13,7 @@ One `except ConvAttnError` catches them all; the second base class keeps them co
     ├── DataError                             a data file is missing, unreadable or of the wrong form
     ├── CheckpointError                       a saved model or run is missing, damaged or of another version
     ├── DeviceError                           the device or dtype cannot do what was asked
-    ├── WriteError (OSError)                  a file or a folder cannot be written, for instance because the disk is full
+    ├── WriteError (OSError)                  a file or a folder cannot be written: a full disk, no permission
     ├── TrainingError                         training cannot go on, for instance because the loss is not finite
     └── MissingDependencyError (ImportError)  an optional package is not installed; says the install line
 

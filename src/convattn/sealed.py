@@ -191,7 +191,7 @@ def _tensor_digest(name: str, tensor: Tensor) -> str:
     """Returns the SHA-256 of a contiguous tensor on the CPU: what it is called, what it is, and its bytes."""
     head = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
     digest = hashlib.sha256(head)
-    digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
     return digest.hexdigest()
 
 

@@ -25,7 +25,10 @@ MISTAKES = {
         "Unknown option: --outptu. Did you mean --output?",
     ),
     "missing argument": (["train"], 'Command "train" parameter RECIPE requires an argument.'),
-    "missing option": (["reproduce", "all"], "--runs must be given: the folder in which convattn train has made its runs"),
+    "missing option": (
+        ["reproduce", "all"],
+        "--runs must be given: the folder in which convattn train has made its runs",
+    ),
     "missing output": (["convert", "convolution"], "--output must be given unless with --dry-run$"),
     "one too many": (["info", "extra"], r"Unused Tokens: \['extra'\]."),
     "not a number": (["convert", "x", "-o", "new", "--sharpness", "hard"], 'unable to convert "hard" into float'),

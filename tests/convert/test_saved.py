@@ -77,11 +77,11 @@ def test_an_empty_folder_may_be_filled_and_a_full_one_is_refused(tmp_path):
     (tmp_path / "layer").mkdir()
     save_layer(nn.Conv1d(2, 3, 5), tmp_path / "layer")
     before = {path.name: path.read_bytes() for path in (tmp_path / "layer").iterdir()}
-    with pytest.raises(ArgumentError, match="folder must be new or empty, but .*layer' holds something"):
+    with pytest.raises(ArgumentError, match=r"folder must be new or empty, but .*layer' holds something"):
         save_layer(nn.Conv1d(2, 3, 7), tmp_path / "layer")
     assert {path.name: path.read_bytes() for path in (tmp_path / "layer").iterdir()} == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match="folder must be a folder, but .*file' is a file"):
+    with pytest.raises(ArgumentError, match=r"folder must be a folder, but .*file' is a file"):
         save_layer(nn.Conv1d(2, 3, 5), tmp_path / "file")
     with pytest.raises(ArgumentError, match="folder must be a folder whose parents are folders, but is"):
         save_layer(nn.Conv1d(2, 3, 5), tmp_path / "file" / "layer")
@@ -161,8 +161,14 @@ DAMAGES = {
     "weights cut off": (truncate, "cannot read the weights in"),
     "weights empty": (lambda folder: (folder / "model.safetensors").write_bytes(b""), "cannot read the weights in"),
     "config not JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not readable"),
-    "config not UTF-8": (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), "config.json is not readable"),
-    "config a list": (lambda folder: (folder / "config.json").write_text("[]"), "does not describe a network or a layer"),
+    "config not UTF-8": (
+        lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"),
+        "config.json is not readable",
+    ),
+    "config a list": (
+        lambda folder: (folder / "config.json").write_text("[]"),
+        "does not describe a network or a layer",
+    ),
     "another version": (
         lambda folder: write_config(folder, schema_version=2),
         "does not describe a layer of schema ver",
@@ -184,7 +190,7 @@ def test_damaged_and_missing_files_are_refused(damage, message, tmp_path, withou
     damage(folder)
     with pytest.raises(CheckpointError, match=message):
         load_layer(folder, verify=False)
-    with pytest.raises(CheckpointError, match="not what was saved|cannot read|not readable|does not describe"):
+    with pytest.raises(CheckpointError, match=r"not what was saved|cannot read|not readable|does not describe"):
         load_layer(folder)
 
 
@@ -206,5 +212,7 @@ def test_damaged_attention_is_refused(changes, tmp_path, without_type_checks):
     write_config(folder, **changes)
     with pytest.raises(CheckpointError, match="do not fit together"):
         load_layer(folder, verify=False)
-    with pytest.raises(CheckpointError, match=r"config\.json is not what was saved; if it was edited on purpose, load it"):
+    with pytest.raises(
+        CheckpointError, match=r"config\.json is not what was saved; if it was edited on purpose, load it"
+    ):
         load_layer(folder)

@@ -74,7 +74,8 @@ def test_push_to_hub_uploads_the_saved_files(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("config.json", "config.json is not readable"), ("model.safetensors", "cannot read the weights")]
+    ("name", "message"),
+    [("config.json", "config.json is not readable"), ("model.safetensors", "cannot read the weights")],
 )
 def test_missing_file_is_named(tmp_path, name, message):
     ResNet(1).save_pretrained(tmp_path)
@@ -85,7 +86,7 @@ def test_missing_file_is_named(tmp_path, name, message):
 
 def test_weights_of_another_network_are_refused(tmp_path):
     ResNet(1).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="does not say what builds a ConvNet: .*blocks_per_stage"):
+    with pytest.raises(CheckpointError, match=r"does not say what builds a ConvNet: .*blocks_per_stage"):
         ConvNet.from_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="does not hold the weights of this ResNet"):
         ResNet.from_pretrained(tmp_path, num_classes=3)

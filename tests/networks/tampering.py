@@ -1,4 +1,4 @@
-"""Random changes to saved folders, and what loading makes of them: `python tests/networks/tampering.py 1000 --seed 0`."""
+"""Random changes to saved folders, and what loading makes of them: `python tests/networks/tampering.py 1000`."""
 
 import argparse
 import json
@@ -54,7 +54,7 @@ class Saved:
 
 
 def save_all(place: Path) -> list[Saved]:
-    """Saves one folder of each form: a converted network, one of the user's own, a layer, and one without conversion."""
+    """Saves a folder of each form: a converted network, one of the user's own, a layer, and one without conversion."""
     torch.manual_seed(0)
     x = torch.randn(2, 3, 9, 7)
     net, own = ResNet(1, width=4, num_classes=3).eval(), Own().eval()
@@ -299,11 +299,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         counts = tamper(arguments.trials, arguments.seed, Path(place), verify=not arguments.no_verify)
     outcomes = ["refused", "no effect", *sorted({o for _, o in counts} - {"refused", "no effect"})]
-    print(f"| change | {' | '.join(outcomes)} |\n|---|{'---|' * len(outcomes)}")
-    for kind in CHANGES:
-        print(f"| {kind} | {' | '.join(str(counts[kind, outcome]) for outcome in outcomes)} |")
+    lines = [f"| change | {' | '.join(outcomes)} |", f"|---|{'---|' * len(outcomes)}"]
+    lines.extend(f"| {kind} | {' | '.join(str(counts[kind, outcome]) for outcome in outcomes)} |" for kind in CHANGES)
     totals = [sum(number for (_, o), number in counts.items() if o == outcome) for outcome in outcomes]
-    print(f"| all | {' | '.join(map(str, totals))} |")
+    lines.append(f"| all | {' | '.join(map(str, totals))} |")
+    sys.stdout.write("\n".join(lines) + "\n")
     sys.exit(any(outcome not in ("refused", "no effect") for _, outcome in counts))
 
 

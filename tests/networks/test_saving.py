@@ -240,7 +240,7 @@ def test_damaged_and_missing_files_are_refused(damage, message, saved, without_t
     damage(saved)
     with pytest.raises(CheckpointError, match=message):
         load_network(saved, verify=False)
-    with pytest.raises(CheckpointError, match="not what was saved|cannot read|not readable|does not describe"):
+    with pytest.raises(CheckpointError, match=r"not what was saved|cannot read|not readable|does not describe"):
         load_network(saved)
 
 
@@ -262,7 +262,9 @@ def test_a_model_must_be_given_where_it_is_needed_and_fit(tmp_path, saved):
         load_network(folder, model=nn.Sequential())
     with pytest.raises(CheckpointError, match=r"with the model given: 2 missing: 2\.weight, 2\.bias"):
         load_network(folder, model=nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Linear(2, 3)))
-    with pytest.raises(ArgumentError, match="model must be a network, or a function that returns one, but is of type int"):
+    with pytest.raises(
+        ArgumentError, match="model must be a network, or a function that returns one, but is of type int"
+    ):
         load_network(folder, model=lambda: 3)
     ResNet(1, width=8).save_pretrained(tmp_path / "plain")
     with pytest.raises(ArgumentError, match=r"model must be None, because .*plain says what it holds"):

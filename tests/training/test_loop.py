@@ -76,7 +76,9 @@ def test_folder_with_contents_is_refused_and_kept(tmp_path):
 
 def test_folder_of_a_run_is_refused_and_the_message_says_how_to_go_on(tmp_path):
     (tmp_path / "recipe.toml").write_text("")
-    message = r"output must be new or empty, but '.*' holds a run: go on with it by resume=True \(command: --resume\), or"
+    message = (
+        r"output must be new or empty, but '.*' holds a run: go on with it by resume=True \(command: --resume\), or"
+    )
     with pytest.raises(ArgumentError, match=message):
         train(tiny_recipe(), output=tmp_path, data=tiny_data(), progress=False)
 
@@ -84,7 +86,10 @@ def test_folder_of_a_run_is_refused_and_the_message_says_how_to_go_on(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"recipe": "sa-quadratic"}, r"recipe must be a Recipe, as load_recipe\(NAME\) returns it, but is 'sa-quadratic'"),
+        (
+            {"recipe": "sa-quadratic"},
+            r"recipe must be a Recipe, as load_recipe\(NAME\) returns it, but is 'sa-quadratic'",
+        ),
         ({"recipe": tiny_recipe(), "output": 3}, "output must be a path, but is 3"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from convattn.cli.output import print_record
 from convattn.errors import UnsupportedModelError
+
 __all__ = ["convert_layer", "layer_in"]
 
 

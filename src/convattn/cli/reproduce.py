@@ -30,7 +30,7 @@ def reproduce(
 
     Args:
         target: table1, fig2 to fig10, fig12, fig13, fig14, or all.
-        runs: Folder of runs, as convattn train makes them; they lie in it or one folder deeper. Required.
+        runs: Folder of runs, as convattn train makes them; they lie in it or one folder deeper. It must be given.
         output: Folder to make; it must be new or empty. Without it reproduce-TARGET, or the first of
             reproduce-TARGET-2, -3, … that is free. Where nothing can be made it is not there.
         scale: Scale of the recipes: paper, small or tiny.
@@ -48,7 +48,9 @@ def reproduce(
     from importlib.util import find_spec
 
     if runs is None:
-        raise ArgumentError("--runs must be given: the folder in which convattn train has made its runs, for instance runs")
+        raise ArgumentError(
+            "--runs must be given: the folder in which convattn train has made its runs, for instance runs"
+        )
     if find_spec("matplotlib") is None:
         raise MissingDependencyError("matplotlib", "train")
     from convattn.analysis.reproduction import TARGETS

@@ -20,9 +20,7 @@ __all__ = ["load_layer", "save_layer"]
 _SCHEMA = 1
 
 
-def save_layer(
-    layer: nn.Module, folder: str | os.PathLike[str], *, certificate: Certificate | None = None
-) -> Path:
+def save_layer(layer: nn.Module, folder: str | os.PathLike[str], *, certificate: Certificate | None = None) -> Path:
     """Saves one layer as a folder, whole or not at all, with digests by which loading knows that it is as it was saved.
 
     Args:

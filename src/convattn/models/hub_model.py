@@ -54,7 +54,7 @@ class HubModel(
             return super().save_pretrained(temporary, **options)
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
+    def from_pretrained(
         cls,
         pretrained_model_name_or_path: str | os.PathLike[str],
         *,
@@ -99,9 +99,11 @@ class HubModel(
         chosen = {name: value for name, value in saved.items() if name != "architecture"} | arguments
         try:
             network = cls(**chosen)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - what was edited may fail in any way
             if arguments:
-                raise ArgumentError(f"{cls.__name__} does not take {arguments} with what {folder} says: {error}") from None
+                raise ArgumentError(
+                    f"{cls.__name__} does not take {arguments} with what {folder} says: {error}"
+                ) from None
             raise CheckpointError(f"{folder} does not say what builds a {cls.__name__}: {error}") from None
         try:
             network.load_state_dict(tensors)

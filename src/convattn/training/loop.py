@@ -64,8 +64,9 @@ def train(
         "images_per_second" over all of them.
 
     Raises:
-        ArgumentError: The recipe is none; the output folder holds something, or is missing where the run is to be taken up or tracked; the
-            steps between checkpoints are out of range; or a size of the network does not fit the images.
+        ArgumentError: The recipe is none; the output folder holds something, or is missing where the
+            run is to be taken up or tracked; the steps between checkpoints are out of range; or a size of the network
+            does not fit the images.
         CheckpointError: The folder holds no run that can be taken up, or one of another recipe, or another process is
             at work in it; a checkpoint or the results cannot be written; or the network to start from cannot be loaded.
         DataError: The images cannot be had.
