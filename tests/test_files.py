@@ -175,8 +175,8 @@ def test_what_is_there_is_refused(tmp_path):
     for place, message in {
         "full": "output must be new or empty",
         "file": "output must be a folder, but",
-        "file/made": "output must be a folder whose parents are folders",
-        "file/deep/made": "output must be a folder whose parents are folders",
+        "file/made": "output must be in a folder, but above",
+        "file/deep/made": "output must be in a folder, but above",
     }.items():
         with pytest.raises(ArgumentError, match=message), new_folder(tmp_path / place, "output"):
             pytest.fail("the block must not be entered")

@@ -113,7 +113,11 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
         ArgumentError: It is no path, or a file or a folder with contents is there.
     """
     path = as_path(path, argument)
-    if path.is_dir() and any(path.iterdir()):
+    try:
+        full = path.is_dir() and any(path.iterdir())
+    except OSError as error:
+        raise ArgumentError(f"{argument} cannot be made: {error.strerror}: {str(path)!r}") from None
+    if full:
         raise ArgumentError(f"{argument} must be new or empty, but {str(path)!r} holds something")
     if path.exists() and not path.is_dir():
         raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
@@ -150,7 +154,7 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterat
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise ArgumentError(must_be(argument, "a folder whose parents are folders", str(path))) from None
+            raise ArgumentError(f"{argument} must be in a folder, but above {str(path)!r} is a file") from None
         clear_leftovers(path.parent)
         with hidden_folder(path.parent, path.name) as temporary:
             yield temporary

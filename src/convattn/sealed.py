@@ -86,8 +86,9 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            f"{folder} holds no saved network or layer: {CONFIG} is not readable ({type(error).__name__}: {error})"
+            f"{folder} holds no saved network or layer: {CONFIG} is not readable ({reason})"
         ) from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{folder / CONFIG} does not describe a network or a layer of convattn")

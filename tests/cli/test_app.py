@@ -29,8 +29,8 @@ MISTAKES = {
         ["reproduce", "all"],
         "--runs must be given: the folder in which convattn train has made its runs",
     ),
-    "missing output": (["convert", "convolution"], "--output must be given unless with --dry-run$"),
-    "one too many": (["info", "extra"], r"Unused Tokens: \['extra'\]."),
+    "missing output": (["convert", "convolution"], "--output must be given, except with --dry-run$"),
+    "one too many": (["info", "extra"], "there is no place for the argument 'extra'"),
     "not a number": (["convert", "x", "-o", "new", "--sharpness", "hard"], 'unable to convert "hard" into float'),
     "not an integer": (
         ["convert", "x", "-o", "new", "--head-width", "1.5"],

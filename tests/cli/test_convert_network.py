@@ -163,7 +163,10 @@ MISTAKES = {
         "--set is for a network of timm or",
     ),
     "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder of images, but is 'abs"),
-    "images of our own": ([*OWN, "--random-weights", "--images", "run"], "images must be left out for a ResNet, which"),
+    "images of our own": (
+        [*OWN, "--random-weights", "--images", "run"],
+        "images cannot be read from a folder for a ResNet",
+    ),
     "images and a shape": ([*OWN, "--images", "run", *SHAPE], "--shape is for images of random numbers"),
     "no limit": ([*OWN, "--random-weights", "--images", "run", "--limit", "0"], "--limit must be at least 1, but is 0"),
     "limit of no images": ([*OWN, "--random-weights", "--limit", "3"], "--limit is for the images of --images, which"),

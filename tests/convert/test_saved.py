@@ -83,7 +83,7 @@ def test_an_empty_folder_may_be_filled_and_a_full_one_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match=r"folder must be a folder, but .*file' is a file"):
         save_layer(nn.Conv1d(2, 3, 5), tmp_path / "file")
-    with pytest.raises(ArgumentError, match="folder must be a folder whose parents are folders, but is"):
+    with pytest.raises(ArgumentError, match="folder must be in a folder, but above"):
         save_layer(nn.Conv1d(2, 3, 5), tmp_path / "file" / "layer")
 
 

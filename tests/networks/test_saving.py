@@ -216,7 +216,10 @@ def cut_off(folder):
 
 SEVEN = {"blocks_per_stage": 1, "width": 8, "num_classes": 7}
 DAMAGES = {
-    "no config": (lambda f: (f / "config.json").unlink(), "holds no saved network: config.json is not readable"),
+    "no config": (
+        lambda f: (f / "config.json").unlink(),
+        "holds no saved network or layer: config.json is not readable",
+    ),
     "config no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not readable"),
     "another kind": (lambda f: write_config(f, kind="Linear"), "does not describe a network or a layer"),
     "another version": (lambda f: write_config(f, schema_version=2), "must be of schema version 1, but is of 2"),

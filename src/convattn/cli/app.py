@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from convattn.__about__ import __version__
 from convattn.cli.bench import bench
@@ -78,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _BROKEN_PIPE
     except KeyboardInterrupt:
         return _fail("interrupted", _INTERRUPTED)
+    except UnusedCliTokensError as error:
+        return _fail(f"there is no place for the argument {' '.join(error.unused_tokens)!r}", _MISTAKE)
     except (ConvAttnError, CycloptsError) as error:
         return _fail(str(error), _MISTAKE)
     except OSError as error:

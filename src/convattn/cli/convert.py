@@ -91,7 +91,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--fold": fold}
     _require_absent(to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}")
     if output is None and not dry_run:
-        raise ArgumentError("--output must be given unless with --dry-run")
+        raise ArgumentError("--output must be given, except with --dry-run")
     if layer_in(source):
         of_network = {"--weights": weights, "--pretrained": pretrained, "--random-weights": random_weights}
         of_network |= {"--set": arguments, "--images": images, "--limit": limit, "--shape": shape}

@@ -74,6 +74,9 @@ class Origin:
             if said:
                 raise ArgumentError(f"{said[0]} is for a network of timm or torchvision; {self.source} has its own")
             return self._load_folder()
+        from convattn.networks.source import split_source
+
+        split_source(self.source)
         if len(said) > 1 or (weights_matter and not said):
             given = f"{' and '.join(said)} are" if said else "none of them is"
             raise ArgumentError(

@@ -45,7 +45,7 @@ def fetch(
         fetched = huggingface_hub.snapshot_download(
             repository,
             revision=revision,
-            cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+            cache_dir=None if cache_dir is None else str(as_path(cache_dir, "cache_dir")),
             force_download=force_download,
             local_files_only=local_files_only,
             token=token,

@@ -86,7 +86,7 @@ def save_network(
     _require_layers(network, certificate)
     built = own_source(network) if source is None else (source, _json_options(options))
     if built is None and options:
-        raise ArgumentError(must_be("options", "given with a source, which takes them", dict(options)))
+        raise ArgumentError(must_be("options", "given with a source, which takes them", options))
     try:
         layers = describe_layers(network) if built is None else _compared(network, *built)
         tensors, tied = file_tensors(network)
