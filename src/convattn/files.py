@@ -2,14 +2,10 @@
 
 import errno
 import os
-import secrets
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from filelock import lock_descriptor
 
 from convattn.errors import ArgumentError, CheckpointError, WriteError, must_be
 
@@ -176,12 +172,12 @@ def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
     Yields:
         The folder, which the block may rename.
     """
-    folder = parent / f".{name[:40]}.{secrets.token_hex(4)}{_MARK}"
+    folder = parent / f".{name[:40]}.{os.urandom(4).hex()}{_MARK}"
     folder.mkdir()
     held = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without locks: what is left there stays
-            lock_descriptor(held, blocking=False)
+            _lock(held)
         yield folder
     finally:
         os.close(held)
@@ -201,6 +197,8 @@ def sole_use(folder: Path) -> Iterator[None]:
     Raises:
         CheckpointError: Somebody is at work in it; the message says who.
     """
+    import socket
+
     held = _locked(folder / ".lock")
     try:
         os.truncate(held, 0)
@@ -215,13 +213,20 @@ def _locked(file: Path) -> int:
     """Opens and locks a file; one that its last owner has removed meanwhile is made anew."""
     while True:
         held = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        if not lock_descriptor(held, blocking=False):
+        if not _lock(held):
             holder = os.read(held, 200).decode(errors="replace") or "another process"
             os.close(held)
             raise CheckpointError(f"{file.parent} is in use by {holder}")
         if os.fstat(held).st_nlink:
             return held
         os.close(held)
+
+
+def _lock(held: int) -> bool:
+    """Locks an open file or folder for this process, and tells whether nobody else had done so."""
+    from filelock import lock_descriptor  # here, because `--help` does without
+
+    return lock_descriptor(held, blocking=False)
 
 
 def clear_leftovers(folder: Path) -> None:
@@ -234,7 +239,7 @@ def clear_leftovers(folder: Path) -> None:
         with suppress(OSError):
             held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                if lock_descriptor(held, blocking=False):
+                if _lock(held):
                     shutil.rmtree(left, ignore_errors=True)
             finally:
                 os.close(held)

@@ -75,6 +75,7 @@ def test_an_edited_layer_is_refused_unless_asked_for(tmp_path, capsys):
     assert main(["convert", str(source), "-o", str(made), "--no-verify"]) == 0
 
 
+@pytest.mark.filterwarnings("default::convattn.errors.CertificateWarning")
 def test_a_certificate_that_did_not_pass_is_said_on_loading(tmp_path, capsys):
     layer, certificate = convert.conv_to_attention(torch.nn.Conv1d(2, 3, 5))
     convert.save_layer(layer, tmp_path / "layer", certificate=replace(certificate, passed=False))

@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", _INTERRUPTED)
     except UnusedCliTokensError as error:
-        return _fail(f"there is no place for the argument {' '.join(error.unused_tokens)!r}", _MISTAKE)
+        return _fail(f"there is no place for the argument {' '.join(error.unused_tokens or ())!r}", _MISTAKE)
     except (ConvAttnError, CycloptsError) as error:
         return _fail(str(error), _MISTAKE)
     except OSError as error:
