@@ -55,9 +55,9 @@ def test_each_is_caught_as_the_root_and_as_what_python_code_expects(kind):
     ("name", "known", "message"),
     [
         ("quadratik", {"quadratic", "distance"}, "unknown encoding 'quadratik': did you mean 'quadratic'? Known: "),
-        ("zzz", ("quadratic", "distance"), "unknown encoding 'zzz': Known: distance, quadratic"),
-        (3, ["quadratic"], "unknown encoding 3: Known: quadratic"),
-        ("", [], "unknown encoding '': Known: "),
+        ("zzz", ("quadratic", "distance"), "unknown encoding 'zzz'. Known: distance, quadratic"),
+        (3, ["quadratic"], "unknown encoding 3. Known: quadratic"),
+        ("", [], "unknown encoding ''. Known: "),
     ],
 )
 def test_unknown_names_come_with_the_nearest_and_all_the_known(name, known, message):

@@ -13,10 +13,12 @@ One `except ConvAttnError` catches them all; the second base class keeps them co
     ├── DataError                             a data file is missing, unreadable or of the wrong form
     ├── CheckpointError                       a saved model or run is missing, damaged or of another version
     ├── DeviceError                           the device or dtype cannot do what was asked
+    ├── WriteError (OSError)                  a file or a folder cannot be written: a full disk, no permission
     ├── TrainingError                         training cannot go on, for instance because the loss is not finite
     └── MissingDependencyError (ImportError)  an optional package is not installed; says the install line
 
-One thing is said and not raised: `CheckpointWarning`, where a damaged checkpoint is passed over for the one before.
+Two things are said and not raised: `CheckpointWarning`, where a damaged checkpoint is passed over for the one before,
+and `CertificateWarning`, where what is loaded came with a certificate that did not pass.
 """
 
 import difflib
@@ -24,6 +26,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "ArgumentError",
+    "CertificateWarning",
     "CheckpointError",
     "CheckpointWarning",
     "ConvAttnError",
@@ -37,6 +40,7 @@ __all__ = [
     "TrainingError",
     "UnknownNameError",
     "UnsupportedModelError",
+    "WriteError",
     "must_be",
     "must_be_a",
 ]
@@ -102,8 +106,8 @@ class UnknownNameError(ArgumentError):
         """Names the kind of thing looked up, the name that came and those that would have been right."""
         self.kind, self.name, self.known = kind, name, sorted(known)
         nearest = difflib.get_close_matches(str(name), self.known, n=1, cutoff=0.5)
-        hint = f" did you mean {nearest[0]!r}?" if nearest else ""
-        super().__init__(f"unknown {kind} {name!r}:{hint} Known: {', '.join(self.known)}")
+        hint = f": did you mean {nearest[0]!r}?" if nearest else "."
+        super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(self.known)}")
 
     def __reduce__(self) -> tuple[type, tuple[str, object, list[str]]]:
         """Lets the error cross from one process to another."""
@@ -136,6 +140,14 @@ class CheckpointError(ConvAttnError):
 
 class CheckpointWarning(UserWarning):
     """A checkpoint is damaged, and the one before it is used."""
+
+
+class CertificateWarning(UserWarning):
+    """What is loaded came with a certificate that did not pass."""
+
+
+class WriteError(ConvAttnError, OSError):
+    """A file or a folder cannot be written; nothing half written is left."""
 
 
 class DeviceError(ConvAttnError):

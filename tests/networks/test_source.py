@@ -173,7 +173,9 @@ def test_folders_without_pictures_and_damaged_ones_are_refused(pictures, tmp_pat
 
 
 def test_a_network_that_does_not_say_how_is_refused():
-    with pytest.raises(ArgumentError, match="images must be left out for a ConvNet, which does not say how images are"):
+    with pytest.raises(
+        ArgumentError, match="images cannot be read from a folder for a ConvNet, which does not say how"
+    ):
         preparation("convattn:ConvNet", ConvNet(width=8))
 
 

@@ -56,7 +56,6 @@ def show_conversions(folder: Path) -> list[Conversion]:
     Raises:
         MissingDependencyError: scikit-learn, which has the photograph, or matplotlib is not installed.
     """
-    from convattn.cli.convert_layer import save_converted
     from convattn.convert import conv_to_attention, save_layer
     from convattn.data import load_photograph
 
@@ -64,7 +63,7 @@ def show_conversions(folder: Path) -> list[Conversion]:
     conv = filter_bank()
     save_layer(conv, folder / "convolution")
     attention, certificate = conv_to_attention(conv)
-    save_converted(attention, certificate, folder / "attention")
+    save_layer(attention, folder / "attention", certificate=certificate)
     soft, promise = conv_to_attention(conv, sharpness=SOFT_SHARPNESS)
     return [
         _show(folder / "hard-heads.png", pixels, conv, attention, certificate),

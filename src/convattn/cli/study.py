@@ -91,7 +91,7 @@ def _engine(name: str, workers: int | None, threads: int | None, address: str | 
 
         return RayEngine(workers=workers, threads=threads, tell=tell, address=address)
     if address is not None:
-        raise ArgumentError(must_be("--address", "left away without --engine ray", address))
+        raise ArgumentError("--address is for --engine ray, which is not given")
     from convattn.training.studies.engine import LocalEngine
 
     return LocalEngine(workers=workers, threads=threads, tell=tell)

@@ -1,5 +1,7 @@
 """What an attention layer checks of its arguments and of the images that it is given."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,15 @@ from convattn.encodings import Encoding, Shift, create_encoding
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 from convattn.grid import Geometry, whole_number
 
-__all__ = ["PATHS", "fitting_encoding", "fitting_path", "is_window", "require_images", "require_sizes"]
+__all__ = [
+    "PATHS",
+    "fitting_encoding",
+    "fitting_path",
+    "image_shape",
+    "is_window",
+    "require_images",
+    "require_sizes",
+]
 
 PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
 """Ways to compute the layer, for its argument `impl`."""
@@ -109,6 +119,29 @@ def is_window(encoding: Encoding, geometry: Geometry) -> bool:
     """
     taps = tuple(displacement for _, displacement in geometry.taps())
     return isinstance(encoding, Shift) and encoding.displacements == taps
+
+
+_AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
+
+
+def image_shape(shape: Sequence[int], channels: int, dims: int) -> tuple[int, ...]:
+    """Reads the shape of images.
+
+    Args:
+        shape: What the user gave.
+        channels: Channels of the images.
+        dims: Their spatial axes.
+
+    Returns:
+        The shape.
+
+    Raises:
+        ArgumentError: It is not as many whole numbers.
+    """
+    valid = isinstance(shape, Sequence) and not isinstance(shape, str) and len(shape) == dims + 2
+    if not valid or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape):
+        raise ArgumentError(must_be("shape", f"{dims + 2} whole numbers (batch, {channels}, {_AXES[dims]})", shape))
+    return tuple(shape)
 
 
 def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from convattn.functional import Cost, Filters, Shifts
-from convattn.grid import axis_lists
-from convattn.layers.arguments import require_images
+from convattn.layers.arguments import image_shape, require_images
 from convattn.layers.call import Call
 from convattn.layers.execution import Prepared, prepare
 from convattn.records import Plan
@@ -37,7 +36,7 @@ def describe_layer(
         The plan.
     """
     weight = next(layer.values.parameters())
-    sizes = axis_lists("shape", shape, layer.dims + 2, least=0)
+    sizes = image_shape(shape, layer.in_channels, layer.dims)
     x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
     require_images(x, layer.in_channels, layer.dims, weight.dtype)
     axes = layer.geometry.axes(x.shape[2:])

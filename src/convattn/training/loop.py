@@ -64,10 +64,11 @@ def train(
         "images_per_second" over all of them.
 
     Raises:
-        ArgumentError: The output folder holds something, or is missing where the run is to be taken up or tracked; the
-            steps between checkpoints are out of range; or a size of the network does not fit the images.
-        CheckpointError: The folder holds no run that can be taken up, or one of another recipe; a checkpoint or the
-            results cannot be written; or the network to start from cannot be loaded.
+        ArgumentError: The recipe is none; the output folder holds something, or is missing where the
+            run is to be taken up or tracked; the steps between checkpoints are out of range; or a size of the network
+            does not fit the images.
+        CheckpointError: The folder holds no run that can be taken up, or one of another recipe, or another process is
+            at work in it; a checkpoint or the results cannot be written; or the network to start from cannot be loaded.
         DataError: The images cannot be had.
         DeviceError: The process has trained with another precision before.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
@@ -85,12 +86,32 @@ def train(
         >>> record.parameters, record.data.counts["train"]
         (630, 1437)
     """
+    if not isinstance(recipe, Recipe):
+        raise ArgumentError(must_be("recipe", "a Recipe, as load_recipe(NAME) returns it", recipe))
     folder = _open_folder(output, resume=resume, tracked=bool(trackers))
     if checkpoint_every is not None and checkpoint_every < 1:
         raise ArgumentError(must_be("checkpoint_every", "an integer of at least 1", checkpoint_every))
     require_trackers(trackers)
     if resume and folder is not None and (finished := folder.find_unfinished(recipe)) is not None:
         return finished
+    try:
+        return _train(recipe, folder, data, progress=progress, resume=resume, every=checkpoint_every, trackers=trackers)
+    finally:
+        if folder is not None:
+            folder.release()
+
+
+def _train(
+    recipe: Recipe,
+    folder: RunFolder | None,
+    data: ImageDataset | None,
+    *,
+    progress: bool,
+    resume: bool,
+    every: int | None,
+    trackers: Sequence[str],
+) -> RunRecord:
+    """Trains; the folder is new, or holds a run of the recipe that is not finished."""
     accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
     progress, revision = progress and accelerator.is_main_process, find_revision()
     data = load_data(recipe.data) if data is None else data
@@ -101,7 +122,7 @@ def train(
         estimate = session.trainer.estimate_memory()
         _say(str(estimate), progress)
         session.resume() if resume else session.start()
-        _run_epochs(session, recipe, accelerator, checkpoint_every, progress=progress)
+        _run_epochs(session, recipe, accelerator, every, progress=progress)
     record = RunRecord(
         name=recipe.name,
         claim=recipe.claim,
