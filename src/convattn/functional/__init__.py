@@ -16,6 +16,7 @@ from convattn.functional.reference import attend, attention_weights, displacemen
 from convattn.functional.separable import separable_attention
 from convattn.functional.shift import Shifts, find_shifts, shift_attention, table_shifts
 from convattn.functional.shift_convolution import ShiftConvolution, shift_convolution
+from convattn.functional.strided import take_every
 from convattn.functional.values import combine_heads
 
 __all__ = [
@@ -51,5 +52,6 @@ __all__ = [
     "shift_attention",
     "shift_convolution",
     "table_shifts",
+    "take_every",
     "values_first_attention",
 ]
