@@ -1,7 +1,6 @@
 import re
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -159,14 +158,11 @@ def test_demo_that_stops_leaves_nothing(tmp_path, monkeypatch, capsys, error):
 
 
 @pytest.mark.slow
-def test_full_demo_is_quick_and_learns(tmp_path):
+def test_full_demo_learns(tmp_path):
     command = Path(sys.executable).with_name("convattn")
-    began = time.perf_counter()
     done = subprocess.run([command, "demo", "--json"], capture_output=True, text=True, check=False, cwd=tmp_path)
-    seconds = time.perf_counter() - began
     assert (done.returncode, done.stderr) == (0, "")
     shown = Demonstration.from_json(done.stdout)
     assert shown.passed
     assert shown.run.results["test_accuracy"] >= 0.96
-    assert seconds < 90
     assert contents(tmp_path / "demo") == FILES
