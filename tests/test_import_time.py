@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 MOST_OF_THE_ROOT, MOST_OF_THE_HELP = 45, 350
-"""Modules beyond those of Python's own start; 30 and 235 were counted, and half as many more leave room for versions."""
+"""Modules beyond those of Python's own start; 30 and 235 were counted, and half as many leave room for versions."""
 
 
 def loaded_modules(statement: str) -> set[str]:

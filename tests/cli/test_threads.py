@@ -72,8 +72,8 @@ def test_study_gives_runs_their_threads(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("given", "kept"), [(None, "passive"), ("active", "active")])
 def test_threads_sleep_where_they_wait_unless_told_otherwise(given, kept):
     program = (
-        "import os, sys; from convattn.cli import main; assert 'torch' not in sys.modules; sys.argv[1:] = ['--version'];"
-        " main(); print(os.environ['OMP_WAIT_POLICY'])"
+        "import os, sys; from convattn.cli import main; assert 'torch' not in sys.modules;"
+        " main(['--version']); print(os.environ['OMP_WAIT_POLICY'])"
     )
     bare = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     env = bare if given is None else {**bare, "OMP_WAIT_POLICY": given}

@@ -8,7 +8,10 @@ __all__ = ["is_small", "threads_given"]
 
 
 def threads_given() -> int | None:
-    """Returns the number of threads that the environment asks for, or None; the variables are those that torch reads.
+    """Returns the number of threads that the environment asks for; the variables are those that torch reads.
+
+    Returns:
+        The number, or None.
 
     Example:
         >>> from unittest.mock import patch
@@ -26,6 +29,10 @@ def threads_given() -> int | None:
 def is_small(recipe: Recipe) -> bool:
     """Tells whether a run's steps are so short that threads would wait for each other more than they compute.
 
-    The digits are 8 x 8 pixels: an operation on a batch of them takes microseconds.
+    Args:
+        recipe: What is to be trained.
+
+    Returns:
+        True for the digits, which are 8 x 8 pixels: an operation on a batch of them takes microseconds.
     """
     return recipe.data.name == "digits"
