@@ -7,6 +7,12 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: help demo test check fix docs constraints clean
 
+# Many processors have AVX2 and no more, and torch computes with other code there: what trains or compares numbers runs
+# again kept to it.
+AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
+AGAIN := $(addprefix tests/,$(addsuffix .py,layers/test_execution layers/test_fusion convert/test_every_convolution \
+  convert/test_certified_network convert/test_there_and_back training/test_conversion training/test_trainer))
+
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)
 ifdef UV
@@ -25,6 +31,7 @@ demo: $(VENV)/.demo      ## Convert, train and certify on embedded data, and wri
 
 test: $(VENV)/.dev       ## Run every test but the slow ones
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" --numprocesses=auto
+	OMP_NUM_THREADS=1 $(AVX2) $(PY) -m pytest -m "not slow" --numprocesses=auto $(AGAIN)
 
 check: $(VENV)/.dev      ## Format, lint, types, imports and the quickest tests, in under two minutes
 	VENV=$(VENV) scripts/check

@@ -71,6 +71,8 @@ def test_page_says_what_the_record_says(made):
         assert words in page
     assert "the times say nothing about speed" in page
     assert "(scaling.png)" in page
+    assert {curve.exponent for curve in record.scaling} == {None}
+    assert "exponent p" not in page
     rows = [line for line in page.splitlines() if line.startswith("| convattn ")]
     assert len(rows) == len(record.cases)
 

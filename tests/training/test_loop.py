@@ -44,6 +44,12 @@ def test_run_leaves_all_its_files(tmp_path):
     assert [[row["centre_row"], row["centre_col"]] for row in last] == centres
 
 
+def test_each_epoch_is_told():
+    told = []
+    train(tiny_recipe(epochs=2), data=tiny_data(), progress=False, tell=told.append)
+    assert [line.partition(":")[0] for line in told] == ["epoch 1", "epoch 2"]
+
+
 def test_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
     runs = {"first": 0, "again": 0, "other": 1}
     for name, seed in runs.items():

@@ -18,6 +18,7 @@ from convattn.cli.help_text import HelpText
 from convattn.cli.info import info
 from convattn.cli.reproduce import reproduce
 from convattn.cli.study import study
+from convattn.cli.threads import wait_without_spinning
 from convattn.cli.train import train
 from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError
 from convattn.files import FULL
@@ -69,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         OSError: One that no file or folder explains, which is not the user's mistake.
     """
+    wait_without_spinning()
     try:
         code = _run(arguments)
         sys.stdout.flush()

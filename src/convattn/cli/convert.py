@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from convattn.cli.convert_layer import convert_layer, layer_in
 from convattn.cli.convert_network import Measured, Origin, convert_network, forecast_network
 from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values
+from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError
 
 __all__ = ["convert"]
@@ -116,9 +117,10 @@ def convert(  # noqa: PLR0913 - the options of the command
         chosen |= {"kernel_size": kernel_size, "mass": mass, "fold": fold}
     origin = Origin(source, weights, pretrained, random_weights, given, verify=not no_verify)
     measured = Measured(images, limit, shape)
-    if dry_run or output is None:
-        return forecast_network(origin, to, chosen, measured, json=json)
-    return convert_network(origin, output, to, chosen, measured, json=json)
+    with one_thread(images is None):
+        if dry_run or output is None:
+            return forecast_network(origin, to, chosen, measured, json=json)
+        return convert_network(origin, output, to, chosen, measured, json=json)
 
 
 def _require_absent(options: Mapping[str, object], reason: str) -> None:

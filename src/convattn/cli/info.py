@@ -24,7 +24,7 @@ class Installation(Record):
 
     Attributes:
         versions: Versions of Python, convattn and the packages that it always needs.
-        hardware: Device, processor, cores, threads and, with CUDA, accelerator.
+        hardware: Device, processor, instruction set, cores, threads and, with CUDA, accelerator.
         memory: Memory of the machine, in bytes.
         encodings: Names of the encodings.
         recipes: Names of the recipes.

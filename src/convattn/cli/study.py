@@ -52,7 +52,8 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         baseline: Recipe or variant that the others are held against; without it the first.
         output: Folder of the study; without it study. With --engine ray every node must see it under the same path.
         workers: Runs at a time; without it 1, with --engine ray as many as the cluster has room for.
-        threads: Threads of each run; without it the cores divided by the workers.
+        threads: Threads of each run; without it OMP_NUM_THREADS, or else one for tiny images and the cores divided by
+            the workers for others.
         engine: local for processes on this machine, ray for a Ray cluster.
         address: Address of the Ray cluster, or auto for the one that runs here; without it one is started for the
             study.

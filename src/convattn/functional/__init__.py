@@ -21,6 +21,7 @@ from convattn.functional.shift_convolution import (
     shift_convolution,
     window_convolution,
 )
+from convattn.functional.strided import take_every
 from convattn.functional.values import combine_heads
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "shift_attention",
     "shift_convolution",
     "table_shifts",
+    "take_every",
     "values_first_attention",
     "window_convolution",
 ]

@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.functional.keys import pad_keys
+from convattn.functional.strided import convolve, convolve_transposed
 from convattn.grid import Axis, Geometry
 
 __all__ = ["ShiftConvolution", "WindowConvolution", "shift_convolution", "window_convolution"]
-
-_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-_TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +57,7 @@ class ShiftConvolution:
             maps = _joined(maps, self.positions, self.taps)
         if self.extra is not None:
             kernel = _transposed(maps, groups, self.taps)
-            compute = _TRANSPOSED[len(self.taps)]
-            return compute(x, kernel, bias, self.stride, self.padding, self.extra, groups, self.dilation)
+            return convolve_transposed(x, kernel, bias, self.stride, self.padding, self.extra, groups, self.dilation)
         if self.cut is not None:
             start, stop, axes, geometry = self.cut
             x = _window(pad_keys(x, geometry), axes, start, stop)
@@ -78,7 +75,7 @@ class ShiftConvolution:
         Returns:
             (batch, outputs, *queries).
         """
-        return _CONVOLUTIONS[len(self.taps)](x, kernel, bias, self.stride, self.padding, self.dilation, groups)
+        return convolve(x, kernel, bias, self.stride, self.padding, self.dilation, groups)
 
     def kernel(self, maps: Tensor) -> Float[Tensor, "outputs channels_per_group *taps"]:
         """Turns the matrices of taps into the kernel of a convolution; a view of matrices that are held as one."""

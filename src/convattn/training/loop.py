@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ def train(
     resume: bool = False,
     checkpoint_every: int | None = None,
     trackers: Sequence[str] = (),
+    tell: Callable[[str], None] | None = None,
 ) -> RunRecord:
     """Trains the recipe's network and records all that is needed to repeat the run.
 
@@ -58,6 +59,7 @@ def train(
             is, and its record returned.
         checkpoint_every: Steps between two checkpoints, at least 1; None writes one after each epoch.
         trackers: Names of trackers ("tensorboard", "wandb", "trackio") that get the metrics of each epoch.
+        tell: Called with a line of text after each epoch.
 
     Returns:
         The record; its results are "test_accuracy", "test_loss" and "train_loss" of the last epoch, and
@@ -122,7 +124,7 @@ def _train(
         estimate = session.trainer.estimate_memory()
         _say(str(estimate), progress)
         session.resume() if resume else session.start()
-        _run_epochs(session, recipe, accelerator, every, progress=progress)
+        _run_epochs(session, recipe, accelerator, every, progress=progress, tell=tell)
     record = RunRecord(
         name=recipe.name,
         claim=recipe.claim,
@@ -162,9 +164,15 @@ def _open_folder(output: str | os.PathLike[str] | None, *, resume: bool, tracked
 
 
 def _run_epochs(
-    session: Session, recipe: Recipe, accelerator: "Accelerator", checkpoint_every: int | None, *, progress: bool
+    session: Session,
+    recipe: Recipe,
+    accelerator: "Accelerator",
+    checkpoint_every: int | None,
+    *,
+    progress: bool,
+    tell: Callable[[str], None] | None,
 ) -> None:
-    """Runs all epochs that are left, showing and tracking each."""
+    """Runs all epochs that are left, showing, telling and tracking each."""
     trainer = session.trainer
     with _tracked(accelerator, recipe), _progress_bar(progress) as bar:
         total = recipe.training.epochs * trainer.steps_per_epoch
@@ -172,6 +180,8 @@ def _run_epochs(
         for result in session.run(checkpoint_every=checkpoint_every, on_step=lambda: bar.advance(task)):
             shown = f"epoch {result.epoch}: loss {result.train_loss:.3f}, test {result.test_accuracy:.2%}"
             bar.update(task, result=shown)
+            if tell is not None and accelerator.is_main_process:
+                tell(shown)
             if accelerator.log_with:
                 accelerator.log(asdict(result), step=result.step)
 
