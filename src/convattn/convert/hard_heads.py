@@ -6,7 +6,7 @@ import torch
 
 from convattn.convert.attention_map import AttentionMap
 from convattn.encodings import AxisAdditiveEncoding, Quadratic
-from convattn.functional import attention_weights, displacement_scores, find_shifts
+from convattn.functional import find_shifts
 from convattn.grid import Axis, Geometry
 from convattn.layers import RelativeAttention
 
@@ -48,9 +48,7 @@ def hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str) -> H
     parameter = next(layer.values.parameters())
     with torch.no_grad(), torch.autocast(parameter.device.type, enabled=False):
         tables = layer.encoding.axis_tables(axes, torch.float64, parameter.device)
-        pairs = zip(tables, axes, strict=True)
-        weights = [attention_weights(displacement_scores(table, (axis,))) for table, axis in pairs]
-    shifts = find_shifts(weights, axes, torch.finfo(parameter.dtype).eps * _HARD)
+    shifts = find_shifts(tables, axes, torch.finfo(parameter.dtype).eps * _HARD)
     if shifts is None:
         return None
     sides = _sides_left(layer.geometry, shifts.offsets)

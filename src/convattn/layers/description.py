@@ -2,7 +2,7 @@
 
 import math
 
-from convattn.functional import Cost, Filters, Shifts
+from convattn.functional import Bands, Cost, Filters, Shifts
 from convattn.layers.call import Call
 from convattn.layers.execution import Prepared
 from convattn.records import Plan
@@ -25,6 +25,8 @@ def describe(call: Call, prepared: Prepared | None) -> Plan:
         return _plan(call, "reference", "weights", "demanded", work.reference(), bound=0.0)
     if isinstance(prepared.made, Shifts):
         cost = work.shift(math.prod(prepared.made.window[1]))
+    elif isinstance(prepared.made, Bands):
+        cost = work.bands(prepared.made, call.axes[0].queries.step)
     elif isinstance(prepared.made, Filters):
         cost = work.fourier()
     else:
