@@ -25,7 +25,7 @@ def test_soft_heads_run_in_bands(impl):
     soft, x = layer(-1, 0, 1.5, 40, impl=impl), torch.randn(2, 3, 601)
     plan = soft.plan(x.shape)
     assert plan.path == "separable"
-    assert plan.reason.endswith("in bands of up to 14 displacements")
+    assert plan.reason.endswith("in bands of up to 13 displacements")
     rows = soft.values.weight.double().abs().sum((0, 2)).max().item()
     assert plan.bound == 2 * rows * torch.finfo(torch.float32).eps / 64
     hi = by_path(copy.deepcopy(soft).double(), "reference", x.double())
