@@ -1,10 +1,10 @@
 """Attention on long sequences against a convolution: time and memory over the length N, and their exponents.
 
-Nine heads, hard (sharpness 128, as `conv_to_attention` makes them, but looking at the nearest pixel beyond the ends) and
-soft (sharpness 1), 16 channels, one sequence, forward and with gradients; against `nn.Conv1d` with nine taps and a long
-convolution of N taps by transforms (torch.fft, one kernel per channel). Before anything is timed, the attention is held
-against its definition in float64. Medians of rounds in which all take turns in one process; memory is the peak of a
-process of its own (VmHWM) beyond what was held before the call. Writes sequences.json and the page sequences.md:
+Nine heads, hard (sharpness 128; beyond the ends they look at the nearest pixel) and soft (sharpness 1), 16 channels,
+one sequence, forward and with gradients; against `nn.Conv1d` with nine taps and a long convolution of N taps by
+transforms (torch.fft, one kernel per channel). Before anything is timed, the attention is held against its definition
+in float64. Medians of rounds in which all take turns in one process; memory is the peak of a process of its own
+(VmHWM) beyond what was held before the call. Writes sequences.json and the page sequences.md:
 
     python -m benchmarks.sequences --output docs/results
 """
@@ -35,20 +35,23 @@ CPU = torch.device("cpu")
 PAGE = """\
 # Long sequences
 
-Nine heads at the displacements −4 … 4 of a sequence of N pixels, {channels} channels to {channels}, one sequence, float32: hard (sharpness 128,
-which is one-hot) and soft (sharpness 1). Against `nn.Conv1d` with nine taps, and a convolution of N taps per channel by transforms.
-The outputs were held against the definition in float64 at N = {checked} before anything was timed.
+Nine heads at the displacements −4 … 4 of a sequence of N pixels, {channels} channels to {channels}, one sequence,
+float32: hard (sharpness 128, which is one-hot) and soft (sharpness 1). Against `nn.Conv1d` with nine taps, and a
+convolution of N taps per channel by transforms. The outputs were held against the definition in float64 at
+N = {checked} before anything was timed.
 
 {tables}
 
-"exponent" is that of N in a straight line through the logarithms of all lengths. Memory is what a call takes beyond input, parameters and loaded code.
+"exponent" is that of N in a straight line through the logarithms of all lengths. Memory is what a call takes beyond
+input, parameters and loaded code.
 
 ## How it was measured
 
     {command}
 
-Medians of {rounds} rounds after one that is not timed; in a round each runs once, in turn. Memory: one process each, VmHWM. {hardware[processor]},
-{hardware[threads]} thread(s), instruction set {capability}, torch {versions[torch]}, revision {revision}. All numbers are in [sequences.json](sequences.json).
+Medians of {rounds} rounds after one that is not timed; in a round each runs once, in turn. Memory: one process each,
+VmHWM. {hardware[processor]}, {hardware[threads]} thread(s), instruction set {capability}, torch {versions[torch]},
+revision {revision}. All numbers are in [sequences.json](sequences.json).
 
 Not covered: other channels, batches, dtypes and widths; images; a GPU.
 """
@@ -101,8 +104,9 @@ def check(length: int) -> None:
             assert_within_budget(y, high, low, f"{name}, N = {length}")
 
 
-def memory(name: str, length: int, *, training: bool) -> int | None:
+def memory(name: str, length: int, kind: str) -> int | None:
     """Measures a contender's memory; called in a process of its own."""
+    training = kind == "training"
     make_call(build(name, 512), inputs(512), training=training)()
     return extra_memory(make_call(build(name, length), inputs(length), training=training), CPU)
 
@@ -115,14 +119,9 @@ def measure(lengths: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
             calls = {name: make_call(build(name, length), inputs(length), training=training) for name in NAMES}
             times = time_rounds(calls, rounds=rounds, device=CPU)
             for name in NAMES:
-                taken = in_a_process_of_its_own(memory, name, length, training=training)
+                taken = in_a_process_of_its_own(memory, name, length, "training" if training else "forward")
                 entry = {"name": name, "length": length, "training": training, "seconds": times[name], "memory": taken}
                 found.append(entry)
-                print(
-                    f"{name:12} N = {length:6} {'with gradients' if training else 'forward':14}"
-                    f" {1e3 * statistics.median(times[name]):9.2f} ms",
-                    flush=True,
-                )
     return found
 
 
