@@ -58,6 +58,12 @@ class Axis:
         """Largest displacement, from the first query to the last key."""
         return self.keys - 1 - self.queries[0]
 
+    @property
+    def mirrored(self) -> "Axis":
+        """The axis seen from its other end: displacements change sign."""
+        first, last = self.keys - 1 - self.queries[-1], self.keys - 1 - self.queries[0]
+        return Axis(range(first, last + 1, self.queries.step), self.keys)
+
     def displacements(self, device: torch.device | None = None) -> Int[Tensor, " displacements"]:
         """Returns every displacement from the lowest to the highest."""
         return torch.arange(self.lowest, self.highest + 1, device=device)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from convattn.convert import conv_to_attention
-from convattn.functional import attention_weights, displacement_scores, find_shifts, table_shifts
+from convattn.functional import attention_weights, displacement_scores, find_shifts
 from convattn.grid import Axis
 from convattn.testing.budget import assert_within_budget
 
@@ -26,32 +26,47 @@ def softmax(scores):
 
 
 @pytest.mark.parametrize("sharpness", [800.0, 40.0, 37.25])
-def test_heads_inside_are_found_as_by_their_weights(sharpness):
-    scores = tables([(-1, 0), (1, 2), (0, -2)], sharpness)
-    quick, slow = table_shifts(scores, AXES, 1e-15), find_shifts(softmax(scores), AXES, 1e-15)
-    assert quick.offsets == slow.offsets == ((-1, 0), (1, 2), (0, -2))
-    assert slow.leak <= quick.leak <= 2 * slow.leak
-    assert (quick.leak == 0) == (sharpness == 800)
+@pytest.mark.parametrize(
+    "centres",
+    [[(-1, 0), (1, 2), (0, -2)], [(0, 3), (-2, 0)], [(4, -5), (0, 0)], [(30, 0), (0, -30)]],
+    ids=["inside", "beyond the keys from one query", "from some", "from all"],
+)
+def test_heads_are_found_as_by_their_weights(centres, sharpness):
+    scores = tables(centres, sharpness)
+    shifts = find_shifts(scores, AXES, 1e-15)
+    leak = torch.zeros((), dtype=torch.float64)
+    for number, (weights, axis) in enumerate(zip(softmax(scores), AXES, strict=True)):
+        queries = torch.tensor(list(axis.queries))
+        looked_at = torch.stack([queries + offset[number] for offset in shifts.offsets]).clamp(0, axis.keys - 1)
+        assert torch.equal(weights.argmax(-1), looked_at)
+        leak += weights.scatter(-1, looked_at[..., None], 0.0).sum(-1).max()
+    assert leak <= shifts.leak <= 2 * leak + torch.finfo(torch.float64).tiny
+    assert (shifts.leak == 0) == (sharpness == 800)
 
 
 @pytest.mark.parametrize(
     ("centres", "sharpness"),
-    [
-        ([(0, 3)], 800.0),  # beyond the keys from the last query: the weights tell that it looks at the last key
-        ([(-2, 0)], 800.0),
-        ([(0.5, 0)], 800.0),  # between two pixels
-        ([(0, 0), (0, 0.4)], 20.0),
-        ([(0, 0)], 5.0),
-    ],
+    [([(0.5, 0)], 800.0), ([(0, 0), (0, 0.4)], 20.0), ([(0, 0)], 5.0)],
+    ids=["between two pixels", "off the pixel", "soft"],
 )
-def test_other_heads_are_left_to_their_weights(centres, sharpness):
-    assert table_shifts(tables(centres, sharpness), AXES, 1e-15) is None
+def test_soft_heads_are_no_shift(centres, sharpness):
+    assert find_shifts(tables(centres, sharpness), AXES, 1e-15) is None
+
+
+def test_a_head_that_does_not_look_at_the_nearest_key_is_no_shift():
+    """Inside it is one-hot; from the last query, which cannot see that far, it looks at two keys alike."""
+    axis = Axis(range(5), 5)
+    scores = torch.full((1, 9), -1e3, dtype=torch.float64)
+    scores[0, 5] = 0.0  # the next key
+    assert find_shifts([scores], [axis], 1e-15) is None
+    scores[0, 4] = -300.0  # its own key, from where the next would lie outside
+    assert find_shifts([scores], [axis], 1e-15).offsets == ((1,),)
 
 
 def test_scores_that_are_no_numbers_are_no_shift():
     scores = tables([(0, 0)], 800.0)
     scores[1][0, 3] = torch.nan
-    assert table_shifts(scores, AXES, 1e-15) is None
+    assert find_shifts(scores, AXES, 1e-15) is None
 
 
 def test_a_long_sequence_takes_no_memory_for_pairs():

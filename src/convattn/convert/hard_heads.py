@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.convert.windows import Window, box_window, own_window, sized_windows
-from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
-from convattn.functional import attention_weights, displacement_scores, find_shifts
+from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
+from convattn.functional import find_shifts
 from convattn.grid import Axis, Geometry
 from convattn.layers import RelativeAttention
 
@@ -132,6 +132,8 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
     Returns:
         The heads, or None.
     """
+    if isinstance(encoding, Shift):
+        return HardHeads(encoding.displacements, 0.0, any_size=True)
     if not isinstance(encoding, Quadratic):
         return None
     centres, alpha = encoding.centres.detach().double().cpu(), encoding.sharpness.detach().double().cpu()[:, None]
@@ -151,9 +153,7 @@ def _looked_at(encoding: Encoding, axes: tuple[Axis, ...], weight: Tensor) -> Ha
         return None
     with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
         tables = encoding.axis_tables(axes, torch.float64, weight.device)
-        pairs = zip(tables, axes, strict=True)
-        weights = [attention_weights(displacement_scores(table, (axis,))) for table, axis in pairs]
-    shifts = find_shifts(weights, axes, torch.finfo(weight.dtype).eps * _HARD)
+    shifts = find_shifts(tables, axes, torch.finfo(weight.dtype).eps * _HARD)
     return None if shifts is None else HardHeads(shifts.offsets, shifts.leak, any_size=False)
 
 

@@ -1,5 +1,7 @@
 """Attention on grids as pure functions: the readable reference, and the faster paths that are held against it."""
 
+from convattn.functional.band_attention import band_attention
+from convattn.functional.bands import Bands, find_bands
 from convattn.functional.content import content_scores, gated_weights, position_share
 from convattn.functional.content_attention import content_attention
 from convattn.functional.dense import dense_attention
@@ -14,7 +16,7 @@ from convattn.functional.plan import Cost, Work
 from convattn.functional.product import product_attention
 from convattn.functional.reference import attend, attention_weights, displacement_scores
 from convattn.functional.separable import separable_attention
-from convattn.functional.shift import Shifts, find_shifts, shift_attention, table_shifts
+from convattn.functional.shift import Shifts, find_shifts, shift_attention
 from convattn.functional.shift_convolution import (
     ShiftConvolution,
     WindowConvolution,
@@ -25,6 +27,7 @@ from convattn.functional.strided import take_every
 from convattn.functional.values import combine_heads
 
 __all__ = [
+    "Bands",
     "ContentMaps",
     "Cost",
     "Filters",
@@ -38,11 +41,13 @@ __all__ = [
     "Work",
     "attend",
     "attention_weights",
+    "band_attention",
     "combine_heads",
     "content_attention",
     "content_scores",
     "dense_attention",
     "displacement_scores",
+    "find_bands",
     "find_head_grid",
     "find_shifts",
     "flex_attention",
@@ -57,7 +62,6 @@ __all__ = [
     "separable_attention",
     "shift_attention",
     "shift_convolution",
-    "table_shifts",
     "take_every",
     "values_first_attention",
     "window_convolution",

@@ -121,7 +121,8 @@ def _attend(scores: Tensor, axes: Sequence[Axis], chosen: Tensor, pixels: Tensor
     for number, (axis, position) in enumerate(zip(axes, torch.unravel_index(chosen, sizes), strict=True)):
         shape = [len(chosen)] + [1] * len(axes)
         shape[1 + number] = axis.keys
-        index.append(axis.index(pixels.device)[position].view(shape))
+        query = axis.queries.start + axis.queries.step * position
+        index.append((torch.arange(axis.keys, device=pixels.device) - query[:, None] - axis.lowest).view(shape))
     weights = attention_weights(scores[tuple(index)].flatten(1)).to(pixels.dtype)
     return einsum(weights, pixels.flatten(2), "queries keys, batch channels keys -> batch channels queries")
 

@@ -9,14 +9,16 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from convattn.functional.bands import Bands
 from convattn.functional.filtering import quick_length
 from convattn.functional.folding import score_products
 
 __all__ = ["SLOWNESS", "Cost", "Work"]
 
-SLOWNESS = {"transforms": 8.0, "own channels": 4.0}
+SLOWNESS = {"transforms": 8.0, "long transforms": 20.0, "own channels": 4.0}
 """How many times longer an operation takes than in a large matrix product: in fast Fourier transforms, and where every
-head mixes channels of its own. Measured on two cores (float32); only ratios of this size decide between paths."""
+head mixes channels of its own. Measured on two cores (float32); only ratios of this size decide between paths. Those of
+a long sequence leave the cache: 16 times with 16 channels and 28 times with 64 as long as in bands (one core)."""
 
 
 class Cost(NamedTuple):
@@ -107,6 +109,26 @@ class Work:
         work = self if isinstance(self.batch, int) else replace(self, batch=1)  # an export's symbol, not to be pinned
         first, other = work.weights_first(by_axis=by_axis), work.values_first(by_axis=by_axis)
         return "values" if other.flops * SLOWNESS["own channels"] < first.flops else "weights"
+
+    def bands(self, bands: Bands, step: int) -> Cost:
+        """Costs convolutions and means of the keys that matter, with queries so many keys apart."""
+        (queries,), matrix = self.queries, self.channels * self.outputs // self.groups
+        flops = working = 0
+        for band in bands.parts:
+            heads, block, ends = len(band.heads), band.block(step), (band.before, band.after)
+            inside = queries - sum(count for count, _ in ends)
+            if band.is_kernel(self.channels, matrix, step):
+                flops += 2 * self.batch * inside * band.taps * matrix + 2 * heads * band.taps * matrix
+                numbers = self.batch * inside * (step * self.channels + 2 * self.outputs)
+            else:
+                seen = self.channels * (step * (block - 1) + band.taps)
+                flops += 2 * self.batch * inside * heads * (seen + matrix)
+                numbers = self.batch * inside * (seen // block + heads * 2 * self.channels + self.outputs)
+            for count, keys in ends:
+                flops += heads * count * (5 * keys + 2 * self.batch * (keys * self.channels + matrix))
+                numbers += heads * count * (2 * keys + self.batch * self.channels)
+            working = max(working, numbers)
+        return Cost(flops, working * self.itemsize + 5 * bands.scores.nbytes // 4)
 
     def transforms(self) -> Cost:
         """Costs transforms of the images, products with the heads' filters, and transforms back."""

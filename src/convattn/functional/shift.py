@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from convattn.functional.shift_convolution import shift_convolution
 from convattn.grid import Axis, Geometry
 
-__all__ = ["Shifts", "find_shifts", "shift_attention", "table_shifts"]
+__all__ = ["Shifts", "find_shifts", "shift_attention"]
 
 
 class Shifts(NamedTuple):
@@ -39,37 +40,12 @@ class Shifts(NamedTuple):
         return tuple(first), tuple(taps), tuple(steps)
 
 
-def find_shifts(weights: Sequence[Float[Tensor, "heads _ _"]], axes: Sequence[Axis], most: float) -> Shifts | None:
-    """Finds out whether all heads are hard, and where they look.
+def find_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], most: float) -> Shifts | None:
+    """Finds out from the scores alone whether all heads are hard, and where they look; in O(displacements).
 
-    Args:
-        weights: Attention along each axis, (heads, queries, keys).
-        axes: Queries and keys along each axis.
-        most: Largest leak at which a head counts as hard.
-
-    Returns:
-        The shifts; None where a head leaks more, or looks at different displacements from different queries.
-
-    Example:
-        >>> shifts = find_shifts([torch.eye(4)[None, 1:].float()], [Axis(range(3), 4)], most=0.0)
-        >>> shifts.offsets, shifts.leak
-        (((1,),), 0.0)
-    """
-    offsets, leak = [], torch.zeros(())
-    for weight, axis in zip(weights, axes, strict=True):
-        at = weight.detach().argmax(-1, keepdim=True)
-        leak = leak + weight.detach().scatter(-1, at, 0.0).sum(-1).max().cpu()
-        if not leak <= most:
-            return None
-        offset = _offsets(at[..., 0], axis)
-        if offset is None:
-            return None
-        offsets.append(offset)
-    return Shifts(tuple(zip(*offsets, strict=True)), leak.item())
-
-
-def table_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], most: float) -> Shifts | None:
-    """Finds hard heads by their scores alone, without a weight for every query and key.
+    A head looks at the displacement Δ of its highest score wherever that leads to a key. Where Δ leads out, it must
+    look at the nearest key, which has the highest or the lowest displacement that the query sees; what exp s is there,
+    against its sum over all displacements on the other side, bounds the leak.
 
     Args:
         tables: Scores of all displacements along each axis, from the lowest to the highest.
@@ -77,24 +53,26 @@ def table_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis
         most: Largest leak at which a head counts as hard.
 
     Returns:
-        The shifts, with a bound on the leak over all displacements of the axes; None where that is larger, or where a
-        head leads out of the keys from some query. Such heads may be hard all the same: `find_shifts` tells.
+        The shifts, with a bound on the leak of every query; None where that is larger than `most`.
 
     Example:
-        >>> shifts = table_shifts([torch.tensor([[-1e3, -1e3, 0.0, -1e3]])], [Axis(range(2), 3)], most=0.0)
+        >>> shifts = find_shifts([torch.tensor([[-1e3, -1e3, 0.0, -1e3]])], [Axis(range(2), 3)], most=0.0)
         >>> shifts.offsets, shifts.leak
         (((1,),), 0.0)
     """
     offsets, leak = [], torch.zeros(())
     for table, axis in zip(tables, axes, strict=True):
-        highest, at = table.detach().max(-1, keepdim=True)
-        leak = leak + (table.detach() - highest).exp().scatter(-1, at, 0.0).sum(-1).max().cpu()
+        scores = table.detach()
+        at = scores.argmax(-1, keepdim=True)
+        inside = torch.softmax(scores, -1).scatter(-1, at, 0.0).sum(-1).amax().cpu()
+        if not leak + inside <= most:
+            return None
+        along = at + axis.lowest
+        last, first = _leak_at_end(scores, along, axis), _leak_at_end(scores.flip(-1), -along, axis.mirrored)
+        leak = leak + torch.stack([inside.double(), last.double(), first.double()]).amax()
         if not leak <= most:
             return None
-        along = [int(index) + axis.lowest for index in at[:, 0].tolist()]
-        if min(along) + min(axis.queries) < 0 or max(along) + max(axis.queries) > axis.keys - 1:
-            return None
-        offsets.append(along)
+        offsets.append(along[:, 0].tolist())
     return Shifts(tuple(zip(*offsets, strict=True)), leak.item())
 
 
@@ -124,13 +102,19 @@ def shift_attention(
     return shift_convolution(shifts.offsets, shifts.window, axes, geometry)(x, maps, groups, bias)
 
 
-def _offsets(found: Tensor, axis: Axis) -> list[int] | None:
-    """Returns each head's displacement from which all its queries look at the keys found, or None."""
-    queries = torch.arange(axis.queries.start, axis.queries.stop, axis.queries.step, device=found.device)
-    inside, low = (found > 0) & (found < axis.keys - 1), found == 0
-    last_low = (low.sum(-1) - 1).clamp(min=0)  # of the queries that look beyond the border, one tells the most
-    witness = torch.where(inside.any(-1), inside.int().argmax(-1), last_low)
-    offset = (found - queries).gather(-1, witness[:, None])
-    if not torch.equal((queries + offset).clamp(0, axis.keys - 1), found):
-        return None
-    return offset[:, 0].tolist()
+def _leak_at_end(
+    scores: Float[Tensor, "heads displacements"], offsets: Int[Tensor, "heads 1"], axis: Axis
+) -> Float[Tensor, ""]:
+    """Bounds the leak of the queries from which a head leads out behind the last key, which it should look at."""
+    first, stop = axis.keys - 1, int(offsets.max()) - axis.lowest  # where displacements to the last key stand
+    if first >= stop:
+        return torch.zeros(())
+    nearest, lower = scores[:, first:stop], scores[:, :first]
+    if first:  # all that lies below, as its largest score divided by the softmax there: quicker than its logarithm
+        below = lower.amax(-1, keepdim=True) - torch.softmax(lower, -1).amax(-1, keepdim=True).log()
+        lower = torch.cat([below, nearest], -1).logcumsumexp(-1)[:, :-1]
+    else:
+        lower = functional.pad(nearest.logcumsumexp(-1)[:, :-1], (1, 0), value=-math.inf)
+    displacements = axis.displacements(scores.device)[first:stop]
+    leads_out = (displacements < offsets)[:, :: axis.queries.step]
+    return (lower - nearest).exp()[:, :: axis.queries.step].masked_fill(~leads_out, 0.0).amax().cpu()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from convattn.functional import Cost, Filters, Shifts
+from convattn.functional import Bands, Cost, Filters, Shifts
 from convattn.layers.arguments import image_shape, require_images
 from convattn.layers.call import Call
 from convattn.layers.execution import Prepared, prepare
@@ -55,6 +55,8 @@ def _describe(call: Call, prepared: Prepared | None) -> Plan:
         return _plan(call, "reference", "weights", "demanded", work.reference(), bound=0.0)
     if isinstance(prepared.made, Shifts):
         cost = work.shift(math.prod(prepared.made.window[1]))
+    elif isinstance(prepared.made, Bands):
+        cost = work.bands(prepared.made, call.axes[0].queries.step)
     elif isinstance(prepared.made, Filters):
         cost = work.fourier()
     else:

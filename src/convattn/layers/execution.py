@@ -6,15 +6,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from convattn.encodings import AxisAdditiveEncoding, Quadratic, Shift
+from convattn.encodings import AxisAdditiveEncoding, Shift
 from convattn.errors import ArgumentError
 from convattn.functional import (
+    Bands,
     Filters,
     GridAttention,
     GridSizes,
     Shifts,
     attention_weights,
+    band_attention,
     displacement_scores,
+    find_bands,
     find_head_grid,
     find_shifts,
     fourier_attention,
@@ -23,7 +26,6 @@ from convattn.functional import (
     pad_keys,
     product_attention,
     shift_attention,
-    table_shifts,
     values_first_attention,
 )
 from convattn.functional.plan import SLOWNESS
@@ -37,6 +39,9 @@ _HARD = 1 / 8
 _WEAK = 1 / 2
 """Share of queries that may be computed exactly beside transforms; with more of them, all are."""
 
+_LONG = 512
+"""Keys from which on a sequence is long: weights of all pairs then cost more than finding those that matter."""
+
 
 class Prepared(NamedTuple):
     """A path, and what it makes of the encoding alone.
@@ -45,20 +50,20 @@ class Prepared(NamedTuple):
         path: Name of the path.
         order: "weights" or "values" first.
         reason: Why this path.
-        made: Weights along each axis, those of a grid of heads, filters, or shifts.
+        made: Weights along each axis, those of a grid of heads, bands, filters, or shifts.
         unmoved: Scores of hard heads that learn: their gradient is zero, not missing.
     """
 
     path: str
     order: str
     reason: str
-    made: list[Tensor] | GridAttention | Filters | Shifts
+    made: list[Tensor] | GridAttention | Bands | Filters | Shifts
     unmoved: tuple[Tensor, ...] = ()
 
     @property
     def leak(self) -> float:
         """Largest share of attention that the path leaves out."""
-        return self.made.leak if isinstance(self.made, Shifts) else 0.0
+        return self.made.leak if isinstance(self.made, Shifts | Bands) else 0.0
 
 
 def prepare(call: Call) -> Prepared:
@@ -81,8 +86,16 @@ def prepare(call: Call) -> Prepared:
         return _fourier(call, "demanded")
     if isinstance(call.encoding, AxisAdditiveEncoding):
         return _fixed(call) or _by_axis(call, call.encoding)
-    transforms = call.work.transforms().flops * SLOWNESS["transforms"]
-    if transforms < call.work.mixing(call.work.channels, by_axis=False):
+    return (_is_long(call) and _long(call, _table(call), "one axis")) or _of_pairs(call)
+
+
+def _of_pairs(call: Call) -> Prepared:
+    """Prepares weights of all pairs, or transforms."""
+    transforms, dense = (
+        call.work.transforms().flops * SLOWNESS["transforms"],
+        call.work.mixing(call.work.channels, by_axis=False),
+    )
+    if transforms < dense:
         return _fourier(call, "the scores are no sum over axes, and the image is large enough for transforms")
     return _dense(call, "the scores are no sum over axes, and the image is small")
 
@@ -111,7 +124,9 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
     if isinstance(made, GridAttention):
         keys = keys if made.grid.geometry is not None else x
         made, order = made.grid.by_head(len(call.axes)), call.work.order(by_axis=True)
-    if isinstance(made, Filters):
+    if isinstance(made, Bands):
+        y = band_attention(made, call.axes[0], keys, maps, groups)
+    elif isinstance(made, Filters):
         y = fourier_attention(made, call.axes, keys, maps, groups)
     else:
         flat = keys.flatten(2) if prepared.path == "dense" else keys
@@ -138,17 +153,12 @@ def _fixed(call: Call) -> Prepared | None:
 
 def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
     """Prepares one softmax per axis; where the heads turn out to be hard, a convolution."""
-    if call.values_known and call.impl != "separable" and isinstance(encoding, Quadratic):
-        prepared = _by_scores(call, encoding)
-        if prepared is not None:
-            return prepared
     with torch.autocast(call.device.type, enabled=False):
         tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
     if call.impl == "separable":
         return _separable(call, tables, "demanded")
-    weights = _softmax(call, tables) if call.values_known else None  # in a graph an unused softmax could not be saved
     most = torch.finfo(call.softmax_dtype).eps * _HARD
-    shifts = find_shifts(weights, call.axes, most) if weights is not None else None
+    shifts = find_shifts(tables, call.axes, most) if call.values_known else None
     if call.impl == "shift":
         if shifts is None:
             raise ArgumentError(
@@ -157,9 +167,10 @@ def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
             )
         return Prepared("shift", "weights", "demanded", shifts, _learning(tables))
     if shifts is not None and (shifts.leak == 0 or not _learning(tables)) and _compact(shifts):
-        reason = f"each head looks at one pixel (all but {shifts.leak:.2g} of its attention): a convolution"
+        rest = f" (all but {shifts.leak:.2g} of its attention)" if shifts.leak else ""
+        reason = f"each head looks at one pixel{rest}: a convolution"
         return Prepared("shift", "weights", reason, shifts, _learning(tables))
-    return _separable(call, tables, "the scores are a sum over axes: one softmax per axis", weights)
+    return _separable(call, tables, "the scores are a sum over axes: one softmax per axis")
 
 
 def _learning(tables: list[Tensor]) -> tuple[Tensor, ...]:
@@ -172,8 +183,10 @@ def _compact(shifts: Shifts) -> bool:
     return math.prod(shifts.window[1]) <= 2 * len(shifts.offsets)
 
 
-def _separable(call: Call, tables: list[Tensor], reason: str, weights: list[Tensor] | None = None) -> Prepared:
+def _separable(call: Call, tables: list[Tensor], reason: str) -> Prepared:
     """Prepares one softmax per axis; where heads share their weights along the axes, once for all that do."""
+    if _is_long(call) and (prepared := _long(call, tables[0], reason)):
+        return prepared
     order, work = call.work.order(by_axis=True), call.work
     shareable = call.dtype in (torch.float32, torch.float64) and call.device.type == "cpu" and len(call.axes) < 3
     if shareable and call.values_known and not _learning(tables) and not (work.factored and order == "values"):
@@ -183,7 +196,26 @@ def _separable(call: Call, tables: list[Tensor], reason: str, weights: list[Tens
                 sizes = GridSizes(work.batch, work.channels, work.outputs, work.groups, work.itemsize)
                 made = grid_attention(grid, sizes)
                 return Prepared("separable", "values" if made.order == "values" else "weights", reason, made)
-    return Prepared("separable", order, reason, _softmax(call, tables) if weights is None else weights)
+    return Prepared("separable", order, reason, _softmax(call, tables))
+
+
+def _is_long(call: Call) -> bool:
+    """Tells whether the images are long sequences, whose scores may be looked at."""
+    return len(call.axes) == 1 and call.axes[0].keys >= _LONG and call.values_known
+
+
+def _long(call: Call, table: Tensor, reason: str) -> Prepared | None:
+    """Prepares a long sequence without a weight for every pair: bands, or transforms where heads are wide."""
+    work, (axis,) = call.work, call.axes
+    bands = find_bands(table, axis, call.dtype)
+    pairs = work.weights_first(by_axis=True).flops
+    banded = pairs if bands is None else work.bands(bands, axis.queries.step).flops
+    transforms = work.fourier().flops * SLOWNESS["long transforms"]
+    if call.softmax_dtype == torch.float32 and call.impl == "auto" and transforms < min(pairs, banded):
+        return _fourier(call, "the sequence is long and heads are wide")
+    if bands is None or banded >= pairs:
+        return None
+    return Prepared("separable", "weights", f"{reason}, in bands of up to {bands.widest} displacements", bands)
 
 
 def _softmax(call: Call, tables: list[Tensor]) -> list[Tensor]:
@@ -197,19 +229,6 @@ def _needs_products(x: Tensor, maps: Tensor, bias: Tensor | None) -> bool:
     """Tells whether gradients or autocast ask for products that torch knows."""
     wanted = x.requires_grad or maps.requires_grad or (bias is not None and bias.requires_grad)
     return (torch.is_grad_enabled() and wanted) or torch.is_autocast_enabled(x.device.type)
-
-
-def _by_scores(call: Call, encoding: Quadratic) -> Prepared | None:
-    """Prepares a convolution where scores alone tell that heads look at one pixel each, with no weight for any pair."""
-    with torch.autocast(call.device.type, enabled=False):
-        if (-encoding.sharpness.detach().to(call.softmax_dtype)).exp().any():
-            return None  # a neighbour of the centre has some attention
-        tables = encoding.axis_tables(call.axes, call.softmax_dtype, call.device)
-    shifts = table_shifts(tables, call.axes, most=0.0)
-    if shifts is None or (call.impl != "shift" and not _compact(shifts)):
-        return None
-    reason = "demanded" if call.impl == "shift" else "each head looks at one pixel: a convolution"
-    return Prepared("shift", "weights", reason, shifts, _learning(tables))
 
 
 def _dense(call: Call, reason: str) -> Prepared:

@@ -97,7 +97,9 @@ def train(
     if resume and folder is not None and (finished := folder.find_unfinished(recipe)) is not None:
         return finished
     try:
-        return _train(recipe, folder, data, progress=progress, resume=resume, every=checkpoint_every, trackers=trackers)
+        return _train(
+            recipe, folder, data, progress=progress, resume=resume, every=checkpoint_every, trackers=trackers, tell=tell
+        )
     finally:
         if folder is not None:
             folder.release()
@@ -112,6 +114,7 @@ def _train(
     resume: bool,
     every: int | None,
     trackers: Sequence[str],
+    tell: Callable[[str], None] | None,
 ) -> RunRecord:
     """Trains; the folder is new, or holds a run of the recipe that is not finished."""
     accelerator = _start_accelerator(recipe.training.precision, trackers, folder)

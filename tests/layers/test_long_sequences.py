@@ -1,0 +1,65 @@
+"""Layers on long sequences: what they choose, and that nothing grows with the square of the length."""
+
+import copy
+
+import pytest
+import torch
+from tests.layers.layer_cases import by_path
+
+from convattn.encodings import Quadratic
+from convattn.layers import RelativeAttention1d
+from convattn.testing.budget import assert_within_budget
+
+LONG = 65_536
+"""Pixels; a float for each pair would take 16 GiB per head."""
+
+
+def layer(*centres, sharpness=1.0, **options):
+    torch.manual_seed(0)
+    encoding = Quadratic(len(centres), 1, centres=[[float(centre)] for centre in centres], sharpness=sharpness)
+    return RelativeAttention1d(3, 5, len(centres), encoding, **options)
+
+
+@pytest.mark.parametrize("impl", ["auto", "separable"])
+def test_soft_heads_run_in_bands(impl):
+    soft, x = layer(-1, 0, 1.5, 40, impl=impl), torch.randn(2, 3, 601)
+    plan = soft.plan(x.shape)
+    assert plan.path == "separable"
+    assert plan.reason.endswith("in bands of up to 13 displacements")
+    rows = soft.values.weight.double().abs().sum((0, 2)).max().item()
+    assert plan.bound == 2 * rows * torch.finfo(torch.float32).eps / 64
+    hi = by_path(copy.deepcopy(soft).double(), "reference", x.double())
+    assert_within_budget(soft(x), hi, by_path(soft, "reference", x))
+
+
+@pytest.mark.parametrize("centres", [(-1, 0, 1), (-9_000, 20_000)], ids=str)
+@pytest.mark.parametrize("sharpness", [1.0, 128.0])
+def test_cost_and_gradients_of_long_sequences(centres, sharpness):
+    """The plan's cost is linear, and the call does what it says: one pair table alone would not fit."""
+    long = layer(*centres, sharpness=sharpness)
+    short, whole = long.plan((1, 3, LONG // 4)), long.plan((1, 3, LONG))
+    if max(centres) < 2:
+        assert short.path == whole.path == ("shift" if sharpness == 128 else "separable")
+        assert whole.flops < 4.1 * short.flops
+        assert whole.bytes < 4.1 * short.bytes + 1
+    x = torch.randn(1, 3, LONG, requires_grad=True)
+    long(x).square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+def test_hard_heads_that_lead_out_may_be_demanded_as_a_convolution():
+    hard = layer(-1, 0, 9, sharpness=128.0, impl="shift")
+    x = torch.randn(1, 3, LONG)
+    padded = torch.nn.functional.pad(x, (1, 9), mode="replicate")
+    maps = hard.values.maps()
+    expected = sum(maps[head] @ padded[0, :, start : start + LONG] for head, start in enumerate((0, 1, 10)))
+    with torch.no_grad():
+        assert_within_budget(hard(x)[0], (expected + hard.bias[:, None]).double(), expected + hard.bias[:, None])
+
+
+def test_wide_heads_are_transformed_and_any_encoding_is_one_axis():
+    assert layer(0, 1, sharpness=1e-6).plan((1, 3, 4096)).path == "fourier"
+    torch.manual_seed(0)
+    other = RelativeAttention1d(3, 5, 2, "generalized_quadratic")
+    assert "one axis, in bands of" in other.plan((1, 3, 1024)).reason
