@@ -13,9 +13,9 @@ from convattn.grid import PerAxis, axis_lists
 
 __all__ = ["chosen_extent", "read_table", "require_extent"]
 
-_COMMON = {1: 520, 2: 72, 3: 20}
+_COMMON = {1: 520, 2: 40, 3: 20}
 _SMALL = 8
-"""Extents by the number of axes: common sizes 512, 64 and 16 with some padding, in tables of less than 10^5 numbers."""
+"""Extents by the number of axes: common sizes 512, 32 and 16 with some padding; fewer than 10^5 displacements."""
 
 
 def read_table(
@@ -58,7 +58,7 @@ def chosen_extent(extent: PerAxis | None, dims: int) -> tuple[int, ...]:
 
     Example:
         >>> chosen_extent(None, 2)
-        (72, 72)
+        (40, 40)
     """
     return axis_lists("extent", _COMMON.get(dims, _SMALL) if extent is None else extent, dims, least=1)
 
