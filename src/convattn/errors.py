@@ -168,8 +168,8 @@ class MissingDependencyError(ConvAttnError, ImportError):
     """An optional package is needed and not installed.
 
     Example:
-        >>> print(MissingDependencyError("scikit-learn", "train"))
-        this needs scikit-learn, which is not installed; run: pip install scikit-learn (or the extra "train" of convattn)
+        >>> print(MissingDependencyError("timm", "timm"))
+        this needs timm, which is not installed; run: pip install timm (or the extra "timm" of convattn)
     """
 
     def __init__(self, package: str, extra: str) -> None:
