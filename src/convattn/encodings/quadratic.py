@@ -13,7 +13,23 @@ from convattn.encodings.centres import starting_centres
 from convattn.encodings.computed import computed, given_numbers, write_parameter
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["Quadratic", "root_of_sharpness"]
+__all__ = ["Quadratic", "quadratic_axis_features", "root_of_sharpness"]
+
+
+def quadratic_axis_features(axis: int, displacement: Float[Tensor, "*points"], dims: int) -> Float[Tensor, "*points _"]:
+    """Returns what displacements along one axis add to r_δ = (‖δ‖², δ₁, …, δ_n), in which −α‖δ − Δ‖² is linear.
+
+    Args:
+        axis: The axis.
+        displacement: Displacements along it, in pixels.
+        dims: Number of axes n.
+
+    Returns:
+        Features of width n + 1.
+    """
+    features = displacement.new_zeros(*displacement.shape, 1 + dims)
+    features[..., 0], features[..., 1 + axis] = displacement**2, displacement
+    return features
 
 
 def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
@@ -129,6 +145,4 @@ class Quadratic(AxisAdditiveEncoding):
         Returns:
             Features (*points, feature_width).
         """
-        features = displacement.new_zeros(*displacement.shape, self.feature_width)
-        features[..., 0], features[..., 1 + axis] = displacement**2, displacement
-        return features
+        return quadratic_axis_features(axis, displacement, self.dims)
