@@ -46,7 +46,7 @@ constraints:             ## Pin today's versions in constraints.txt (needs uv)
 	@command -v uv >/dev/null || { echo "make constraints needs uv" >&2; exit 1; }
 	{ head -n 1 constraints.txt; \
 	  uv pip compile pyproject.toml --universal --python-version 3.11 --upgrade --quiet \
-	    --extra dev --extra timm --extra hf --extra sweep --no-header --no-annotate; } > constraints.txt.new
+	    --extra dev --extra all --no-header --no-annotate; } > constraints.txt.new
 	mv constraints.txt.new constraints.txt
 
 clean:                   ## Remove the environment and everything that is written by tools

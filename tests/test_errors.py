@@ -40,7 +40,9 @@ def test_the_tree_that_is_drawn_is_the_tree_that_is():
 
 
 def test_everything_is_exported():
-    assert sorted(errors.__all__) == sorted([*(kind.__name__ for kind in CLASSES), "must_be", "must_be_a"])
+    assert sorted(errors.__all__) == sorted(
+        [*(kind.__name__ for kind in CLASSES), "install_hint", "must_be", "must_be_a"]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +70,9 @@ def test_unknown_names_come_with_the_nearest_and_all_the_known(name, known, mess
 
 def test_missing_packages_come_with_the_line_that_installs_them():
     error = MissingDependencyError("matplotlib", "figures")
-    assert str(error).endswith('matplotlib, which is not installed; run: pip install "convattn[figures]"')
+    assert str(error).endswith(
+        'matplotlib, which is not installed; run: pip install matplotlib (or the extra "figures" of convattn)'
+    )
     assert (error.package, error.extra) == ("matplotlib", "figures")
 
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
         save_layer,
     )
     from convattn.encodings import (
+        AxisAdditiveEncoding,
         Distance,
+        Encoding,
         GeneralizedQuadratic,
         LearnedAxial,
         LearnedTable,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         Quadratic,
         Shift,
         Sinusoidal,
+        register_encoding,
     )
     from convattn.errors import ConvAttnError
     from convattn.layers import (
@@ -55,12 +58,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttentionNet",
+    "AxisAdditiveEncoding",
     "Certificate",
     "Content",
     "ConvAttnError",
     "ConvNet",
     "ConvolutionalInit",
     "Distance",
+    "Encoding",
     "GatedRelativeAttention1d",
     "GatedRelativeAttention2d",
     "GatedRelativeAttention3d",
@@ -91,6 +96,7 @@ __all__ = [
     "patch_convolution",
     "push_to_hub",
     "refine",
+    "register_encoding",
     "resnet18",
     "save_layer",
     "save_network",
@@ -99,12 +105,14 @@ __all__ = [
 
 _HOMES = {
     "AttentionNet": "convattn.models",
+    "AxisAdditiveEncoding": "convattn.encodings",
     "Certificate": "convattn.records",
     "Content": "convattn.layers",
     "ConvAttnError": "convattn.errors",
     "ConvNet": "convattn.models",
     "ConvolutionalInit": "convattn.records",
     "Distance": "convattn.encodings",
+    "Encoding": "convattn.encodings",
     "GatedRelativeAttention1d": "convattn.layers",
     "GatedRelativeAttention2d": "convattn.layers",
     "GatedRelativeAttention3d": "convattn.layers",
@@ -134,6 +142,7 @@ _HOMES = {
     "patch_convolution": "convattn.convert",
     "push_to_hub": "convattn.networks",
     "refine": "convattn.convert",
+    "register_encoding": "convattn.encodings",
     "resnet18": "convattn.models",
     "save_layer": "convattn.convert",
     "save_network": "convattn.networks",

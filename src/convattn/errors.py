@@ -41,6 +41,7 @@ __all__ = [
     "UnknownNameError",
     "UnsupportedModelError",
     "WriteError",
+    "install_hint",
     "must_be",
     "must_be_a",
 ]
@@ -80,6 +81,23 @@ def must_be_a(argument: str, expectation: str, value: object) -> str:
         'model must be an nn.Module, but is of type tuple'
     """
     return f"{argument} must be {expectation}, but is of type {type(value).__name__}"
+
+
+def install_hint(package: str, extra: str) -> str:
+    """Words what installs an optional package, whether convattn came from an index or from a checkout.
+
+    Args:
+        package: Name of the package.
+        extra: Extra of convattn that brings it, together with what else is used beside it.
+
+    Returns:
+        The command, and the extra.
+
+    Example:
+        >>> install_hint("timm", "timm")
+        'pip install timm (or the extra "timm" of convattn)'
+    """
+    return f'pip install {package} (or the extra "{extra}" of convattn)'
 
 
 class ConvAttnError(Exception):
@@ -162,14 +180,14 @@ class MissingDependencyError(ConvAttnError, ImportError):
     """An optional package is needed and not installed.
 
     Example:
-        >>> print(MissingDependencyError("scikit-learn", "train"))
-        this needs scikit-learn, which is not installed; run: pip install "convattn[train]"
+        >>> print(MissingDependencyError("timm", "timm"))
+        this needs timm, which is not installed; run: pip install timm (or the extra "timm" of convattn)
     """
 
     def __init__(self, package: str, extra: str) -> None:
         """Names the package and the extra that brings it."""
         self.package, self.extra = package, extra
-        super().__init__(f'this needs {package}, which is not installed; run: pip install "convattn[{extra}]"')
+        super().__init__(f"this needs {package}, which is not installed; run: {install_hint(package, extra)}")
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         """Lets the error cross from one process to another."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from convattn.__about__ import __version__
 from convattn.cli.options import AsJson
 from convattn.cli.output import print_record
+from convattn.errors import install_hint
 from convattn.records import Record
 
 __all__ = ["Installation", "describe_installation", "info"]
@@ -106,7 +107,7 @@ def describe_installation() -> Installation:
         encodings=tuple(ENCODINGS),
         recipes=tuple(recipe_names()),
         optional=versions,
-        missing={name: f'pip install "convattn[{extra}]"' for name, extra in extras.items() if name not in versions},
+        missing={name: install_hint(name, extra) for name, extra in extras.items() if name not in versions},
     )
 
 

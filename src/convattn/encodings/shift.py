@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.encodings.encoding import AxisAdditiveEncoding
-from convattn.encodings.quadratic import Quadratic, quadratic_axis_features, quadratic_features
+from convattn.encodings.axis_additive import AxisAdditiveEncoding
+from convattn.encodings.quadratic import Quadratic, quadratic_axis_features
 from convattn.errors import ArgumentError, ShapeError, must_be
 
 __all__ = ["Shift"]
@@ -92,19 +92,31 @@ class Shift(AxisAdditiveEncoding):
         centres = [[float(value) for value in displacement] for displacement in self.displacements]
         return Quadratic(self.num_heads, self.dims, centres=centres, sharpness=sharpness)
 
-    def _axis_score(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "heads *points"]:
+    def axis_score(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "heads *points"]:
+        """Scores displacements along one axis.
+
+        Args:
+            axis: Number of the axis.
+            displacement: Displacements along it.
+
+        Returns:
+            Scores (heads, *points).
+        """
         along = [shift[axis] for shift in self.displacements]
         centre = torch.tensor(along, dtype=displacement.dtype, device=displacement.device)
         return -_ALPHA * (displacement - centre.view(-1, *(1,) * displacement.ndim)) ** 2
 
-    def _axis_features(self, axis: int, displacement: Tensor) -> Tensor:
+    def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
+        """Returns the features of displacements along one axis.
+
+        Args:
+            axis: Number of the axis.
+            displacement: Displacements along it.
+
+        Returns:
+            Features (*points, feature_width).
+        """
         return quadratic_axis_features(axis, displacement, self.dims)
-
-    def _features(self, displacement: Tensor) -> Tensor:
-        return quadratic_features(displacement)
-
-    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
-        """Accepts every displacement."""
 
 
 def _kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]]:

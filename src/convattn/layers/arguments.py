@@ -1,11 +1,11 @@
 """What an attention layer checks of its arguments and of the images that it is given."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from convattn.encodings import Encoding, Shift, create_encoding
+from convattn.encodings import Encoding, ScoreFunction, Shift, create_encoding
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 from convattn.grid import Geometry, whole_number
 
@@ -51,11 +51,11 @@ def require_sizes(*, in_channels: int, out_channels: int, num_heads: int, groups
         raise ArgumentError(must_be("dropout", "a probability in [0, 1)", dropout))
 
 
-def fitting_encoding(encoding: str | Encoding, num_heads: int, dims: int) -> Encoding:
-    """Makes an encoding of its name; one that is already made must fit.
+def fitting_encoding(encoding: str | Encoding | Callable[[Tensor], Tensor], num_heads: int, dims: int) -> Encoding:
+    """Makes an encoding of its name, or of a function; one that is already made must fit.
 
     Args:
-        encoding: Name, or encoding.
+        encoding: Name, encoding, or function of displacements.
         num_heads: Heads of the layer.
         dims: Axes of the layer.
 
@@ -63,12 +63,15 @@ def fitting_encoding(encoding: str | Encoding, num_heads: int, dims: int) -> Enc
         The encoding.
 
     Raises:
-        ArgumentError: It is neither, or for other heads or axes; UnknownNameError where there is none of the name.
+        ArgumentError: It is none of these, or for other heads or axes; UnknownNameError where none has the name.
     """
     if isinstance(encoding, str):
         return create_encoding(encoding, num_heads, dims)
     if not isinstance(encoding, Encoding):
-        raise ArgumentError(must_be("encoding", "the name of an encoding or an Encoding", encoding))
+        if isinstance(encoding, type) or not callable(encoding):
+            expected = "the name of an encoding, an Encoding, or a function of displacements"
+            raise ArgumentError(must_be("encoding", expected, encoding))
+        return ScoreFunction(num_heads, dims, function=encoding)
     if (encoding.num_heads, encoding.dims) != (num_heads, dims):
         raise ArgumentError(must_be("encoding", f"for {num_heads} heads and {dims} axes", encoding))
     return encoding

@@ -1,7 +1,7 @@
 """Relative self-attention on grids of any number of axes."""
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -56,7 +56,7 @@ class RelativeAttention(HasKernel, ABC):
         in_channels: int,
         out_channels: int,
         num_heads: int,
-        encoding: str | Encoding,
+        encoding: str | Encoding | Callable[[Tensor], Tensor],
         *,
         head_width: int | None = None,
         content: bool | Content = False,
@@ -80,7 +80,8 @@ class RelativeAttention(HasKernel, ABC):
             in_channels: D_in ≥ 1.
             out_channels: D_out ≥ 1.
             num_heads: N_h ≥ 1.
-            encoding: Name of an encoding, built with its defaults, or an encoding for as many heads and axes.
+            encoding: Name of an encoding, built with its defaults; an encoding for as many heads and axes; or a
+                function of displacements, (*points, dims) in pixels → (heads, *points).
             head_width: D_h ≥ 1; None holds each W_h whole ("merged" heads, of full rank).
             content: Whether scores depend on the input, or which of their terms do.
             kernel_size: Window that gives the output its size, as in `nn.ConvNd`; it does not limit what is
