@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from convattn.functional.filtering import filter_images, quick_length
 from convattn.functional.reference import attention_weights
+from convattn.functional.values import combine_heads
 from convattn.grid import Axis
 
 __all__ = ["Filters", "fourier_attention", "fourier_filters"]
@@ -96,8 +97,7 @@ def fourier_attention(
         groups: Number of blocks.
 
     Returns:
-        Output channels at each query, in the dtype of `keys`; heads are summed in at least float32. Gradients are of
-        first order only.
+        Output channels at each query, in the dtype of `keys`; heads are summed in at least float32.
     """
     device = keys.device.type
     if torch.is_autocast_enabled(device):
@@ -110,7 +110,7 @@ def fourier_attention(
             chosen = weak.nonzero()[:, 0]
             if len(chosen):
                 exact = _attend(filters.scores[head], axes, chosen, pixels)
-                y = y.index_add(2, chosen, functional.conv1d(exact, matrices[head, ..., None], groups=groups))
+                y = y.index_add(2, chosen, combine_heads(exact[:, None], matrices[head, None], groups))
     return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes)).to(keys.dtype)
 
 
