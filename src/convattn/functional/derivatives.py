@@ -1,4 +1,4 @@
-"""Derivatives that the hand-written gradients do not give: higher orders, forward mode, and torch's function transforms.
+"""Derivatives that hand-written gradients do not give: higher orders, forward mode, torch's function transforms.
 
 The quick paths work in place, piece by piece, and their gradients are written by hand. Torch can differentiate a
 gradient again, push tangents forward or map over a batch only where it sees operations of its own. So each of these
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd.forward_ad import unpack_dual
 
 __all__ = ["backward_to_differentiate", "can_be_read", "needs_own_operations"]
@@ -23,8 +24,9 @@ def needs_own_operations(*tensors: Tensor) -> bool:
     Returns:
         True inside `torch.func` (grad, vmap, jvp, jacrev, jacfwd, hessian), and where a tensor is dual.
     """
-    transformed = torch._C._are_functorch_transforms_active()  # what torch.autograd.Function.apply itself asks
-    return transformed or any(unpack_dual(tensor).tangent is not None for tensor in tensors)
+    if torch._C._are_functorch_transforms_active():  # what torch.autograd.Function.apply itself asks
+        return True
+    return any(is_legacy_batchedtensor(t) or unpack_dual(t).tangent is not None for t in tensors)
 
 
 def can_be_read(tensor: Tensor) -> bool:
@@ -63,7 +65,9 @@ def backward_to_differentiate(
     """
     further = torch.is_grad_enabled()
     with torch.enable_grad():
-        apart = [tensor.view_as(tensor) for tensor in inputs]  # where one was made of another, no gradient goes that way
+        apart = [
+            tensor.view_as(tensor) for tensor in inputs
+        ]  # where one was made of another, no gradient goes that way
         y = compute(*apart)
         chosen = [tensor for tensor, want in zip(apart, wanted, strict=True) if want]
         found = iter(torch.autograd.grad(y, chosen, upstream, create_graph=further))
