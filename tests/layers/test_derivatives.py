@@ -17,7 +17,7 @@ from tests.layers.derivative_roads import (
 from tests.layers.layer_cases import ADDITIVE, HARD, LayerCase
 
 from convattn.encodings import ENCODINGS
-from convattn.errors import ArgumentError
+from convattn.errors import ArgumentError, DeviceError
 from convattn.functional import derivatives, product
 from convattn.functional.rounding import rounded_differently
 from convattn.layers import (

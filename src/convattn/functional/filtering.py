@@ -78,7 +78,7 @@ class _Transforms:
     """Transforms of channels and kernels.
 
     The last axis of an image, of which half the frequencies say all, stands first in a transform: so the numbers that
-    are transformed together lie side by side on the way back too, which halves its time.
+    are transformed together lie side by side on the way back too, which is quicker.
     """
 
     def __init__(self, kernels: Tensor, axes: Sequence[Axis]) -> None:
