@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from convattn.functional.content import gated_weights
+from convattn.functional.derivatives import needs_own_operations
 from convattn.functional.folding import ContentMaps, PositionTables, fold, pixels_last, score_products
 from convattn.functional.keys import query_pixels
 from convattn.functional.reference import attention_weights, displacement_scores
@@ -135,7 +136,7 @@ class _Work:
             seeing = query = query * scale
             query = query if bias is None else query + (bias * scale).to(wide)[:, None]
         arguments = (query, key, seeing, pixels_last(keys), shared, along)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not needs_own_operations():
             mixed = checkpoint(self._mix, *arguments, use_reentrant=False, preserve_rng_state=self.dropout > 0)
             assert isinstance(mixed, Tensor)
         else:
@@ -178,18 +179,20 @@ class _Work:
         features = self.position.features
         if features and len(features) < len(self.axes):
             seen = seeing @ features[0].mT
-            scores += seen.gather(-1, _flat_index(self.axes, seen.device).expand(*seen.shape[:2], -1, -1))
+            index = _flat_index(self.axes, seen.device).expand(*seen.shape[:2], -1, -1)
+            scores = _add(scores, seen.gather(-1, index))
         by_axis = scores.unflatten(-1, [axis.keys for axis in self.axes])
         for number, (windows, table) in enumerate(along):
             behind = (1,) * (len(self.axes) - number - 1)
             if windows is not None:
                 seen = self._along(number, seeing, windows)
-                by_axis += seen.view(*seen.shape[:-1], *(1,) * number, seen.shape[-1], *behind)
+                by_axis = _add(by_axis, seen.view(*seen.shape[:-1], *(1,) * number, seen.shape[-1], *behind))
             if table is not None:
                 sizes = [len(axis.queries) if n == number else 1 for n, axis in enumerate(self.axes)]
                 spread = table.view(len(table), *sizes, -1).expand(-1, *(len(axis.queries) for axis in self.axes), -1)
-                by_axis += spread.flatten(1, -2).view(*scores.shape[1:3], *(1,) * number, table.shape[-1], *behind)
-        return scores
+                spread = spread.flatten(1, -2).view(*scores.shape[1:3], *(1,) * number, table.shape[-1], *behind)
+                by_axis = _add(by_axis, spread)
+        return by_axis.flatten(3)
 
     def _along(self, number: int, query: Tensor, windows: Tensor) -> Float[Tensor, "images heads queries _"]:
         """Multiplies each query with the features of the displacements to the keys' coordinates along one axis."""
@@ -210,6 +213,11 @@ class _Work:
         flat = rearrange(mixed, "images heads queries channels -> images queries (heads channels)")
         maps = rearrange(self.maps, "heads outputs channels -> outputs (heads channels)")
         return functional.linear(flat, maps).mT
+
+
+def _add(scores: Tensor, term: Tensor) -> Float[Tensor, "..."]:
+    """Adds to scores, in their memory where torch need not see it."""
+    return scores + term if needs_own_operations(scores, term) else scores.add_(term)
 
 
 def _flat_index(axes: Sequence[Axis], device: torch.device) -> Int[Tensor, "queries keys"]:

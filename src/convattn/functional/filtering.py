@@ -1,17 +1,20 @@
 """One filter per head over all channels of an image, by fast Fourier transforms, then the heads' matrices.
 
-Filters are real, so two channels travel as the real and the imaginary part of one complex image.
+Every channel is transformed by itself, as a real image: a transform errs by a share of the largest number in it, and
+what is not finite in it reaches all of it.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Complex, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
+from convattn.functional.values import combine_heads
 from convattn.grid import Axis
 
 __all__ = ["filter_images", "quick_length"]
@@ -63,47 +66,74 @@ def filter_images(
         groups: Number of blocks.
 
     Returns:
-        Output channels at each query. Gradients are of first order only.
+        Output channels at each query. Derivatives above the first, and those of torch's function transforms, take the
+        memory of all filtered images.
     """
+    if needs_own_operations(pixels, maps, kernels, factors):
+        return _at_once(axes, groups, pixels, maps, kernels, factors)
     return _Filter.apply(pixels, maps, kernels, factors, tuple(axes), groups)
 
 
 class _Transforms:
-    """Transforms of images and kernels, for some channels of one image at a time."""
+    """Transforms of channels and kernels.
+
+    The last axis of an image, of which half the frequencies say all, stands first in a transform: so the numbers that
+    are transformed together lie side by side on the way back too, which is quicker.
+    """
 
     def __init__(self, kernels: Tensor, axes: Sequence[Axis]) -> None:
-        self.lengths, self.dims = kernels.shape[1:], tuple(range(1, kernels.ndim))
-        steps = (slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes)
-        self.queries = (slice(None), *steps)
-        self.keys = (slice(None), *(slice(axis.keys) for axis in axes))
-        self.kernels = torch.fft.fftn(kernels, dim=self.dims)
+        self.lengths, self.dims = kernels.shape[1:], tuple(range(-len(axes), 0))
+        self.queries = [slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes]
+        self.keys = [slice(axis.keys) for axis in axes]
+        self.kernels = self.of_keys(kernels)
 
-    def of_keys(self, channels: Tensor) -> Complex[Tensor, "pairs *lengths"]:
-        """Transforms channels that stand at the keys, two as one."""
-        return torch.fft.fftn(_paired(channels), self.lengths, self.dims)
+    def of_keys(self, channels: Tensor) -> Complex[Tensor, "..."]:
+        """Transforms channels that stand at the keys."""
+        transform = torch.fft.rfftn(channels.double(), self.lengths, self.dims)
+        return transform.movedim(-1, self.dims[0]).contiguous()
 
-    def of_queries(self, pairs: Tensor) -> Complex[Tensor, "pairs *lengths"]:
+    def of_queries(self, values: Tensor) -> Complex[Tensor, "..."]:
         """Transforms values that stand at the queries."""
-        spread = pairs.new_zeros(len(pairs), *self.lengths)
-        spread[self.queries] = pairs
-        return torch.fft.fftn(spread, dim=self.dims)
+        spread = values.new_zeros(*values.shape[: self.dims[0]], *self.lengths)
+        spread[(..., *self.queries)] = values
+        return self.of_keys(spread)
 
-    def at_queries(self, transform: Tensor) -> Complex[Tensor, "pairs *queries"]:
+    def at_queries(self, transform: Tensor) -> Float[Tensor, "..."]:
         """Transforms back, to the queries' positions."""
-        return torch.fft.ifftn(transform, dim=self.dims)[self.queries]
+        return self._back(transform, self.queries)
 
-    def at_keys(self, transform: Tensor) -> Complex[Tensor, "pairs *keys"]:
+    def at_keys(self, transform: Tensor) -> Float[Tensor, "..."]:
         """Transforms back, to the keys' positions."""
-        return torch.fft.ifftn(transform, dim=self.dims)[self.keys]
+        return self._back(transform, self.keys)
+
+    def whole(self, transform: Tensor) -> Float[Tensor, "..."]:
+        """Transforms back, to all positions."""
+        return self._back(transform, [slice(None)] * len(self.lengths))
+
+    def _back(self, transform: Tensor, wanted: Sequence[slice]) -> Float[Tensor, "..."]:
+        *others, last = wanted
+        if others:
+            transform = torch.fft.ifftn(transform, dim=self.dims[1:])[(..., *others)].movedim(self.dims[0], -1)
+        return torch.fft.irfft(transform.contiguous(), self.lengths[-1])[..., last]
 
 
-def _pieces(pixels: Tensor, groups: int, lengths: torch.Size) -> Iterator[tuple[int, slice]]:
-    """Yields one image and some of its channels; with groups all of them."""
-    batch, channels = pixels.shape[:2]
-    step = channels if groups > 1 else max(2, _CACHE // (16 * lengths.numel()) * 2)
+def _at_once(
+    axes: Sequence[Axis], groups: int, pixels: Tensor, maps: Tensor, kernels: Tensor, factors: Tensor
+) -> Tensor:
+    """Filters all channels by all kernels at once, for further derivatives to work on."""
+    transforms = _Transforms(kernels, axes)
+    filtered = transforms.at_queries(transforms.of_keys(pixels)[:, None] * transforms.kernels.conj()[:, None])
+    return combine_heads((filtered * factors[:, None]).to(pixels.dtype), maps, groups)
+
+
+def _pieces(blocks: Tensor, lengths: torch.Size) -> Iterator[tuple[int, slice, slice]]:
+    """Yields one image, and some groups with all their channels or some channels of one group."""
+    batch, groups, channels = blocks.shape[:3]
+    most = max(2, _CACHE // (8 * lengths.numel()))
     for image in range(batch):
-        for start in range(0, channels, step):
-            yield image, slice(start, min(start + step, channels))
+        for group in range(0, groups, max(1, most // channels)):
+            for channel in range(0, channels, most):
+                yield image, slice(group, group + max(1, most // channels)), slice(channel, channel + most)
 
 
 class _Filter(torch.autograd.Function):
@@ -116,45 +146,42 @@ class _Filter(torch.autograd.Function):
         ctx.save_for_backward(pixels, maps, kernels, factors)
         ctx.axes, ctx.groups = axes, groups
         transforms, sizes = _Transforms(kernels, axes), factors.shape[1:]
+        x, blocks = pixels.unflatten(1, (groups, -1)), _by_group(maps, groups)
         y = pixels.new_zeros(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
-        blocks = rearrange(maps, "heads (groups outputs) channels -> heads groups outputs channels", groups=groups)
-        for image, part in _pieces(pixels, groups, transforms.lengths):
-            keys = transforms.of_keys(pixels[image, part])
-            mixed = pixels.new_empty(len(maps), 2 * len(keys), *sizes)
+        for image, some, channels in _pieces(x, transforms.lengths):
+            keys = transforms.of_keys(x[image, some, channels])
+            mixed = pixels.new_empty(len(maps), *keys.shape[:2], *sizes)
             for head, kernel in enumerate(transforms.kernels.conj()):
-                means = _unpaired(transforms.at_queries(keys * kernel))
-                torch.mul(means, factors[head], out=mixed[head].unflatten(0, (-1, 2)))
-            y[image] += einsum(blocks[..., _within(part, groups)], _grouped(mixed, part, groups), _FORWARD)
+                torch.mul(transforms.at_queries(keys * kernel), factors[head], out=mixed[head])
+            y[image, some] += einsum(blocks[:, some, :, channels], mixed.flatten(3), _FORWARD)
         return y.view(len(pixels), maps.shape[1], *sizes)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         pixels, maps, kernels, factors = ctx.saved_tensors
+        if torch.is_grad_enabled() or needs_own_operations(gradient):
+            compute, inputs = partial(_at_once, ctx.axes, ctx.groups), (pixels, maps, kernels, factors)
+            return *backward_to_differentiate(compute, inputs, ctx.needs_input_grad[:4], gradient), None, None
         groups, transforms, sizes = ctx.groups, _Transforms(kernels, ctx.axes), factors.shape[1:]
         by_pixels, by_maps, by_factors = torch.empty_like(pixels), torch.zeros_like(maps), torch.zeros_like(factors)
         by_kernels = torch.zeros_like(transforms.kernels)
-        blocks, by_blocks = (
-            rearrange(m, "heads (groups outputs) channels -> heads groups outputs channels", groups=groups)
-            for m in (maps, by_maps)
-        )
+        x, by_x = (images.unflatten(1, (groups, -1)) for images in (pixels, by_pixels))
+        blocks, by_blocks = _by_group(maps, groups), _by_group(by_maps, groups)
         upstream = gradient.reshape(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
-        for image, part in _pieces(pixels, groups, transforms.lengths):
-            within = _within(part, groups)
-            keys = transforms.of_keys(pixels[image, part])
-            by_keys, mixed = torch.zeros_like(keys), pixels.new_empty(len(maps), 2 * len(keys), *sizes)
-            by_mixed = einsum(blocks[..., within], upstream[image], _BY_MIXED)
+        for image, some, channels in _pieces(x, transforms.lengths):
+            keys, by_y = transforms.of_keys(x[image, some, channels]), upstream[image, some]
+            by_keys, mixed = torch.zeros_like(keys), pixels.new_empty(len(maps), *keys.shape[:2], *sizes)
+            by_mixed = einsum(blocks[:, some, :, channels], by_y, _BY_MIXED).view_as(mixed)
             for head, kernel in enumerate(transforms.kernels):
-                means = transforms.at_queries(keys * kernel.conj())
-                torch.mul(_unpaired(means), factors[head], out=mixed[head].unflatten(0, (-1, 2)))
-                by_means = _paired(by_mixed[head].reshape(-1, *sizes))
-                by_factors[head] += (means.conj() * by_means).real.sum(0)
+                means, by_means = transforms.at_queries(keys * kernel.conj()), by_mixed[head].double()
+                torch.mul(means, factors[head], out=mixed[head])
+                by_factors[head] += (means * by_means).sum((0, 1))
                 spread = transforms.of_queries(by_means * factors[head])
-                by_kernels[head] += (spread.conj() * keys).sum(0)
+                by_kernels[head] += (spread.conj() * keys).sum((0, 1))
                 by_keys += spread.mul_(kernel)
-            by_blocks[..., within] += einsum(upstream[image], _grouped(mixed, part, groups), _BY_MAPS)
-            by_pixels[image, part] = _unpaired(transforms.at_keys(by_keys)).flatten(0, 1)[: part.stop - part.start]
-        return by_pixels, by_maps, torch.fft.ifftn(by_kernels, dim=transforms.dims).real, by_factors, None, None
+            by_blocks[:, some, :, channels] += einsum(by_y, mixed.flatten(3), _BY_MAPS)
+            by_x[image, some, channels] = transforms.at_keys(by_keys)
+        return by_pixels, by_maps, transforms.whole(by_kernels), by_factors, None, None
 
 
 _FORWARD = "heads groups outputs channels, heads groups channels queries -> groups outputs queries"
@@ -162,24 +189,6 @@ _BY_MIXED = "heads groups outputs channels, groups outputs queries -> heads grou
 _BY_MAPS = "groups outputs queries, heads groups channels queries -> heads groups outputs channels"
 
 
-def _within(part: slice, groups: int) -> slice:
-    """Channels of a piece within their group."""
-    return part if groups == 1 else slice(None)
-
-
-def _grouped(mixed: Tensor, part: slice, groups: int) -> Float[Tensor, "heads groups channels queries"]:
-    """Reads a piece's channels group by group, without the partner of an odd one out."""
-    return mixed[:, : part.stop - part.start].unflatten(1, (groups, -1)).flatten(3)
-
-
-def _paired(channels: Float[Tensor, "channels *spatial"]) -> Complex[Tensor, "pairs *spatial"]:
-    """Makes complex images of double precision, two channels each; an odd one out gets a partner of zeros."""
-    channels = channels.double()
-    if len(channels) % 2:
-        channels = torch.cat([channels, torch.zeros_like(channels[:1])])
-    return torch.view_as_complex(channels.unflatten(0, (-1, 2)).movedim(1, -1).contiguous())
-
-
-def _unpaired(pairs: Complex[Tensor, "pairs *spatial"]) -> Float[Tensor, "pairs 2 *spatial"]:
-    """Takes the two channels of each complex image apart."""
-    return torch.view_as_real(pairs).movedim(-1, 1)
+def _by_group(maps: Tensor, groups: int) -> Float[Tensor, "heads groups outputs channels"]:
+    """Views the heads' matrices as blocks."""
+    return rearrange(maps, "heads (groups outputs) channels -> heads groups outputs channels", groups=groups)

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.errors import DeviceError
+from convattn.errors import ArgumentError, DeviceError
+from convattn.functional.derivatives import needs_own_operations
 from convattn.functional.folding import ContentMaps, PositionTables
 from convattn.functional.values import combine_heads
 from convattn.grid import Axis
@@ -59,6 +60,7 @@ def flex_attention(
 
     Raises:
         DeviceError: The device is neither CUDA nor the CPU, or gradients are wanted on the CPU.
+        ArgumentError: It was called inside a transform of torch.func, or with tangents.
 
     Example:
         >>> from torch import nn
@@ -68,6 +70,8 @@ def flex_attention(
         ...     layer(torch.zeros(1, 3, 4, 5)).shape
         torch.Size([1, 5, 4, 5])
     """
+    if needs_own_operations(keys, maps, content.query):
+        raise ArgumentError("impl='flex' has no derivatives by torch.func: use impl='content'")
     query, key = content.project(keys, axes, len(maps))
     wide = torch.promote_types(query.dtype, torch.float32)
     with torch.autocast(keys.device.type, enabled=False):

@@ -7,6 +7,7 @@ float64, and the weak queries that are left are attended to exactly.
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from convattn.functional.filtering import filter_images, quick_length
 from convattn.functional.reference import attention_weights
+from convattn.functional.values import combine_heads
 from convattn.grid import Axis
 
 __all__ = ["Filters", "fourier_attention", "fourier_filters"]
@@ -26,6 +28,9 @@ _NOISE = 8
 
 _NEGLIGIBLE = 1 / 64
 """Share of the rounding of the keys' dtype below which an error is left in."""
+
+_WEIGHTS = 1 << 22
+"""Attention weights of weak queries that are in memory at a time, where no gradient keeps them."""
 
 
 class Filters(NamedTuple):
@@ -62,19 +67,15 @@ def fourier_filters(
     Returns:
         The filters; gradients flow back to `table`.
     """
-    dims = tuple(range(1, table.ndim))
-    exponentials = torch.exp(table.double() - table.detach().double().amax(dims, keepdim=True))
+    highest = table.detach().double().amax(tuple(range(1, table.ndim)), keepdim=True)
     with torch.no_grad():
-        lengths = [quick_length(size) for size in table.shape[1:]]
-        totals = _count(_place(exponentials, axes, lengths), axes)
-        energies = _count(_place(exponentials**2, axes, lengths), axes)
         eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-        least = (_NOISE * torch.finfo(torch.float64).eps / (eps * _NEGLIGIBLE)) ** 2 * (exponentials**2).sum(
-            dims, keepdim=True
-        )
-        weak = energies < least
-        cut = _reach(exponentials, axes, totals.masked_fill(weak, torch.inf), eps * _NEGLIGIBLE)
-    kernels = _place(exponentials[(slice(None), *cut)], axes, _lengths(axes, cut), [part.start for part in cut])
+        least = (_NOISE * torch.finfo(torch.float64).eps / (eps * _NEGLIGIBLE)) ** 2
+        seen = [_survey(torch.exp(one.double() - top), axes, least) for one, top in zip(table, highest, strict=True)]
+        totals, weak, *margins = (torch.stack(every) for every in zip(*seen, strict=True))
+        cut = _reach(margins, totals.masked_fill(weak, torch.inf), eps * _NEGLIGIBLE)
+    exponentials = torch.exp(table[(slice(None), *cut)].double() - highest)
+    kernels = _place(exponentials, axes, _lengths(axes, cut), [part.start for part in cut])
     totals = _count(kernels, axes).masked_fill(weak, 1)
     return Filters(table, kernels, totals.reciprocal().masked_fill(weak, 0), weak)
 
@@ -96,8 +97,7 @@ def fourier_attention(
         groups: Number of blocks.
 
     Returns:
-        Output channels at each query, in the dtype of `keys`; heads are summed in at least float32. Gradients are of
-        first order only.
+        Output channels at each query, in the dtype of `keys`; heads are summed in at least float32.
     """
     device = keys.device.type
     if torch.is_autocast_enabled(device):
@@ -109,8 +109,9 @@ def fourier_attention(
         for head, weak in enumerate(filters.weak.flatten(1)):
             chosen = weak.nonzero()[:, 0]
             if len(chosen):
-                exact = _attend(filters.scores[head], axes, chosen, pixels)
-                y = y.index_add(2, chosen, functional.conv1d(exact, matrices[head, ..., None], groups=groups))
+                some = chosen.split(max(1, _WEIGHTS // prod(axis.keys for axis in axes)))
+                exact = torch.cat([_attend(filters.scores[head], axes, part, pixels) for part in some], dim=2)
+                y = y.index_add(2, chosen, combine_heads(exact[:, None], matrices[head, None], groups))
     return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes)).to(keys.dtype)
 
 
@@ -145,12 +146,21 @@ def _count(kernels: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "heads *queri
     return sums[(slice(None), *(slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes))]
 
 
-def _reach(exponentials: Tensor, axes: Sequence[Axis], totals: Tensor, negligible: float) -> list[slice]:
+def _survey(exponential: Float[Tensor, "*displacements"], axes: Sequence[Axis], least: float) -> tuple[Tensor, ...]:
+    """Returns one head's sum over the keys at each query, whether it is weak there, and its sums along each axis."""
+    lengths, dims = [quick_length(size) for size in exponential.shape], set(range(exponential.ndim))
+    square = exponential**2
+    (total,), (energy,) = (_count(_place(part[None], axes, lengths), axes) for part in (exponential, square))
+    margins = (exponential.sum(tuple(dims - {dim})) if len(dims) > 1 else exponential for dim in sorted(dims))
+    return total, energy < least * square.sum(), *margins
+
+
+def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list[slice]:
     """Finds, along each axis, the displacements that matter to any head at any query that is not weak."""
     least = totals.flatten(1).amin(1).clamp(max=torch.finfo(totals.dtype).max)
     cut = []
-    for dim, size in enumerate(exponentials.shape[1:], start=1):
-        share = exponentials.movedim(dim, 1).reshape(len(least), size, -1).sum(-1) / least[:, None] / (2 * len(axes))
+    for margin in margins:
+        share, size = margin / least[:, None] / (2 * len(margins)), margin.shape[1]
         needed = [(part.cumsum(-1) > negligible).sum(-1).max().item() for part in (share, share.flip(-1))]
         start, stop = size - int(needed[0]), int(needed[1])
         cut.append(slice(start, stop) if start < stop else slice(0, 1))

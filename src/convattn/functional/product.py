@@ -6,14 +6,15 @@ product.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
 from convattn.functional.mixing import Tile, Workspace, mix, mix_backward, tiles_of_all_axes
 from convattn.functional.values import add_head, combine_heads, head_backward, head_weight_backward
 
@@ -39,10 +40,12 @@ def product_attention(
         groups: Number of blocks.
 
     Returns:
-        Output channels at each query, in the dtype of `keys`. Gradients are of first order only.
+        Output channels at each query, in the dtype of `keys`. Derivatives above the first, and those of torch's
+        function transforms, take the memory of all mixed pixels.
     """
     narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
-    if narrow or torch.compiler.is_compiling() or torch.is_autocast_enabled(keys.device.type):
+    in_graph = torch.compiler.is_compiling() or torch.is_autocast_enabled(keys.device.type)
+    if narrow or in_graph or needs_own_operations(keys, maps, *weights):
         return _as_products(weights, keys, maps, groups)
     pixels = rearrange(keys, "batch channels ... -> batch ... channels").contiguous()
     y = _Product.apply(pixels, maps, groups, *weights)
@@ -50,7 +53,7 @@ def product_attention(
 
 
 def _as_products(weights: Sequence[Tensor], keys: Tensor, maps: Tensor, groups: int) -> Tensor:
-    """Computes the attention as plain products, for compilers and autocast to work on."""
+    """Computes the attention as plain products, for compilers, autocast and further derivatives to work on."""
     names = _AXES.split()[-len(weights) :]
     mixed, before = keys, "batch channels " + " ".join(names)
     for name, weight in zip(names, weights, strict=True):
@@ -58,6 +61,12 @@ def _as_products(weights: Sequence[Tensor], keys: Tensor, maps: Tensor, groups: 
         mixed = einsum(weight, mixed, f"heads queries {name}, {before} -> {after}")
         before = after.replace("queries", f"queries_{name}")
     return combine_heads(mixed, maps, groups)
+
+
+def _pixels_as_products(groups: int, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
+    """Computes what `_Product` does, with the channels of a pixel together."""
+    y = _as_products(weights, rearrange(pixels, "batch ... channels -> batch channels ..."), maps, groups)
+    return rearrange(y, "batch outputs ... -> batch ... outputs")
 
 
 class _Pieces:
@@ -99,10 +108,14 @@ class _Product(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         pixels, maps, *weights = ctx.saved_tensors
         needs, workspace = ctx.needs_input_grad, Workspace(pixels)
+        if torch.is_grad_enabled() or needs_own_operations(gradient):
+            wanted = (*needs[:2], *needs[3:])
+            compute = partial(_pixels_as_products, ctx.groups)
+            dx, dmaps, *dweights = backward_to_differentiate(compute, (pixels, maps, *weights), wanted, gradient)
+            return dx, dmaps, None, *dweights
         dx = torch.zeros_like(pixels) if needs[0] else None
         dmaps = torch.zeros_like(maps) if needs[1] else None
         dweights = [torch.zeros_like(w) if need else None for w, need in zip(weights, needs[3:], strict=True)]

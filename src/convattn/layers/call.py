@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 
 from convattn.encodings import Encoding
 from convattn.functional import Work
@@ -51,13 +50,6 @@ class Call:
     def softmax_dtype(self) -> torch.dtype:
         """Dtype of scores and softmax: at least float32."""
         return torch.promote_types(self.dtype, torch.float32)
-
-    @property
-    def values_known(self) -> bool:
-        """Whether the encoding's numbers may be looked at, which a compiler's graph and torch.func may not."""
-        if torch.compiler.is_compiling() or peek_interpreter_stack() is not None:
-            return False
-        return not any(number.is_meta for number in self.encoding.parameters())
 
     def with_numbers(self, value: Tensor, output: Tensor | None, bias: Tensor | None) -> "Call":
         """Returns the same call with other tensors for the same numbers.

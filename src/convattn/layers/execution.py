@@ -28,6 +28,7 @@ from convattn.functional import (
     shift_attention,
     values_first_attention,
 )
+from convattn.functional.derivatives import can_be_read, needs_own_operations
 from convattn.functional.plan import SLOWNESS
 from convattn.layers.call import Call
 
@@ -114,7 +115,7 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
     made, groups = prepared.made, call.work.groups
     if isinstance(made, Shifts):
         maps = call.maps()
-        if prepared.unmoved:
+        if prepared.unmoved and not needs_own_operations(maps):
             maps = _NoGradient.apply(maps, *prepared.unmoved)
         return shift_attention(made, call.axes, call.geometry, x, maps, groups, call.bias)
     maps = call.maps()
@@ -158,7 +159,7 @@ def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
     if call.impl == "separable":
         return _separable(call, tables, "demanded")
     most = torch.finfo(call.softmax_dtype).eps * _HARD
-    shifts = find_shifts(tables, call.axes, most) if call.values_known else None
+    shifts = find_shifts(tables, call.axes, most) if _readable(tables) else None
     if call.impl == "shift":
         if shifts is None:
             raise ArgumentError(
@@ -171,6 +172,11 @@ def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
         reason = f"each head looks at one pixel{rest}: a convolution"
         return Prepared("shift", "weights", reason, shifts, _learning(tables))
     return _separable(call, tables, "the scores are a sum over axes: one softmax per axis")
+
+
+def _readable(tables: list[Tensor]) -> bool:
+    """Tells whether the choice of a path may depend on scores, which a compiled graph and `torch.vmap` forbid."""
+    return all(can_be_read(table) for table in tables)
 
 
 def _learning(tables: list[Tensor]) -> tuple[Tensor, ...]:
@@ -189,7 +195,8 @@ def _separable(call: Call, tables: list[Tensor], reason: str) -> Prepared:
         return prepared
     order, work = call.work.order(by_axis=True), call.work
     shareable = call.dtype in (torch.float32, torch.float64) and call.device.type == "cpu" and len(call.axes) < 3
-    if shareable and call.values_known and not _learning(tables) and not (work.factored and order == "values"):
+    shareable = shareable and _readable(tables) and not _learning(tables) and not needs_own_operations(*tables)
+    if shareable and not (work.factored and order == "values"):
         with torch.no_grad():
             grid = find_head_grid(tables, call.axes, call.geometry, call.dtype)
             if grid is not None:
@@ -200,12 +207,14 @@ def _separable(call: Call, tables: list[Tensor], reason: str) -> Prepared:
 
 
 def _is_long(call: Call) -> bool:
-    """Tells whether the images are long sequences, whose scores may be looked at."""
-    return len(call.axes) == 1 and call.axes[0].keys >= _LONG and call.values_known
+    """Tells whether the images are long sequences."""
+    return len(call.axes) == 1 and call.axes[0].keys >= _LONG
 
 
 def _long(call: Call, table: Tensor, reason: str) -> Prepared | None:
     """Prepares a long sequence without a weight for every pair: bands, or transforms where heads are wide."""
+    if not _readable([table]):
+        return None
     work, (axis,) = call.work, call.axes
     bands = find_bands(table, axis, call.dtype)
     pairs = work.weights_first(by_axis=True).flops
@@ -227,8 +236,9 @@ def _softmax(call: Call, tables: list[Tensor]) -> list[Tensor]:
 
 def _needs_products(x: Tensor, maps: Tensor, bias: Tensor | None) -> bool:
     """Tells whether gradients or autocast ask for products that torch knows."""
-    wanted = x.requires_grad or maps.requires_grad or (bias is not None and bias.requires_grad)
-    return (torch.is_grad_enabled() and wanted) or torch.is_autocast_enabled(x.device.type)
+    given = [x, maps] if bias is None else [x, maps, bias]
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    return learns or torch.is_autocast_enabled(x.device.type) or needs_own_operations(*given)
 
 
 def _dense(call: Call, reason: str) -> Prepared:
@@ -240,9 +250,10 @@ def _dense(call: Call, reason: str) -> Prepared:
 
 def _fourier(call: Call, reason: str) -> Prepared:
     """Prepares filters; where too many queries would lose digits, explicit weights."""
-    if not call.values_known:
+    table = _table(call)
+    if not can_be_read(table):
         return _dense(call, "a compiled graph cannot look at the values that transforms need to know")
-    filters = fourier_filters(_table(call), call.axes, call.dtype)
+    filters = fourier_filters(table, call.axes, call.dtype)
     if filters.weak_share > _WEAK:
         lost = f"transforms would lose digits at {filters.weak_share:.0%} of the queries"
         return _dense(call, f"{lost}, so all are computed exactly")

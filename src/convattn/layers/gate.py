@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.functional import position_share
+from convattn.functional.derivatives import can_be_read
 
 __all__ = ["GateKind", "looks_at_content", "share_of_position"]
 
@@ -14,7 +15,7 @@ GateKind: TypeAlias = Literal["sigmoid", "tanh"]
 """How a number per head becomes a share of attention; see `position_share`."""
 
 
-def share_of_position(gate: nn.Parameter | None, kind: GateKind | None) -> Float[Tensor, " heads"] | None:
+def share_of_position(gate: Tensor | None, kind: GateKind | None) -> Float[Tensor, " heads"] | None:
     """Computes a layer's share of position from its gate.
 
     Args:
@@ -27,7 +28,7 @@ def share_of_position(gate: nn.Parameter | None, kind: GateKind | None) -> Float
     return None if gate is None or kind is None else position_share(gate, kind)
 
 
-def looks_at_content(content: nn.Module | None, gate: nn.Parameter | None, kind: GateKind | None, impl: str) -> bool:
+def looks_at_content(content: nn.Module | None, gate: Tensor | None, kind: GateKind | None, impl: str) -> bool:
     """Tells whether a call needs the content scores.
 
     It does not where every gate is closed exactly and nobody asks for the gradient by which gates open.
@@ -44,7 +45,7 @@ def looks_at_content(content: nn.Module | None, gate: nn.Parameter | None, kind:
     """
     if content is None:
         return False
-    if gate is None or kind != "tanh" or impl == "content" or gate.is_meta or torch.compiler.is_compiling():
+    if gate is None or kind != "tanh" or impl == "content" or not can_be_read(gate):
         return True
     learns = torch.is_grad_enabled() and (gate.requires_grad or any(p.requires_grad for p in content.parameters()))
     return learns or bool(gate.detach().any())

@@ -1,0 +1,109 @@
+"""Channels of one image with numbers of very different size, or not finite: each is filtered by itself."""
+
+import pytest
+import torch
+
+from convattn.functional import attend, attention_weights, displacement_scores, fourier_attention, fourier_filters
+from convattn.functional import filtering as module
+from convattn.functional.filtering import filter_images
+from convattn.grid import Axis
+from convattn.testing.budget import assert_within_budget
+from convattn.testing.convolutions import farthest
+
+AXES = (Axis(range(0, 13, 2), 13), Axis(range(11), 11))
+HEADS, GROUPS = 3, 6
+
+
+def inputs(scales):
+    """A table of wide heads, images whose channels are of these scales, and a number per head and channel."""
+    generator = torch.Generator().manual_seed(0)
+    down, across = (axis.displacements().double() for axis in AXES)
+    centres = torch.tensor([[0.0, 1.0], [-2.0, 0.5], [1.0, -1.0]]).double()
+    table = -0.1 * ((down[None, :, None] - centres[:, 0, None, None]) ** 2 + (across - centres[:, 1, None, None]) ** 2)
+    keys = torch.randn(2, len(scales), *(axis.keys for axis in AXES), generator=generator)
+    maps = torch.randn(HEADS, len(scales), len(scales) // GROUPS, generator=generator)
+    return table.float(), keys * torch.tensor(scales)[:, None, None], maps
+
+
+def fourier(table, keys, maps):
+    return fourier_attention(fourier_filters(table, AXES), AXES, keys, maps, GROUPS)
+
+
+def reference(table, keys, maps):
+    y = attend(attention_weights(displacement_scores(table, AXES)), keys, maps, GROUPS)
+    return y.unflatten(-1, [len(axis.queries) for axis in AXES])
+
+
+def gradients(compute, given):
+    """Returns the output and the gradients of images and matrices; the upstream gradient is as small as the images."""
+    table, *leaves = given
+    leaves = [tensor.detach().requires_grad_() for tensor in leaves]
+    y = compute(table, *leaves)
+    weights = leaves[0].detach().abs().amax((0, 2, 3)).view(-1, 1, 1)
+    return {
+        "y": y.detach(),
+        **dict(zip(("x", "maps"), torch.autograd.grad((y / weights**2).sum(), leaves), strict=True)),
+    }
+
+
+def test_every_channel_is_within_its_own_budget():
+    given = inputs([1e-3, 1e12, 1.0, 1e-9, 1e6, 1e3])
+    found, lo = gradients(fourier, given), gradients(reference, given)
+    hi = gradients(reference, [tensor.double() for tensor in given])
+    for channel in range(GROUPS):
+        for name in ("y", "x", "maps"):
+            mine, exact, low = (results[name][:, channel] for results in (found, hi, lo))
+            assert_within_budget(mine, exact, low, f"{name} of channel {channel}")
+
+
+def test_two_channels_in_one_transform_are_noticed():
+    """Negative control: as a real and an imaginary part, a small channel drowns in a large one."""
+
+    given = inputs([1e-3, 1e12, 1.0, 1e-9, 1e6, 1e3])
+    table, keys, maps = given
+    filters = fourier_filters(table, AXES)
+    kernels = torch.fft.fftn(filters.kernels, dim=(1, 2))
+    pairs = torch.complex(keys[:, 0::2].double(), keys[:, 1::2].double())
+    transforms = torch.fft.fftn(pairs, filters.kernels.shape[1:], (2, 3))[:, None] * kernels.conj()[:, None]
+    means = torch.fft.ifftn(transforms, dim=(3, 4))[..., : AXES[0].keys : 2, : AXES[1].keys]
+    means = torch.stack([means.real, means.imag], 3).flatten(2, 3) * filters.reciprocals[:, None]
+    y = torch.einsum("bhc...,hc->bc...", means, maps[:, :, 0].double()).float()
+    hi, lo = reference(*(tensor.double() for tensor in given)), reference(*given)
+    assert_within_budget(y[:, 1], hi[:, 1], lo[:, 1])
+    with pytest.raises(AssertionError, match="error"):
+        assert_within_budget(y[:, 0], hi[:, 0], lo[:, 0])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_in_its_image_and_group(bad):
+    table, keys, maps = inputs([1.0] * GROUPS)
+    clean = fourier(table, keys, maps)
+    keys[1, 2, 3, 4] = bad
+    y = fourier(table, keys, maps)
+    assert not y[1, 2].isfinite().any()
+    y[1, 2] = clean[1, 2]
+    assert torch.equal(y, clean)
+    keys.requires_grad_()
+    fourier(table, keys, maps).nan_to_num().sum().backward()
+    assert keys.grad[0].isfinite().all()
+    assert keys.grad[1, [0, 1, 3, 4, 5]].isfinite().all()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_pieces_of_channels_and_groups_give_what_the_whole_gives(groups, monkeypatch):
+    """All channels at once, a few groups at a time, or a few channels of one group."""
+    table, keys, _ = inputs([1.0] * 6)
+    maps, filters = torch.randn(HEADS, 6, 6 // groups), fourier_filters(table, AXES)
+    leaves = [t.detach().requires_grad_() for t in (keys, maps, filters.kernels, filters.reciprocals)]
+
+    def computed():
+        y = filter_images(*leaves, AXES, groups)
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), leaves)]
+
+    whole = computed()
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    y = filter_images(*exact, AXES, groups)
+    hi = [y.detach(), *torch.autograd.grad(y.square().sum(), exact)]
+    monkeypatch.setattr(module, "_CACHE", 1)
+    for part, one, right in zip(computed(), whole, hi, strict=True):
+        assert_within_budget(part, right.double(), farthest(right, [one]))

@@ -1,0 +1,144 @@
+"""Derivatives of every order and by every road of torch, on every path: those of the reference path, in float64."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.encodings.formula_cases import small_encoding
+from tests.layers.derivative_roads import (
+    ROADS,
+    Numbers,
+    backward_to_inputs,
+    each_layer_by_itself,
+    forward_over_reverse,
+    gradient_twice,
+)
+from tests.layers.layer_cases import ADDITIVE, HARD, LayerCase
+
+from convattn.encodings import ENCODINGS
+from convattn.errors import ArgumentError, DeviceError
+from convattn.functional import derivatives, product
+from convattn.functional.rounding import rounded_differently
+from convattn.layers import (
+    Content,
+    GatedRelativeAttention2d,
+    RelativeAttention1d,
+    RelativeAttention3d,
+)
+from convattn.testing.budget import assert_within_budget
+from convattn.testing.convolutions import farthest
+from convattn.testing.dense import as_dtype
+from convattn.testing.encoding_contract import stir
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning"),  # torch's own forward mode
+    pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning"),
+]
+
+SIZES = {1: (5,), 2: (2, 3), 3: (1, 2, 3)}
+NARROW = Content(key_width=3)
+
+PATHS = [
+    *(LayerCase("quadratic", options={"impl": impl}) for impl in ("reference", "dense", "separable", "fourier")),
+    LayerCase("quadratic", options={"impl": "auto"}),
+    LayerCase("quadratic", options={"impl": "separable", "head_width": 1}),
+    LayerCase("learned_axial", options={"content": NARROW}),
+    LayerCase("learned_table", options={"content": Content(key_width=32)}),
+    LayerCase("quadratic", GatedRelativeAttention2d),
+    LayerCase("quadratic", GatedRelativeAttention2d, {"gate": "tanh"}),
+    next(case for case in HARD if case.options == {"impl": "shift"} and case.encoding == "quadratic"),
+    next(case for case in HARD if case.options == {"impl": "auto"}),
+]
+"""Every path, by every road."""
+
+MORE = [
+    *(LayerCase(name, options={"impl": impl}) for name in ENCODINGS for impl in ("dense", "fourier")),
+    *(LayerCase(name, options={"impl": "separable"}) for name in ADDITIVE),
+    *(LayerCase(name, options={"content": NARROW, "impl": "content"}) for name in ENCODINGS),
+    *(LayerCase("distance", kind) for kind in (RelativeAttention1d, RelativeAttention3d)),
+    *(LayerCase("quadratic", kind) for kind in (RelativeAttention1d, RelativeAttention3d)),
+]
+"""Every encoding and number of axes, by the roads to a Hessian times a vector that differ most."""
+
+every_derivative = pytest.mark.parametrize("plain", ROADS, ids=lambda plain: plain.__name__)
+
+
+def layer_and_images(case):
+    """Makes a layer with groups, stride and padding, and images for it."""
+    torch.manual_seed(0)
+    geometry = {"groups": 2, "padding": [(1, 0)] * case.kind.dims, "stride": (2, *(1,) * (case.kind.dims - 1))}
+    encoding = small_encoding(case.encoding, case.heads, case.kind.dims, **case.encoding_options)
+    layer = case.settle(stir(case.kind(4, 2, case.heads, encoding, **geometry, **case.options)))
+    return layer.double(), torch.randn(2, 4, *SIZES[case.kind.dims], dtype=torch.float64)
+
+
+def by_the_plainest_road(layer, x, plain):
+    """Computes a derivative on the reference path: in float64, and in the layer's dtype what rounding does to it."""
+    reference = copy.deepcopy(layer)
+    reference.impl = "reference"
+    numbers = Numbers.of(reference, x)
+    hi, lows = plain(Numbers.of(as_dtype(reference, torch.float64), x.double())), [plain(numbers)]
+    for seed in range(4):
+        moved = copy.deepcopy(reference)
+        with torch.no_grad():
+            for parameter in moved.parameters():
+                parameter.copy_(rounded_differently(parameter, seed))
+        lows.append(plain(replace(Numbers.of(moved, rounded_differently(x, seed)), direction=numbers.direction)))
+    return hi, {name: farthest(exact, [low[name] for low in lows]) for name, exact in hi.items()}
+
+
+def check(layer, x, plain, roads):
+    hi, lo = by_the_plainest_road(layer, x, plain)
+    for road in roads:
+        found = road(Numbers.of(layer, x))
+        assert found.keys() == hi.keys()
+        for name, exact in hi.items():
+            assert_within_budget(found[name].detach(), exact.detach(), lo[name].detach(), f"{name} by {road.__name__}")
+
+
+@every_derivative
+@pytest.mark.parametrize("case", PATHS, ids=str)
+def test_every_road_leads_to_the_derivatives_of_the_reference(case, plain):
+    if case.options.get("impl") == "shift" and plain is each_layer_by_itself:
+        with pytest.raises(ArgumentError, match="'shift'"):  # numbers that differ from layer to layer cannot be read
+            check(*layer_and_images(case), plain, ROADS[plain])
+    else:
+        check(*layer_and_images(case), plain, ROADS[plain])
+
+
+@pytest.mark.parametrize("case", MORE, ids=str)
+def test_every_encoding_has_second_derivatives(case):
+    check(*layer_and_images(case), gradient_twice, [gradient_twice, backward_to_inputs, forward_over_reverse])
+
+
+@every_derivative
+def test_transforms_have_derivatives(plain):
+    """In float64 the Fourier path computes explicit weights; here it transforms."""
+    layer, x = layer_and_images(LayerCase("distance", RelativeAttention1d, {"impl": "fourier"}))
+    assert layer.float().plan(x.shape).path == "fourier"
+    check(layer, x.float(), plain, ROADS[plain])
+
+
+@pytest.mark.parametrize("impl", ["separable", "dense"])
+def test_a_gradient_that_is_no_longer_differentiated_by_torch_is_noticed(impl, monkeypatch):
+    """Negative control: with the hand-written gradient alone, which torch sees as constant, a Hessian is wrong."""
+    layer, x = layer_and_images(LayerCase("quadratic", options={"impl": impl}))
+    constant = derivatives.backward_to_differentiate
+    monkeypatch.setattr(product, "backward_to_differentiate", lambda *args: _detached(constant(*args)))
+    with pytest.raises((AssertionError, RuntimeError), match="error"):
+        check(layer, x, gradient_twice, [gradient_twice])
+
+
+def _detached(gradients):
+    return [None if gradient is None else gradient.detach().requires_grad_() for gradient in gradients]
+
+
+def test_flex_refuses_what_torch_does_not_differentiate():
+    """FlexAttention has first derivatives on CUDA, and no others."""
+    layer, x = layer_and_images(LayerCase("learned_axial", options={"content": NARROW, "impl": "flex"}))
+    with pytest.raises(DeviceError):
+        layer(x)
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
+        with pytest.raises(ArgumentError, match=r"impl='flex' has no derivatives by torch\.func"):
+            transform(lambda x: layer(x).sum())(x)
