@@ -69,15 +69,16 @@ def test_gradients_of_the_images_are_right(make):
     assert_within_budget(found, high, low)
 
 
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared, self.pool = nn.Conv2d(4, 4, 3, padding=1), nn.MaxPool2d(2)
+
+    def forward(self, x):
+        return self.shared(self.pool(self.shared(x)))
+
+
 def test_a_network_is_frozen_with_every_size_that_its_layers_meet():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.shared, self.pool = nn.Conv2d(4, 4, 3, padding=1), nn.MaxPool2d(2)
-
-        def forward(self, x):
-            return self.shared(self.pool(self.shared(x)))
-
     torch.manual_seed(0)
     made, _ = network_to_attention(Twice(), sharpness=2.0, images=images(1, 4, 12, 14))
     frozen = freeze(made, images(1, 4, 12, 14))
