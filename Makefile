@@ -7,6 +7,12 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: help demo test check fix docs constraints clean
 
+# Many processors have AVX2 and no more, and torch computes with other code there: what trains or compares numbers runs
+# again kept to it.
+AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
+AGAIN := $(addprefix tests/,$(addsuffix .py,layers/test_execution layers/test_fusion convert/test_every_convolution \
+  convert/test_certified_network convert/test_there_and_back training/test_conversion training/test_trainer))
+
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)
 ifdef UV
@@ -25,6 +31,7 @@ demo: $(VENV)/.demo      ## Convert, train and certify on embedded data, and wri
 
 test: $(VENV)/.dev       ## Run every test but the slow ones
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" --numprocesses=auto
+	OMP_NUM_THREADS=1 $(AVX2) $(PY) -m pytest -m "not slow" --numprocesses=auto $(AGAIN)
 
 check: $(VENV)/.dev      ## Format, lint, types, imports and the quickest tests, in under two minutes
 	VENV=$(VENV) scripts/check
@@ -39,7 +46,7 @@ constraints:             ## Pin today's versions in constraints.txt (needs uv)
 	@command -v uv >/dev/null || { echo "make constraints needs uv" >&2; exit 1; }
 	{ head -n 1 constraints.txt; \
 	  uv pip compile pyproject.toml --universal --python-version 3.11 --upgrade --quiet \
-	    --extra dev --extra timm --extra hf --extra sweep --no-header --no-annotate; } > constraints.txt.new
+	    --extra dev --extra all --no-header --no-annotate; } > constraints.txt.new
 	mv constraints.txt.new constraints.txt
 
 clean:                   ## Remove the environment and everything that is written by tools

@@ -4,6 +4,8 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
+from convattn.encodings import registry
+
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -16,3 +18,12 @@ def without_type_checks():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def encodings_forgotten():
+    """Forgets, after a test, the encodings that it has registered."""
+    known = dict(registry._known)
+    yield
+    registry._known.clear()
+    registry._known.update(known)

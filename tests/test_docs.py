@@ -48,17 +48,18 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-def test_readme_python_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", ["README.md", "docs/encodings.md"])
+def test_python_blocks_run(page, tmp_path, monkeypatch, encodings_forgotten):
     monkeypatch.chdir(tmp_path)
-    found = blocks(ROOT / "README.md", "python")
+    found = blocks(ROOT / page, "python")
     assert found
     namespace = {"__name__": "readme"}
     for number, code in enumerate(found, start=1):
-        exec(compile(code, f"README.md, python block {number}", "exec"), namespace)
+        exec(compile(code, f"{page}, python block {number}", "exec"), namespace)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name)
-def test_example_runs(example, tmp_path, monkeypatch):
+def test_example_runs(example, tmp_path, monkeypatch, encodings_forgotten):
     assert "assert" in example.read_text(encoding="utf-8"), "an example ends by asserting what it showed"
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(example), run_name="__main__")

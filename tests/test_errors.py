@@ -40,7 +40,9 @@ def test_the_tree_that_is_drawn_is_the_tree_that_is():
 
 
 def test_everything_is_exported():
-    assert sorted(errors.__all__) == sorted([*(kind.__name__ for kind in CLASSES), "must_be", "must_be_a"])
+    assert sorted(errors.__all__) == sorted(
+        [*(kind.__name__ for kind in CLASSES), "install_hint", "must_be", "must_be_a"]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,9 +57,9 @@ def test_each_is_caught_as_the_root_and_as_what_python_code_expects(kind):
     ("name", "known", "message"),
     [
         ("quadratik", {"quadratic", "distance"}, "unknown encoding 'quadratik': did you mean 'quadratic'? Known: "),
-        ("zzz", ("quadratic", "distance"), "unknown encoding 'zzz': Known: distance, quadratic"),
-        (3, ["quadratic"], "unknown encoding 3: Known: quadratic"),
-        ("", [], "unknown encoding '': Known: "),
+        ("zzz", ("quadratic", "distance"), "unknown encoding 'zzz'. Known: distance, quadratic"),
+        (3, ["quadratic"], "unknown encoding 3. Known: quadratic"),
+        ("", [], "unknown encoding ''. Known: "),
     ],
 )
 def test_unknown_names_come_with_the_nearest_and_all_the_known(name, known, message):
@@ -68,7 +70,9 @@ def test_unknown_names_come_with_the_nearest_and_all_the_known(name, known, mess
 
 def test_missing_packages_come_with_the_line_that_installs_them():
     error = MissingDependencyError("matplotlib", "figures")
-    assert str(error).endswith('matplotlib, which is not installed; run: pip install "convattn[figures]"')
+    assert str(error).endswith(
+        'matplotlib, which is not installed; run: pip install matplotlib (or the extra "figures" of convattn)'
+    )
     assert (error.package, error.extra) == ("matplotlib", "figures")
 
 

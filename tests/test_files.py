@@ -1,9 +1,13 @@
+import errno
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
-from convattn.errors import ArgumentError
-from convattn.files import new_folder, require_new_folder, write_atomically
+from convattn.errors import ArgumentError, WriteError
+from convattn.files import as_path, clear_leftovers, hidden_folder, new_folder, require_new_folder, write_atomically
 
 
 def names(folder):
@@ -27,19 +31,89 @@ def test_a_file_that_is_there_is_replaced(tmp_path):
     assert names(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("step", ["fsync", "chmod", "replace"])
+@pytest.mark.parametrize("step", ["mkdir", "fsync", "chmod", "replace"])
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, step):
     path = tmp_path / "file"
     path.write_text("old")
 
-    def fail(*_):
-        raise OSError("no space left on device")
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, step, fail)
-    with pytest.raises(OSError, match="no space left"):
-        write_atomically(path, "new")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, step, fail)
+        with pytest.raises(WriteError, match=r"cannot write .*file: No space left"):
+            write_atomically(path, "new")
     assert path.read_text() == "old"
     assert names(tmp_path) == ["file"]
+
+
+def test_the_umask_says_who_may_read(tmp_path):
+    before = os.umask(0o027)
+    try:
+        with new_folder(tmp_path / "made") as folder:
+            write_atomically(folder / "file", "text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "made" / "file").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    "write", ["write_atomically(folder / 'file', 'x' * 10**6)", "(folder / 'file').write_bytes(bytes(10**6))"]
+)
+def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, write):
+    program = f"""
+import resource
+from convattn.errors import WriteError
+from convattn.files import new_folder, write_atomically
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    with new_folder("made") as folder:
+        write_atomically(folder / "small", "text")
+        {write}
+except WriteError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip().endswith("made: File too large") or ran.stdout.strip().endswith("file: File too large")
+    assert names(tmp_path) == []
+
+
+def test_what_a_killed_process_leaves_is_removed_at_the_next_start(tmp_path):
+    program = """
+import sys, time
+from convattn.files import new_folder
+with new_folder("made") as folder:
+    (folder / "half").write_text("text")
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    (tmp_path / ".theirs.convattn").mkdir()
+    (tmp_path / ".file.01234567.convattn").write_text("a file of somebody's")
+    assert len(names(tmp_path)) == 3
+    with new_folder(tmp_path / "other"):
+        pass
+    assert len(names(tmp_path)) == 4  # its owner lives
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with new_folder(tmp_path / "made"):
+        pass
+    assert names(tmp_path) == [".file.01234567.convattn", ".theirs.convattn", "made", "other"]
+
+
+def test_a_hidden_folder_of_this_process_is_kept_while_it_is_at_work(tmp_path):
+    with hidden_folder(tmp_path, "mine") as hidden:
+        clear_leftovers(tmp_path)
+        assert hidden.is_dir()
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("value", [None, 3, b"bytes", "a\0b", ["made"]], ids=repr)
+def test_what_is_no_path_is_refused(value):
+    with pytest.raises(ArgumentError, match="output must be a path, but is"):
+        as_path(value, "output")
 
 
 def test_a_file_in_no_folder_is_refused(tmp_path):
@@ -84,7 +158,7 @@ def test_a_folder_that_something_else_makes_meanwhile_is_not_overwritten(tmp_pat
             place.mkdir()
             write_atomically(place / "file", "theirs")
 
-    with pytest.raises(OSError, match="not empty"):
+    with pytest.raises(WriteError, match=r"cannot write .*made: Directory not empty"):
         race()
     assert (place / "file").read_text() == "theirs"
     assert names(tmp_path) == ["made"]
@@ -94,15 +168,15 @@ def test_what_is_there_is_refused(tmp_path):
     (tmp_path / "full").mkdir()
     for path in (tmp_path / "full" / "kept", tmp_path / "file"):
         path.write_text("kept")
-    with pytest.raises(ArgumentError, match=r"folder must be a folder that is new or empty, but is '.*full'"):
+    with pytest.raises(ArgumentError, match=r"folder must be new or empty, but '.*full' holds something"):
         require_new_folder(tmp_path / "full")
-    with pytest.raises(ArgumentError, match=r"output must be a folder, not a file, but is '.*file'"):
+    with pytest.raises(ArgumentError, match=r"output must be a folder, but '.*file' is a file"):
         require_new_folder(str(tmp_path / "file"), "output")
     for place, message in {
-        "full": "output must be a folder that is new or empty",
-        "file": "output must be a folder, not a file",
-        "file/made": "output must be a folder whose parents are folders",
-        "file/deep/made": "output must be a folder whose parents are folders",
+        "full": "output must be new or empty",
+        "file": "output must be a folder, but",
+        "file/made": "output must be in a folder, but above",
+        "file/deep/made": "output must be in a folder, but above",
     }.items():
         with pytest.raises(ArgumentError, match=message), new_folder(tmp_path / place, "output"):
             pytest.fail("the block must not be entered")

@@ -13,10 +13,12 @@ One `except ConvAttnError` catches them all; the second base class keeps them co
     ├── DataError                             a data file is missing, unreadable or of the wrong form
     ├── CheckpointError                       a saved model or run is missing, damaged or of another version
     ├── DeviceError                           the device or dtype cannot do what was asked
+    ├── WriteError (OSError)                  a file or a folder cannot be written: a full disk, no permission
     ├── TrainingError                         training cannot go on, for instance because the loss is not finite
     └── MissingDependencyError (ImportError)  an optional package is not installed; says the install line
 
-One thing is said and not raised: `CheckpointWarning`, where a damaged checkpoint is passed over for the one before.
+Two things are said and not raised: `CheckpointWarning`, where a damaged checkpoint is passed over for the one before,
+and `CertificateWarning`, where what is loaded came with a certificate that did not pass.
 """
 
 import difflib
@@ -24,6 +26,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "ArgumentError",
+    "CertificateWarning",
     "CheckpointError",
     "CheckpointWarning",
     "ConvAttnError",
@@ -37,6 +40,8 @@ __all__ = [
     "TrainingError",
     "UnknownNameError",
     "UnsupportedModelError",
+    "WriteError",
+    "install_hint",
     "must_be",
     "must_be_a",
 ]
@@ -78,6 +83,23 @@ def must_be_a(argument: str, expectation: str, value: object) -> str:
     return f"{argument} must be {expectation}, but is of type {type(value).__name__}"
 
 
+def install_hint(package: str, extra: str) -> str:
+    """Words what installs an optional package, whether convattn came from an index or from a checkout.
+
+    Args:
+        package: Name of the package.
+        extra: Extra of convattn that brings it, together with what else is used beside it.
+
+    Returns:
+        The command, and the extra.
+
+    Example:
+        >>> install_hint("timm", "timm")
+        'pip install timm (or the extra "timm" of convattn)'
+    """
+    return f'pip install {package} (or the extra "{extra}" of convattn)'
+
+
 class ConvAttnError(Exception):
     """Root of every error that the library raises on purpose."""
 
@@ -102,8 +124,8 @@ class UnknownNameError(ArgumentError):
         """Names the kind of thing looked up, the name that came and those that would have been right."""
         self.kind, self.name, self.known = kind, name, sorted(known)
         nearest = difflib.get_close_matches(str(name), self.known, n=1, cutoff=0.5)
-        hint = f" did you mean {nearest[0]!r}?" if nearest else ""
-        super().__init__(f"unknown {kind} {name!r}:{hint} Known: {', '.join(self.known)}")
+        hint = f": did you mean {nearest[0]!r}?" if nearest else "."
+        super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(self.known)}")
 
     def __reduce__(self) -> tuple[type, tuple[str, object, list[str]]]:
         """Lets the error cross from one process to another."""
@@ -138,6 +160,14 @@ class CheckpointWarning(UserWarning):
     """A checkpoint is damaged, and the one before it is used."""
 
 
+class CertificateWarning(UserWarning):
+    """What is loaded came with a certificate that did not pass."""
+
+
+class WriteError(ConvAttnError, OSError):
+    """A file or a folder cannot be written; nothing half written is left."""
+
+
 class DeviceError(ConvAttnError):
     """The device or the dtype cannot do what was asked."""
 
@@ -150,14 +180,14 @@ class MissingDependencyError(ConvAttnError, ImportError):
     """An optional package is needed and not installed.
 
     Example:
-        >>> print(MissingDependencyError("scikit-learn", "train"))
-        this needs scikit-learn, which is not installed; run: pip install "convattn[train]"
+        >>> print(MissingDependencyError("timm", "timm"))
+        this needs timm, which is not installed; run: pip install timm (or the extra "timm" of convattn)
     """
 
     def __init__(self, package: str, extra: str) -> None:
         """Names the package and the extra that brings it."""
         self.package, self.extra = package, extra
-        super().__init__(f'this needs {package}, which is not installed; run: pip install "convattn[{extra}]"')
+        super().__init__(f"this needs {package}, which is not installed; run: {install_hint(package, extra)}")
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         """Lets the error cross from one process to another."""

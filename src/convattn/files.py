@@ -1,15 +1,49 @@
-"""Files and folders that are either whole or not there."""
+"""Files and folders that are either whole or not there, also where the disk is full or the process is killed."""
 
+import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, CheckpointError, WriteError, must_be
 
-__all__ = ["new_folder", "require_new_folder", "write_atomically"]
+__all__ = [
+    "FULL",
+    "as_path",
+    "clear_leftovers",
+    "hidden_folder",
+    "new_file",
+    "new_folder",
+    "require_new_folder",
+    "sole_use",
+    "write_atomically",
+]
+
+_MARK = ".convattn"
+"""End of the name of every hidden folder that is ours."""
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+"""What the system says of a disk that takes no more."""
+
+
+def as_path(value: object, argument: str = "folder") -> Path:
+    """Reads an argument that names a file or a folder.
+
+    Args:
+        value: What the user gave.
+        argument: Name of the argument, for the error.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: It is no text and no path, or holds a character that no path can.
+    """
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or "\0" in os.fspath(value):
+        raise ArgumentError(must_be(argument, "a path", value))
+    return Path(value)
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path:
@@ -22,30 +56,43 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path
     Returns:
         The path written.
 
-    Raises:
-        ArgumentError: Its folder does not exist.
-
     Example:
+        >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     write_atomically(Path(folder) / "note.txt", "whole").read_text()
         'whole'
     """
+    with new_file(path) as file:
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return Path(path)
+
+
+@contextmanager
+def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Makes a file that appears, or takes the place of another, when the block ends, and not at all when it raises.
+
+    The umask says who may read it, whatever the block wrote it with.
+
+    Args:
+        path: The file to make; its folder must exist.
+
+    Yields:
+        Where to write it.
+
+    Raises:
+        ArgumentError: Its folder does not exist.
+        WriteError: It cannot be written.
+    """
     path = Path(path)
     if not path.parent.is_dir():
         raise ArgumentError(must_be("path", "in a folder that exists", str(path)))
-    data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
+    with _said(path), hidden_folder(path.parent, path.name) as hidden:
+        file = hidden / path.name
+        yield file
+        file.chmod(hidden.stat().st_mode & 0o666)
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(file, path)
 
 
 def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Path:
@@ -59,19 +106,25 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
         The path.
 
     Raises:
-        ArgumentError: A file or a folder with contents is there.
+        ArgumentError: It is no path, or a file or a folder with contents is there.
     """
-    path = Path(path)
-    if path.is_dir() and any(path.iterdir()):
-        raise ArgumentError(must_be(argument, "a folder that is new or empty", str(path)))
+    path = as_path(path, argument)
+    try:
+        full = path.is_dir() and any(path.iterdir())
+    except OSError as error:
+        raise ArgumentError(f"{argument} cannot be made: {error.strerror}: {str(path)!r}") from None
+    if full:
+        raise ArgumentError(f"{argument} must be new or empty, but {str(path)!r} holds something")
     if path.exists() and not path.is_dir():
-        raise ArgumentError(must_be(argument, "a folder, not a file", str(path)))
+        raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
     return path
 
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterator[Path]:
     """Makes a folder that appears with all its contents when the block ends, and not at all when the block raises.
+
+    What killed processes have left beside it is removed first.
 
     Args:
         path: The folder to make; parents are made where missing.
@@ -82,8 +135,10 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterat
 
     Raises:
         ArgumentError: A file or a folder with contents is there already, or a parent is a file.
+        WriteError: The folder cannot be made, or the disk is full.
 
     Example:
+        >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as place:
         ...     with new_folder(Path(place) / "made") as folder:
         ...         _ = write_atomically(folder / "note.txt", "all of it")
@@ -91,17 +146,114 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterat
         ['note.txt']
     """
     path = require_new_folder(path, argument)
+    with _said(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ArgumentError(f"{argument} must be in a folder, but above {str(path)!r} is a file") from None
+        clear_leftovers(path.parent)
+        with hidden_folder(path.parent, path.name) as temporary:
+            yield temporary
+            if path.exists():
+                path.rmdir()
+            os.replace(temporary, path)
+
+
+@contextmanager
+def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Makes a hidden folder that is gone when the block ends, and at the next start where this process is killed.
+
+    A lock on the folder itself says that somebody is at work in it; it ends with the process, by whatever death.
+
+    Args:
+        parent: Where to make it.
+        name: What it is for; a part of its name.
+
+    Yields:
+        The folder, which the block may rename.
+    """
+    folder = parent / f".{name[:40]}.{os.urandom(4).hex()}{_MARK}"
+    folder.mkdir()
+    held = os.open(folder, os.O_RDONLY)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ArgumentError(must_be(argument, "a folder whose parents are folders", str(path))) from None
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        with suppress(OSError):  # a file system without locks: what is left there stays
+            _lock(held)
+        yield folder
+    finally:
+        os.close(held)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def sole_use(folder: Path) -> Iterator[None]:
+    """Keeps a folder to one process at a time; the lock ends with the process, by whatever death.
+
+    Args:
+        folder: A folder that is there; the file `.lock` in it says who is at work.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        CheckpointError: Somebody is at work in it; the message says who.
+    """
+    import socket
+
+    held = _locked(folder / ".lock")
     try:
-        yield temporary
-        temporary.chmod(0o755)
-        if path.exists():
-            path.rmdir()
-        os.replace(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        os.truncate(held, 0)
+        os.write(held, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        (folder / ".lock").unlink(missing_ok=True)
+        os.close(held)
+
+
+def _locked(file: Path) -> int:
+    """Opens and locks a file; one that its last owner has removed meanwhile is made anew."""
+    while True:
+        held = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        if not _lock(held):
+            holder = os.read(held, 200).decode(errors="replace") or "another process"
+            os.close(held)
+            raise CheckpointError(f"{file.parent} is in use by {holder}")
+        if os.fstat(held).st_nlink:
+            return held
+        os.close(held)
+
+
+def _lock(held: int) -> bool:
+    """Locks an open file or folder for this process, and tells whether nobody else had done so."""
+    from filelock import lock_descriptor  # here, because `--help` does without
+
+    return lock_descriptor(held, blocking=False)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Removes the hidden folders that killed processes have left; those of living ones stay.
+
+    Args:
+        folder: Where to look, not deeper.
+    """
+    for left in folder.glob(f".*.????????{_MARK}"):
+        with suppress(OSError):
+            held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if _lock(held):
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(held)
+
+
+@contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """Makes one error of a full disk, wherever in the block it is met, and of a place that cannot be written."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        ours = error.filename is not None and Path(os.fsdecode(error.filename)).parent in (path, path.parent)
+        if error.errno in FULL or ours:
+            raise WriteError(f"cannot write {path}: {error.strerror}") from None
         raise

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -228,3 +229,15 @@ def test_masks_are_refused():
         made.forward_features(pixels(), attn_mask=torch.ones(36, 36))
     with pytest.raises(ConvAttnError, match=r"^is_causal must be False: patches have no order in time, but is True$"):
         made.forward_features(pixels(), is_causal=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_transformer_of_full_size_passes(seed):
+    """Layers so wide sum 384 · 64 terms, which processors order in different ways."""
+    torch.manual_seed(seed)
+    network = timm.create_model("vit_small_patch16_224")
+    _, record = convolutional_init(network, generator=torch.Generator().manual_seed(seed))
+    assert record.exact
+    assert record.passed, record.summary()

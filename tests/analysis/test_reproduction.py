@@ -285,6 +285,6 @@ def test_mistakes_are_refused(runs, tmp_path, options, error, message):
 
 def test_output_that_holds_something_is_refused(runs, tmp_path):
     (tmp_path / "kept").write_text("mine")
-    with pytest.raises(ArgumentError, match="output must be a folder that is new or empty"):
+    with pytest.raises(ArgumentError, match="output must be new or empty"):
         reproduce(["fig3"], runs, tmp_path)
     assert [item.name for item in tmp_path.iterdir()] == ["kept"]

@@ -89,7 +89,7 @@ def test_peer_that_cannot_run_is_said_to_and_ours_raises(monkeypatch):
 def test_peer_that_is_not_installed_is_listed(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm.models.convit", None)
     record = run_layers([replace(CASE, contenders=("convattn", "gpsa", "flex"))], SETTING, rounds=1)
-    line = 'not installed (pip install "convattn[bench]")'
+    line = 'not installed: pip install timm (or the extra "bench" of convattn)'
     found = by_name(record.cases[0])
     assert found["gpsa"].skipped == line
     assert record.missing == {"gpsa": line}

@@ -48,14 +48,16 @@ def test_wrong_and_absent_contenders_have_no_numbers():
         (
             measurement("convattn", (0.004, 0.006, 0.010), memory=3 * 2**20),
             measurement("sdpa", check=WRONG),
-            measurement("gpsa", check=None, skipped='not installed (pip install "convattn[bench]")'),
+            measurement(
+                "gpsa", check=None, skipped='not installed: pip install timm (or the extra "bench" of convattn)'
+            ),
         ),
     )
     ours, wrong, absent = (dict(zip(COLUMNS, row, strict=True)) for row in case_rows(result))
     assert (ours["check"], ours["ms"], ours["min – max"], ours["ms/image"]) == ("passed", "6", "4 – 10", "3")
     assert ours["MiB"] == "3"
     assert wrong["check"] == "FAILED: output is off by 3e-05, allowed 2e-07"
-    assert absent["check"] == 'not installed (pip install "convattn[bench]")'
+    assert absent["check"] == 'not installed: pip install timm (or the extra "bench" of convattn)'
     for row in (wrong, absent):
         assert {row[name] for name in COLUMNS[3:]} == {"–"}
     assert not result.passed

@@ -25,9 +25,12 @@ MISTAKES = {
         "Unknown option: --outptu. Did you mean --output?",
     ),
     "missing argument": (["train"], 'Command "train" parameter RECIPE requires an argument.'),
-    "missing option": (["reproduce", "all"], 'Command "reproduce" parameter --runs requires an argument.'),
-    "missing output": (["convert", "convolution"], "--output must be given unless with --dry-run$"),
-    "one too many": (["info", "extra"], r"Unused Tokens: \['extra'\]."),
+    "missing option": (
+        ["reproduce", "all"],
+        "--runs must be given: the folder in which convattn train has made its runs",
+    ),
+    "missing output": (["convert", "convolution"], "--output must be given, except with --dry-run$"),
+    "one too many": (["info", "extra"], "there is no place for the argument 'extra'"),
     "not a number": (["convert", "x", "-o", "new", "--sharpness", "hard"], 'unable to convert "hard" into float'),
     "not an integer": (
         ["convert", "x", "-o", "new", "--head-width", "1.5"],
@@ -39,16 +42,17 @@ MISTAKES = {
         "sharpness must be a positive finite number",
     ),
     "head width": (["convert", "convolution", "-o", "new", "--head-width", "0"], "head_width must be .*, but is 0"),
-    "taken folder": (["convert", "convolution", "-o", "convolution"], "--output must be a folder that is new or empty"),
+    "taken folder": (["convert", "convolution", "-o", "convolution"], "--output must be new or empty"),
     "file for folder": (
         ["convert", "convolution", "-o", "note"],
-        "--output must be a folder, not a file, but is 'note'",
+        "--output must be a folder, but 'note' is a file",
     ),
     "taken folder of a run": (
         ["train", "digits-quadratic", "-o", "convolution"],
-        "must be a folder that is new or empty",
+        "must be new or empty",
     ),
-    "taken folder of a demo": (["demo", "-o", "convolution"], "--output must be a folder that is new or empty"),
+    "taken folder of a demo": (["demo", "-o", "convolution"], "--output must be new or empty"),
+    "unknown recipe, nothing near": (["train", "nope"], "unknown recipe 'nope'. Known: "),
     "unknown recipe": (
         ["train", "digits-quadratik"],
         "unknown recipe 'digits-quadratik': did you mean 'digits-quadratic'",
@@ -97,6 +101,19 @@ def test_mistake_in_a_process_of_its_own(place, mistake):
     assert re.match(f"convattn: .*{message}", done.stderr)
 
 
+def test_full_disk_is_a_mistake_and_leaves_nothing(place):
+    """Files cannot grow above 100 bytes, as on a disk that is full."""
+    before = contents(place)
+    program = (
+        "import resource, sys; from convattn.cli import main; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100));"
+        "sys.exit(main(['convert', 'convolution', '-o', 'new/made']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"convattn: cannot write .*model.safetensors: .*File too large.*\n", done.stderr)
+    assert contents(place) == sorted([*before, "new"])
+
+
 def test_reader_that_leaves_is_no_error(place):
     command = [COMMAND, "convert", "convolution", "-o", "new"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place) as process:
@@ -141,6 +158,7 @@ def raising(error):
     [
         (KeyboardInterrupt(), 130, "convattn: interrupted\n"),
         (PermissionError(13, "Permission denied", "there"), 2, "convattn: Permission denied: there\n"),
+        (OSError(28, "No space left on device"), 2, "convattn: No space left on device\n"),
         (ValueError("two\nlines"), None, None),
         (OSError("no file"), None, None),
     ],

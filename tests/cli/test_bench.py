@@ -71,6 +71,8 @@ def test_page_says_what_the_record_says(made):
         assert words in page
     assert "the times say nothing about speed" in page
     assert "(scaling.png)" in page
+    assert {curve.exponent for curve in record.scaling} == {None}
+    assert "exponent p" not in page
     rows = [line for line in page.splitlines() if line.startswith("| convattn ")]
     assert len(rows) == len(record.cases)
 
@@ -135,8 +137,8 @@ MISTAKES = {
     "dtype": (["--dtype", "float8"], "unknown dtype 'float8'"),
     "device": (["--device", "toaster"], "device must be cpu, cuda or cuda:N, but is 'toaster'"),
     "absent device": (["--device", "cuda:99"], "device 'cuda:99' is not there"),
-    "taken folder": (["-o", "taken"], "--output must be a folder that is new or empty, but is 'taken'"),
-    "file": (["-o", "taken/note"], "--output must be a folder, not a file, but is 'taken/note'"),
+    "taken folder": (["-o", "taken"], "--output must be new or empty, but 'taken' holds something"),
+    "file": (["-o", "taken/note"], "--output must be a folder, but 'taken/note' is a file"),
 }
 
 
@@ -161,7 +163,8 @@ def test_missing_matplotlib_is_told_before_anything_is_measured(tmp_path, monkey
     monkeypatch.setattr("convattn.benchmark.run_layers", None)
     assert bench() == 2
     assert (
-        'this needs matplotlib, which is not installed; run: pip install "convattn[bench]"' in capsys.readouterr().err
+        'this needs matplotlib, which is not installed; run: pip install matplotlib (or the extra "bench"'
+        in capsys.readouterr().err
     )
     assert contents(tmp_path) == []
 

@@ -63,3 +63,25 @@ def test_attention_is_not_converted_again(tmp_path, capsys):
         capsys.readouterr().err == f"convattn: {made} holds a RelativeAttention2d, which is no convolution of torch\n"
     )
     assert not (tmp_path / "again").exists()
+
+
+def test_an_edited_layer_is_refused_unless_asked_for(tmp_path, capsys):
+    source, made = convolution(tmp_path), tmp_path / "made"
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "convattn": "mine"}))
+    assert main(["convert", str(source), "-o", str(made)]) == 2
+    assert "config.json is not what was saved; if it was edited on purpose" in capsys.readouterr().err
+    assert not made.exists()
+    assert main(["convert", str(source), "-o", str(made), "--no-verify"]) == 0
+
+
+@pytest.mark.filterwarnings("default::convattn.errors.CertificateWarning")
+def test_a_certificate_that_did_not_pass_is_said_on_loading(tmp_path, capsys):
+    layer, certificate = convert.conv_to_attention(torch.nn.Conv1d(2, 3, 5))
+    convert.save_layer(layer, tmp_path / "layer", certificate=replace(certificate, passed=False))
+    assert main(["convert", str(tmp_path / "layer"), "--to", "conv", "-o", str(tmp_path / "made")]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(
+        f"convattn: {tmp_path / 'layer'} came with a certificate that did not pass: conv to attention"
+    )
+    assert err.count("\n") == 1

@@ -94,6 +94,14 @@ def test_a_trained_network_of_attention_becomes_convolutions(capsys):
     assert certificate.shapes == ((1, 3, 8, 8),)
 
 
+def test_fold_says_where_it_finds_nothing(weights, capsys):
+    arguments = ["convert", "timm:resnet10t", "--weights", "weights.pth", *TINY, "--include", "layer1.0.conv1", *SHAPE]
+    assert main([*arguments, "-o", "made"]) == 0
+    assert "folded" not in capsys.readouterr().out
+    assert main(["convert", "made", "--to", "conv", "--fold", "-o", "back", *SHAPE]) == 0
+    assert "folded nothing: no linear map or batch normalisation certainly follows" in capsys.readouterr().out
+
+
 def test_an_attention_layer_becomes_a_convolution(capsys):
     layer, _ = convert.conv_to_attention(nn.Conv2d(2, 3, 3))
     convert.save_layer(layer, "layer")
@@ -163,7 +171,10 @@ MISTAKES = {
         "--set is for a network of timm or",
     ),
     "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder of images, but is 'abs"),
-    "images of our own": ([*OWN, "--random-weights", "--images", "run"], "images must be left out for a ResNet, which"),
+    "images of our own": (
+        [*OWN, "--random-weights", "--images", "run"],
+        "images cannot be read from a folder for a ResNet",
+    ),
     "images and a shape": ([*OWN, "--images", "run", *SHAPE], "--shape is for images of random numbers"),
     "no limit": ([*OWN, "--random-weights", "--images", "run", "--limit", "0"], "--limit must be at least 1, but is 0"),
     "limit of no images": ([*OWN, "--random-weights", "--limit", "3"], "--limit is for the images of --images, which"),
@@ -196,7 +207,7 @@ MISTAKES = {
     "nothing to convert": ([*OWN, "--random-weights", "--to", "conv"], "no layer could be converted"),
     "pattern": ([*OWN, "--random-weights", "--include", "x*"], "include must be a pattern of names of convolutions"),
     "sharpness": ([*OWN, "--random-weights", "--sharpness", "0"], "sharpness must be a positive finite number"),
-    "taken": (["convert", "run", "-o", "run"], "--output must be a folder that is new or empty"),
+    "taken": (["convert", "run", "-o", "run"], "--output must be new or empty"),
     "network's option for a layer": (
         ["convert", "layer", "-o", "made", "--dry-run"],
         "--dry-run is for a network, and",

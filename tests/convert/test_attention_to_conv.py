@@ -1,6 +1,7 @@
 """The way back: kernels, windows and bounds."""
 
 import copy
+import sys
 from math import prod
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from convattn.convert import attention_to_conv, conv_to_attention
-from convattn.convert.attention_map import AttentionMap
+from convattn.convert.hard_heads import HardHeads
 from convattn.convert.windows import sized_windows
 from convattn.encodings import ENCODINGS, Quadratic, create_encoding
 from convattn.errors import ArgumentError
@@ -211,20 +212,38 @@ def test_mode_learning_dtype_and_the_layer_itself_are_kept():
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
 
 
-def test_a_wrong_kernel_fails_the_certificate(monkeypatch):
+FAULTS = {
+    "swapped taps": lambda kernel: kernel.flip(-1),
+    "a leak of 1e-5": lambda kernel: kernel * (1 - 1e-5) + 1e-5 * kernel.roll(1, -1),
+    "half precision": lambda kernel: kernel.half().to(kernel.dtype),
+    "swapped outputs": lambda kernel: kernel.roll(1, 0),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_wrong_kernel_fails_the_certificate(fault, monkeypatch):
     layer = conv_to_attention(seeded(nn.Conv2d, 3, 5, 3, padding=1))[0]
-    kernel = AttentionMap.kernel
-    faults = [
-        lambda *a: kernel(*a).flip(-1),
-        lambda *a: kernel(*a) * (1 - 1e-4),
-        lambda *a: kernel(*a).half().double(),
-        lambda *a: kernel(*a).roll(1, 0),
-    ]
-    for fault in faults:
-        monkeypatch.setattr(AttentionMap, "kernel", fault)
-        assert not attention_to_conv(layer)[1].passed
-    monkeypatch.setattr(AttentionMap, "kernel", kernel)
+    kernel = HardHeads.kernel
     assert attention_to_conv(layer)[1].passed
+    monkeypatch.setattr(HardHeads, "kernel", lambda *a: fault(kernel(*a)))
+    assert not attention_to_conv(layer)[1].passed
+
+
+def test_a_wrong_border_fails_the_certificate(monkeypatch):
+    layer, module = (
+        conv_to_attention(seeded(nn.Conv2d, 3, 5, 3, padding=1))[0],
+        sys.modules[attention_to_conv.__module__],
+    )
+    build = module._build
+
+    def replicating(*arguments):
+        right = build(*arguments)
+        wrong = nn.Conv2d(3, 5, 3, padding=1, padding_mode="replicate")
+        wrong.load_state_dict(right.state_dict())
+        return wrong
+
+    monkeypatch.setattr(module, "_build", replicating)
+    assert not attention_to_conv(layer)[1].passed
 
 
 def test_encodings_of_a_layer_may_be_given():

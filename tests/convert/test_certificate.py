@@ -6,6 +6,7 @@ from torch import nn
 
 from convattn.convert import conv_to_attention
 from convattn.convert.certificate import certify
+from convattn.encodings import Shift
 from convattn.records import Certificate
 
 
@@ -23,7 +24,9 @@ def test_certificate_describes_the_conversion():
     assert (certificate.dtype, certificate.heads, certificate.bound, certificate.bound_per_unit) == ("float32", 9, 0, 0)
     assert certificate.check_shape == (2, 3, 4, 5)
     assert 0 < certificate.measured_error <= certificate.rounding
-    assert certificate.not_covered == ("centres rounded when the layer is cast to a narrower dtype",)
+    assert certificate.not_covered == ()
+    soft = conv_to_attention(conv, sharpness=5.0)[1]
+    assert soft.not_covered == ("centres rounded when the layer is cast to a narrower dtype",)
 
 
 def test_the_same_conversion_has_the_same_certificate_and_leaves_the_random_state_of_others_alone():
@@ -31,7 +34,7 @@ def test_the_same_conversion_has_the_same_certificate_and_leaves_the_random_stat
     first = conv_to_attention(conv)[1]
     torch.manual_seed(9)
     assert conv_to_attention(conv)[1] == first
-    assert "output_padding is used instead" in first.not_covered[1]
+    assert "output_padding is used instead" in first.not_covered[0]
 
 
 @pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "replicate", "circular"])
@@ -44,12 +47,12 @@ def test_check_images_fit_every_padding(padding, padding_mode):
 @pytest.mark.parametrize(
     "fault",
     [
-        lambda layer: layer.values.weight[0].mul_(1.001),
-        lambda layer: layer.encoding.centres[4].add_(1),
-        lambda layer: layer.encoding.root_sharpness.fill_(4.0),
+        lambda layer: layer.values.weight[..., 0, 0].mul_(1.001),
+        lambda layer: setattr(layer, "encoding", Shift(9, 2, displacements=[*Shift(9, 2).displacements[:8], (0, 0)])),
+        lambda layer: setattr(layer, "encoding", layer.encoding.soften(8.0)),
         lambda layer: layer.bias.add_(1e-4),
     ],
-    ids=["one tap", "one centre", "sharpness", "bias"],
+    ids=["one tap", "one head", "sharpness", "bias"],
 )
 def test_a_wrong_layer_does_not_pass(fault):
     torch.manual_seed(0)
@@ -57,7 +60,7 @@ def test_a_wrong_layer_does_not_pass(fault):
     layer, right = conv_to_attention(conv)
     with torch.no_grad():
         fault(layer)
-    wrong = certify(conv, layer, sharpness=128.0, leak=0.0, per_unit=0.0, exact=True, discarded=())
+    wrong = certify(conv, layer, sharpness=None, leak=0.0, per_unit=0.0, exact=True, discarded=())
     assert right.passed
     assert not wrong.passed
     assert "FAILED" in wrong.summary()

@@ -77,7 +77,7 @@ def test_a_network_with_a_wrong_weight_fails_its_certificate(monkeypatch):
         layer, certificate = conv_to_attention(conv, **options)
         if conv.in_channels == 3:
             with torch.no_grad():
-                layer.values.weight[4, 2, 1] *= 1.01
+                layer.values.weight[2, 1, 1, 1] *= 1.01
         return layer, certificate
 
     monkeypatch.setattr("convattn.convert.network.conv_to_attention", convert)

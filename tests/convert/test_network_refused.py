@@ -67,6 +67,10 @@ def with_a_tensor_of_a_subclass():
     return conv
 
 
+def of_another_size(conv):
+    conv.weight = nn.Parameter(torch.ones(4, 3, 5, 5))
+
+
 def integers(conv):
     conv.weight = nn.Parameter(conv.weight.to(torch.int8), requires_grad=False)
 
@@ -96,6 +100,10 @@ REFUSED = {
     "integers": (
         with_weight(integers),
         r"its weight must be float16, bfloat16, float32 or float64, but is torch\.int8",
+    ),
+    "another size": (
+        with_weight(of_another_size),
+        r"its weight must be of size \(4, 3, 3, 3\), as its arguments say, but is \(4, 3, 5, 5\)",
     ),
     "meta": (nn.Conv2d(3, 4, 3, device="meta"), "its weight is on the meta device"),
 }

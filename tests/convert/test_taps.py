@@ -34,7 +34,24 @@ def uninitialised():
     return conv
 
 
+def resized(conv, name, *size):
+    setattr(conv, name, nn.Parameter(torch.ones(size)))
+    return conv
+
+
 REFUSED = [
+    (
+        lambda: resized(nn.Conv2d(2, 3, 3), "weight", 3, 2, 5, 5),
+        "cannot convert Conv2d: its weight must be of size (3, 2, 3, 3), as its arguments say, but is (3, 2, 5, 5)",
+    ),
+    (
+        lambda: resized(nn.ConvTranspose1d(4, 6, 3, groups=2), "weight", 6, 2, 3),
+        "cannot convert ConvTranspose1d: its weight must be of size (4, 3, 3), as its arguments say, but is (6, 2, 3)",
+    ),
+    (
+        lambda: resized(nn.Conv1d(2, 3, 3), "bias", 2),
+        "cannot convert Conv1d: its bias must be of size (3,), as its arguments say, but is (2,)",
+    ),
     (lambda: nn.Linear(2, 3), "cannot convert Linear: known are Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvT"),
     (lambda: nn.Fold(2, 1), "cannot convert Fold: known are Conv1d"),
     (lambda: Special(2, 3, 3), "cannot convert Special: it is a subclass of Conv2d and may compute something else"),

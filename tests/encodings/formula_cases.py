@@ -99,6 +99,11 @@ def linear_distance(encoding, displacement: Tensor) -> Tensor:
     )
 
 
+def shift(encoding, displacement: Tensor) -> Tensor:
+    centres = torch.tensor(encoding.displacements, dtype=displacement.dtype)
+    return torch.stack([-800 * ((displacement - centre) ** 2).sum(-1) for centre in centres])
+
+
 FORMULAS = {
     "quadratic": Formula(quadratic, squares_and_shifts),
     "generalized_quadratic": Formula(generalized_quadratic, monomials),
@@ -107,6 +112,7 @@ FORMULAS = {
     "sinusoidal": Formula(sinusoidal, waves),
     "distance": Formula(distance, hidden_units),
     "linear_distance": Formula(linear_distance),
+    "shift": Formula(shift, squares_and_shifts),
 }
 
 SMALL = {
@@ -119,4 +125,6 @@ SMALL = {
 
 
 def small_encoding(name: str, num_heads: int, dims: int, **options):
+    if name == "shift" and not options:
+        options = {"displacements": [[(head + axis) % 3 - 1 for axis in range(dims)] for head in range(num_heads)]}
     return create_encoding(name, num_heads, dims, **{**SMALL.get(name, {}), **options})

@@ -41,6 +41,7 @@ HARD_NUMBERS = {
     "linear_distance": linear_distance_numbers,
     "learned_axial": learned_axial_numbers,
     "sinusoidal": sinusoidal_numbers,
+    "shift": lambda _: {},
 }
 """Parameters by name, as functions of the centres: whole displacements, (heads, dims)."""
 

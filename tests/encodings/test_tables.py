@@ -4,6 +4,7 @@ import torch
 from convattn.encodings import LearnedAxial, LearnedTable
 from convattn.errors import EncodingRangeError
 from convattn.grid import Axis
+from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 
 
 @pytest.mark.parametrize("kind", [LearnedAxial, LearnedTable])
@@ -37,6 +38,34 @@ def test_grids_outside_the_table_are_refused(kind, ask):
         ask(encoding, [Axis(range(5), 5), Axis(range(4), 4)])
     with pytest.raises(EncodingRangeError, match="but -4 to 6 are asked"):
         ask(encoding, [Axis(range(5), 7), Axis(range(3), 3)])
+
+
+@pytest.mark.parametrize("name", ["learned_axial", "learned_table"])
+@pytest.mark.parametrize(
+    ("kind", "size", "padding"),
+    [(RelativeAttention1d, 512, 8), (RelativeAttention2d, 32, 8), (RelativeAttention3d, 16, 4)],
+)
+def test_tables_by_name_hold_common_sizes(kind, name, size, padding):
+    layer = kind(1, 1, 1, name, kernel_size=2 * padding + 1, padding=padding)
+    layer.encoding.require_axes(layer.geometry.axes([size] * kind.dims))
+    with pytest.raises(EncodingRangeError):
+        layer.encoding.require_axes(layer.geometry.axes([size + 1] * kind.dims))
+
+
+@pytest.mark.parametrize("name", ["learned_axial", "learned_table"])
+def test_small_images_with_padding_need_no_extent(name):
+    assert RelativeAttention2d(3, 5, 2, name, kernel_size=3, padding=1)(torch.zeros(1, 3, 16, 16)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["learned_axial", "learned_table"])
+def test_the_error_says_what_to_build(name):
+    layer = RelativeAttention2d(1, 1, 2, name, kernel_size=3, padding=1)
+    with pytest.raises(EncodingRangeError, match=r"as in encoding=\w+\(2, 2, extent=57\)") as caught:
+        layer(torch.zeros(1, 1, 41, 56))
+    line = str(caught.value).rpartition("encoding=")[2]
+    encoding = eval(line, {"LearnedAxial": LearnedAxial, "LearnedTable": LearnedTable})
+    layer = RelativeAttention2d(1, 1, 2, encoding, kernel_size=3, padding=1)
+    layer.encoding.require_axes(layer.geometry.axes((41, 56)))
 
 
 def test_whole_pixels_read_the_entries_themselves():

@@ -84,7 +84,7 @@ def hard(
         encoding,
         kind,
         {**options, "impl": impl},
-        HARD_OPTIONS.get(encoding, {}),
+        {"displacements": centres} if encoding == "shift" else HARD_OPTIONS.get(encoding, {}),
         HARD_NUMBERS[encoding](torch.tensor(centres, dtype=torch.float32)),
         len(centres),
         f"at {' '.join(map(str, centres))}",

@@ -1,4 +1,4 @@
-"""How layers choose their path, what they keep between calls, and what each path promises of its own."""
+"""How layers choose their path, and what each path promises of its own."""
 
 import copy
 import subprocess
@@ -55,7 +55,10 @@ def test_soft_heads_are_no_convolution(change):
             layer.encoding.centres[4, 1] += 0.5
     assert layer.plan(x.shape).path == "separable"
     layer.impl = "shift"
-    with pytest.raises(ArgumentError, match="impl must be another than 'shift' here, because the heads are not hard"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"impl='shift' needs hard heads: more than 1\.5e-08 of their attention falls outside one pixel",
+    ):
         layer(x)
 
 
@@ -134,7 +137,7 @@ def test_plan_is_a_record_and_refuses_what_forward_refuses(tmp_path, without_typ
     with pytest.raises(ShapeError, match=r"x must be of shape \(batch, 3, 2 spatial sizes\), but is \(2, 4, 5, 7\)"):
         layer.plan((2, 4, 5, 7))
     for shape in ((3, 5, 7), (2, 3, -5, 7), (2, 3, 5.0, 7)):
-        with pytest.raises(ArgumentError, match="shape must be an integer of at least 0, or 4 of them, but is"):
+        with pytest.raises(ArgumentError, match=r"shape must be 4 whole numbers \(batch, \d+, rows, cols\), but is"):
             layer.plan(shape)
 
 
@@ -169,7 +172,7 @@ print(worst)
 def test_layers_compile_to_one_graph_for_any_size(encoding, content):
     """In a process of its own: the type checks of the test run would break the graph. Outputs are of size one."""
     command = [sys.executable, "-c", COMPILED, encoding, content]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert float(found.stdout.splitlines()[-1]) <= 8 * torch.finfo(torch.float32).eps
 
 

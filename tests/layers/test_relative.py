@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch import nn
 
 from convattn.encodings import LearnedAxial, Quadratic, create_encoding
 from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, UnknownNameError
@@ -23,9 +22,9 @@ WRONG_ARGUMENTS = [
     ({"dropout": "half"}, ArgumentError, r"dropout must be a probability in \[0, 1\), but is 'half'"),
     ({"encoding": "quadrtic"}, UnknownNameError, "unknown encoding 'quadrtic': did you mean 'quadratic'"),
     (
-        {"encoding": nn.Linear(2, 3)},
+        {"encoding": Quadratic},
         ArgumentError,
-        "encoding must be the name of an encoding or an Encoding, but is Lin",
+        "encoding must be the name of an encoding, an Encoding, or a function of displacements, but is <class",
     ),
     (
         {"encoding": Quadratic(3, 2)},

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from convattn.errors import ArgumentError
 from convattn.layers import FactoredValues, MergedValues, RelativeAttention2d
 
 
@@ -45,3 +46,29 @@ def test_merged_values_are_one_matrix_of_the_paper():
     matrix = torch.cat(list(layer.values.weight), dim=1)
     y, expected = layer(x), torch.einsum("oc,bcqr->boqr", matrix, means)
     assert (y - expected).abs().max() <= 100 * torch.finfo(torch.float64).eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("impl", ["auto", "separable", "dense", "reference"])
+def test_values_held_as_a_kernel_are_the_same_function(impl):
+    torch.manual_seed(0)
+    kernel = RelativeAttention2d(4, 6, 9, "shift", kernel_size=3, padding=1, groups=2)
+    apart = RelativeAttention2d(4, 6, 9, "shift", kernel_size=3, padding=1, groups=2, kernel_values=False)
+    assert (kernel.values.weight.shape, apart.values.weight.shape) == ((6, 2, 3, 3), (9, 6, 2))
+    assert kernel.options()["kernel_values"]
+    assert not apart.options()["kernel_values"]
+    with torch.no_grad():
+        apart.values.weight.copy_(kernel.values.maps())
+        apart.bias.copy_(kernel.bias)
+    kernel.impl = apart.impl = impl
+    x = torch.randn(2, 4, 5, 7)
+    assert torch.equal(kernel(x), apart(x))
+    kernel(x).square().sum().backward()
+    apart(x).square().sum().backward()
+    assert torch.equal(kernel.values.weight.grad, apart.values.weight.grad.movedim(0, -1).view(6, 2, 3, 3))
+
+
+@pytest.mark.parametrize(("heads", "head_width"), [(4, None), (9, 2)])
+def test_a_kernel_takes_one_whole_matrix_per_tap(heads, head_width):
+    expected = rf"kernel_values must be False with head_width={head_width} and {heads} heads for a window of \(3, 3\)"
+    with pytest.raises(ArgumentError, match=expected):
+        RelativeAttention2d(3, 5, heads, "quadratic", kernel_size=3, head_width=head_width, kernel_values=True)

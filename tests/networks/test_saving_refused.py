@@ -22,10 +22,40 @@ def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_
     pair = network_to_attention(small, images=torch.zeros(1, 2, 7))
     message = "certificate must be that of this Sequential, which has no 1, but is that of a torch.nn.*Sequential"
     for arguments, expected in (
-        ((pair,), "network must be an nn.Module, but is 'tuple'"),
+        ((pair,), "network must be an nn.Module, but is of type tuple"),
         ((pair[0], "passed"), "certificate must be what the conversion returned, but is 'passed'"),
         ((pair[0], network_to_attention(other, images=torch.zeros(1, 2, 7))[1]), message),
     ):
         with pytest.raises(ArgumentError, match=expected):
             save_network(arguments[0], tmp_path / "made", certificate=dict(enumerate(arguments)).get(1))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"network": None}, "network must be an nn.Module, but is of type NoneType"),
+        ({"folder": None}, "folder must be a path, but is None"),
+        ({"folder": "x" * 300}, "folder cannot be made: File name too long"),
+        ({"source": 3}, 'source must be "timm:NAME" or "torchvision:NAME", but is 3'),
+        ({"source": "timm:resnet10t", "options": 3}, "options must be a dict of JSON types: .*, but is 3"),
+        ({"options": [1]}, r"options must be given with a source, which takes them, but is \[1\]"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message, tmp_path, without_type_checks):
+    given = {"network": nn.Sequential(nn.Conv1d(2, 3, 5)), "folder": tmp_path / "made", **arguments}
+    with pytest.raises(ArgumentError, match=message):
+        save_network(given.pop("network"), given.pop("folder"), **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+class ResNet(nn.Module):
+    """A class that has the name of another."""
+
+
+def test_two_classes_of_one_name_are_told_apart(tmp_path):
+    message = (
+        r"the network itself is a \S*test_saving_refused.ResNet, where a new network has a timm.models.resnet.ResNet"
+    )
+    with pytest.raises(UnsupportedModelError, match=message):
+        save_network(ResNet(), tmp_path / "made", source="timm:resnet10t")

@@ -65,7 +65,9 @@ def test_own_networks_have_no_weights_to_fetch():
 def test_a_missing_package_is_named_with_its_extra(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, f"{package}.models", None)
-    with pytest.raises(MissingDependencyError, match=rf'this needs {package}, .*pip install "convattn\[timm\]"'):
+    with pytest.raises(
+        MissingDependencyError, match=rf'this needs {package}, .*pip install {package} \(or the extra "timm"'
+    ):
         create_network(f"{package}:resnet18")
 
 
@@ -173,7 +175,9 @@ def test_folders_without_pictures_and_damaged_ones_are_refused(pictures, tmp_pat
 
 
 def test_a_network_that_does_not_say_how_is_refused():
-    with pytest.raises(ArgumentError, match="images must be left out for a ConvNet, which does not say how images are"):
+    with pytest.raises(
+        ArgumentError, match="images cannot be read from a folder for a ConvNet, which does not say how"
+    ):
         preparation("convattn:ConvNet", ConvNet(width=8))
 
 

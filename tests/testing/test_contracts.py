@@ -208,8 +208,8 @@ class FaultyEncoding(EncodingContract):
     def create(self, num_heads, dims):
         encoding = small_encoding("quadratic", num_heads, dims)
         if self.fault is not None:
-            right = encoding._axis_score
-            encoding._axis_score = lambda axis, displacement: self.fault(right(axis, displacement))
+            right = encoding.axis_score
+            encoding.axis_score = lambda axis, displacement: self.fault(right(axis, displacement))
         return encoding
 
 
@@ -237,7 +237,7 @@ def test_tables_in_another_order_are_rejected():
 
 @pytest.mark.parametrize("dims", [2, 3])
 def test_features_that_every_axis_adds_are_rejected(dims, monkeypatch):
-    right = Quadratic._axis_features
-    monkeypatch.setattr(Quadratic, "_axis_features", lambda *args: right(*args) + 1e-5)
+    right = Quadratic.axis_feature_vectors
+    monkeypatch.setattr(Quadratic, "axis_feature_vectors", lambda *args: right(*args) + 1e-5)
     with pytest.raises(AssertionError, match="result: error"):
         FaultyEncoding().test_features_of_the_axes_add_up(dims, torch.float32)

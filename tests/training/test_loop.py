@@ -44,6 +44,12 @@ def test_run_leaves_all_its_files(tmp_path):
     assert [[row["centre_row"], row["centre_col"]] for row in last] == centres
 
 
+def test_each_epoch_is_told():
+    told = []
+    train(tiny_recipe(epochs=2), data=tiny_data(), progress=False, tell=told.append)
+    assert [line.partition(":")[0] for line in told] == ["epoch 1", "epoch 2"]
+
+
 def test_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
     runs = {"first": 0, "again": 0, "other": 1}
     for name, seed in runs.items():
@@ -69,9 +75,33 @@ def test_it_learns():
 
 def test_folder_with_contents_is_refused_and_kept(tmp_path):
     (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(ArgumentError, match="output must be a folder that is new or empty"):
+    with pytest.raises(ArgumentError, match="output must be new or empty"):
         train(tiny_recipe(), output=tmp_path, data=tiny_data(), progress=False)
     assert [file.name for file in tmp_path.iterdir()] == ["note.txt"]
+
+
+def test_folder_of_a_run_is_refused_and_the_message_says_how_to_go_on(tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    message = (
+        r"output must be new or empty, but '.*' holds a run: go on with it by resume=True \(command: --resume\), or"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        train(tiny_recipe(), output=tmp_path, data=tiny_data(), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"recipe": "sa-quadratic"},
+            r"recipe must be a Recipe, as load_recipe\(NAME\) returns it, but is 'sa-quadratic'",
+        ),
+        ({"recipe": tiny_recipe(), "output": 3}, "output must be a path, but is 3"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message, without_type_checks):
+    with pytest.raises(ArgumentError, match=message):
+        train(**arguments, progress=False)
 
 
 def test_batch_larger_than_the_data_is_refused():

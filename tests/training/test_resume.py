@@ -292,3 +292,49 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
 @pytest.mark.slow
 def test_thirty_killed_runs_end_with_the_same_bits(tmp_path):
     kill(tmp_path, 30)
+
+
+def test_two_processes_do_not_take_up_one_run(whole, monkeypatch, tmp_path):
+    cut_off(monkeypatch, tmp_path / "run", step=7)
+    program = """
+import sys
+from pathlib import Path
+from convattn.files import sole_use
+with sole_use(Path("run")):
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "ready\n"
+        with pytest.raises(CheckpointError, match=rf"run is in use by process {other.pid} on "):
+            resume(tmp_path / "run")
+        other.kill()
+        other.wait()
+    (tmp_path / "run" / ".model.01234567.convattn").mkdir()  # as a killed process leaves it
+    resume(tmp_path / "run")
+    assert timeless(tmp_path / "run") == timeless(whole)
+    assert not [file.name for file in (tmp_path / "run").iterdir() if file.name.startswith(".")]
+
+
+def test_a_run_keeps_its_folder_to_itself(monkeypatch, tmp_path):
+    seen = []
+    honest = Trainer._train_on
+
+    def look(trainer, *batch):
+        if not seen:
+            with pytest.raises(CheckpointError, match=rf"is in use by process {os.getpid()} on ") as caught:
+                resume(tmp_path / "run")
+            seen.append(caught)
+        return honest(trainer, *batch)
+
+    monkeypatch.setattr(Trainer, "_train_on", look)
+    train(RECIPE, output=tmp_path / "run", data=tiny_data(), progress=False)
+    assert len(seen) == 1
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_files_of_a_run_obey_the_umask(whole):
+    modes = {file.name: file.stat().st_mode & 0o777 for file in whole.iterdir()}
+    assert len(set(modes.values())) == 1, modes

@@ -203,7 +203,7 @@ def test_two_studies_in_one_folder_are_refused(tmp_path):
 
 def test_missing_scipy_is_told_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(statistics, "find_spec", lambda _: None)
-    with pytest.raises(MissingDependencyError, match=r'pip install "convattn\[train\]"'):
+    with pytest.raises(MissingDependencyError, match=r'pip install scipy \(or the extra "train"'):
         run(tmp_path, grid={"model.heads": ("4", "9")})
     assert not list(tmp_path.iterdir())
 

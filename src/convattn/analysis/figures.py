@@ -27,7 +27,7 @@ class Comparison:
         convolution: The convolution's outputs, in float64.
         attention: The attention layer's outputs.
         heads: Attention of one query pixel in the middle, by head; keys around that pixel.
-        sharpness: α of the heads, in 1/pixel².
+        sharpness: α of the heads, in 1/pixel²; None of hard heads.
         unit: What rounding changes an output by, in units of the outputs.
     """
 
@@ -37,7 +37,7 @@ class Comparison:
     convolution: Float64[np.ndarray, "outputs rows cols"]
     attention: Float[np.ndarray, "outputs rows cols"]
     heads: Float[np.ndarray, "heads key_rows key_cols"]
-    sharpness: float
+    sharpness: float | None
     unit: float
 
 
@@ -114,7 +114,8 @@ def _draw_photograph(figure: Any, comparison: Comparison) -> None:
     photograph.set_axis_off()
     heads, rows, cols = comparison.heads.shape
     extent = (-cols / 2, cols / 2, rows / 2, -rows / 2)
-    titles = (f"head 1 of {heads}, α = {comparison.sharpness:g}", f"mean of {heads} heads")
+    kind = "hard" if comparison.sharpness is None else f"α = {comparison.sharpness:g}"
+    titles = (f"head 1 of {heads}, {kind}", f"mean of {heads} heads")
     for panel, weights, title in zip((one, mean), (comparison.heads[0], comparison.heads.mean(0)), titles, strict=True):
         shown = panel.imshow(weights, cmap="cividis", vmin=0, extent=extent)
         panel.set(title=title, xlabel="column shift (pixels)", ylabel="row shift (pixels)")

@@ -117,6 +117,7 @@ class ScalingCase:
         heads: Number of heads of the first two.
         sizes: Rows and columns of the images.
         seed: Seed of weights and images.
+        fitted: Whether an exponent is fitted to the times; at tiny sizes it would be that of the calls' overhead.
     """
 
     name: str
@@ -125,6 +126,7 @@ class ScalingCase:
     heads: int
     sizes: tuple[int, ...]
     seed: int = 0
+    fitted: bool = True
 
     @property
     def title(self) -> str:
@@ -252,7 +254,7 @@ def _quick() -> tuple[Case, ...]:
         LayerCase("distance-8", "distance", **tiny),
         replace(LayerCase("hard-8", "hard", **tiny), heads=9),
         replace(content, contenders=("convattn", "reference", "published"), training=True, memory=True),
-        ScalingCase("scaling", _PATHS, channels=16, heads=3, sizes=(8, 16, 32)),
+        ScalingCase("scaling", _PATHS, channels=16, heads=3, sizes=(8, 16, 32), fitted=False),
         TrainingCase("training-step-plain", network, 0.0, network, steps=5),
         TrainingCase("training-step-dropout", network, 0.1, network, steps=5),
     )

@@ -13,7 +13,7 @@ from convattn.benchmark.correctness import Truth
 from convattn.benchmark.measure import NO_COUNTER, extra_memory, in_a_process_of_its_own, make_call, time_rounds
 from convattn.benchmark.record import CaseResult, Check, Measurement
 from convattn.benchmark.report import first_line
-from convattn.errors import DeviceError, MissingDependencyError
+from convattn.errors import DeviceError, MissingDependencyError, install_hint
 
 __all__ = ["measure_contender", "run_layer_case"]
 
@@ -71,7 +71,7 @@ def _enter(
     try:
         contender = CONTENDERS[name](case, setting)
     except MissingDependencyError as error:
-        return None, replace(blank, skipped=f'not installed (pip install "convattn[{error.extra}]")')
+        return None, replace(blank, skipped=f"not installed: {install_hint(error.package, error.extra)}")
     except DeviceError as error:
         return None, replace(blank, skipped=str(error))
     entered = replace(blank, note=contender.note, path=contender.path(case.batch, case.size))

@@ -69,7 +69,9 @@ def _scaling(record: BenchmarkRecord, figure: str | None) -> str:
     rows = table(scaling_columns(record.scaling), scaling_rows(record.scaling))
     notes = [f"- {curve.path}: {curve.note}" for curve in record.scaling]
     drawing = [f"![Time against the number of pixels]({figure})", ""] if figure else []
-    title = f"{_capital(record.scaling_title)}. The exponent p is that of the least-squares fit of time to N^p."
+    fitted = any(curve.exponent is not None for curve in record.scaling)
+    meaning = " The exponent p is that of the least-squares fit of time to N^p." if fitted else ""
+    title = f"{_capital(record.scaling_title)}.{meaning}"
     return "\n".join(["## Scaling", "", title, "", *drawing, *rows, "", *notes, ""])
 
 

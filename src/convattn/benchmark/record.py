@@ -115,7 +115,7 @@ class ScalingCurve:
         positions: N of each size.
         seconds: Wall time of each round, in seconds, for each size; empty where the check failed.
         checks: Check of each size.
-        exponent: p of the least-squares fit of time ∝ N^p to the medians; None with fewer than two sizes.
+        exponent: p of the least-squares fit of time ∝ N^p to the medians; None with fewer than two sizes or tiny ones.
         skipped: Why the path did not run; None where it did.
     """
 

@@ -71,4 +71,4 @@ def _curve(
     note = f"{case.heads} {kind} heads" if path in _ENCODINGS else "hard heads of a 3×3 convolution"
     positions = tuple(size**2 for size in case.sizes) if skipped is None else ()
     curve = ScalingCurve(path, note, positions, tuple(seconds), tuple(checks), None, skipped)
-    return replace(curve, exponent=fit_exponent(curve.medians()))
+    return replace(curve, exponent=fit_exponent(curve.medians())) if case.fitted else curve

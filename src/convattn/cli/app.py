@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from convattn.__about__ import __version__
 from convattn.cli.bench import bench
@@ -18,8 +18,10 @@ from convattn.cli.help_text import HelpText
 from convattn.cli.info import info
 from convattn.cli.reproduce import reproduce
 from convattn.cli.study import study
+from convattn.cli.threads import wait_without_spinning
 from convattn.cli.train import train
-from convattn.errors import CheckpointWarning, ConvAttnError
+from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError
+from convattn.files import FULL
 
 __all__ = ["COMMANDS", "build_app", "main"]
 
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         OSError: One that no file or folder explains, which is not the user's mistake.
     """
+    wait_without_spinning()
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -77,12 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _BROKEN_PIPE
     except KeyboardInterrupt:
         return _fail("interrupted", _INTERRUPTED)
+    except UnusedCliTokensError as error:
+        return _fail(f"there is no place for the argument {' '.join(error.unused_tokens or ())!r}", _MISTAKE)
     except (ConvAttnError, CycloptsError) as error:
         return _fail(str(error), _MISTAKE)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in FULL:
             raise
-        return _fail(f"{error.strerror}: {os.fspath(error.filename)}", _MISTAKE)
+        place = "" if error.filename is None else f": {os.fspath(error.filename)}"
+        return _fail(f"{error.strerror}{place}", _MISTAKE)
     return code
 
 
@@ -99,7 +105,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _show_warning(otherwise: Callable[..., None], message: Warning, category: type[Warning], *rest: Any) -> None:
     """Prints a warning of convattn's own on one line, and leaves others to Python."""
-    if issubclass(category, CheckpointWarning):
+    if issubclass(category, CertificateWarning | CheckpointWarning):
         print(f"convattn: {' '.join(str(message).split())}", file=sys.stderr)
     else:
         otherwise(message, category, *rest)

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from convattn.cli.convert_layer import convert_layer, layer_in
 from convattn.cli.convert_network import Measured, Origin, convert_network, forecast_network
 from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values
+from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError
 
 __all__ = ["convert"]
@@ -39,6 +40,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     kernel_size: Annotated[WholeNumber | None, Parameter(show_default=False)] = None,
     mass: Annotated[float | None, Parameter(show_default=False)] = None,
     fold: Annotated[bool, _Flag] = False,
+    no_verify: Annotated[bool, _Flag] = False,
     dry_run: Annotated[bool, _Flag] = False,
     json: AsJson = False,
 ) -> int:
@@ -75,6 +77,7 @@ def convert(  # noqa: PLR0913 - the options of the command
         kernel_size: Taps per axis of convolutions to make; without it as many as each layer needs.
         mass: Share in (0, 1) of each head's attention that a kernel may leave out; without it what rounding hides.
         fold: Merge batch normalisation and linear maps after new convolutions into them.
+        no_verify: Take a folder of which files were changed since it was saved; without it such a folder is refused.
         dry_run: Write nothing, and show what would change and what it would cost.
         json: Print the certificate, or with --dry-run the forecast, as JSON.
 
@@ -89,7 +92,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--fold": fold}
     _require_absent(to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}")
     if output is None and not dry_run:
-        raise ArgumentError("--output must be given unless with --dry-run")
+        raise ArgumentError("--output must be given, except with --dry-run")
     if layer_in(source):
         of_network = {"--weights": weights, "--pretrained": pretrained, "--random-weights": random_weights}
         of_network |= {"--set": arguments, "--images": images, "--limit": limit, "--shape": shape}
@@ -105,18 +108,19 @@ def convert(  # noqa: PLR0913 - the options of the command
         assert output is not None
         attention = {"sharpness": sharpness, "head_width": head_width}
         options = attention if to == "attention" else {"kernel_size": kernel_size, "mass": mass}
-        return convert_layer(Path(source), output, to, options, json=json)
+        return convert_layer(Path(source), output, to, options, verify=not no_verify, json=json)
     _require_absent({"--head-width": head_width}, "is for a single layer, not for a network")
     chosen: dict[str, Any] = {"include": include or None, "exclude": exclude or None}
     if to == "attention":
         chosen |= {"sharpness": sharpness, "impl": impl or "auto", "content": content}
     else:
         chosen |= {"kernel_size": kernel_size, "mass": mass, "fold": fold}
-    origin = Origin(source, weights, pretrained, random_weights, given)
+    origin = Origin(source, weights, pretrained, random_weights, given, verify=not no_verify)
     measured = Measured(images, limit, shape)
-    if dry_run or output is None:
-        return forecast_network(origin, to, chosen, measured, json=json)
-    return convert_network(origin, output, to, chosen, measured, json=json)
+    with one_thread(images is None):
+        if dry_run or output is None:
+            return forecast_network(origin, to, chosen, measured, json=json)
+        return convert_network(origin, output, to, chosen, measured, json=json)
 
 
 def _require_absent(options: Mapping[str, object], reason: str) -> None:

@@ -2,16 +2,12 @@
 
 import json as json_format
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from convattn.cli.output import print_record
 from convattn.errors import UnsupportedModelError
-from convattn.records import Certificate
 
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["convert_layer", "layer_in", "save_converted"]
+__all__ = ["convert_layer", "layer_in"]
 
 
 def layer_in(source: str) -> bool:
@@ -32,7 +28,7 @@ def layer_in(source: str) -> bool:
     return isinstance(config, dict) and config.get("kind") in [*KINDS]
 
 
-def convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], *, json: bool) -> int:
+def convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], *, verify: bool, json: bool) -> int:
     """Converts a layer, and writes it where its certificate passes.
 
     Args:
@@ -40,6 +36,7 @@ def convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], 
         output: Folder to make.
         to: "attention" or "conv".
         options: Arguments of the conversion.
+        verify: Whether to refuse a layer that was changed since it was saved.
         json: Whether to print the certificate as JSON.
 
     Returns:
@@ -48,11 +45,11 @@ def convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], 
     Raises:
         UnsupportedModelError: The layer is no convolution, where that is needed.
     """
-    from convattn.convert import SUPPORTED_CONVOLUTIONS, attention_to_conv, conv_to_attention, load_layer
+    from convattn.convert import SUPPORTED_CONVOLUTIONS, attention_to_conv, conv_to_attention, load_layer, save_layer
     from convattn.files import require_new_folder
 
     require_new_folder(output, "--output")
-    layer = load_layer(source)
+    layer = load_layer(source, verify=verify)
     if to == "conv":
         made, certificate = attention_to_conv(layer, **options)
     elif type(layer) not in SUPPORTED_CONVOLUTIONS:
@@ -60,23 +57,7 @@ def convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], 
     else:
         made, certificate = conv_to_attention(layer, **options)  # type: ignore[arg-type]
     if certificate.passed:
-        save_converted(made, certificate, output)
+        save_layer(made, output, certificate=certificate)
     outcome = f"wrote {output}" if certificate.passed else "wrote nothing"
     print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
     return 0 if certificate.passed else 1
-
-
-def save_converted(layer: "nn.Module", certificate: Certificate, folder: Path) -> None:
-    """Writes a converted layer with its certificate, whole or not at all.
-
-    Args:
-        layer: The layer.
-        certificate: Its certificate.
-        folder: Where; it must be new or empty.
-    """
-    from convattn.convert import save_layer
-    from convattn.files import new_folder
-
-    with new_folder(folder, "--output") as temporary:
-        save_layer(layer, temporary)
-        certificate.save(temporary / "certificate.json")

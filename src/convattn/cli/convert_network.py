@@ -43,6 +43,7 @@ class Origin:
         pretrained: Whether to fetch them.
         random_weights: Whether to draw them.
         arguments: What the network is built with, as text.
+        verify: Whether to refuse a folder that was changed since it was saved.
     """
 
     source: str
@@ -50,6 +51,7 @@ class Origin:
     pretrained: bool
     random_weights: bool
     arguments: dict[str, str]
+    verify: bool = True
 
     def load(self, *, weights_matter: bool) -> _Loaded:
         """Builds or loads the network.
@@ -72,6 +74,9 @@ class Origin:
             if said:
                 raise ArgumentError(f"{said[0]} is for a network of timm or torchvision; {self.source} has its own")
             return self._load_folder()
+        from convattn.networks.source import split_source
+
+        split_source(self.source)
         if len(said) > 1 or (weights_matter and not said):
             given = f"{' and '.join(said)} are" if said else "none of them is"
             raise ArgumentError(
@@ -94,10 +99,10 @@ class Origin:
 
     def _load_folder(self) -> _Loaded:
         from convattn.networks import load_network
-        from convattn.networks.loading import read_config
+        from convattn.networks.loading import saved_config
         from convattn.networks.source import own_source
 
-        config, network = read_config(Path(self.source)), load_network(self.source)
+        config, network = saved_config(self.source), load_network(self.source, verify=self.verify)
         source, options = own_source(network) or (config.get("source"), config.get("options", {}))
         return _Loaded(network, source, options)
 
@@ -198,6 +203,8 @@ def convert_network(
     if certificate.passed:
         save_network(made, output, source=loaded.source, options=loaded.options, certificate=certificate)
     outcome = f"wrote {output}" if certificate.passed else "wrote nothing"
+    if options.get("fold") and not any("folded in" in note for layer in certificate.layers for note in layer.notes):
+        outcome += "\nfolded nothing: no linear map or batch normalisation certainly follows a new convolution"
     print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
     return 0 if certificate.passed else 1
 

@@ -1,8 +1,7 @@
 """`convattn demo`: convert, train and certify on images that come with scikit-learn, and write a page about it."""
 
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from convattn.cli.demo_page import write_page
 from convattn.cli.demo_record import Demonstration
 from convattn.cli.options import AsJson, OutputOrDefault, first_free
 from convattn.cli.output import print_record, print_text
+from convattn.cli.threads import one_thread
 
 if TYPE_CHECKING:
     from convattn.training import Recipe
@@ -24,7 +24,7 @@ _RECIPE = "digits-quadratic"
 
 
 def demo(*, output: OutputOrDefault = None, json: AsJson = False) -> int:
-    """Convert, train and certify in about a minute, and write a page about it.
+    """Convert, train and certify in a minute or two, and write a page about it.
 
     All images come with scikit-learn. A convolution of a photograph becomes attention that computes the same, and an
     attention-only network learns to read handwritten digits. The folder holds the page index.html, its figures, what
@@ -68,11 +68,12 @@ def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demon
 
     say = (lambda _: None) if quiet else print_text
     began = time.perf_counter()
-    with _one_thread():
+    with one_thread():
         say("1/2  converting a convolution of a photograph to attention")
         conversions = show_conversions(folder)
         say(f"2/2  training {recipe.name} for {recipe.training.epochs} epochs")
-        run = train(recipe, output=folder / "run", progress=not quiet)
+        tell = None if sys.stderr.isatty() else say  # a terminal has the progress bar
+        run = train(recipe, output=folder / "run", progress=not quiet, tell=tell)
     snapshots = read_heads(folder / "run")
     ends = (snapshots[0].step, snapshots[-1].step)
     figure = head_centres(folder / "heads.png", [item for item in snapshots if item.step in ends])
@@ -89,19 +90,6 @@ def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demon
     shown.save(folder / "demo.json")
     write_page(shown, folder)
     return shown
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Computes on one thread: for work so small more threads gain little, and on a busy machine they cost a lot."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _where_next(folder: Path) -> str:

@@ -56,7 +56,6 @@ def show_conversions(folder: Path) -> list[Conversion]:
     Raises:
         MissingDependencyError: scikit-learn, which has the photograph, or matplotlib is not installed.
     """
-    from convattn.cli.convert_layer import save_converted
     from convattn.convert import conv_to_attention, save_layer
     from convattn.data import load_photograph
 
@@ -64,7 +63,7 @@ def show_conversions(folder: Path) -> list[Conversion]:
     conv = filter_bank()
     save_layer(conv, folder / "convolution")
     attention, certificate = conv_to_attention(conv)
-    save_converted(attention, certificate, folder / "attention")
+    save_layer(attention, folder / "attention", certificate=certificate)
     soft, promise = conv_to_attention(conv, sharpness=SOFT_SHARPNESS)
     return [
         _show(folder / "hard-heads.png", pixels, conv, attention, certificate),
@@ -88,7 +87,7 @@ def _show(
         made, low = softmax(pixels), conv(pixels)
         high = copy.deepcopy(conv).double()(pixels.double())
     unit = torch.finfo(low.dtype).eps * high.abs().max().item()
-    convolution_and_attention(path, _comparison(pixels, conv, layer, (high, made), unit))
+    convolution_and_attention(path, _comparison(pixels, conv, layer, (high, made), unit, certificate.sharpness))
     difference, exact, rounding = (
         (a.double() - b).abs().max().item() for a, b in ((made, low), (made, high), (low, high))
     )
@@ -96,7 +95,12 @@ def _show(
 
 
 def _comparison(
-    pixels: "Tensor", conv: "nn.Conv2d", layer: "RelativeAttention", outputs: tuple["Tensor", "Tensor"], unit: float
+    pixels: "Tensor",
+    conv: "nn.Conv2d",
+    layer: "RelativeAttention",
+    outputs: tuple["Tensor", "Tensor"],
+    unit: float,
+    sharpness: float | None,
 ) -> "Comparison":
     """Gathers what the figure shows, as arrays."""
     from einops import rearrange, reduce
@@ -111,6 +115,6 @@ def _comparison(
         convolution=exact,
         attention=made,
         heads=layer.attention((7, 7))[:, 3, 3].detach().numpy(),
-        sharpness=layer.encoding.sharpness.detach().min().item(),  # type: ignore[union-attr]
+        sharpness=sharpness,
         unit=unit,
     )

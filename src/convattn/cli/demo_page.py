@@ -7,6 +7,7 @@ from pathlib import Path
 
 from convattn.cli.demo_record import Conversion, Demonstration
 from convattn.files import write_atomically
+from convattn.records import Certificate
 
 __all__ = ["write_page"]
 
@@ -109,10 +110,17 @@ def write_page(shown: Demonstration, folder: Path) -> Path:
     return write_atomically(folder / "index.html", page)
 
 
+def _heads(certificate: Certificate) -> str:
+    """Returns how sharp heads are, in words."""
+    return (
+        "hard heads" if certificate.sharpness is None else f"heads of sharpness {certificate.sharpness:.6g} per pixel²"
+    )
+
+
 def _conversion_figure(folder: Path, conversion: Conversion) -> str:
     certificate = conversion.certificate
     alternative = (
-        f"The photograph, the attention of one pixel with sharpness {certificate.sharpness:.3g}, and for each of four "
+        f"The photograph, the attention of one pixel by {_heads(certificate)}, and for each of four "
         "filters its kernel, the convolution's output, the attention's output, and their difference, which is at most "
         f"{conversion.exact_difference / conversion.unit:.2g} roundings."
     )
@@ -153,7 +161,7 @@ def _certificate(conversion: Conversion) -> str:
         f"{'exact but for rounding' if certificate.exact else 'approximate'}",
         "convolution": certificate.source,
         "attention": certificate.result,
-        "sharpness α": f"{certificate.sharpness:.6g} per pixel²",
+        "heads": _heads(certificate),
         "attention off a head's own pixel": f"at most {certificate.leak:.3g}",
         "measured error": f"{certificate.measured_error:.3g} on standard normal input {certificate.check_shape}",
         "allowed error": allowed,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from convattn.__about__ import __version__
 from convattn.cli.options import AsJson
 from convattn.cli.output import print_record
+from convattn.errors import install_hint
 from convattn.records import Record
 
 __all__ = ["Installation", "describe_installation", "info"]
@@ -24,7 +25,7 @@ class Installation(Record):
 
     Attributes:
         versions: Versions of Python, convattn and the packages that it always needs.
-        hardware: Device, processor, cores, threads and, with CUDA, accelerator.
+        hardware: Device, processor, instruction set, cores, threads and, with CUDA, accelerator.
         memory: Memory of the machine, in bytes.
         encodings: Names of the encodings.
         recipes: Names of the recipes.
@@ -106,7 +107,7 @@ def describe_installation() -> Installation:
         encodings=tuple(ENCODINGS),
         recipes=tuple(recipe_names()),
         optional=versions,
-        missing={name: f'pip install "convattn[{extra}]"' for name, extra in extras.items() if name not in versions},
+        missing={name: install_hint(name, extra) for name, extra in extras.items() if name not in versions},
     )
 
 

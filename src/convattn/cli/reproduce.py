@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from convattn.cli.options import AsJson, OutputOrDefault, first_free
 from convattn.cli.output import print_record
-from convattn.errors import MissingDependencyError
+from convattn.errors import ArgumentError, MissingDependencyError
 
 __all__ = ["reproduce"]
 
@@ -16,7 +16,7 @@ def reproduce(
     target: str,
     /,
     *,
-    runs: Path,
+    runs: Annotated[Path | None, Parameter(show_default=False)] = None,
     output: OutputOrDefault = None,
     scale: str = "paper",
     data: Annotated[Path | None, Parameter(show_default=False)] = None,
@@ -30,7 +30,7 @@ def reproduce(
 
     Args:
         target: table1, fig2 to fig10, fig12, fig13, fig14, or all.
-        runs: Folder of runs, as convattn train makes them; they lie in it or one folder deeper.
+        runs: Folder of runs, as convattn train makes them; they lie in it or one folder deeper. It must be given.
         output: Folder to make; it must be new or empty. Without it reproduce-TARGET, or the first of
             reproduce-TARGET-2, -3, … that is free. Where nothing can be made it is not there.
         scale: Scale of the recipes: paper, small or tiny.
@@ -42,10 +42,15 @@ def reproduce(
         0, or 1 where something is missing or could not be made.
 
     Raises:
+        ArgumentError: The folder of runs is not given.
         MissingDependencyError: matplotlib is not installed.
     """
     from importlib.util import find_spec
 
+    if runs is None:
+        raise ArgumentError(
+            "--runs must be given: the folder in which convattn train has made its runs, for instance runs"
+        )
     if find_spec("matplotlib") is None:
         raise MissingDependencyError("matplotlib", "train")
     from convattn.analysis.reproduction import TARGETS

@@ -52,7 +52,8 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         baseline: Recipe or variant that the others are held against; without it the first.
         output: Folder of the study; without it study. With --engine ray every node must see it under the same path.
         workers: Runs at a time; without it 1, with --engine ray as many as the cluster has room for.
-        threads: Threads of each run; without it the cores divided by the workers.
+        threads: Threads of each run; without it OMP_NUM_THREADS, or else one for tiny images and the cores divided by
+            the workers for others.
         engine: local for processes on this machine, ray for a Ray cluster.
         address: Address of the Ray cluster, or auto for the one that runs here; without it one is started for the
             study.
@@ -91,7 +92,7 @@ def _engine(name: str, workers: int | None, threads: int | None, address: str | 
 
         return RayEngine(workers=workers, threads=threads, tell=tell, address=address)
     if address is not None:
-        raise ArgumentError(must_be("--address", "left away without --engine ray", address))
+        raise ArgumentError("--address is for --engine ray, which is not given")
     from convattn.training.studies.engine import LocalEngine
 
     return LocalEngine(workers=workers, threads=threads, tell=tell)

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, first_free, key_values
 from convattn.cli.output import print_record
+from convattn.cli.threads import one_thread
 from convattn.records import RunRecord
 
 __all__ = ["summarise_run", "train"]
@@ -29,7 +30,8 @@ def train(
 
     The run's folder holds recipe.toml, metrics.jsonl, heads.parquet where heads have centres, model.safetensors,
     config.json, README.md (the card) and, last, record.json: a folder without it is a run that did not finish, and
-    --resume takes it up where its newest checkpoint left it. With several processes: accelerate launch -m convattn
+    --resume takes it up where its newest checkpoint left it. Tiny images are computed on one thread, others on as many
+    as there are cores, unless OMP_NUM_THREADS says how many. With several processes: accelerate launch -m convattn
     train RECIPE.
 
     Args:
@@ -51,12 +53,14 @@ def train(
     changes = key_values(overrides, "--set")
     from convattn.training import load_recipe
     from convattn.training import train as train_by
+    from convattn.training.threads import is_small
 
     resolved = load_recipe(recipe, scale=scale, overrides=changes)
     words = [resolved.name, *([] if resolved.scale == "paper" else [resolved.scale]), str(resolved.seed)]
     default = Path("runs") / "-".join(words)
     folder = output or (default if resume else first_free(default))
-    record = train_by(resolved, output=folder, resume=resume, checkpoint_every=checkpoint_every, trackers=tracker)
+    with one_thread(is_small(resolved)):
+        record = train_by(resolved, output=folder, resume=resume, checkpoint_every=checkpoint_every, trackers=tracker)
     if os.environ.get("RANK", "0") == "0":  # as torchrun and accelerate name the first of several processes
         print_record(record, f"{summarise_run(record)}\nwrote {folder}", json=json)
     return 0

@@ -2,6 +2,7 @@
 
 from convattn.convert.attention_to_conv import attention_to_conv
 from convattn.convert.conv_to_attention import conv_to_attention
+from convattn.convert.freeze import freeze
 from convattn.convert.leak import off_centre_mass
 from convattn.convert.network import network_to_attention
 from convattn.convert.network_to_conv import network_to_conv
@@ -16,6 +17,7 @@ __all__ = [
     "SamePaddedAttention",
     "attention_to_conv",
     "conv_to_attention",
+    "freeze",
     "load_layer",
     "network_to_attention",
     "network_to_conv",

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.convert.attention_map import AttentionMap, attention_map, unit_steps
-from convattn.convert.certify_conv import attend, certify_conv, noise
+from convattn.convert.certify_conv import Promise, attend, certify_conv, noise
 from convattn.convert.convertible import closed_gate, require_convertible
 from convattn.convert.hard_heads import hard_heads
 from convattn.convert.reference_size import reference_size
@@ -35,9 +35,9 @@ _Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvT
 
 
 class _Choice(NamedTuple):
-    """A kernel, as attention per displacement, where it lies, and what goes on beyond the image."""
+    """A kernel in float64, where it lies, what goes on beyond the image, and what it misses."""
 
-    attention: AttentionMap
+    kernel: Float[Tensor, "outputs channels *taps"]
     window: Window
     padding_mode: str
     errors: Float[Tensor, "heads *queries"]
@@ -105,17 +105,17 @@ def attention_to_conv(
     sizes = reference_size(layer, mass, spatial)
     with torch.no_grad(), keep_random_state(layer):
         maps = copy.deepcopy(layer.values).double().maps()
-        choice = _nearest(layer, sizes, maps, [_choose(layer, sizes, taps, mass, mode) for mode in modes])
-        kernel = choice.attention.kernel(choice.window, maps)
-        conv = _build(layer, choice.window, choice.padding_mode, kernel)
+        choice = _nearest(layer, sizes, [_choose(layer, sizes, maps, taps, mass, mode) for mode in modes])
+        conv = _build(layer, choice)
         rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
         shares = choice.errors.flatten(1) + 2 * content_share
-        per_unit = (shares.mT @ rows).max().item()
-        leak = choice.leak + content_share
-        exact = shares.max().item() <= torch.finfo(dtype).eps
-    certificate = certify_conv(
-        layer, conv, kernel, sizes, leak=leak, per_unit=per_unit, exact=exact, any_size=choice.any_size
-    )
+        promise = Promise(
+            leak=choice.leak + content_share,
+            per_unit=(shares.mT @ rows).max().item(),
+            exact=shares.max().item() <= torch.finfo(dtype).eps,
+            any_size=choice.any_size,
+        )
+    certificate = certify_conv(layer, conv, choice.kernel, rows, sizes, promise)
     return conv, certificate
 
 
@@ -143,40 +143,42 @@ def _padding_modes(geometry: Geometry, asked: str | None) -> tuple[str, ...]:
     return (geometry.padding_mode,)
 
 
-def _nearest(layer: RelativeAttention, sizes: tuple[int, ...], maps: Tensor, choices: Sequence[_Choice]) -> _Choice:
-    """Returns the choice that is nearest to the layer on random pixels of mean 1 and deviation 1, in float64."""
-    if len(choices) == 1:
-        return choices[0]
+def _nearest(layer: RelativeAttention, sizes: tuple[int, ...], choices: Sequence[_Choice]) -> _Choice:
+    """Returns a choice for any size, else the nearest to the layer on random pixels of mean 1 and deviation 1."""
+    for choice in choices:
+        if choice.any_size or len(choices) == 1:
+            return choice
     exact, x = attend(layer, torch.float64), 1 + noise(layer, sizes, torch.float64)
     expected = exact(x)
-
-    def distance(choice: _Choice) -> float:
-        conv = _build(exact, choice.window, choice.padding_mode, choice.attention.kernel(choice.window, maps))
-        return (conv(x) - expected).square().mean().item()
-
-    return min(choices, key=distance)
+    return min(choices, key=lambda choice: (_build(exact, choice)(x) - expected).square().mean().item())
 
 
 def _choose(
-    layer: RelativeAttention, sizes: tuple[int, ...], taps: tuple[int, ...] | None, mass: float, mode: str
+    layer: RelativeAttention,
+    sizes: tuple[int, ...],
+    maps: Float[Tensor, "heads outputs channels"],
+    taps: tuple[int, ...] | None,
+    mass: float,
+    mode: str,
 ) -> _Choice:
-    """Chooses the kernel: that of hard heads where they all are, else the attention itself."""
+    """Chooses the kernel: that of hard heads where they all are and a window holds them, else the attention itself."""
     geometry, axes = layer.geometry, unit_steps(layer.geometry, sizes)
     hard = hard_heads(layer, axes, mode)
-    attention = attention_map(layer.encoding, axes, next(layer.parameters()).device) if hard is None else hard.attention
-    window = _window(attention, geometry, taps, 0.0 if hard is not None else mass)
-    held = hard is not None and attention.leak(window) == 0
-    zeros = mode == "zeros" and all(pixels >= 0 for pair in geometry.padding for pixels in pair)
-    if window.within(geometry) and not (held and hard is not None and hard.leads_out):
+    window = None if hard is None else hard.window(geometry, taps)
+    if hard is not None and window is not None:
+        if window.within(geometry):
+            mode = geometry.padding_mode
+        _require_paddable(window, mode, sizes)
+        errors = maps.new_full((len(maps), 1), 2 * hard.leak)
+        return _Choice(hard.kernel(window, maps), window, mode, errors, hard.leak, hard.any_size)
+    attention = attention_map(layer.encoding, axes, next(layer.parameters()).device)
+    window = _window(attention, geometry, taps, mass)
+    if window.within(geometry):
         mode = geometry.padding_mode
     _require_paddable(window, mode, sizes)
-    if hard is not None and held:
-        errors = torch.full_like(attention.totals, 2 * hard.leak)
-        return _Choice(attention, window, mode, errors, hard.leak, any_size=hard.any_size)
-    if hard is not None:  # some heads are left out
-        attention = attention_map(layer.encoding, axes, attention.weights.device)
+    zeros = mode == "zeros" and all(pixels >= 0 for pair in geometry.padding for pixels in pair)
     errors = attention.errors(window, geometry, zeros=zeros)
-    return _Choice(attention, window, mode, errors, attention.leak(window), any_size=False)
+    return _Choice(attention.kernel(window, maps), window, mode, errors, attention.leak(window), any_size=False)
 
 
 def _window(attention: AttentionMap, geometry: Geometry, taps: tuple[int, ...] | None, mass: float) -> Window:
@@ -211,8 +213,9 @@ def _require_paddable(window: Window, mode: str, sizes: Sequence[int]) -> None:
             )
 
 
-def _build(layer: RelativeAttention, window: Window, padding_mode: str, kernel: Tensor) -> _Convolution:
+def _build(layer: RelativeAttention, choice: _Choice) -> _Convolution:
     """Makes the convolution."""
+    window, kernel = choice.window, choice.kernel
     parameter = next(layer.values.parameters())
     options = {
         "kernel_size": window.taps,
@@ -229,7 +232,7 @@ def _build(layer: RelativeAttention, window: Window, padding_mode: str, kernel: 
         flipped = kernel.flip(list(range(2, kernel.ndim)))
         weight = rearrange(flipped, "(groups o) i ... -> (groups i) o ...", groups=layer.groups)
     else:
-        options |= {"stride": layer.geometry.stride, "padding_mode": padding_mode}
+        options |= {"stride": layer.geometry.stride, "padding_mode": choice.padding_mode}
         conv, weight = _PLAIN[layer.dims](layer.in_channels, layer.out_channels, **options), kernel
     if not math.isfinite(weight.to(parameter.dtype).abs().max().item()):
         raise ConversionError(f"cannot convert: the kernel would not be finite in {parameter.dtype}")

@@ -7,6 +7,7 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
+from convattn.convert.rounding_bound import attention_rounding
 from convattn.convert.tap_by_tap import in_one_product, tap_by_tap
 from convattn.convert.taps import AnyConvolution, read_taps
 from convattn.errors import ShapeError
@@ -24,7 +25,7 @@ def certify(
     conv: AnyConvolution,
     layer: RelativeAttention,
     *,
-    sharpness: float,
+    sharpness: float | None,
     leak: float,
     per_unit: float,
     exact: bool,
@@ -35,7 +36,7 @@ def certify(
     Args:
         conv: The convolution converted.
         layer: The layer made from it.
-        sharpness: Smallest α of the heads.
+        sharpness: Smallest α of the heads; None of hard heads.
         leak: Bound on the attention off the taps.
         per_unit: A-priori error bound for inputs of absolute value ≤ 1.
         exact: Whether nothing but rounding is lost.
@@ -50,9 +51,10 @@ def certify(
         taps, made = read_taps(conv), _inference(layer, x)
         lows = [conv(x), tap_by_tap(taps, x), in_one_product(taps, x)]
     measured = largest(made.double().cpu() - high)
-    rounding = rounding_budget(high, lows)
+    limit = attention_rounding(layer, conv)
+    rounding = min(rounding_budget(high, lows), limit.on(largest(x)))
     bound = per_unit * largest(x)
-    not_covered = ["centres rounded when the layer is cast to a narrower dtype"]
+    not_covered = [] if sharpness is None else ["centres rounded when the layer is cast to a narrower dtype"]
     if max(layer.geometry.input_dilation) > 1 or isinstance(conv, nn.modules.conv._ConvTransposeNd):
         not_covered.append("the argument output_size of forward: output_padding is used instead")
     return Certificate(
@@ -65,6 +67,8 @@ def certify(
         exact=exact,
         leak=leak,
         bound_per_unit=per_unit,
+        rounding_per_unit=limit.per_unit,
+        rounding_at_zero=limit.at_zero,
         check_shape=tuple(x.shape),
         check_seed=_SEED,
         bound=bound,
@@ -110,7 +114,7 @@ def _in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
 def _inference(layer: RelativeAttention, x: Tensor) -> Tensor:
     """Runs the layer as real softmax attention: the path by which hard heads are a convolution would prove nothing."""
     attention = copy.deepcopy(layer).eval()
-    attention.impl = "separable"
+    attention.impl = "separable" if attention.content is None else "reference"
     return attention(x)
 
 

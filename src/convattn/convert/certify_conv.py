@@ -2,12 +2,14 @@
 
 import copy
 from math import prod
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.convert.certificate import largest
+from convattn.convert.rounding_bound import convolution_rounding
 from convattn.convert.tap_by_tap import tap_by_tap
 from convattn.convert.taps import AnyConvolution, read_taps
 from convattn.encodings import Quadratic
@@ -15,7 +17,7 @@ from convattn.functional.rounding import rounded_differently
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate
 
-__all__ = ["attend", "certify_conv", "noise"]
+__all__ = ["Promise", "attend", "certify_conv", "independent", "noise"]
 
 _SEED = 0
 
@@ -23,28 +25,44 @@ _MANY_TAPS = 400
 """Taps beyond which a computation tap by tap takes too long."""
 
 
+class Promise(NamedTuple):
+    """What a convolution promises before anything is measured.
+
+    Attributes:
+        leak: Share of attention outside the window.
+        per_unit: A-priori error bound for inputs of absolute value ≤ 1.
+        exact: Whether nothing but rounding is lost.
+        any_size: Whether the bound holds for images of all sizes.
+    """
+
+    leak: float
+    per_unit: float
+    exact: bool
+    any_size: bool
+
+
 def certify_conv(
     layer: RelativeAttention,
     conv: AnyConvolution,
     kernel: Float[Tensor, "outputs channels *taps"],
+    rows: Float[Tensor, "heads outputs"],
     sizes: tuple[int, ...],
-    *,
-    leak: float,
-    per_unit: float,
-    exact: bool,
-    any_size: bool,
+    promise: Promise,
 ) -> Certificate:
     """Runs layer and convolution on a random image and writes down how far they are apart.
+
+    Two questions are asked. Is the convolution's function that of the layer? Both are computed in float64, where they
+    may differ by the bound and the rounding of the kernel. Is its result as good as its dtype allows? It may lose what
+    other roads lose, torch's own convolution on this processor among them, and never more than rounding can take at
+    all.
 
     Args:
         layer: The layer converted.
         conv: The convolution made from it.
         kernel: Its kernel before rounding, in float64.
+        rows: Σ_i |W_h[o, i]|, in float64.
         sizes: Sizes of the image.
-        leak: Share of attention outside the window.
-        per_unit: A-priori error bound for inputs of absolute value ≤ 1.
-        exact: Whether nothing but rounding is lost.
-        any_size: Whether the bound holds for images of all sizes.
+        promise: What it is to promise.
 
     Returns:
         The certificate.
@@ -52,13 +70,16 @@ def certify_conv(
     parameter = next(layer.values.parameters())
     x, eps = noise(layer, sizes, parameter.dtype), torch.finfo(parameter.dtype).eps
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        high, high_conv = attend(layer, torch.float64)(x.double()), copy.deepcopy(conv).double()(x.double())
-        low, low_conv = attend(layer, x.dtype)(x), _independent(conv, x)
-        made = conv(x).double()
-    spread = max(largest(low.double() - high), largest(low_conv.double() - high_conv))
-    rounded = largest((kernel - kernel.to(parameter.dtype).double()).abs().flatten(1).sum(1)) * largest(x)
-    measured, bound = largest(made - high), per_unit * largest(x)
-    rounding = 2 * (spread + eps * largest(high)) + rounded
+        exact_conv = copy.deepcopy(conv).double()
+        high, high_conv = attend(layer, torch.float64)(x.double()), exact_conv(x.double())
+        low, made = attend(layer, x.dtype)(x), conv(x)
+        roads = [made, independent(conv, x)]
+    unit, limit = largest(x), convolution_rounding(conv, kernel, rows)
+    spread = max(largest(low.double() - high), *(largest(road.double() - high_conv) for road in roads))
+    rounded = largest((kernel - kernel.to(parameter.dtype).double()).abs().flatten(1).sum(1)) * unit
+    measured, moved, bound = largest(made.double() - high), largest(high_conv - high), promise.per_unit * unit
+    rounding = min(2 * (spread + eps * largest(high)) + rounded, limit.on(unit))
+    same = moved <= bound + rounded + convolution_rounding(exact_conv, kernel, rows).on(unit)
     return Certificate(
         direction="attention_to_conv",
         source=f"{type(layer).__name__}({layer.extra_repr()}, encoding={layer.encoding})",
@@ -66,22 +87,32 @@ def certify_conv(
         dtype=str(x.dtype).removeprefix("torch."),
         heads=layer.num_heads,
         sharpness=_sharpness(layer.encoding),
-        exact=exact,
-        leak=leak,
-        bound_per_unit=per_unit,
+        exact=promise.exact,
+        leak=promise.leak,
+        bound_per_unit=promise.per_unit,
+        rounding_per_unit=limit.per_unit,
+        rounding_at_zero=limit.at_zero,
         check_shape=tuple(x.shape),
         check_seed=_SEED,
         bound=bound,
         measured_error=measured,
         rounding=rounding,
         discarded=(),
-        passed=measured <= bound + rounding,
-        not_covered=_not_covered(layer, sizes, any_size=any_size),
+        passed=same and measured <= bound + rounding,
+        not_covered=_not_covered(layer, sizes, any_size=promise.any_size),
     )
 
 
-def _independent(conv: AnyConvolution, x: Tensor) -> Tensor:
-    """Computes the convolution in its own dtype another way: tap by tap, or with many taps from digits moved."""
+def independent(conv: AnyConvolution, x: Tensor) -> Tensor:
+    """Computes a convolution in its own dtype another way: tap by tap, or with many taps from digits moved.
+
+    Args:
+        conv: The convolution.
+        x: Images.
+
+    Returns:
+        What it returns, up to rounding.
+    """
     few = prod(conv.kernel_size) <= _MANY_TAPS
     return tap_by_tap(read_taps(conv), x) if few else conv(rounded_differently(x, _SEED))
 

@@ -1,5 +1,7 @@
 """Two networks that should compute the same, on images: against float64, by top-1 and by accuracy."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -7,8 +9,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from convattn.convert.certificate import largest
+from convattn.convert.certify_conv import independent
 from convattn.convert.plain import copy_module
 from convattn.convert.runs import keep_random_state
+from convattn.convert.taps import AnyConvolution
 from convattn.errors import ConversionError
 
 __all__ = ["Comparison", "compare_networks"]
@@ -26,6 +30,8 @@ class Comparison(NamedTuple):
         error: Largest difference to the source in float64, or None.
         scale: Largest output of the source.
         rounding: Largest difference that rounding explains.
+        same: Whether in float64, where hardly anything is rounded, the two differ by no more than rounding moves the
+            source in its own dtype.
         top1_changed: Number of images whose largest output moved; None where outputs are no rows of scores.
         accuracy_before: Share of labels that the source predicts, or None.
         accuracy_after: The same of the other, or None.
@@ -36,13 +42,18 @@ class Comparison(NamedTuple):
     error: float | None = None
     scale: float | None = None
     rounding: float | None = None
+    same: bool | None = None
     top1_changed: int | None = None
     accuracy_before: float | None = None
     accuracy_after: float | None = None
 
 
 def compare_networks(
-    source: nn.Module, made: nn.Module, images: Tensor, labels: Int[Tensor, " images"] | None
+    source: nn.Module,
+    made: nn.Module,
+    images: Tensor,
+    labels: Int[Tensor, " images"] | None,
+    convolutions: Sequence[str],
 ) -> Comparison:
     """Runs both networks in evaluation mode, in their own dtype and in float64.
 
@@ -51,6 +62,7 @@ def compare_networks(
         made: The network made from it.
         images: Images for both.
         labels: Their classes, or None.
+        convolutions: Names of the convolutions made.
 
     Returns:
         The comparison.
@@ -74,13 +86,19 @@ def compare_networks(
         return Comparison(shape, f"it does not run in float64 ({type(error).__name__}: {error})")
     assert high is not None
     assert new_high is not None
-    spread = max(largest(low.double() - high), largest(new.double() - new_high))
+    own = low.double() - high
+    if low.dtype == torch.float64:  # it is its own reference, and says nothing about rounding
+        other = _outputs(_summed_otherwise(made, convolutions), images)
+        assert other is not None
+        own = other - new_high
     scale = largest(high)
+    exact = torch.finfo(low.dtype).eps * scale
     measured = Comparison(
         shape,
         error=largest(new.double() - high),
         scale=scale,
-        rounding=2 * (spread + torch.finfo(low.dtype).eps * scale),
+        rounding=2 * (max(largest(own), largest(new.double() - new_high)) + exact),
+        same=largest(new_high - high) <= 2 * (largest(own) + exact),
     )
     if low.ndim != 2:
         return measured
@@ -91,6 +109,16 @@ def compare_networks(
     wanted = labels.to(before.device)
     shares = [(found == wanted).double().mean().item() for found in (before, after)]
     return measured._replace(accuracy_before=shares[0], accuracy_after=shares[1])
+
+
+def _summed_otherwise(made: nn.Module, convolutions: Sequence[str]) -> nn.Module:
+    """Copies a network with its convolutions summed in another order, to see what rounding does in every layer."""
+    copied = copy_module(made)
+    for name in convolutions:
+        conv = made.get_submodule(name)
+        assert isinstance(conv, AnyConvolution)
+        copied.get_submodule(name).forward = partial(independent, conv)
+    return copied
 
 
 def _outputs(network: nn.Module, images: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:

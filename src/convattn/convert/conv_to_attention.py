@@ -8,8 +8,8 @@ from torch import Tensor
 from convattn.convert.certificate import certify
 from convattn.convert.leak import bound_per_unit, off_centre_mass, underflows
 from convattn.convert.runs import keep_random_state
-from convattn.convert.taps import SUPPORTED_CONVOLUTIONS, AnyConvolution, Taps, read_taps
-from convattn.encodings import Quadratic
+from convattn.convert.taps import AnyConvolution, Taps, read_taps
+from convattn.encodings import Encoding, Quadratic, Shift
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, must_be
 from convattn.grid import whole_number
@@ -37,9 +37,6 @@ _GATED: dict[int, type[RelativeAttention]] = {
     3: GatedRelativeAttention3d,
 }
 
-_HARD_ROOTS = {torch.float64: 40.0}
-"""√(2α) at which e^{−α} underflows: α = 800 in float64; elsewhere softmax is in float32, and 16 gives α = 128."""
-
 
 def conv_to_attention(
     conv: AnyConvolution,
@@ -47,13 +44,14 @@ def conv_to_attention(
     sharpness: float | None = None,
     head_width: int | None = None,
     content: bool | Content = False,
+    impl: str = "auto",
 ) -> tuple[RelativeAttention, Certificate]:
     """Makes the self-attention layer that computes a convolution.
 
-    One head per tap: head t is centred on the tap, Δ_t = d·t seen from the query, with the tap's matrix as its values,
-    W_h = W[t]. With heads sharp enough the layer is the convolution; it is real softmax attention all the same, with
-    centres, sharpness and values to train. Heads so sharp that their softmax saturates pass no gradient to centres and
-    sharpness: give a `sharpness` of about 5 to fine-tune those.
+    One head per tap: head t looks at the tap, Δ_t = d·t seen from the query, with the tap's matrix as its values,
+    W_h = W[t]. Without a `sharpness` the heads are hard (`Shift`): their softmax is one-hot, the layer is the
+    convolution and runs as one, and only the values learn. With a `sharpness` the heads are Gaussians (`Quadratic`)
+    whose centres and sharpness learn as well; about 5 is good for that.
 
     With `content` each head has scores that depend on the input as well, behind a gate that is closed exactly, so that
     the function is the same, and can learn to open (`GatedRelativeAttention`). Queries and keys see all channels, also
@@ -63,17 +61,19 @@ def conv_to_attention(
 
     Args:
         conv: nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d with any arguments; it is not changed.
-        sharpness: α > 0 of every head in 1/pixel²; None makes it so sharp that weights off the taps are exactly zero.
+        sharpness: α > 0 of every head in 1/pixel²; None makes hard heads, with no attention off the taps.
         head_width: D_h ≥ 1, to which each tap's matrix is reduced by a truncated singular value decomposition (in each
             group); None keeps the matrices whole.
         content: Whether the layer is gated, or which terms its content scores have; True means content–content alone.
+        impl: Path demanded of the layer; "separable" makes hard heads take their softmax.
 
     Returns:
         The layer, in the convolution's dtype, device and mode (the encoding in at least float32), and the certificate.
 
     Raises:
         UnsupportedModelError: The module is of another kind, or its weights are not finite real floating point.
-        ArgumentError: `sharpness`, `head_width` or `content` is out of range.
+        ArgumentError: `sharpness`, `head_width` or `content` is out of range, or the path does not fit them;
+            UnknownNameError where there is no such path.
 
     Example:
         >>> from torch import nn
@@ -87,34 +87,48 @@ def conv_to_attention(
         raise ArgumentError(must_be("content", "True, False or a Content", content))
     taps = read_taps(conv)
     with keep_random_state(conv):
-        layer = _build(taps, SUPPORTED_CONVOLUTIONS[type(conv)], sharpness, head_width, content)
+        layer = _build(taps, _encoding(taps, sharpness), head_width, content, impl)
+        layer.encoding = encoding = _encoding(taps, sharpness)  # the layer's dtype may be too narrow for centres
     layer.train(conv.training)
     discarded: tuple[tuple[float, ...], ...] = ()
     if isinstance(layer.values, FactoredValues):
         discarded = _truncate(taps, layer.values)
     with torch.no_grad():
-        alpha = layer.encoding.sharpness.double().min().item()  # type: ignore[union-attr]
         kept = layer.values.maps().double()
         lost = taps.maps.double() - kept if head_width is not None else None
-        leak = 0.0 if underflows(alpha, taps.maps.dtype) else min(1.0, off_centre_mass(alpha, layer.dims))
+        alpha = encoding.sharpness.double().min().item() if isinstance(encoding, Quadratic) else None
+        leak = 0.0 if alpha is None else _leak(alpha, layer)
         per_unit = bound_per_unit(leak, kept, lost)
-    if isinstance(layer.values, MergedValues) and leak == 0:
-        layer.values.lay_out("outputs inputs heads")  # heads so hard run as a convolution
     exact = leak == 0 and not any(discarded)
     certificate = certify(conv, layer, sharpness=alpha, leak=leak, per_unit=per_unit, exact=exact, discarded=discarded)
     return layer, certificate
 
 
+def _encoding(taps: Taps, sharpness: float | None) -> Encoding:
+    """Makes the heads: hard ones, or Gaussians in at least float32, in which every centre can be held."""
+    heads, dims = len(taps.displacements), len(taps.geometry.kernel_size)
+    if sharpness is None:
+        return Shift(heads, dims, displacements=taps.displacements)
+    dtype = torch.promote_types(taps.maps.dtype, torch.float32)
+    encoding = Quadratic(heads, dims).to(device=taps.maps.device, dtype=dtype)
+    with torch.no_grad():
+        encoding.centres.copy_(torch.tensor(taps.displacements, dtype=dtype))
+        encoding.root_sharpness.fill_(root_of_sharpness(sharpness, dtype))
+    return encoding
+
+
+def _leak(sharpness: float, layer: RelativeAttention) -> float:
+    """Bounds the attention off the taps."""
+    dtype = next(layer.values.parameters()).dtype
+    return 0.0 if underflows(sharpness, dtype) else min(1.0, off_centre_mass(sharpness, layer.dims))
+
+
 def _build(
-    taps: Taps, dims: int, sharpness: float | None, head_width: int | None, content: bool | Content
+    taps: Taps, encoding: Encoding, head_width: int | None, content: bool | Content, impl: str
 ) -> RelativeAttention:
-    """Makes the layer with the taps' centres and, where heads are merged, their matrices."""
-    dtype, device = taps.maps.dtype, taps.maps.device
-    exact_dtype = torch.promote_types(dtype, torch.float32)
+    """Makes the layer with the taps' displacements and, where heads are merged, their matrices."""
     heads, outputs, _ = taps.maps.shape
-    encoding = Quadratic(heads, dims).to(device=device, dtype=exact_dtype)
-    root = _HARD_ROOTS.get(dtype, 16.0) if sharpness is None else root_of_sharpness(sharpness, exact_dtype)
-    geometry = taps.geometry
+    geometry, dims = taps.geometry, len(taps.geometry.kernel_size)
     gated = {"gate": "tanh", **({"content": content} if isinstance(content, Content) else {})}
     layer = (_GATED if content else _LAYERS)[dims](
         taps.inputs,
@@ -130,16 +144,14 @@ def _build(
         input_dilation=geometry.input_dilation,
         groups=taps.groups,
         bias=taps.bias is not None,
-        device=device,
-        dtype=dtype,
+        impl=impl,
+        device=taps.maps.device,
+        dtype=taps.maps.dtype,
         **(gated if content else {}),
     )
-    encoding.to(dtype=exact_dtype)
     with torch.no_grad():
-        encoding.centres.copy_(torch.tensor(taps.displacements, dtype=exact_dtype).view(heads, dims))
-        encoding.root_sharpness.fill_(root)
-        if head_width is None:
-            layer.values.weight.copy_(taps.maps)  # type: ignore[union-attr]
+        if isinstance(layer.values, MergedValues):
+            layer.values.weight.copy_(layer.values.held(taps.maps))
         if layer.bias is not None and taps.bias is not None:
             layer.bias.copy_(taps.bias)
     return layer

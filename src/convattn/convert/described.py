@@ -9,7 +9,7 @@ from torch import nn
 from convattn.convert.convertible import ATTENTION_LAYERS
 from convattn.convert.same_padding import SamePaddedAttention
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
-from convattn.encodings import ENCODINGS, create_encoding
+from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
 from convattn.errors import UnknownNameError, UnsupportedModelError
 from convattn.layers import Content, RelativeAttention
 
@@ -50,14 +50,10 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
         return {"kind": kind.__name__, "options": options}
     if not isinstance(layer, RelativeAttention) or kind not in _ATTENTION.values():
         raise UnsupportedModelError(f"cannot save {kind.__name__} as a layer: known are {', '.join(KINDS)}")
-    names = {known: name for name, known in ENCODINGS.items()}
-    if type(layer.encoding) not in names:
-        known = ", ".join(one.__name__ for one in names)
-        raise UnsupportedModelError(f"cannot save the encoding {type(layer.encoding).__name__}: known are {known}")
     return {
         "kind": kind.__name__,
         "options": layer.options(),
-        "encoding": {"name": names[type(layer.encoding)], "options": layer.encoding.options()},
+        "encoding": describe_encoding(layer.encoding),
         "content": None if layer.content_terms is None else asdict(layer.content_terms),
     }
 
@@ -73,6 +69,7 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
 
     Raises:
         UnknownNameError: There is no class of layers of that name.
+        UnsupportedModelError: The layer's encoding is one of the user's own that has not been registered.
     """
     name = description["kind"]
     if name not in KINDS:
@@ -84,6 +81,11 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
     if name in _CONVOLUTIONS:
         return _CONVOLUTIONS[name](**options)
     kind, encoding = _ATTENTION[name], description["encoding"]
+    if encoding["name"] not in ENCODINGS:
+        raise UnsupportedModelError(
+            f"its encoding {encoding['name']!r} is not known here: if it is one of your own, call"
+            " convattn.register_encoding before loading"
+        )
     if description["content"]:
         options["content"] = Content(**description["content"])
     built = create_encoding(encoding["name"], options["num_heads"], kind.dims, **encoding["options"])

@@ -35,7 +35,7 @@ def network_to_attention(
     """Makes a copy of a network in which every convolution is a relative-attention layer that computes the same.
 
     A module used in several places stays one module, tied parameters stay tied, and hooks, dtype, device, mode and
-    `requires_grad` are kept; the new centres and sharpnesses learn where the convolution's weight does. Of a
+    `requires_grad` are kept; with a `sharpness` the new centres learn where the convolution's weight does. Of a
     convolution whose weight is computed (weight and spectral normalisation, pruning, weight standardisation) the
     result is converted; the layer has it as its own weight from there on, and the certificate says so.
 
@@ -48,7 +48,7 @@ def network_to_attention(
 
     Args:
         model: The network; it is not changed.
-        sharpness: α > 0 of every head in 1/pixel²; None makes it so sharp that weights off the taps are exactly zero.
+        sharpness: α > 0 of every head in 1/pixel²; None makes hard heads, with no attention off the taps.
         impl: "auto" (heads that are hard run as a convolution) or "separable" (softmax attention, axis by axis).
         content: Whether layers get scores that depend on the input, behind a gate that is closed exactly and can learn
             to open, or which terms these scores have; see `conv_to_attention`. While gates are closed this costs
@@ -118,10 +118,9 @@ def _convert(
     places = dict(made.named_modules(remove_duplicate=False))
     ties = _Ties(model, found)
     for item in found:
-        layer, certificates[item.names[0]] = conv_to_attention(item.plain.conv, sharpness=sharpness, content=content)
-        layer.impl = impl
-        if isinstance(layer.values, MergedValues) and impl == "separable":
-            layer.values.lay_out("outputs heads inputs" if layer.groups == 1 else "heads outputs inputs")
+        layer, certificates[item.names[0]] = conv_to_attention(
+            item.plain.conv, sharpness=sharpness, content=content, impl=impl
+        )
         old = places[item.names[0]]
         ties.keep(item, old, layer)
         _keep_state(old, item, layer)

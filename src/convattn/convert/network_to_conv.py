@@ -6,16 +6,17 @@ from functools import partial
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from convattn.convert.attention_map import unit_steps
 from convattn.convert.attention_to_conv import attention_to_conv, require_mass
 from convattn.convert.compare_networks import Comparison, compare_networks
 from convattn.convert.fold_following import fold_following
+from convattn.convert.hard_heads import fixed_heads
 from convattn.convert.layer_names import matches, names_by_module, patterns, replace_module, require_matches
 from convattn.convert.plain import copy_network
 from convattn.convert.registry import full_name
 from convattn.convert.shapes_met import shapes_met
 from convattn.convert.short_certificate import dtypes, resembles, short_certificate
 from convattn.convert.taps import AnyConvolution
-from convattn.encodings import Quadratic
 from convattn.errors import (
     ArgumentError,
     ConvAttnError,
@@ -117,17 +118,20 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         _layer(certificate, conv, named[model.get_submodule(name)], folded.get(conv))
         for name, (certificate, conv) in converted.items()
     )
-    comparison = None if images is None else compare_networks(model, made, images, labels)
+    comparison = None if images is None else compare_networks(model, made, images, labels, list(converted))
     return made, _record(model, made, layers, tuple(left_alone), comparison)
 
 
 def _convert(
     convert: Callable[..., tuple[AnyConvolution, Certificate]], layer: RelativeAttention, sizes: tuple[int, ...] | None
 ) -> tuple[AnyConvolution, Certificate]:
-    """Converts one layer, for the sizes that it meets; heads as hard as taps are the same at all sizes."""
-    if sizes is None or isinstance(layer.encoding, Quadratic):
+    """Converts one layer, for the sizes that it meets; hard heads that look at pixels there for all sizes."""
+    if sizes is None:
+        return convert(layer)
+    heads = fixed_heads(layer.encoding, next(layer.values.parameters()).dtype)
+    if heads is not None and heads.seen(unit_steps(layer.geometry, sizes)):
         conv, certificate = convert(layer)
-        if sizes is None or (certificate.exact and not any("sizes" in item for item in certificate.not_covered)):
+        if not any("sizes" in item for item in certificate.not_covered):
             return conv, certificate
     return convert(layer, spatial=sizes)
 
@@ -210,7 +214,8 @@ def _record(
         assert comparison.rounding is not None
         assert comparison.scale is not None
         error, rounding, largest = comparison.error, comparison.rounding, comparison.scale
-        passed = passed and (error <= rounding if exact else resembles(error, rounding, largest))
+        alike = bool(comparison.same) and error <= rounding
+        passed = passed and (alike if exact else resembles(error, rounding, largest))
     return NetworkCertificate(
         direction="network_to_conv",
         source=full_name(type(model)),

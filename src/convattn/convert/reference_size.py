@@ -4,6 +4,7 @@ import math
 
 from convattn.convert.attention_map import attention_map, unit_steps
 from convattn.convert.certificate import smallest_image
+from convattn.convert.hard_heads import fixed_heads
 from convattn.convert.windows import own_window
 from convattn.encodings import LearnedAxial, LearnedTable
 from convattn.errors import ArgumentError, must_be
@@ -26,8 +27,8 @@ def reference_size(layer: RelativeAttention, mass: float, spatial: PerAxis | Non
         spatial: Sizes that the user gave, or None.
 
     Returns:
-        The user's sizes; for tables those that just use them; else sizes of which the heads use only half of
-        the displacements, found by growing.
+        The user's sizes; for tables those that just use them; for hard heads those that show where each looks; else
+        sizes of which the heads use only half of the displacements, found by growing.
 
     Raises:
         ArgumentError: The heads use nearly all displacements of any grid, so that the user must say which; ShapeError
@@ -42,15 +43,21 @@ def reference_size(layer: RelativeAttention, mass: float, spatial: PerAxis | Non
         pads, steps = (sum(pair) for pair in geometry.padding), geometry.input_dilation
         held = zip(layer.encoding.extent, pads, steps, strict=True)
         return tuple(max(1, (extent - pad - 1) // step + 1) for extent, pad, step in held)
-    device = next(layer.values.parameters()).device
+    weight = next(layer.values.parameters())
     least, extra, own = smallest_image(geometry), 4, own_window(geometry)
+    heads = fixed_heads(layer.encoding, weight.dtype)
     while True:
         sizes = tuple(size + extra + axis for axis, size in enumerate(least))
         axes = unit_steps(geometry, sizes)
-        if extra > 4 and (math.prod(2 * axis.keys for axis in axes) > _MOST or max(sizes) > _LONGEST):
+        many = heads is None and math.prod(2 * axis.keys for axis in axes) > _MOST
+        if extra > 4 and (many or max(sizes) > _LONGEST):
             expectation = "given, because the heads do not fall off with distance and attend differently in each size"
             raise ArgumentError(must_be("spatial", expectation, spatial))
-        attention = attention_map(layer.encoding, axes, device)
-        if (own is not None and attention.left_out(own) <= mass) or attention.falls_off(mass):
+        if heads is not None:
+            shown = heads.seen(axes)
+        else:
+            attention = attention_map(layer.encoding, axes, weight.device)
+            shown = (own is not None and attention.left_out(own) <= mass) or attention.falls_off(mass)
+        if shown:
             return sizes
         extra += extra // 2

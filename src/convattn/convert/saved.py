@@ -6,34 +6,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from convattn.__about__ import __version__
 from convattn.convert.described import KINDS, describe_layer, rebuild_layer
-from convattn.errors import CheckpointError, ConvAttnError, UnsupportedModelError
-from convattn.files import new_folder, write_atomically
+from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be, must_be_a
+from convattn.files import as_path, new_folder
+from convattn.records import Certificate
+from convattn.sealed import CONFIG, read_sealed, write_sealed
 
 __all__ = ["load_layer", "save_layer"]
 
 _SCHEMA = 1
 
 
-def save_layer(layer: nn.Module, folder: str | os.PathLike[str]) -> Path:
-    """Saves one layer as a folder, whole or not at all.
+def save_layer(layer: nn.Module, folder: str | os.PathLike[str], *, certificate: Certificate | None = None) -> Path:
+    """Saves one layer as a folder, whole or not at all, with digests by which loading knows that it is as it was saved.
 
     Args:
         layer: A relative-attention layer, one padded by the size of the image, or a convolution of torch (not a
             subclass).
         folder: Where; it must be new or empty.
+        certificate: What the conversion returned.
 
     Returns:
-        The folder, holding `model.safetensors` and `config.json`.
+        The folder, holding `model.safetensors`, `config.json` and, where given, `certificate.json`.
 
     Raises:
-        UnsupportedModelError: The layer is of another kind, or would not load: foreign tensors or encoding.
-        ArgumentError: The folder exists and is not empty.
+        UnsupportedModelError: The layer is of another kind, or would not load: foreign tensors or encoding, or NaN.
+        ArgumentError: The layer or the certificate is none, or the folder exists and is not empty.
 
     Example:
         >>> import tempfile
@@ -41,40 +42,43 @@ def save_layer(layer: nn.Module, folder: str | os.PathLike[str]) -> Path:
         ...     load_layer(save_layer(nn.Conv1d(2, 3, 5), Path(place) / "conv"))
         Conv1d(2, 3, kernel_size=(5,), stride=(1,))
     """
+    if not isinstance(layer, nn.Module):
+        raise ArgumentError(must_be_a("layer", "an nn.Module", layer))
+    if certificate is not None and not isinstance(certificate, Certificate):
+        raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
     config = {"convattn": __version__, "schema_version": _SCHEMA, **describe_layer(layer)}
     _require_loadable(layer, config)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in layer.state_dict().items()}
     with new_folder(folder) as temporary:
-        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
-        write_atomically(temporary / "config.json", json.dumps(config, indent=2) + "\n")
+        try:
+            write_sealed(temporary, config, layer.state_dict(), certificate)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"cannot save {type(layer).__name__}: {error}") from None
     return Path(folder)
 
 
-def load_layer(folder: str | os.PathLike[str]) -> nn.Module:
+def load_layer(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Module:
     """Loads a layer that `save_layer` saved.
 
     Args:
         folder: The folder.
+        verify: Whether to refuse what was changed since it was saved.
 
     Returns:
         An equal layer on the CPU, in training mode as any new module.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or the two do not fit together.
+        CheckpointError: A file is missing, damaged or not what was saved, or the parts do not fit together.
+
+    Warns:
+        CertificateWarning: The layer came with a certificate that did not pass.
     """
-    folder = Path(folder)
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tensors = load_file(folder / "model.safetensors")
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read a layer from {folder}: {error}") from None
-    version = config.get("schema_version") if isinstance(config, dict) else None
-    if version != _SCHEMA or config.get("kind") not in [*KINDS]:
-        raise CheckpointError(f"{folder / 'config.json'} does not describe a layer of schema version {_SCHEMA}")
+    config, tensors = read_sealed(folder, verify=verify)
+    if config.get("schema_version") != _SCHEMA or config.get("kind") not in [*KINDS]:
+        raise CheckpointError(f"{as_path(folder) / CONFIG} does not describe a layer of schema version {_SCHEMA}")
     try:
         layer = rebuild_layer(config)
         layer.load_state_dict(tensors, assign=True)
-    except (ConvAttnError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001 - what was edited may fail in any way
         raise CheckpointError(f"the files in {folder} do not fit together: {error}") from None
     return layer
 

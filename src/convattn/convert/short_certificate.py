@@ -39,6 +39,8 @@ def short_certificate(
         exact=certificate.exact,
         leak=certificate.leak,
         bound_per_unit=certificate.bound_per_unit,
+        rounding_per_unit=certificate.rounding_per_unit,
+        rounding_at_zero=certificate.rounding_at_zero,
         bound=certificate.bound,
         measured_error=certificate.measured_error,
         rounding=certificate.rounding,

@@ -65,7 +65,7 @@ def read_taps(conv: nn.Module) -> Taps:
 
     Raises:
         UnsupportedModelError: The module is of another kind, has not been initialised, or has weights that are not
-            finite real floating-point numbers, or are computed by hooks.
+            finite real floating-point numbers, are of another size than its arguments say, or are computed by hooks.
     """
     require_supported(conv)
     dims = SUPPORTED_CONVOLUTIONS[type(conv)]
@@ -120,6 +120,23 @@ def require_supported(conv: nn.Module) -> None:
         require_numbers(kind, name, tensor)
         if not tensor.numel():
             raise UnsupportedModelError(f"cannot convert {kind}: its {name} is empty, {tuple(tensor.shape)}")
+        size = _size(conv, name)
+        if tensor.shape != size:
+            raise UnsupportedModelError(
+                f"cannot convert {kind}: its {name} must be of size {size}, as its arguments say, but is"
+                f" {tuple(tensor.shape)}"
+            )
+
+
+def _size(conv: nn.Module, name: str) -> tuple[int, ...]:
+    """Returns the size that a convolution's arguments give its weight or its bias."""
+    assert isinstance(conv, AnyConvolution)
+    inputs, outputs = conv.in_channels, conv.out_channels
+    if name == "bias":
+        return (outputs,)
+    transposed = isinstance(conv, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+    first, second = (inputs, outputs) if transposed else (outputs, inputs)
+    return (first, second // conv.groups, *conv.kernel_size)
 
 
 def require_numbers(kind: str, name: str, tensor: Tensor) -> None:

@@ -40,7 +40,11 @@ class Watch:
         self._operations = _Operations(self._seen)
 
     def __enter__(self) -> "Watch":
+        layers = [module for module in self._network.modules() if isinstance(module, RelativeAttention)]
+        parts = {part for layer in layers for part in layer.modules() if part is not layer}  # read, and not called
         for name, module in self._network.named_modules():
+            if module in parts:
+                continue
             self._handles.append(module.register_forward_pre_hook(self._enter(name), prepend=True))
             self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         self._operations.__enter__()

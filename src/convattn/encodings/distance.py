@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convattn.encodings.encoding import Encoding
+from convattn.encodings.hooks import compute_parameters
 from convattn.grid import whole_number
 
 __all__ = ["Distance"]
@@ -53,14 +54,29 @@ class Distance(Encoding):
         """Returns hidden."""
         return {"hidden": self.hidden}
 
-    def _score(self, displacement: Tensor) -> Tensor:
-        scores = functional.linear(self._features(displacement), self.outer.weight.to(displacement.dtype))
+    def score(self, displacement: Tensor) -> Tensor:
+        """Scores displacements.
+
+        Args:
+            displacement: Displacements (*points, dims).
+
+        Returns:
+            Scores (heads, *points).
+        """
+        compute_parameters(self.outer)
+        scores = functional.linear(self.feature_vectors(displacement), self.outer.weight.to(displacement.dtype))
         return scores.movedim(-1, 0)
 
-    def _features(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points hidden"]:
+    def feature_vectors(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points hidden"]:
+        """Returns the features of displacements.
+
+        Args:
+            displacement: Displacements (*points, dims).
+
+        Returns:
+            Features (*points, feature_width).
+        """
+        compute_parameters(self.inner)
         logs = displacement.sign() * torch.log1p(displacement.abs())
         kind = displacement.dtype
         return functional.relu(functional.linear(logs, self.inner.weight.to(kind), self.inner.bias.to(kind)))
-
-    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
-        """Accepts every displacement."""

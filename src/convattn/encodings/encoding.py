@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from convattn.encodings.hooks import compute_parameters
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.grid import Axis, whole_number
 
-__all__ = ["AxisAdditiveEncoding", "Encoding"]
+__all__ = ["Encoding"]
 
 
 class Encoding(nn.Module, ABC):
@@ -20,9 +21,22 @@ class Encoding(nn.Module, ABC):
     Displacements are real numbers in pixels of the key grid, key minus query, in tensor order (for images: row,
     column). Scores are computed in the dtype of the displacements, whatever the dtype of the parameters.
 
+    A subclass writes `score`, and nothing else unless it wants to: `options` where its constructor has arguments of its
+    own, `feature_width` and `feature_vectors` where scores are linear in features that the heads share, `require_span`
+    where it does not hold every displacement. These are what a subclass gives, unchecked; to use an encoding call it,
+    or `table` and `features`, which check. Layers read an encoding without calling it, so hooks on it that do not
+    compute its parameters are refused. A submodule's own hooks run where `score` calls it.
+
     Attributes:
         num_heads: Number of heads.
         dims: Number of axes.
+
+    Example:
+        >>> class Near(Encoding):
+        ...     def score(self, displacement):
+        ...         return -displacement.abs().sum(-1).expand(self.num_heads, *displacement.shape[:-1])
+        >>> Near(num_heads=1, dims=2)(torch.tensor([[3.0, -1.0]]))
+        tensor([[-4.]])
     """
 
     axis_additive: ClassVar[bool] = False
@@ -51,11 +65,11 @@ class Encoding(nn.Module, ABC):
             One score per head and displacement, in the dtype of `displacement`.
 
         Raises:
-            ShapeError: The last axis does not have `dims` entries.
+            ShapeError: The last axis does not have `dims` entries, or `score` returned another shape.
             ArgumentError: A displacement is not finite; EncodingRangeError where the encoding does not hold it.
         """
         self._require_points(displacement)
-        return self._score(displacement)
+        return self._fitting(self.score(displacement), displacement.shape[:-1], displacement)
 
     def table(
         self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
@@ -71,11 +85,13 @@ class Encoding(nn.Module, ABC):
             Scores; one axis per grid axis.
 
         Raises:
-            ShapeError: The grid has another number of axes than the encoding.
+            ShapeError: The grid has another number of axes than the encoding, or `score` returned another shape.
             EncodingRangeError: The grid has displacements that the encoding does not hold.
+            ArgumentError: The encoding has a hook that would be ignored.
         """
         grids = torch.meshgrid(*self._displacements(axes, dtype, device), indexing="ij")
-        return self._score(torch.stack(grids, dim=-1))
+        displacement = torch.stack(grids, dim=-1)
+        return self._fitting(self.score(displacement), displacement.shape[:-1], displacement)
 
     def features(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points width"]:
         """Returns r_δ, the vector of which the score is a linear function v_h·r_δ, for content–position scores.
@@ -87,12 +103,13 @@ class Encoding(nn.Module, ABC):
             Features of width `feature_width`, in the dtype of `displacement`.
 
         Raises:
-            ArgumentError: The encoding's score is not a linear function of features shared by the heads, or a
-                displacement is one that `forward` refuses.
+            ArgumentError: The encoding's score is not a linear function of features shared by the heads, a displacement
+                is one that `forward` refuses, or the encoding has a hook that would be ignored.
         """
         self._require_features()
         self._require_points(displacement)
-        return self._features(displacement)
+        compute_parameters(self)
+        return self.feature_vectors(displacement)
 
     def require_axes(self, axes: Sequence[Axis]) -> None:
         """Checks that the encoding holds every displacement of a grid.
@@ -106,8 +123,46 @@ class Encoding(nn.Module, ABC):
         """
         if len(axes) != self.dims:
             raise ShapeError(must_be("len(axes)", str(self.dims), len(axes)))
-        for number, axis in enumerate(axes):
-            self._require_span(number, float(axis.lowest), float(axis.highest))
+        self.require_span([float(axis.lowest) for axis in axes], [float(axis.highest) for axis in axes])
+
+    @abstractmethod
+    def score(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "heads *points"]:
+        """Scores valid displacements; the one method that a subclass must write.
+
+        Args:
+            displacement: Displacements in pixels, finite and held by the encoding; the last axis has one entry per grid
+                axis.
+
+        Returns:
+            One score per head and displacement.
+        """
+
+    @property
+    def feature_width(self) -> int:
+        """Width D_p of `features`, or 0 where the score is not linear in shared features, as here."""
+        return 0
+
+    def feature_vectors(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points width"]:
+        """Returns the features of valid displacements; a subclass with a `feature_width` writes it.
+
+        Args:
+            displacement: As in `score`.
+
+        Returns:
+            r_δ, of width `feature_width`.
+
+        Raises:
+            NotImplementedError: The subclass has not written it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a feature_width, so it must have feature_vectors")
+
+    def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
+        """Raises EncodingRangeError where the encoding does not hold all displacements of a box; here it holds all.
+
+        Args:
+            lowest: Smallest displacement along each axis, in pixels.
+            highest: Largest along each axis.
+        """
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments besides sizes that rebuild the module, as JSON types; parameters are not among them."""
@@ -122,23 +177,6 @@ class Encoding(nn.Module, ABC):
         """Returns the module on one line."""
         return f"{type(self).__name__}({self.extra_repr()})"
 
-    @property
-    @abstractmethod
-    def feature_width(self) -> int:
-        """Width D_p of `features`, or 0 where the score is not linear in shared features."""
-
-    @abstractmethod
-    def _score(self, displacement: Tensor) -> Tensor:
-        """Scores valid displacements."""
-
-    @abstractmethod
-    def _features(self, displacement: Tensor) -> Tensor:
-        """Returns the features of valid displacements."""
-
-    @abstractmethod
-    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
-        """Raises EncodingRangeError where displacements from lowest to highest along an axis are not all held."""
-
     def _require_features(self) -> None:
         if not self.feature_width:
             raise ArgumentError(
@@ -152,8 +190,9 @@ class Encoding(nn.Module, ABC):
     def _displacements(
         self, axes: Sequence[Axis], dtype: torch.dtype, device: torch.device | None
     ) -> list[Float[Tensor, " _"]]:
-        """Lists the displacements of a grid along each axis, all of which the encoding holds."""
+        """Lists the displacements of a grid along each axis, all of which the encoding holds, before it is read."""
         self.require_axes(axes)
+        compute_parameters(self)
         return [axis.displacements(device).to(dtype) for axis in axes]
 
     def _require_points(self, displacement: Tensor) -> None:
@@ -163,65 +202,12 @@ class Encoding(nn.Module, ABC):
             flat = displacement.detach().reshape(-1, self.dims)
             if not torch.isfinite(flat).all():
                 raise ArgumentError(must_be("displacement", "finite", "a tensor with inf or nan"))
-            for axis, (low, high) in enumerate(zip(flat.amin(0).tolist(), flat.amax(0).tolist(), strict=True)):
-                self._require_span(axis, low, high)
+            self.require_span(flat.amin(0).tolist(), flat.amax(0).tolist())
 
-
-class AxisAdditiveEncoding(Encoding):
-    """An encoding whose score is a sum of one term per axis: s_h(δ) = Σ_a s_h,a(δ_a)."""
-
-    axis_additive = True
-
-    def axis_tables(
-        self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
-    ) -> list[Float[Tensor, "heads _"]]:
-        """Scores, for each axis alone, all displacements of a grid along it.
-
-        Args:
-            axes: Queries and keys along each axis.
-            dtype: Dtype in which to compute.
-            device: Where to compute.
-
-        Returns:
-            One table per axis, from the lowest to the highest displacement.
-
-        Raises:
-            ShapeError: The grid has another number of axes than the encoding.
-            EncodingRangeError: The grid has displacements that the encoding does not hold.
-        """
-        return [self._axis_score(n, along) for n, along in enumerate(self._displacements(axes, dtype, device))]
-
-    def axis_features(
-        self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
-    ) -> list[Float[Tensor, "_ width"]]:
-        """Returns, for each axis alone, the features of all displacements of a grid along it; r_δ = Σ_a r_a[δ_a].
-
-        Args:
-            axes: Queries and keys along each axis.
-            dtype: Dtype in which to compute.
-            device: Where to compute.
-
-        Returns:
-            One table per axis, from the lowest to the highest displacement, each of width `feature_width`.
-
-        Raises:
-            ArgumentError: The encoding has no features.
-            ShapeError: The grid has another number of axes than the encoding.
-            EncodingRangeError: The grid has displacements that the encoding does not hold.
-        """
-        self._require_features()
-        return [self._axis_features(n, along) for n, along in enumerate(self._displacements(axes, dtype, device))]
-
-    @abstractmethod
-    def _axis_features(self, axis: int, displacement: Float[Tensor, " points"]) -> Float[Tensor, "points width"]:
-        """Returns the features of valid displacements along one axis, which add up over the axes to `_features`."""
-
-    @abstractmethod
-    def _axis_score(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "heads *points"]:
-        """Scores valid displacements along one axis."""
-
-    def _score(self, displacement: Tensor) -> Tensor:
-        return sum(
-            (self._axis_score(axis, displacement[..., axis]) for axis in range(1, self.dims)),
-            self._axis_score(0, displacement[..., 0]),
-        )
+    def _fitting(self, scores: Tensor, points: Sequence[int], displacement: Tensor) -> Tensor:
+        """Checks the shape of what a subclass returned, and casts it."""
+        expected, found = (self.num_heads, *points), getattr(scores, "shape", None)
+        if found != expected:
+            came = type(scores).__name__ if found is None else tuple(found)
+            raise ShapeError(must_be(f"the score of {self}", f"of shape (heads, *points) = {expected}", came))
+        return scores.to(displacement.dtype)

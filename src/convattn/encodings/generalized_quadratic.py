@@ -1,7 +1,7 @@
 """Generalised quadratic encoding: each head looks at an ellipse around a centre."""
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from einops import einsum
@@ -9,7 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.encodings.centres import starting_centres
+from convattn.encodings.computed import computed, given_numbers, write_parameter
 from convattn.encodings.encoding import Encoding
+from convattn.errors import ArgumentError, must_be
 
 __all__ = ["GeneralizedQuadratic"]
 
@@ -56,15 +58,32 @@ class GeneralizedQuadratic(Encoding):
 
     @property
     def precision(self) -> Float[Tensor, "heads dims dims"]:
-        """Σ⁻¹ = SᵀS per head, in 1/pixel²."""
-        return self.shape.mT @ self.shape
+        """Σ⁻¹ = SᵀS per head, in 1/pixel². Assigning positive definite matrices writes `shape`; in place it raises."""
+        return computed(self.shape.mT @ self.shape, "precision", "shape")
+
+    @precision.setter
+    def precision(self, value: Any) -> None:
+        given = given_numbers("precision", value, tuple(self.shape.shape))
+        factors, failed = torch.linalg.cholesky_ex((given + given.mT) / 2)
+        most = self.dims * torch.finfo(self.shape.dtype).eps * given.abs().amax((-2, -1), keepdim=True)
+        if failed.any() or ((given - given.mT).abs() > most).any():
+            raise ArgumentError(must_be("precision", "symmetric and positive definite", value))
+        write_parameter(self, "shape", factors.mT)
 
     @property
     def feature_width(self) -> int:
         """Number of monomials of degree one and two."""
         return self.dims * (self.dims + 1) // 2 + self.dims
 
-    def _score(self, displacement: Tensor) -> Tensor:
+    def score(self, displacement: Tensor) -> Tensor:
+        """Scores displacements.
+
+        Args:
+            displacement: Displacements (*points, dims).
+
+        Returns:
+            Scores (heads, *points).
+        """
         offset = displacement - self.centres.to(displacement.dtype).view(
             self.num_heads, *(1,) * (displacement.ndim - 1), self.dims
         )
@@ -72,9 +91,14 @@ class GeneralizedQuadratic(Encoding):
         scaled = einsum(shape, offset, "heads rows dims, heads ... dims -> heads ... rows")
         return -(scaled**2).sum(-1) / 2
 
-    def _features(self, displacement: Tensor) -> Tensor:
+    def feature_vectors(self, displacement: Tensor) -> Tensor:
+        """Returns the features of displacements.
+
+        Args:
+            displacement: Displacements (*points, dims).
+
+        Returns:
+            Features (*points, feature_width).
+        """
         first, second = torch.triu_indices(self.dims, self.dims, device=displacement.device)
         return torch.cat([displacement[..., first] * displacement[..., second], displacement], dim=-1)
-
-    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
-        """Accepts every displacement."""

@@ -1,5 +1,6 @@
 """Learned axial encoding: one table of vectors per axis, shared by the heads (the paper's "learned")."""
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -7,9 +8,10 @@ from einops import einsum
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.encodings.encoding import AxisAdditiveEncoding
-from convattn.encodings.tables import read_table, require_extent
-from convattn.grid import PerAxis, axis_lists, whole_number
+from convattn.encodings.axis_additive import AxisAdditiveEncoding
+from convattn.encodings.hooks import compute_parameters
+from convattn.encodings.tables import chosen_extent, read_table, require_extent
+from convattn.grid import PerAxis, whole_number
 
 __all__ = ["LearnedAxial"]
 
@@ -34,7 +36,7 @@ class LearnedAxial(AxisAdditiveEncoding):
     """
 
     def __init__(
-        self, num_heads: int, dims: int, *, extent: PerAxis = 16, width: int = 400, head_vectors: bool = True
+        self, num_heads: int, dims: int, *, extent: PerAxis | None = None, width: int = 400, head_vectors: bool = True
     ) -> None:
         """Builds the encoding.
 
@@ -42,7 +44,10 @@ class LearnedAxial(AxisAdditiveEncoding):
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
             extent: E ≥ 1, for all axes or one each: displacements from −(E − 1) to E − 1 are held, which is what a grid
-                of E pixels has.
+                of E pixels has, padding included. None holds common sizes: 520 along a sequence (512 pixels, with up to
+                8 of padding on each side), 40 along each axis of an image (32 and 8), 20 of a volume (16 and 4). What
+                is larger than the images has entries that training never reaches; `attention_to_conv` then needs the
+                images' size, as `spatial=`.
             width: Width of the vectors, ≥ 1.
             head_vectors: Whether heads have vectors of their own.
 
@@ -50,7 +55,7 @@ class LearnedAxial(AxisAdditiveEncoding):
             ArgumentError: A size is out of range.
         """
         super().__init__(num_heads, dims)
-        self.extent = axis_lists("extent", extent, dims, least=1)
+        self.extent = chosen_extent(extent, dims)
         self.width = whole_number("width", width)
         self.tables = nn.ParameterList(torch.randn(2 * size - 1, self.width) for size in self.extent)
         self.head_vectors = nn.Parameter(0.02 * torch.randn(dims, num_heads, self.width)) if head_vectors else None
@@ -64,7 +69,17 @@ class LearnedAxial(AxisAdditiveEncoding):
         """Returns extent, width and head_vectors."""
         return {"extent": list(self.extent), "width": self.width, "head_vectors": self.head_vectors is not None}
 
-    def _axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+    def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+        """Scores displacements along one axis.
+
+        Args:
+            axis: Number of the axis.
+            displacement: Displacements along it.
+
+        Returns:
+            Scores (heads, *points).
+        """
+        compute_parameters(self.tables)
         if self.head_vectors is None:
             return displacement.new_zeros(self.num_heads, *displacement.shape)
         scores = einsum(
@@ -74,14 +89,28 @@ class LearnedAxial(AxisAdditiveEncoding):
         )
         return read_table(scores, displacement[..., None]).movedim(-1, 0)
 
-    def _axis_features(self, axis: int, displacement: Tensor) -> Tensor:
-        entries = read_table(self.tables[axis], displacement[:, None])
+    def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
+        """Returns the features of displacements along one axis.
+
+        Args:
+            axis: Number of the axis.
+            displacement: Displacements along it.
+
+        Returns:
+            Features (*points, feature_width).
+        """
+        compute_parameters(self.tables)
+        entries = read_table(self.tables[axis], displacement[..., None])
         return functional.pad(entries, (axis * self.width, (self.dims - 1 - axis) * self.width))
 
-    def _features(self, displacement: Tensor) -> Tensor:
-        return torch.cat(
-            [read_table(table, displacement[..., axis, None]) for axis, table in enumerate(self.tables)], dim=-1
-        )
+    def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
+        """Checks that the tables hold a box of displacements.
 
-    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
-        require_extent("LearnedAxial", self.extent, axis, lowest, highest)
+        Args:
+            lowest: Smallest displacement along each axis.
+            highest: Largest along each axis.
+
+        Raises:
+            EncodingRangeError: They do not.
+        """
+        require_extent(self, self.extent, lowest, highest)

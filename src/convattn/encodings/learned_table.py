@@ -1,13 +1,14 @@
 """Learned table: one free score per head and displacement."""
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from convattn.encodings.encoding import Encoding
-from convattn.encodings.tables import read_table, require_extent
-from convattn.grid import PerAxis, axis_lists
+from convattn.encodings.tables import chosen_extent, read_table, require_extent
+from convattn.grid import PerAxis
 
 __all__ = ["LearnedTable"]
 
@@ -26,35 +27,48 @@ class LearnedTable(Encoding):
         torch.Size([4, 13, 13])
     """
 
-    def __init__(self, num_heads: int, dims: int, *, extent: PerAxis = 16) -> None:
+    def __init__(self, num_heads: int, dims: int, *, extent: PerAxis | None = None) -> None:
         """Builds the encoding.
 
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            extent: E ≥ 1, for all axes or one each: displacements from −(E − 1) to E − 1 are held.
+            extent: E ≥ 1, for all axes or one each: displacements from −(E − 1) to E − 1 are held, which is what a grid
+                of E pixels has, padding included. None holds common sizes: 520 along a sequence (512 pixels, with up to
+                8 of padding on each side), 40 along each axis of an image (32 and 8), 20 of a volume (16 and 4). What
+                is larger than the images has entries that training never reaches; `attention_to_conv` then needs the
+                images' size, as `spatial=`.
 
         Raises:
             ArgumentError: A size is out of range.
         """
         super().__init__(num_heads, dims)
-        self.extent = axis_lists("extent", extent, dims, least=1)
+        self.extent = chosen_extent(extent, dims)
         self.scores = nn.Parameter(0.02 * torch.randn(num_heads, *(2 * size - 1 for size in self.extent)))
-
-    @property
-    def feature_width(self) -> int:
-        """None: the heads share nothing."""
-        return 0
 
     def options(self) -> dict[str, Any]:
         """Returns extent."""
         return {"extent": list(self.extent)}
 
-    def _score(self, displacement: Tensor) -> Tensor:
+    def score(self, displacement: Tensor) -> Tensor:
+        """Scores displacements.
+
+        Args:
+            displacement: Displacements (*points, dims).
+
+        Returns:
+            Scores (heads, *points).
+        """
         return read_table(self.scores.movedim(0, -1), displacement).movedim(-1, 0)
 
-    def _features(self, displacement: Tensor) -> Tensor:
-        return displacement[..., :0]
+    def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
+        """Checks that the tables hold a box of displacements.
 
-    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
-        require_extent("LearnedTable", self.extent, axis, lowest, highest)
+        Args:
+            lowest: Smallest displacement along each axis.
+            highest: Largest along each axis.
+
+        Raises:
+            EncodingRangeError: They do not.
+        """
+        require_extent(self, self.extent, lowest, highest)

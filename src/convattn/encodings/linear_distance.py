@@ -1,12 +1,14 @@
 """Linear distance: attention falls off exponentially with the distance to a centre."""
 
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings.encoding import AxisAdditiveEncoding
+from convattn.encodings.axis_additive import AxisAdditiveEncoding
+from convattn.encodings.computed import computed, given_numbers, write_parameter
+from convattn.errors import ArgumentError, must_be
 
 __all__ = ["LinearDistance"]
 
@@ -40,25 +42,28 @@ class LinearDistance(AxisAdditiveEncoding):
 
     @property
     def slope(self) -> Float[Tensor, " heads"]:
-        """M per head, in 1/pixel."""
-        return self.log_slope.exp()
+        """M per head, in 1/pixel. Assigning a number or one per head writes its logarithm; in place it raises."""
+        return computed(self.log_slope.exp(), "slope", "log_slope")
 
-    @property
-    def feature_width(self) -> int:
-        """None: the centre stands inside the norm."""
-        return 0
+    @slope.setter
+    def slope(self, value: Any) -> None:
+        logs = given_numbers("slope", value, (self.num_heads,)).log()
+        held = logs.to(self.log_slope.dtype).exp()
+        if not (torch.isfinite(held) & (held > 0)).all():
+            raise ArgumentError(must_be("slope", f"positive and finite in {self.log_slope.dtype}", value))
+        write_parameter(self, "log_slope", logs)
 
-    def _axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+    def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+        """Scores displacements along one axis.
+
+        Args:
+            axis: Number of the axis.
+            displacement: Displacements along it.
+
+        Returns:
+            Scores (heads, *points).
+        """
         shape = (-1,) + (1,) * displacement.ndim
         centre = self.centres[:, axis].to(displacement.dtype).view(shape)
         slope = self.log_slope.to(displacement.dtype).exp().view(shape)
         return -slope * (displacement - centre).abs()
-
-    def _axis_features(self, axis: int, displacement: Tensor) -> Tensor:  # noqa: ARG002 - none along any axis
-        return displacement.new_zeros(len(displacement), 0)
-
-    def _features(self, displacement: Tensor) -> Tensor:
-        return displacement[..., :0]
-
-    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
-        """Accepts every displacement."""

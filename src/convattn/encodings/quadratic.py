@@ -2,17 +2,34 @@
 
 import math
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from convattn.encodings.axis_additive import AxisAdditiveEncoding
 from convattn.encodings.centres import starting_centres
-from convattn.encodings.encoding import AxisAdditiveEncoding
+from convattn.encodings.computed import computed, given_numbers, write_parameter
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["Quadratic", "root_of_sharpness"]
+__all__ = ["Quadratic", "quadratic_axis_features", "root_of_sharpness"]
+
+
+def quadratic_axis_features(axis: int, displacement: Float[Tensor, "*points"], dims: int) -> Float[Tensor, "*points _"]:
+    """Returns what displacements along one axis add to r_δ = (‖δ‖², δ₁, …, δ_n), in which −α‖δ − Δ‖² is linear.
+
+    Args:
+        axis: The axis.
+        displacement: Displacements along it, in pixels.
+        dims: Number of axes n.
+
+    Returns:
+        Features of width n + 1.
+    """
+    features = displacement.new_zeros(*displacement.shape, 1 + dims)
+    features[..., 0], features[..., 1 + axis] = displacement**2, displacement
+    return features
 
 
 def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
@@ -89,27 +106,43 @@ class Quadratic(AxisAdditiveEncoding):
 
     @property
     def sharpness(self) -> Float[Tensor, " heads"]:
-        """α = ½·root² per head, in 1/pixel²."""
-        return self.root_sharpness**2 / 2
+        """α = ½·root² per head, in 1/pixel². Assigning a number or one per head writes the root; in place it raises."""
+        return computed(self.root_sharpness**2 / 2, "sharpness", "root_sharpness")
+
+    @sharpness.setter
+    def sharpness(self, value: Any) -> None:
+        given = given_numbers("sharpness", value, (self.num_heads,)).tolist()
+        roots = [root_of_sharpness(alpha, self.root_sharpness.dtype) for alpha in given]
+        write_parameter(self, "root_sharpness", torch.tensor(roots, dtype=torch.float64, device="cpu"))
 
     @property
     def feature_width(self) -> int:
         """D_p = n + 1."""
         return self.dims + 1
 
-    def _axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+    def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+        """Scores displacements along one axis.
+
+        Args:
+            axis: Number of the axis.
+            displacement: Displacements along it.
+
+        Returns:
+            Scores (heads, *points).
+        """
         shape = (-1,) + (1,) * displacement.ndim
         centre = self.centres[:, axis].to(displacement.dtype).view(shape)
         root = self.root_sharpness.to(displacement.dtype).view(shape)
         return -((root * (displacement - centre)) ** 2) / 2
 
-    def _axis_features(self, axis: int, displacement: Tensor) -> Tensor:
-        features = displacement.new_zeros(len(displacement), self.feature_width)
-        features[:, 0], features[:, 1 + axis] = displacement**2, displacement
-        return features
+    def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
+        """Returns the features of displacements along one axis.
 
-    def _features(self, displacement: Tensor) -> Tensor:
-        return torch.cat([(displacement**2).sum(-1, keepdim=True), displacement], dim=-1)
+        Args:
+            axis: Number of the axis.
+            displacement: Displacements along it.
 
-    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
-        """Accepts every displacement."""
+        Returns:
+            Features (*points, feature_width).
+        """
+        return quadratic_axis_features(axis, displacement, self.dims)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.encodings.encoding import AxisAdditiveEncoding
+from convattn.encodings.axis_additive import AxisAdditiveEncoding
 from convattn.errors import ArgumentError, must_be
 from convattn.grid import whole_number
 
@@ -64,16 +64,28 @@ class Sinusoidal(AxisAdditiveEncoding):
         phase = displacement[..., None] * self.max_period ** (-steps / self.frequencies)
         return torch.cat([phase.sin(), phase.cos()], dim=-1)
 
-    def _axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+    def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
+        """Scores displacements along one axis.
+
+        Args:
+            axis: Number of the axis.
+            displacement: Displacements along it.
+
+        Returns:
+            Scores (heads, *points).
+        """
         vectors = self.head_vectors[axis].to(displacement.dtype)
         return einsum(vectors, self._waves(displacement), "heads waves, ... waves -> heads ...")
 
-    def _axis_features(self, axis: int, displacement: Tensor) -> Tensor:
+    def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
+        """Returns the features of displacements along one axis.
+
+        Args:
+            axis: Number of the axis.
+            displacement: Displacements along it.
+
+        Returns:
+            Features (*points, feature_width).
+        """
         width = 2 * self.frequencies
         return functional.pad(self._waves(displacement), (axis * width, (self.dims - 1 - axis) * width))
-
-    def _features(self, displacement: Tensor) -> Tensor:
-        return torch.cat([self._waves(displacement[..., axis]) for axis in range(self.dims)], dim=-1)
-
-    def _require_span(self, axis: int, lowest: float, highest: float) -> None:
-        """Accepts every displacement."""

@@ -7,9 +7,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from convattn.encodings.encoding import Encoding
 from convattn.errors import EncodingRangeError
+from convattn.grid import PerAxis, axis_lists
 
-__all__ = ["read_table", "require_extent"]
+__all__ = ["chosen_extent", "read_table", "require_extent"]
+
+_COMMON = {1: 520, 2: 40, 3: 20}
+_SMALL = 8
+"""Extents by the number of axes: common sizes 512, 32 and 16 with some padding; fewer than 10^5 displacements."""
 
 
 def read_table(
@@ -37,22 +43,46 @@ def read_table(
     return result
 
 
-def require_extent(kind: str, extents: Sequence[int], axis: int, lowest: float, highest: float) -> None:
-    """Checks that a table holds a span of displacements.
+def chosen_extent(extent: PerAxis | None, dims: int) -> tuple[int, ...]:
+    """Reads the extent of a table, or chooses one that holds common sizes.
 
     Args:
-        kind: Name of the encoding, for the error.
+        extent: E ≥ 1, for all axes or one each, or None.
+        dims: Number of axes.
+
+    Returns:
+        E per axis.
+
+    Raises:
+        ArgumentError: It is no such number.
+
+    Example:
+        >>> chosen_extent(None, 2)
+        (40, 40)
+    """
+    return axis_lists("extent", _COMMON.get(dims, _SMALL) if extent is None else extent, dims, least=1)
+
+
+def require_extent(
+    encoding: Encoding, extents: Sequence[int], lowest: Sequence[float], highest: Sequence[float]
+) -> None:
+    """Checks that a table holds a box of displacements.
+
+    Args:
+        encoding: The encoding, for the error.
         extents: E per axis; the table holds −(E − 1), …, E − 1.
-        axis: The axis asked for.
-        lowest: Smallest displacement asked for.
-        highest: Largest displacement asked for.
+        lowest: Smallest displacement asked for along each axis.
+        highest: Largest along each axis.
 
     Raises:
         EncodingRangeError: It does not.
     """
-    reach, needed = extents[axis] - 1, max(-lowest, highest)
-    if needed > reach:
-        raise EncodingRangeError(
-            f"{kind} holds displacements from {-reach} to {reach} along axis {axis}, but {lowest:g} to {highest:g} are"
-            f" asked: build it with extent={-int(-needed // 1) + 1} or more"
-        )
+    needed = [max(-low, high) for low, high in zip(lowest, highest, strict=True)]
+    for axis, extent in enumerate(extents):
+        if needed[axis] > extent - 1:
+            kind, fitting = type(encoding).__name__, -int(-max(needed) // 1) + 1
+            raise EncodingRangeError(
+                f"{kind} holds displacements from {1 - extent} to {extent - 1} along axis {axis}, but {lowest[axis]:g}"
+                f" to {highest[axis]:g} are asked: build it with extent={fitting} or more, as in"
+                f" encoding={kind}({encoding.num_heads}, {encoding.dims}, extent={fitting})"
+            )

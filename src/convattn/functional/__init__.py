@@ -17,7 +17,13 @@ from convattn.functional.product import product_attention
 from convattn.functional.reference import attend, attention_weights, displacement_scores
 from convattn.functional.separable import separable_attention
 from convattn.functional.shift import Shifts, find_shifts, shift_attention
-from convattn.functional.shift_convolution import ShiftConvolution, shift_convolution
+from convattn.functional.shift_convolution import (
+    ShiftConvolution,
+    WindowConvolution,
+    shift_convolution,
+    window_convolution,
+)
+from convattn.functional.strided import take_every
 from convattn.functional.values import combine_heads
 
 __all__ = [
@@ -31,6 +37,7 @@ __all__ = [
     "PositionTables",
     "ShiftConvolution",
     "Shifts",
+    "WindowConvolution",
     "Work",
     "attend",
     "attention_weights",
@@ -55,5 +62,7 @@ __all__ = [
     "separable_attention",
     "shift_attention",
     "shift_convolution",
+    "take_every",
     "values_first_attention",
+    "window_convolution",
 ]

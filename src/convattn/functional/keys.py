@@ -9,7 +9,7 @@ from torch.nn import functional
 from convattn.errors import ShapeError
 from convattn.grid import Axis, Geometry
 
-__all__ = ["pad_keys", "query_pixels"]
+__all__ = ["pad_keys", "query_pixels", "spread"]
 
 _TORCH_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
@@ -41,7 +41,7 @@ def pad_keys(
     """
     if geometry.keeps_grid:
         return x
-    x = _spread(x, geometry.input_dilation)
+    x = spread(x, geometry.input_dilation)
     if all(pair == (0, 0) for pair in geometry.padding):
         return x
     slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
@@ -76,11 +76,21 @@ def query_pixels(
     return keys
 
 
-def _spread(x: Tensor, steps: Sequence[int]) -> Tensor:
-    """Puts step − 1 zeros between neighbouring pixels along each axis."""
+def spread(
+    x: Shaped[Tensor, "batch channels *spatial"], steps: Sequence[int]
+) -> Shaped[Tensor, "batch channels *spread"]:
+    """Puts zeros between neighbouring pixels.
+
+    Args:
+        x: Images.
+        steps: n of each axis, along which n − 1 zeros come between two pixels.
+
+    Returns:
+        The wider images; `x` itself where every n is 1.
+    """
     if set(steps) == {1}:
         return x
     sizes = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], steps, strict=True)]
-    spread = x.new_zeros(*x.shape[:2], *sizes)
-    spread[(slice(None), slice(None), *(slice(None, None, step) for step in steps))] = x
-    return spread
+    wide = x.new_zeros(*x.shape[:2], *sizes)
+    wide[(slice(None), slice(None), *(slice(None, None, step) for step in steps))] = x
+    return wide

@@ -204,7 +204,8 @@ def _narrow_tiles(weights: Tensor, negligible: float, length: int) -> list[Tile]
     last = keys - (most.flip(-1).cumsum(-1) <= negligible).sum(-1)
     tiles = []
     for start, lows, highs in zip(starts, first.tolist(), last.tolist(), strict=True):
-        spans = [slice(low, max(high, low + 1)) for low, high in zip(lows, highs, strict=True)]
+        firsts = [min(low, keys - 1) for low in lows]  # where a head sees zeros around the image alone, one key is left
+        spans = [slice(low, max(high, low + 1)) for low, high in zip(firsts, highs, strict=True)]
         tiles.append(Tile(slice(start, min(start + length, queries)), spans))
     return tiles
 

@@ -1,8 +1,9 @@
 """The convolution that hard heads are: its arguments, found once for images of one size."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from einops import rearrange
@@ -11,12 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.functional.keys import pad_keys
+from convattn.functional.strided import convolve, convolve_transposed
 from convattn.grid import Axis, Geometry
 
-__all__ = ["ShiftConvolution", "shift_convolution"]
-
-_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-_TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
+__all__ = ["ShiftConvolution", "WindowConvolution", "shift_convolution", "window_convolution"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,6 @@ class ShiftConvolution:
     extra: tuple[int, ...] | None
     cut: tuple[list[int], list[int], Sequence[Axis], Geometry] | None
 
-    @property
-    def plain(self) -> tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]] | None:
-        """The function, and its arguments between bias and groups, where all it takes is `kernel` and the images."""
-        if self.positions is not None or self.extra is not None or self.cut is not None:
-            return None
-        return _CONVOLUTIONS[len(self.taps)], (self.stride, self.padding, self.dilation)
-
     def __call__(self, x: Tensor, maps: Tensor, groups: int, bias: Tensor | None) -> Tensor:
         """Computes it.
 
@@ -65,19 +57,63 @@ class ShiftConvolution:
             maps = _joined(maps, self.positions, self.taps)
         if self.extra is not None:
             kernel = _transposed(maps, groups, self.taps)
-            compute = _TRANSPOSED[len(self.taps)]
-            return compute(x, kernel, bias, self.stride, self.padding, self.extra, groups, self.dilation)
+            return convolve_transposed(x, kernel, bias, self.stride, self.padding, self.extra, groups, self.dilation)
         if self.cut is not None:
             start, stop, axes, geometry = self.cut
             x = _window(pad_keys(x, geometry), axes, start, stop)
-        kernel = self.kernel(maps)
-        return _CONVOLUTIONS[len(self.taps)](x, kernel, bias, self.stride, self.padding, self.dilation, groups)
+        return self.convolve(x, self.kernel(maps), groups, bias)
+
+    def convolve(self, x: Tensor, kernel: Tensor, groups: int, bias: Tensor | None) -> Tensor:
+        """Applies a kernel to images that are padded as far as the convolution does not pad by itself.
+
+        Args:
+            x: Images.
+            kernel: (outputs, channels // groups, *taps).
+            groups: Number of blocks.
+            bias: Added to the output, or None.
+
+        Returns:
+            (batch, outputs, *queries).
+        """
+        return convolve(x, kernel, bias, self.stride, self.padding, self.dilation, groups)
 
     def kernel(self, maps: Tensor) -> Float[Tensor, "outputs channels_per_group *taps"]:
-        """Turns the matrices of taps into the kernel of a convolution, without a copy."""
-        heads, outputs, channels = maps.shape
-        kernel = (outputs, channels, *self.taps)
-        return maps.view(kernel) if heads == 1 else maps.movedim(0, -1).view(kernel)
+        """Turns the matrices of taps into the kernel of a convolution; a view of matrices that are held as one."""
+        return maps.movedim(0, -1).unflatten(-1, self.taps)
+
+
+class WindowConvolution(NamedTuple):
+    """The convolution that a layer is whose heads are the taps of its window, for images of any size.
+
+    Attributes:
+        displacements: The taps, row by row.
+        smallest: Smallest size of an image along each axis.
+        run: The convolution.
+    """
+
+    displacements: tuple[tuple[int, ...], ...]
+    smallest: tuple[int, ...]
+    run: ShiftConvolution
+
+
+def window_convolution(geometry: Geometry) -> WindowConvolution | None:
+    """Finds the convolution of one head per tap from the geometry alone.
+
+    Args:
+        geometry: The window, its steps and the padding.
+
+    Returns:
+        The convolution; None where torch's own do not pad so by themselves.
+    """
+    own = geometry.keeps_grid or (geometry.padding_mode == "zeros" and set(geometry.input_dilation) == {1})
+    if not own or any(before != after or before < 0 for before, after in geometry.padding):
+        return None
+    padding = tuple(before for before, _ in geometry.padding)
+    sizes = zip(geometry.kernel_size, geometry.dilation, padding, strict=True)
+    smallest = tuple(max(1, step * (taps - 1) + 1 - 2 * pad) for taps, step, pad in sizes)
+    taps = tuple(displacement for _, displacement in geometry.taps())
+    run = ShiftConvolution(geometry.stride, padding, geometry.dilation, geometry.kernel_size, None, None, None)
+    return WindowConvolution(taps, smallest, run)
 
 
 def shift_convolution(

@@ -2,6 +2,7 @@
 
 from convattn.layers.content import Content
 from convattn.layers.dimensional import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.layers.frozen import FrozenAttention
 from convattn.layers.fusion import fuse
 from convattn.layers.gated import (
     GatedRelativeAttention,
@@ -15,6 +16,7 @@ from convattn.layers.values import FactoredValues, MergedValues
 __all__ = [
     "Content",
     "FactoredValues",
+    "FrozenAttention",
     "GatedRelativeAttention",
     "GatedRelativeAttention1d",
     "GatedRelativeAttention2d",

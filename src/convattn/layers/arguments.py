@@ -1,13 +1,23 @@
 """What an attention layer checks of its arguments and of the images that it is given."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
-from convattn.encodings import Encoding, create_encoding
+from convattn.encodings import Encoding, ScoreFunction, Shift, create_encoding
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
-from convattn.grid import whole_number
+from convattn.grid import Geometry, whole_number
 
-__all__ = ["PATHS", "fitting_encoding", "fitting_path", "require_images", "require_sizes"]
+__all__ = [
+    "PATHS",
+    "fitting_encoding",
+    "fitting_path",
+    "image_shape",
+    "is_window",
+    "require_images",
+    "require_sizes",
+]
 
 PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
 """Ways to compute the layer, for its argument `impl`."""
@@ -41,11 +51,11 @@ def require_sizes(*, in_channels: int, out_channels: int, num_heads: int, groups
         raise ArgumentError(must_be("dropout", "a probability in [0, 1)", dropout))
 
 
-def fitting_encoding(encoding: str | Encoding, num_heads: int, dims: int) -> Encoding:
-    """Makes an encoding of its name; one that is already made must fit.
+def fitting_encoding(encoding: str | Encoding | Callable[[Tensor], Tensor], num_heads: int, dims: int) -> Encoding:
+    """Makes an encoding of its name, or of a function; one that is already made must fit.
 
     Args:
-        encoding: Name, or encoding.
+        encoding: Name, encoding, or function of displacements.
         num_heads: Heads of the layer.
         dims: Axes of the layer.
 
@@ -53,12 +63,15 @@ def fitting_encoding(encoding: str | Encoding, num_heads: int, dims: int) -> Enc
         The encoding.
 
     Raises:
-        ArgumentError: It is neither, or for other heads or axes; UnknownNameError where there is none of the name.
+        ArgumentError: It is none of these, or for other heads or axes; UnknownNameError where none has the name.
     """
     if isinstance(encoding, str):
         return create_encoding(encoding, num_heads, dims)
     if not isinstance(encoding, Encoding):
-        raise ArgumentError(must_be("encoding", "the name of an encoding or an Encoding", encoding))
+        if isinstance(encoding, type) or not callable(encoding):
+            expected = "the name of an encoding, an Encoding, or a function of displacements"
+            raise ArgumentError(must_be("encoding", expected, encoding))
+        return ScoreFunction(num_heads, dims, function=encoding)
     if (encoding.num_heads, encoding.dims) != (num_heads, dims):
         raise ArgumentError(must_be("encoding", f"for {num_heads} heads and {dims} axes", encoding))
     return encoding
@@ -97,6 +110,43 @@ def fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: float
     return impl
 
 
+def is_window(encoding: Encoding, geometry: Geometry) -> bool:
+    """Tells whether heads are the taps of a window, one for each, row by row.
+
+    Args:
+        encoding: The heads.
+        geometry: The window.
+
+    Returns:
+        Whether they are; never for heads that can learn where they look.
+    """
+    taps = tuple(displacement for _, displacement in geometry.taps())
+    return isinstance(encoding, Shift) and encoding.displacements == taps
+
+
+_AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
+
+
+def image_shape(shape: Sequence[int], channels: int, dims: int) -> tuple[int, ...]:
+    """Reads the shape of images.
+
+    Args:
+        shape: What the user gave.
+        channels: Channels of the images.
+        dims: Their spatial axes.
+
+    Returns:
+        The shape.
+
+    Raises:
+        ArgumentError: It is not as many whole numbers.
+    """
+    valid = isinstance(shape, Sequence) and not isinstance(shape, str) and len(shape) == dims + 2
+    if not valid or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape):
+        raise ArgumentError(must_be("shape", f"{dims + 2} whole numbers (batch, {channels}, {_AXES[dims]})", shape))
+    return tuple(shape)
+
+
 def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype) -> None:
     """Checks the shape and the dtype of images.
 
@@ -113,11 +163,11 @@ def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype) -> N
     """
     if x.ndim != dims + 2 or x.shape[1] != channels:
         raise ShapeError(must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape)))
-    castable = (
-        not x.is_meta
-        and torch.is_autocast_enabled(x.device.type)
-        and x.is_floating_point()
-        and x.dtype != torch.float64
-    )
-    if x.dtype != dtype and not castable:
+    if x.dtype is not dtype and not _castable(x):
         raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))
+
+
+def _castable(x: Tensor) -> bool:
+    """Tells whether autocast takes images of this dtype."""
+    autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    return autocast and x.is_floating_point() and x.dtype != torch.float64

@@ -1,15 +1,16 @@
 """One call of a layer without content: what a path needs to know before it sees an image."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 
 from convattn.encodings import Encoding
 from convattn.functional import Work
 from convattn.grid import Axis, Geometry
-from convattn.layers.values import FactoredValues, MergedValues
+from convattn.layers.values import whole_maps
 
 __all__ = ["Call", "work_of"]
 
@@ -20,7 +21,8 @@ class Call:
 
     Attributes:
         encoding: Displacement → score per head.
-        values: W_h.
+        value: W_val, or W_h itself.
+        output: W_out; None where `value` is W_h.
         bias: b, or None.
         geometry: Window, stride, padding and dilation.
         spatial: Sizes of the images.
@@ -33,7 +35,8 @@ class Call:
     """
 
     encoding: Encoding
-    values: MergedValues | FactoredValues
+    value: Tensor
+    output: Tensor | None
     bias: Tensor | None
     geometry: Geometry
     spatial: tuple[int, ...]
@@ -51,32 +54,42 @@ class Call:
 
     @property
     def values_known(self) -> bool:
-        """Whether parameters may be looked at, which a compiler's graph may not."""
-        numbers = self.encoding.parameters()
-        known = all(isinstance(number, nn.Parameter) and not number.is_meta for number in numbers)
-        return known and not torch.compiler.is_compiling()
+        """Whether the encoding's numbers may be looked at, which a compiler's graph and torch.func may not."""
+        if torch.compiler.is_compiling() or peek_interpreter_stack() is not None:
+            return False
+        return not any(number.is_meta for number in self.encoding.parameters())
 
-    @property
-    def learns_encoding(self) -> bool:
-        """Whether gradients flow to the encoding's parameters."""
-        return torch.is_grad_enabled() and any(number.requires_grad for number in self.encoding.parameters())
+    def with_numbers(self, value: Tensor, output: Tensor | None, bias: Tensor | None) -> "Call":
+        """Returns the same call with other tensors for the same numbers.
+
+        Args:
+            value: W_val, or W_h itself.
+            output: W_out; None where `value` is W_h.
+            bias: b, or None.
+
+        Returns:
+            The call.
+        """
+        return replace(self, value=value, output=output, bias=bias)
+
+    def maps(self) -> Tensor:
+        """Returns W_h, (heads, outputs, channels // groups)."""
+        return whole_maps(self.value, self.output, self.work.groups)
 
 
-def work_of(
-    values: MergedValues | FactoredValues, shape: Sequence[int], axes: Sequence[Axis], dtype: torch.dtype
-) -> Work:
+def work_of(value: Tensor, output: Tensor | None, shape: Sequence[int], axes: Sequence[Axis], itemsize: int) -> Work:
     """Gathers the sizes of a call.
 
     Args:
-        values: W_h.
+        value: W_val, or W_h itself.
+        output: W_out; None where `value` is W_h.
         shape: Shape of the images, (batch, channels, *spatial).
         axes: Queries and keys along each axis.
-        dtype: Dtype of the images.
+        itemsize: Bytes of a number of the images.
 
     Returns:
         The sizes, of which costs are made.
     """
-    value, output = values.factors()
     return Work(
         batch=shape[0],
         channels=shape[1],
@@ -87,5 +100,5 @@ def work_of(
         keys=tuple(axis.keys for axis in axes),
         inner=value.shape[1],
         factored=output is not None,
-        itemsize=dtype.itemsize,
+        itemsize=itemsize,
     )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.encodings import AxisAdditiveEncoding, Shift
 from convattn.errors import ArgumentError
 from convattn.functional import (
     Bands,
@@ -31,7 +31,7 @@ from convattn.functional import (
 from convattn.functional.plan import SLOWNESS
 from convattn.layers.call import Call
 
-__all__ = ["Prepared", "compute", "prepare", "without_gradient"]
+__all__ = ["Prepared", "compute", "prepare"]
 
 _HARD = 1 / 8
 """Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
@@ -51,24 +51,19 @@ class Prepared(NamedTuple):
         order: "weights" or "values" first.
         reason: Why this path.
         made: Weights along each axis, those of a grid of heads, bands, filters, or shifts.
+        unmoved: Scores of hard heads that learn: their gradient is zero, not missing.
     """
 
     path: str
     order: str
     reason: str
     made: list[Tensor] | GridAttention | Bands | Filters | Shifts
+    unmoved: tuple[Tensor, ...] = ()
 
     @property
     def leak(self) -> float:
         """Largest share of attention that the path leaves out."""
         return self.made.leak if isinstance(self.made, Shifts | Bands) else 0.0
-
-    @property
-    def size(self) -> int:
-        """Bytes that keeping it takes."""
-        if isinstance(self.made, GridAttention):
-            return self.made.nbytes
-        return sum(t.nbytes for t in self.made if isinstance(t, Tensor))
 
 
 def prepare(call: Call) -> Prepared:
@@ -90,7 +85,7 @@ def prepare(call: Call) -> Prepared:
     if call.impl == "fourier":
         return _fourier(call, "demanded")
     if isinstance(call.encoding, AxisAdditiveEncoding):
-        return _by_axis(call, call.encoding)
+        return _fixed(call) or _by_axis(call, call.encoding)
     return (_is_long(call) and _long(call, _table(call), "one axis")) or _of_pairs(call)
 
 
@@ -118,11 +113,11 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
     """
     made, groups = prepared.made, call.work.groups
     if isinstance(made, Shifts):
-        maps = call.values.maps()
-        if call.learns_encoding:
-            maps = without_gradient(maps, call.encoding)
+        maps = call.maps()
+        if prepared.unmoved:
+            maps = _NoGradient.apply(maps, *prepared.unmoved)
         return shift_attention(made, call.axes, call.geometry, x, maps, groups, call.bias)
-    maps = call.values.maps()
+    maps = call.maps()
     if isinstance(made, GridAttention) and not _needs_products(x, maps, call.bias):
         return made(x, maps, groups, call.bias)
     keys, order = pad_keys(x, call.geometry), prepared.order
@@ -138,11 +133,22 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
         dropped = [nn.functional.dropout(weight, call.dropout) for weight in made] if call.dropout else made
         weights = [weight.to(keys.dtype) for weight in dropped]
         if order == "values":
-            y = values_first_attention(weights, flat, *call.values.factors(), groups)
+            y = values_first_attention(weights, flat, call.value, call.output, groups)
         else:
             y = product_attention(weights, flat, maps, groups)
     y = y.view(*y.shape[:2], *(len(axis.queries) for axis in call.axes))
     return y if call.bias is None else y + call.bias.to(y.dtype).view(-1, *(1,) * len(call.axes))
+
+
+def _fixed(call: Call) -> Prepared | None:
+    """Prepares the convolution that heads with fixed displacements are; None where softmax is asked for or better."""
+    if not isinstance(call.encoding, Shift) or call.impl == "separable":
+        return None
+    shifts = Shifts(call.encoding.displacements, leak=0.0)
+    if call.impl != "shift" and not _compact(shifts):
+        return None
+    reason = "demanded" if call.impl == "shift" else "each head looks at one displacement: a convolution"
+    return Prepared("shift", "weights", reason, shifts)
 
 
 def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
@@ -156,15 +162,25 @@ def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:
     if call.impl == "shift":
         if shifts is None:
             raise ArgumentError(
-                "impl must be another than 'shift' here, because the heads are not hard: over"
-                f" {most:.2g} of their attention is not at one displacement, or the values cannot be looked at"
+                f"impl='shift' needs hard heads: more than {most:.2g} of their attention falls outside one pixel, or a"
+                " compiled graph cannot look; use impl='auto'"
             )
-        return Prepared("shift", "weights", "demanded", shifts)
-    gradient_is_zero = shifts is not None and (shifts.leak == 0 or not call.learns_encoding)
-    if shifts is not None and gradient_is_zero and math.prod(shifts.window[1]) <= 2 * call.work.heads:
+        return Prepared("shift", "weights", "demanded", shifts, _learning(tables))
+    if shifts is not None and (shifts.leak == 0 or not _learning(tables)) and _compact(shifts):
         rest = f" (all but {shifts.leak:.2g} of its attention)" if shifts.leak else ""
-        return Prepared("shift", "weights", f"each head looks at one pixel{rest}: a convolution", shifts)
+        reason = f"each head looks at one pixel{rest}: a convolution"
+        return Prepared("shift", "weights", reason, shifts, _learning(tables))
     return _separable(call, tables, "the scores are a sum over axes: one softmax per axis")
+
+
+def _learning(tables: list[Tensor]) -> tuple[Tensor, ...]:
+    """Returns the tables of scores through which a gradient flows."""
+    return tuple(table for table in tables if table.requires_grad)
+
+
+def _compact(shifts: Shifts) -> bool:
+    """Tells whether the kernel that holds all heads is not mostly zeros."""
+    return math.prod(shifts.window[1]) <= 2 * len(shifts.offsets)
 
 
 def _separable(call: Call, tables: list[Tensor], reason: str) -> Prepared:
@@ -173,7 +189,7 @@ def _separable(call: Call, tables: list[Tensor], reason: str) -> Prepared:
         return prepared
     order, work = call.work.order(by_axis=True), call.work
     shareable = call.dtype in (torch.float32, torch.float64) and call.device.type == "cpu" and len(call.axes) < 3
-    if shareable and call.values_known and not call.learns_encoding and not (work.factored and order == "values"):
+    if shareable and call.values_known and not _learning(tables) and not (work.factored and order == "values"):
         with torch.no_grad():
             grid = find_head_grid(tables, call.axes, call.geometry, call.dtype)
             if grid is not None:
@@ -240,29 +256,17 @@ def _table(call: Call) -> Tensor:
         return call.encoding.table(call.axes, call.softmax_dtype, call.device)
 
 
-def without_gradient(maps: Tensor, encoding: Encoding) -> Tensor:
-    """Passes the matrices of hard heads on, so that the gradient of their encoding is zero and not missing.
+class _NoGradient(torch.autograd.Function):
+    """Passes the matrices of hard heads on; the gradient of the heads' scores is zero, and not missing.
 
     Not the output: what follows may change that in place, which torch forbids where a custom function returned it.
-
-    Args:
-        maps: W_h.
-        encoding: The heads' encoding.
-
-    Returns:
-        W_h.
     """
-    return _NoGradient.apply(maps, *encoding.parameters())
-
-
-class _NoGradient(torch.autograd.Function):
-    """Passes a tensor on; its gradient with respect to the others is zero, as that of a hard head is."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, *others: Tensor) -> Tensor:
-        ctx.save_for_backward(*others)
-        return y.view_as(y)
+    def forward(ctx: Any, maps: Tensor, *scores: Tensor) -> Tensor:
+        ctx.save_for_backward(*scores)
+        return maps.view_as(maps)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return gradient, *(torch.zeros_like(other) for other in ctx.saved_tensors)
+        return gradient, *(torch.zeros_like(table) for table in ctx.saved_tensors)

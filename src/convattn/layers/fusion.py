@@ -66,9 +66,10 @@ def fuse(layer: _Layer, following: nn.Module) -> _Layer:
     fused = copy.deepcopy(layer)
     with torch.no_grad():
         if isinstance(fused.values, MergedValues):
-            fused.values.weight = _times(weight, fused.values.weight)
+            product = fused.values.held(_times(weight, fused.values.maps()))
+            fused.values.weight = _rounded("values", product, like=fused.values.weight)
         else:
-            fused.values.output = _times(weight, fused.values.output)
+            fused.values.output = _rounded("values", _times(weight, fused.values.output), like=fused.values.output)
         fused.bias = _joined_bias(weight, bias, fused.bias)
     fused.out_channels = len(weight)
     return fused
@@ -138,12 +139,10 @@ def _require_no_hooks(module: nn.Module) -> None:
         )
 
 
-def _times(weight: Tensor, matrices: nn.Parameter) -> nn.Parameter:
-    """Multiplies each head's matrix from the left."""
-    product: Float[Tensor, "heads outputs inputs"] = einsum(
-        weight.double(), matrices.double(), "outputs channels, heads channels inputs -> heads outputs inputs"
-    )
-    return _rounded("values", product, matrices.dtype, learns=matrices.requires_grad)
+def _times(weight: Tensor, matrices: Float[Tensor, "heads channels inputs"]) -> Float[Tensor, "heads outputs inputs"]:
+    """Multiplies each head's matrix from the left, in float64."""
+    pattern = "outputs channels, heads channels inputs -> heads outputs inputs"
+    return einsum(weight.double(), matrices.double(), pattern)
 
 
 def _joined_bias(weight: Tensor, bias: Tensor | None, before: nn.Parameter | None) -> nn.Parameter | None:
@@ -154,12 +153,13 @@ def _joined_bias(weight: Tensor, bias: Tensor | None, before: nn.Parameter | Non
     if before is not None:
         terms.append(weight.double() @ before.double())
     learns = any(term is not None and term.requires_grad for term in (bias, before))
-    return _rounded("bias", sum(terms[1:], terms[0]), weight.dtype, learns=learns)
+    like = nn.Parameter(weight[:0], requires_grad=learns)
+    return _rounded("bias", sum(terms[1:], terms[0]), like=like)
 
 
-def _rounded(what: str, exact: Float[Tensor, "*shape"], dtype: torch.dtype, *, learns: bool) -> nn.Parameter:
-    """Rounds to a dtype, once."""
-    rounded = exact.to(dtype, copy=True)
+def _rounded(what: str, exact: Float[Tensor, "*shape"], *, like: nn.Parameter) -> nn.Parameter:
+    """Rounds once to the dtype of a parameter, and makes one that learns where that does."""
+    rounded = exact.to(like.dtype, copy=True).contiguous()
     if not rounded.is_meta and not torch.isfinite(rounded).all():
-        raise ConversionError(f"cannot fuse: the merged {what} would not be finite in {dtype}")
-    return nn.Parameter(rounded, requires_grad=learns)
+        raise ConversionError(f"cannot fuse: the merged {what} would not be finite in {like.dtype}")
+    return nn.Parameter(rounded, requires_grad=like.requires_grad)

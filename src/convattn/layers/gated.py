@@ -1,10 +1,11 @@
 """Gated attention: each head mixes a content distribution and a position distribution."""
 
 from abc import ABC
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnknownNameError, must_be
@@ -47,7 +48,7 @@ class GatedRelativeAttention(RelativeAttention, ABC):
         in_channels: int,
         out_channels: int,
         num_heads: int,
-        encoding: str | Encoding,
+        encoding: str | Encoding | Callable[[Tensor], Tensor],
         *,
         gate: GateKind = "sigmoid",
         content: Content = Content(position=False, content_bias=False),  # noqa: B008 - frozen
@@ -61,7 +62,7 @@ class GatedRelativeAttention(RelativeAttention, ABC):
             in_channels: D_in ≥ 1.
             out_channels: D_out ≥ 1.
             num_heads: N_h ≥ 1.
-            encoding: Name of an encoding, or one for as many heads and axes.
+            encoding: Name of an encoding, an encoding for as many heads and axes, or a function of displacements.
             gate: "sigmoid", or "tanh", which starts closed on content.
             content: Terms of the content distribution; by default content–content alone.
             device: Where to put the parameters.

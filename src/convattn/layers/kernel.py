@@ -1,24 +1,30 @@
 """What code that holds a convolution asks it for, of a layer in its place."""
 
 import math
+from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
 from convattn.grid import Geometry
-from convattn.layers.values import FactoredValues, MergedValues
 
 __all__ = ["HasKernel"]
 
 
-class HasKernel(nn.Module):
+class HasKernel(nn.Module, ABC):
     """A layer that, with one head per tap of its window, shows its matrices as a convolution's weight.
 
     Code that holds a convolution asks it for `weight.dtype`, `weight.device` or `weight` itself, and for its steps, in
     order to pad its input; so it may ask a layer that took a convolution's place.
     """
 
-    geometry: Geometry
-    values: MergedValues | FactoredValues
+    @property
+    @abstractmethod
+    def geometry(self) -> Geometry:
+        """Window, stride, padding and dilation, one entry per axis."""
+
+    @abstractmethod
+    def _maps(self) -> Tensor:
+        """Returns W_h, (heads, outputs, channels // groups)."""
 
     @property
     def weight(self) -> Tensor:
@@ -27,7 +33,7 @@ class HasKernel(nn.Module):
         Raises:
             AttributeError: The layer has not one head per tap of its window.
         """
-        maps, taps = self.values.maps(), self.geometry.kernel_size
+        maps, taps = self._maps(), self.geometry.kernel_size
         if len(maps) != math.prod(taps):
             raise AttributeError(f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'")
         return maps.movedim(0, -1).unflatten(-1, taps)

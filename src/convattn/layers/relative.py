@@ -1,29 +1,33 @@
 """Relative self-attention on grids of any number of axes."""
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import Encoding
+from convattn.encodings import Encoding, Shift
 from convattn.errors import ArgumentError, must_be
-from convattn.functional import attend, attention_weights, displacement_scores, gated_weights, pad_keys
-from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_number
-from convattn.layers.arguments import fitting_encoding, fitting_path, require_images, require_sizes
+from convattn.functional import attend, pad_keys, window_convolution
+from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists
+from convattn.layers.arguments import fitting_encoding, fitting_path, is_window, require_images, require_sizes
 from convattn.layers.call import Call, work_of
 from convattn.layers.content import Content, ContentScores
-from convattn.layers.description import describe, describe_content
-from convattn.layers.execution import compute
+from convattn.layers.description import describe_layer
+from convattn.layers.execution import compute, prepare
 from convattn.layers.gate import GateKind, looks_at_content, share_of_position
-from convattn.layers.kept import Kept
 from convattn.layers.kernel import HasKernel
-from convattn.layers.values import FactoredValues, MergedValues
+from convattn.layers.options import layer_options, printed_options
+from convattn.layers.values import make_values
+from convattn.layers.weights import explicit_weights
 from convattn.records import Plan
 
 __all__ = ["RelativeAttention"]
+
+_CONVOLUTION_PATHS = ("auto", "shift")
+"""Paths on which hard heads run as a convolution."""
 
 
 class RelativeAttention(HasKernel, ABC):
@@ -41,9 +45,7 @@ class RelativeAttention(HasKernel, ABC):
         content: Content scores, or None.
         bias: b, (out_channels,), or None.
         gate, gate_kind: λ or g, (heads,), of a gated layer, and the function that makes a share of it; or None.
-        geometry: Window, stride, padding and dilation, one entry per axis.
         dropout: Probability with which an attention weight is dropped in training.
-        impl: Path demanded, or "auto".
     """
 
     dims: ClassVar[int]
@@ -54,7 +56,7 @@ class RelativeAttention(HasKernel, ABC):
         in_channels: int,
         out_channels: int,
         num_heads: int,
-        encoding: str | Encoding,
+        encoding: str | Encoding | Callable[[Tensor], Tensor],
         *,
         head_width: int | None = None,
         content: bool | Content = False,
@@ -68,6 +70,7 @@ class RelativeAttention(HasKernel, ABC):
         bias: bool = True,
         dropout: float = 0.0,
         impl: str = "auto",
+        kernel_values: bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -77,7 +80,8 @@ class RelativeAttention(HasKernel, ABC):
             in_channels: D_in ≥ 1.
             out_channels: D_out ≥ 1.
             num_heads: N_h ≥ 1.
-            encoding: Name of an encoding, built with its defaults, or an encoding for as many heads and axes.
+            encoding: Name of an encoding, built with its defaults; an encoding for as many heads and axes; or a
+                function of displacements, (*points, dims) in pixels → (heads, *points).
             head_width: D_h ≥ 1; None holds each W_h whole ("merged" heads, of full rank).
             content: Whether scores depend on the input, or which of their terms do.
             kernel_size: Window that gives the output its size, as in `nn.ConvNd`; it does not limit what is
@@ -96,6 +100,9 @@ class RelativeAttention(HasKernel, ABC):
                 by itself; without gate and dropout; on the CPU without gradients), "fourier" (fast transforms),
                 "separable" (one softmax per axis; axis-additive encodings), "shift" (a convolution; hard heads of
                 axis-additive encodings; their gradient is zero) or "auto": what `plan` chooses.
+            kernel_values: Whether the matrices W_h are held as the kernel of a convolution, (out_channels,
+                in_channels // groups, *kernel_size), which takes one head per tap; None does so where the layer runs as
+                that convolution, because its encoding is a `Shift`. The function is the same.
             device: Where to put the parameters.
             dtype: Dtype of the parameters, the encoding's included.
 
@@ -109,7 +116,7 @@ class RelativeAttention(HasKernel, ABC):
         )
         self.in_channels, self.out_channels, self.num_heads, self.groups = in_channels, out_channels, num_heads, groups
         self.dropout, self.head_width = float(dropout), head_width
-        self.geometry = Geometry.parse(
+        self._geometry = geometry = Geometry.parse(
             self.dims,
             kernel_size=kernel_size,
             stride=stride,
@@ -119,11 +126,12 @@ class RelativeAttention(HasKernel, ABC):
             input_dilation=input_dilation,
         )
         self.encoding = fitting_encoding(encoding, num_heads, self.dims)
-        if head_width is None:
-            self.values: MergedValues | FactoredValues = MergedValues(num_heads, in_channels, out_channels, groups)
-        else:
-            whole_number("head_width", head_width)
-            self.values = FactoredValues(num_heads, in_channels, out_channels, groups, head_width=head_width)
+        self._window = window_convolution(geometry)
+        if kernel_values is None:
+            kernel_values = head_width is None and impl in _CONVOLUTION_PATHS and is_window(self.encoding, geometry)
+        self.values = make_values(
+            num_heads, in_channels, out_channels, groups, head_width, geometry.kernel_size if kernel_values else None
+        )
         if not isinstance(content, bool | Content):
             raise ArgumentError(must_be("content", "True, False or a Content", content))
         self.content_terms = terms = Content() if content is True else content or None
@@ -132,8 +140,7 @@ class RelativeAttention(HasKernel, ABC):
         self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
         self.gate_kind: GateKind | None = None
         self.register_parameter("gate", None)
-        self.impl = fitting_path(impl, self.encoding, content=terms is not None, dropout=self.dropout)
-        self._kept = Kept()
+        self.impl = impl
         self.to(device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
@@ -150,19 +157,32 @@ class RelativeAttention(HasKernel, ABC):
             ArgumentError: The dtype of x is not that of the weights.
             DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
-        content = self.content is not None and looks_at_content(self.content, self.gate, self.gate_kind, self.impl)
-        afresh = content or torch.compiler.is_compiling() or (self.training and self.dropout)
-        if not afresh and (y := self._kept.attend(x, self, self.geometry, self.impl)) is not None:
+        content = self.needs_content()
+        if not content and (y := self._convolve(x)) is not None:
             return y
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
         if not content and self.impl != "reference":
-            call = self._call(x.shape, x.dtype, x.device, axes)
-            return compute(call, self._kept.prepare(call, training=self.training), x)
+            call = self.call(x.shape, x.dtype, x.device, axes)
+            return compute(call, prepare(call), x)
         keys = pad_keys(x, self.geometry)
         explicit = self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex")
         y = self._reference(keys, axes, content=content) if explicit else self._content(keys, axes)
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
+
+    @property
+    def geometry(self) -> Geometry:
+        """Window, stride, padding and dilation, one entry per axis; fixed when the layer is made."""
+        return self._geometry
+
+    @property
+    def impl(self) -> str:
+        """Path demanded, or "auto"; checked when it is assigned."""
+        return self._impl
+
+    @impl.setter
+    def impl(self, path: str) -> None:
+        self._impl = fitting_path(path, self.encoding, content=self.content is not None, dropout=self.dropout)
 
     def plan(
         self, shape: Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -186,17 +206,7 @@ class RelativeAttention(HasKernel, ABC):
             >>> RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic").plan((1, 3, 32, 32)).path
             'separable'
         """
-        weight = next(self.values.parameters())
-        sizes = axis_lists("shape", shape, self.dims + 2, least=0)
-        x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
-        self._require_images(x)
-        call = self._call(x.shape, x.dtype, torch.device(device or weight.device), self.geometry.axes(x.shape[2:]))
-        if self.content is not None and looks_at_content(self.content, self.gate, self.gate_kind, self.impl):
-            auto = ("content", "the scores depend on the input")
-            path, reason = auto if self.impl == "auto" else (self.impl, "demanded")
-            width = self.content.query.out_features // self.num_heads
-            return describe_content(call, path, reason, width, features=self.content.uses_position)
-        return describe(call, None if self.impl == "reference" else self._kept.prepare(call, training=self.training))
+        return describe_layer(self, shape, dtype, device)
 
     def attention(
         self, spatial: Sequence[int] | Float[Tensor, "batch channels *spatial"]
@@ -228,48 +238,32 @@ class RelativeAttention(HasKernel, ABC):
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments that rebuild the layer, encoding and content apart, as JSON types."""
-        return {
-            "in_channels": self.in_channels,
-            "out_channels": self.out_channels,
-            "num_heads": self.num_heads,
-            "head_width": self.head_width,
-            "kernel_size": list(self.geometry.kernel_size),
-            "stride": list(self.geometry.stride),
-            "padding": [list(pair) for pair in self.geometry.padding],
-            "padding_mode": self.geometry.padding_mode,
-            "dilation": list(self.geometry.dilation),
-            "input_dilation": list(self.geometry.input_dilation),
-            "groups": self.groups,
-            "bias": self.bias is not None,
-            "dropout": self.dropout,
-            "impl": self.impl,
-            **({} if self.gate_kind is None else {"gate": self.gate_kind}),
-        }
+        return layer_options(self)
 
     def extra_repr(self) -> str:
         """Returns the arguments, for printing; those at their defaults are left out."""
-        plain = {"head_width": None, "groups": 1, "bias": True, "dropout": 0.0, "impl": "auto", "gate": "sigmoid"}
-        plain |= vars(Geometry.parse(self.dims))
-        shown = {k: v for k, v in {**self.options(), **vars(self.geometry)}.items() if k in plain and v != plain[k]}
-        sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}"]
-        return ", ".join(sizes + [f"{name}={value!r}" for name, value in shown.items()])
+        return printed_options(self)
+
+    def _convolve(self, x: Tensor) -> Tensor | None:
+        """Computes the layer as a convolution where its heads are the taps of its window; nothing is kept for that."""
+        window, encoding, values = self._window, self.encoding, self.values
+        if window is None or type(encoding) is not Shift or encoding.displacements != window.displacements:
+            return None
+        if self._impl not in _CONVOLUTION_PATHS or (self.dropout and self.training):
+            return None
+        kernel = window.run.kernel(values.maps()) if values.kernel_size is None else values()
+        require_images(x, self.in_channels, self.dims, kernel.dtype)
+        if any(size < least for size, least in zip(x.shape[2:], window.smallest, strict=True)):
+            return None
+        return window.run.convolve(x, kernel, self.groups, self.bias)
 
     def _require_images(self, x: Tensor) -> None:
         require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)
 
     def _weights(self, keys: Tensor | None, axes: Sequence[Axis]) -> Tensor:
         """Weights in at least float32: (heads, queries, keys), with content (images, heads, queries, keys)."""
-        parameter = next(self.values.parameters())
-        dtype = torch.promote_types(parameter.dtype if keys is None else keys.dtype, torch.float32)
-        with torch.autocast(parameter.device.type, enabled=False):
-            position = displacement_scores(self.encoding.table(axes, dtype, parameter.device), axes)
-        if self.content is None or keys is None:
-            return attention_weights(position)
-        content = self.content(keys, axes, self.encoding)
         share = share_of_position(self.gate, self.gate_kind)
-        if share is None:
-            return attention_weights(position + content)
-        return gated_weights(attention_weights(content), attention_weights(position), share)
+        return explicit_weights(self.encoding, self.content, share, keys, axes, next(self.values.parameters()))
 
     def _reference(self, keys: Tensor, axes: Sequence[Axis], *, content: bool) -> Tensor:
         weights, dropout = self._weights(keys if content else None, axes), self.dropout if self.training else 0.0
@@ -283,18 +277,38 @@ class RelativeAttention(HasKernel, ABC):
             keys, axes, self.encoding, self.values.maps(), self.groups, share=share, dropout=dropout, path=self.impl
         )
 
-    def _call(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, axes: tuple[Axis, ...]) -> Call:
-        """Gathers what a path needs to know before it sees an image."""
+    def call(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, axes: tuple[Axis, ...]) -> Call:
+        """Gathers what a path without content needs to know before it sees an image.
+
+        Args:
+            shape: Shape of the images, (batch, in_channels, *spatial).
+            dtype: Their dtype.
+            device: Their device.
+            axes: Queries and keys along each axis.
+
+        Returns:
+            The call, in the layer's present mode.
+        """
+        value, output = self.values.factors()
         return Call(
             encoding=self.encoding,
-            values=self.values,
+            value=value,
+            output=output,
             bias=self.bias,
             geometry=self.geometry,
             spatial=tuple(shape[2:]),
             axes=axes,
-            work=work_of(self.values, shape, axes, dtype),
-            impl=self.impl,
+            work=work_of(value, output, shape, axes, dtype.itemsize),
+            impl=fitting_path(self.impl, self.encoding, content=self.content is not None, dropout=self.dropout),
             dropout=self.dropout if self.training else 0.0,
             dtype=dtype,
             device=device,
         )
+
+    def needs_content(self) -> bool:
+        """Tells whether a call in the present mode looks at content scores."""
+        content = self.content
+        return content is not None and looks_at_content(content, self.gate, self.gate_kind, self._impl)
+
+    def _maps(self) -> Tensor:
+        return self.values.maps()

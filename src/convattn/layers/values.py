@@ -1,5 +1,6 @@
 """The heads' matrices W_h, held whole or as a product of two narrow ones."""
 
+import math
 from typing import final
 
 import torch
@@ -7,19 +8,60 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["FactoredValues", "MergedValues"]
+from convattn.errors import ArgumentError, must_be
+from convattn.grid import whole_number
+
+__all__ = ["FactoredValues", "MergedValues", "make_values", "whole_maps"]
+
+
+def whole_maps(
+    value: Float[Tensor, "heads inner channels_per_group"],
+    output: Float[Tensor, "heads outputs inner_per_group"] | None,
+    groups: int,
+) -> Float[Tensor, "heads outputs channels_per_group"]:
+    """Multiplies the two factors of each head's matrix, W_h = W_out^(h) W_val^(h), group by group.
+
+    Args:
+        value: W_val, or W_h itself.
+        output: W_out; None where `value` is W_h.
+        groups: Number of blocks of each matrix.
+
+    Returns:
+        W_h.
+    """
+    if output is None:
+        return value
+    product = einsum(
+        rearrange(output, "heads (groups outputs) width -> heads groups outputs width", groups=groups),
+        rearrange(value, "heads (groups width) channels -> heads groups width channels", groups=groups),
+        "heads groups outputs width, heads groups width channels -> heads groups outputs channels",
+    )
+    return rearrange(product, "heads groups outputs channels -> heads (groups outputs) channels")
 
 
 @final
 class MergedValues(nn.Module):
-    """One whole matrix per head, W_h = `weight[h]`; together one D_out × (N_h·D_in) matrix.
+    """One whole matrix per head, W_h; together one D_out × (N_h·D_in) matrix.
+
+    Calling the module returns `weight`, and runs hooks such as those of pruning and weight normalisation.
 
     Attributes:
-        weight: (heads, outputs, inputs // groups); U(−b, b) with b = 1/√(heads·inputs/groups), as `nn.ConvNd` draws its
-            weight when a head stands for a tap.
+        weight: (heads, outputs, inputs // groups), W_h = `weight[h]`; or, held as the kernel of a convolution,
+            (outputs, inputs // groups, *kernel_size) with the heads as its taps, row by row. U(−b, b) at the start
+            with b = 1/√(heads·inputs/groups), as `nn.ConvNd` draws its weight.
+        kernel_size: Taps per axis of that kernel, or None.
+        groups: Number of blocks of each matrix.
     """
 
-    def __init__(self, num_heads: int, inputs: int, outputs: int, groups: int = 1) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        inputs: int,
+        outputs: int,
+        groups: int = 1,
+        *,
+        kernel_size: tuple[int, ...] | None = None,
+    ) -> None:
         """Draws the matrices.
 
         Args:
@@ -27,34 +69,44 @@ class MergedValues(nn.Module):
             inputs: D_in, channels in.
             outputs: D_out, channels out.
             groups: Number of blocks of each matrix, dividing inputs and outputs.
+            kernel_size: Taps per axis, as many as heads in all, to hold the matrices as a kernel; None holds one after
+                the other.
         """
         super().__init__()
-        bound = (num_heads * inputs // groups) ** -0.5
-        self.weight = nn.Parameter(torch.empty(num_heads, outputs, inputs // groups).uniform_(-bound, bound))
+        self.kernel_size, self.groups = kernel_size, groups
+        matrix, bound = (outputs, inputs // groups), (num_heads * inputs // groups) ** -0.5
+        shape = (num_heads, *matrix) if kernel_size is None else (*matrix, *kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
-    def lay_out(self, order: str) -> None:
-        """Orders the numbers in memory, not in the tensor: a path that needs another order copies them at each call.
-
-        Args:
-            order: "heads", "outputs" and "inputs", the slowest first: "outputs inputs heads" as a convolution holds its
-                weight, "outputs heads inputs" for softmax along each axis, or for that with groups as they are,
-                "heads outputs inputs".
-        """
-        held = rearrange(self.weight.data, f"heads outputs inputs -> {order}").contiguous()
-        self.weight.data = rearrange(held, f"{order} -> heads outputs inputs")
+    def forward(self) -> Float[Tensor, "..."]:
+        """Returns the matrices as they are held."""
+        return self.weight
 
     def maps(self) -> Float[Tensor, "heads outputs channels_per_group"]:
         """Returns W_h."""
-        return self.weight
+        return self() if self.kernel_size is None else self().flatten(2).movedim(-1, 0)
 
     def factors(self) -> tuple[Float[Tensor, "heads outputs channels_per_group"], None]:
         """Returns W_h, and that no second matrix follows."""
-        return self.weight, None
+        return self.maps(), None
+
+    def held(self, maps: Float[Tensor, "heads outputs channels_per_group"]) -> Float[Tensor, "..."]:
+        """Returns matrices in the form of `weight`.
+
+        Args:
+            maps: W_h.
+
+        Returns:
+            The same numbers, as `weight` holds them.
+        """
+        return maps if self.kernel_size is None else maps.movedim(0, -1).unflatten(-1, self.kernel_size)
 
 
 @final
 class FactoredValues(nn.Module):
     """Each head's matrix as a product, W_h = W_out^(h) W_val^(h), of rank at most D_h in each group.
+
+    Calling the module returns both factors, and runs hooks such as those of pruning and weight normalisation.
 
     Attributes:
         value: W_val, (heads, groups·D_h, inputs // groups).
@@ -72,12 +124,12 @@ class FactoredValues(nn.Module):
             head_width: D_h ≥ 1, width of each head in each group.
         """
         super().__init__()
-        self.groups, self.head_width = groups, head_width
+        self.groups, self.head_width, self.kernel_size = groups, head_width, None
         inner, outer = (inputs // groups) ** -0.5, (num_heads * head_width) ** -0.5
         self.value = nn.Parameter(torch.empty(num_heads, groups * head_width, inputs // groups).uniform_(-inner, inner))
         self.output = nn.Parameter(torch.empty(num_heads, outputs, head_width).uniform_(-outer, outer) * 3**0.5)
 
-    def factors(
+    def forward(
         self,
     ) -> tuple[Float[Tensor, "heads inner channels_per_group"], Float[Tensor, "heads outputs width"]]:
         """Returns W_val and W_out."""
@@ -85,9 +137,39 @@ class FactoredValues(nn.Module):
 
     def maps(self) -> Float[Tensor, "heads outputs channels_per_group"]:
         """Returns W_h = W_out^(h) W_val^(h), group by group."""
-        product = einsum(
-            rearrange(self.output, "heads (groups outputs) width -> heads groups outputs width", groups=self.groups),
-            rearrange(self.value, "heads (groups width) channels -> heads groups width channels", groups=self.groups),
-            "heads groups outputs width, heads groups width channels -> heads groups outputs channels",
-        )
-        return rearrange(product, "heads groups outputs channels -> heads (groups outputs) channels")
+        value, output = self()
+        return whole_maps(value, output, self.groups)
+
+    def factors(
+        self,
+    ) -> tuple[Float[Tensor, "heads inner channels_per_group"], Float[Tensor, "heads outputs width"]]:
+        """Returns W_val and W_out."""
+        return self()
+
+
+def make_values(
+    num_heads: int, inputs: int, outputs: int, groups: int, head_width: int | None, kernel_size: tuple[int, ...] | None
+) -> MergedValues | FactoredValues:
+    """Makes the matrices of a layer.
+
+    Args:
+        num_heads: Number of heads.
+        inputs: D_in, channels in.
+        outputs: D_out, channels out.
+        groups: Number of blocks of each matrix, dividing inputs and outputs.
+        head_width: D_h ≥ 1 of factored matrices; None holds them whole.
+        kernel_size: Taps per axis of the kernel as which they are held; None holds one after the other.
+
+    Returns:
+        The matrices, drawn.
+
+    Raises:
+        ArgumentError: The head width is out of range, or a kernel does not fit the heads.
+    """
+    if kernel_size is not None and (head_width is not None or math.prod(kernel_size) != num_heads):
+        expected = f"False with head_width={head_width} and {num_heads} heads for a window of {kernel_size}"
+        raise ArgumentError(must_be("kernel_values", expected, True))
+    if head_width is None:
+        return MergedValues(num_heads, inputs, outputs, groups, kernel_size=kernel_size)
+    whole_number("head_width", head_width)
+    return FactoredValues(num_heads, inputs, outputs, groups, head_width=head_width)

@@ -2,6 +2,7 @@
 
 from convattn.models.attention_net import AttentionNet
 from convattn.models.conv_net import ConvNet
+from convattn.models.fetch import fetch
 from convattn.models.flops import FlopCount
 from convattn.models.pruning import degenerate_heads, prune_heads, reinitialise_heads
 from convattn.models.resnet import ResNet, resnet18
@@ -14,6 +15,7 @@ __all__ = [
     "FlopCount",
     "ResNet",
     "degenerate_heads",
+    "fetch",
     "load_network",
     "prune_heads",
     "reinitialise_heads",

@@ -1,24 +1,22 @@
 """Saving and loading of networks, in a folder or on the Hugging Face Hub."""
 
 import copy
-import json
+import os
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
-from huggingface_hub.constants import CONFIG_NAME, SAFETENSORS_SINGLE_FILE
-from safetensors import SafetensorError
-from safetensors.torch import load_model
 from torch import nn
 
-from convattn.errors import CheckpointError, UnsupportedModelError
+from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
+from convattn.files import as_path, new_folder
+from convattn.models.fetch import fetch
+from convattn.sealed import read_sealed, write_sealed
 
 __all__ = ["HubModel"]
 
 _Model = TypeVar("_Model", bound="HubModel")
-
-_HUB_OPTIONS = {"revision", "cache_dir", "force_download", "local_files_only", "token"}
 
 
 class HubModel(
@@ -30,10 +28,88 @@ class HubModel(
 ):
     """A network with `save_pretrained`, `from_pretrained` and `push_to_hub`.
 
-    A saved network is ``model.safetensors`` (weights) and ``config.json`` (the constructor's arguments, and the class
-    under the key "architecture"). Loading demands that the weights fit exactly: a network with weights left at random
-    is worse than none.
+    A saved network is ``model.safetensors`` (weights) and ``config.json`` (the constructor's arguments, the class under
+    the key "architecture", and digests of all). Loading demands that nothing was changed, and that the weights fit
+    exactly: a network with weights left at random is worse than none.
     """
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **options: Any) -> str | None:
+        """Saves the network in a folder: a new one whole or not at all, in one that is there each file.
+
+        Args:
+            save_directory: The folder; files of the same names are replaced, but for the card `README.md`.
+            **options: As `huggingface_hub.ModelHubMixin.save_pretrained` takes them.
+
+        Returns:
+            The address of the commit where it is pushed to the Hub as well, else None.
+
+        Raises:
+            ArgumentError: The folder is no path, or a file.
+        """
+        folder = as_path(save_directory, "save_directory")
+        options = {"repo_id": folder.name, **options}
+        if folder.is_dir() and any(folder.iterdir()):
+            return super().save_pretrained(folder, **options)
+        with new_folder(folder, "save_directory") as temporary:
+            return super().save_pretrained(temporary, **options)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *,
+        force_download: bool = False,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        local_files_only: bool = False,
+        revision: str | None = None,
+        map_location: str | torch.device = "cpu",
+        verify: bool = True,
+        **arguments: Any,
+    ) -> Any:
+        """Loads a network from a folder, or from the Hub where there is no such folder.
+
+        Args:
+            pretrained_model_name_or_path: Folder, or repository "owner/name" on the Hub.
+            force_download: Whether to fetch again what is in the cache.
+            token: Token for the Hub; None takes the one stored by `hf auth login`.
+            cache_dir: Where to keep what is fetched; None takes the Hub's own cache.
+            local_files_only: Whether to take what is in the cache, and fetch nothing.
+            revision: Branch, tag or commit of the repository; None takes its main branch.
+            map_location: Device of the network.
+            verify: Whether to refuse what was changed since it was saved.
+            **arguments: Arguments of the class that take the place of those saved.
+
+        Returns:
+            The network, in evaluation mode.
+
+        Raises:
+            ArgumentError: The class does not take the arguments given here.
+            CheckpointError: A file is missing, damaged or not what was saved, or the weights are not of this class.
+        """
+        folder = fetch(
+            pretrained_model_name_or_path,
+            revision=revision,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+        )
+        saved, tensors = read_sealed(folder, verify=verify)
+        chosen = {name: value for name, value in saved.items() if name != "architecture"} | arguments
+        try:
+            network = cls(**chosen)
+        except Exception as error:  # noqa: BLE001 - what was edited may fail in any way
+            if arguments:
+                raise ArgumentError(
+                    f"{cls.__name__} does not take {arguments} with what {folder} says: {error}"
+                ) from None
+            raise CheckpointError(f"{folder} does not say what builds a {cls.__name__}: {error}") from None
+        try:
+            network.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise CheckpointError(f"{folder} does not hold the weights of this {cls.__name__}: {error}") from None
+        return network.to(map_location).eval()
 
     def _copy(self: _Model, **arguments: Any) -> _Model:
         """Copies the network; the copy's configuration has other arguments, which its modules are yet to follow."""
@@ -45,9 +121,11 @@ class HubModel(
         """Writes the weights and the configuration, into a folder that the mixin has made."""
         arguments = cast(dict[str, Any], self._hub_mixin_config)
         self._require_loadable(arguments)
-        super()._save_pretrained(save_directory)
         config = {"architecture": type(self).__name__, **arguments}
-        (save_directory / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        try:
+            write_sealed(save_directory, config, self.state_dict())
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"cannot save {type(self).__name__}: {error}") from None
 
     def _require_loadable(self, arguments: dict[str, Any]) -> None:
         """Refuses a network whose tensors are not those of a new one with its arguments: it would not load."""
@@ -65,20 +143,3 @@ class HubModel(
                 f"cannot save {type(self).__name__}: it would not load, because its layers are not those of its"
                 f" arguments ({shown}); convattn.save_network saves a converted network"
             )
-
-    @classmethod
-    def _from_pretrained(cls, *, model_id: str, map_location: str = "cpu", strict: bool = True, **options: Any) -> Any:
-        """Loads weights that fit exactly; the mixin's own method would skip those that are missing."""
-        folder = Path(model_id)
-        try:
-            if not folder.is_dir():
-                return super()._from_pretrained(model_id=model_id, map_location=map_location, strict=strict, **options)
-            for name in (CONFIG_NAME, SAFETENSORS_SINGLE_FILE):
-                if not (folder / name).is_file():
-                    raise CheckpointError(f"{folder} holds no saved network: it has no {name}")
-            arguments = {name: value for name, value in options.items() if name not in _HUB_OPTIONS}
-            network = cls(**arguments)
-            load_model(network, folder / SAFETENSORS_SINGLE_FILE, strict=strict, device=map_location)
-        except (SafetensorError, RuntimeError) as error:
-            raise CheckpointError(f"{model_id} does not hold the weights of this {cls.__name__}: {error}") from None
-        return network.eval()

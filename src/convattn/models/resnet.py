@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from convattn.errors import ShapeError
+from convattn.functional import take_every
 from convattn.grid import whole_number
 from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.hub_model import HubModel
@@ -106,8 +107,9 @@ class _BasicBlock(nn.Module):
     """Two 3 x 3 convolutions beside a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        """Builds the block; the shortcut is a 1 x 1 convolution where the shapes differ."""
+        """Builds the block; the shortcut is a 1 x 1 convolution of every stride-th pixel where the shapes differ."""
         super().__init__()
+        self.stride = stride
         self.first = nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False)
         self.first_norm = nn.BatchNorm2d(outputs)
         self.second = nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False)
@@ -115,13 +117,14 @@ class _BasicBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+                nn.Conv2d(inputs, outputs, kernel_size=1, bias=False), nn.BatchNorm2d(outputs)
             )
 
     def forward(self, x: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch outputs out_rows out_cols"]:
         """Adds what the convolutions make of x to what the shortcut does."""
+        taken = take_every(x, (self.stride, self.stride))  # strided 1 x 1 convolutions may err: decision 0013
         branch = F.relu(self.first_norm(self.first(x)))
-        return F.relu(self.second_norm(self.second(branch)) + self.shortcut(x))
+        return F.relu(self.second_norm(self.second(branch)) + self.shortcut(taken))
 
 
 def resnet18(num_classes: int = 10, *, in_channels: int = 3) -> ResNet:

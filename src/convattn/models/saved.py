@@ -1,8 +1,6 @@
 """Loading a saved network without knowing its class."""
 
-import json
 import os
-from pathlib import Path
 from types import MappingProxyType
 
 from torch import nn
@@ -11,6 +9,7 @@ from convattn.errors import CheckpointError, UnknownNameError
 from convattn.models.attention_net import AttentionNet
 from convattn.models.conv_net import ConvNet
 from convattn.models.resnet import ResNet
+from convattn.sealed import read_config
 
 __all__ = ["NETWORKS", "load_network"]
 
@@ -18,17 +17,18 @@ NETWORKS = MappingProxyType({kind.__name__: kind for kind in (AttentionNet, Conv
 """Every network that can be saved and loaded, by the name of its class."""
 
 
-def load_network(folder: str | os.PathLike[str]) -> nn.Module:
+def load_network(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Module:
     """Loads the network that `save_pretrained` or a training run left in a folder.
 
     Args:
         folder: Folder with ``config.json`` and ``model.safetensors``.
+        verify: Whether to refuse what was changed since it was saved.
 
     Returns:
         The network on the CPU, in evaluation mode.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or the weights do not fit.
+        CheckpointError: A file is missing, damaged or not what was saved.
         UnknownNameError: The configuration names a network that this version does not have.
 
     Example:
@@ -38,13 +38,9 @@ def load_network(folder: str | os.PathLike[str]) -> nn.Module:
         ...     type(load_network(folder)).__name__
         'ConvNet'
     """
-    path = Path(folder) / "config.json"
-    try:
-        name = json.loads(path.read_text(encoding="utf-8"))["architecture"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder} holds no saved network: {path.name} is not readable ({type(error).__name__}: {error})"
-        ) from None
-    if name not in NETWORKS:
+    name = read_config(folder).get("architecture")
+    if name is None:
+        raise CheckpointError(f"{folder} holds no saved network: config.json names no architecture")
+    if not isinstance(name, str) or name not in NETWORKS:
         raise UnknownNameError("network", name, NETWORKS)
-    return NETWORKS[name].from_pretrained(path.parent)
+    return NETWORKS[name].from_pretrained(folder, verify=verify)

@@ -54,8 +54,7 @@ def forecast_attention(
     layers = []
     for item in found:
         conv = item.plain.conv
-        layer, _ = conv_to_attention(conv, sharpness=sharpness, content=content)
-        layer.impl = impl
+        layer, _ = conv_to_attention(conv, sharpness=sharpness, content=content, impl=impl)
         shape = next(iter(met.get(item.names[0], ())), None)
         if shape is not None and item.plain.same:
             shape = tuple(pad_same(torch.empty(shape, device="meta"), layer.geometry).shape)

@@ -9,14 +9,14 @@ from typing import Any
 import huggingface_hub
 from torch import nn
 
-from convattn.errors import ArgumentError, CheckpointError
-from convattn.networks.loading import load_network, read_config
+from convattn.errors import ArgumentError
+from convattn.files import as_path
+from convattn.models import fetch
+from convattn.networks.loading import load_network, saved_config
 from convattn.networks.saving import save_network
 from convattn.records import Certificate, NetworkCertificate
 
 __all__ = ["from_pretrained", "push_to_hub"]
-
-_FILES = ["config.json", "model.safetensors"]
 
 
 def from_pretrained(
@@ -28,6 +28,7 @@ def from_pretrained(
     force_download: bool = False,
     local_files_only: bool = False,
     token: str | bool | None = None,
+    verify: bool = True,
 ) -> nn.Module:
     """Loads a network from a folder or, where there is no such folder, from the Hugging Face Hub.
 
@@ -39,34 +40,25 @@ def from_pretrained(
         force_download: Whether to fetch again what is in the cache.
         local_files_only: Whether to take what is in the cache, and fetch nothing.
         token: Token for the Hub; None takes the one stored by `hf auth login`.
+        verify: As in `load_network`.
 
     Returns:
         The network on the CPU, in evaluation mode.
 
     Raises:
-        CheckpointError: The repository cannot be fetched, or its files do not fit together.
+        CheckpointError: The repository cannot be fetched, or its files are not what was saved.
         ArgumentError: As in `load_network`.
         MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed.
     """
-    if Path(folder_or_repository).is_dir():
-        return load_network(folder_or_repository, model=model)
-    repository = os.fspath(folder_or_repository)
-    try:
-        fetched = huggingface_hub.snapshot_download(
-            repository,
-            revision=revision,
-            cache_dir=None if cache_dir is None else os.fspath(cache_dir),
-            force_download=force_download,
-            local_files_only=local_files_only,
-            token=token,
-            allow_patterns=_FILES,
-            library_name="convattn",
-        )
-    except (OSError, ValueError) as error:  # what the Hub's client raises is one or the other
-        raise CheckpointError(
-            f"{repository} is no folder, and cannot be fetched from the Hub ({type(error).__name__}: {error})"
-        ) from None
-    return load_network(fetched, model=model)
+    folder = fetch(
+        folder_or_repository,
+        revision=revision,
+        cache_dir=cache_dir,
+        force_download=force_download,
+        local_files_only=local_files_only,
+        token=token,
+    )
+    return load_network(folder, model=model, verify=verify)
 
 
 def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the Hub asks
@@ -110,8 +102,8 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
                 network, Path(place) / "network", source=source, options=options, certificate=certificate
             )
         else:
-            folder = Path(network)
-            read_config(folder)
+            folder = as_path(network, "network")
+            saved_config(folder)
             if source is not None or options or certificate is not None:
                 raise ArgumentError(f"source, options and certificate must be left out, because {folder} has its own")
         api = huggingface_hub.HfApi(token=token)

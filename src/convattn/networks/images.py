@@ -9,7 +9,7 @@ from jaxtyping import Float
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, DataError, must_be
+from convattn.errors import ArgumentError, DataError
 from convattn.networks import timm, torchvision
 from convattn.networks.source import split_source
 
@@ -67,8 +67,10 @@ def preparation(source: str | None, network: nn.Module) -> Callable[[Any], Tenso
         return timm.preparation(network)
     if home == "torchvision":
         return torchvision.preparation(name)
-    expectation = f"left out for a {type(network).__name__}, which does not say how images are prepared for it"
-    raise ArgumentError(must_be("images", expectation, "a folder"))
+    raise ArgumentError(
+        f"images cannot be read from a folder for a {type(network).__name__}, which does not say how they are prepared:"
+        " leave them out, or measure from Python"
+    )
 
 
 def draw_images(network: nn.Module, shape: tuple[int, ...] | None = None) -> Float[Tensor, "images *sizes"]:

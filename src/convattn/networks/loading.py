@@ -1,26 +1,25 @@
 """Loading whatever this library saves: networks converted or not, runs, single layers."""
 
 import copy
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from convattn.convert import load_layer
 from convattn.convert.described import KINDS
-from convattn.errors import ArgumentError, CheckpointError, ConvAttnError, must_be
+from convattn.errors import ArgumentError, CheckpointError, must_be, must_be_a
+from convattn.files import as_path
 from convattn.models import load_network as load_own_network
 from convattn.networks.saving import SCHEMA
 from convattn.networks.source import create_network
 from convattn.networks.structure import put_layers
 from convattn.networks.tensors import load_tensors
+from convattn.sealed import CONFIG, read_config, read_sealed
 
-__all__ = ["load_network", "read_config"]
+__all__ = ["load_network", "saved_config"]
 
 _FIELDS: dict[str, Any] = {
     "class": str,
@@ -36,7 +35,10 @@ _FIELDS: dict[str, Any] = {
 
 
 def load_network(
-    folder: str | os.PathLike[str], *, model: nn.Module | Callable[[], nn.Module] | None = None
+    folder: str | os.PathLike[str],
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    verify: bool = True,
 ) -> nn.Module:
     """Loads a network from a folder that `save_network`, `save_pretrained`, a run, `save_layer` or the command wrote.
 
@@ -44,26 +46,34 @@ def load_network(
         folder: The folder.
         model: For a network that was saved without a source: a network as it was before its conversion, which is not
             changed, or a function that builds one. Its weights play no part.
+        verify: Whether to refuse a folder in which tensors, configuration or certificate were changed since it was
+            saved, or tensors hold NaN. False loads what was edited on purpose.
 
     Returns:
         The network on the CPU, in evaluation mode, with the tensors that were saved, bit for bit.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or the parts do not fit together.
-        ArgumentError: The architecture has to be given and is not, or is given where the folder says it.
+        CheckpointError: A file is missing, damaged or not what was saved, or the parts do not fit together.
+        ArgumentError: The folder is no path; or the architecture has to be given and is not, or is given where the
+            folder says it.
         MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed.
+
+    Warns:
+        CertificateWarning: The network came with a certificate that did not pass.
     """
-    folder = Path(folder)
-    config = read_config(folder)
+    folder = as_path(folder)
+    config = saved_config(folder)
     if config.get("kind") == "network":
-        return _load(folder, config, model)
+        return _load(folder, model, verify=verify)
     if model is not None:
-        raise ArgumentError(must_be("model", f"None, because {folder} says what it holds", type(model).__name__))
-    return load_layer(folder).eval() if config.get("kind") in [*KINDS] else load_own_network(folder)
+        raise ArgumentError(must_be_a("model", f"None, because {folder} says what it holds", model))
+    if config.get("kind") in [*KINDS]:
+        return load_layer(folder, verify=verify).eval()
+    return load_own_network(folder, verify=verify)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Reads `config.json`.
+def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads `config.json` of anything that this library saves.
 
     Args:
         folder: Where it lies.
@@ -74,34 +84,26 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: It is missing, or no JSON, or not about anything that this library saves.
     """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder} holds no saved network: config.json is not readable ({type(error).__name__}: {error})"
-        ) from None
-    if not isinstance(config, dict) or not ("architecture" in config or config.get("kind") in ["network", *KINDS]):
-        raise CheckpointError(f"{folder / 'config.json'} does not describe a network or a layer of convattn")
+    config = read_config(folder)
+    if not ("architecture" in config or config.get("kind") in ["network", *KINDS]):
+        raise CheckpointError(f"{as_path(folder) / CONFIG} does not describe a network or a layer of convattn")
     return config
 
 
-def _load(folder: Path, config: dict[str, Any], model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+def _load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, verify: bool) -> nn.Module:
     """Builds a network, puts its layers in their places, and loads its tensors."""
-    file = folder / "config.json"
+    file = folder / CONFIG
+    config, tensors = read_sealed(folder, verify=verify)
     if config.get("schema_version") != SCHEMA:
         raise CheckpointError(f"{file} must be of schema version {SCHEMA}, but is of {config.get('schema_version')!r}")
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(config.get(name), kind)]
     if wrong:
         raise CheckpointError(f"{file} is damaged: {', '.join(wrong)}")
-    try:
-        tensors = load_file(folder / "model.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read the weights in {folder}: {error}") from None
     network = _architecture(folder, config, model)
     try:
         network = put_layers(network, config["layers"])
         load_tensors(network, tensors, config["tied"], config)
-    except (ConvAttnError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001 - what was edited may fail in any way
         together = "with the model given" if model is not None else "together"
         raise CheckpointError(f"the files in {folder} do not fit {together}: {error}") from None
     return network.eval()
@@ -112,9 +114,9 @@ def _architecture(folder: Path, config: dict[str, Any], model: nn.Module | Calla
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if model is not None:
-        built = model()
+        built = model() if callable(model) else model
         if not isinstance(built, nn.Module):
-            raise ArgumentError(must_be("model", "a network, or a function that returns one", type(built).__name__))
+            raise ArgumentError(must_be_a("model", "a network, or a function that returns one", built))
         return built
     if any(isinstance(layer, dict) and layer.get("names") == [""] for layer in config["layers"]):
         return nn.Identity()  # a layer that is the network takes its place
@@ -127,4 +129,4 @@ def _architecture(folder: Path, config: dict[str, Any], model: nn.Module | Calla
     try:
         return create_network(config["source"], config["options"])
     except ArgumentError as error:
-        raise CheckpointError(f"{folder / 'config.json'} names what cannot be built: {error}") from None
+        raise CheckpointError(f"{folder / CONFIG} names what cannot be built: {error}") from None

@@ -8,18 +8,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import nn
 
 from convattn.__about__ import __version__
 from convattn.convert.registry import full_name
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be
-from convattn.files import new_folder, write_atomically
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
+from convattn.files import new_folder, require_new_folder, write_atomically
 from convattn.networks.card import network_card
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.structure import describe_layers, describe_replaced, differences, put_layers
 from convattn.networks.tensors import describe_tensors, file_tensors
 from convattn.records import Certificate, NetworkCertificate
+from convattn.sealed import write_sealed
 
 __all__ = ["SCHEMA", "save_network"]
 
@@ -39,8 +39,8 @@ def save_network(
     """Saves a whole network, converted or not, as a folder that is whole or not there.
 
     The folder holds `model.safetensors` (the state dict, tied tensors once), `config.json` (where the architecture
-    comes from, and what rebuilds each layer that took the place of another), `README.md` (a model card) and, where
-    given, `certificate.json`.
+    comes from, what rebuilds each layer that took the place of another, and digests by which loading knows that nothing
+    was changed), `README.md` (a model card) and, where given, `certificate.json`.
 
     With a source the network is held against a new one: all but weights and the described layers must be the same, so
     that what is loaded computes what was saved. Without one, the architecture has to be given again on loading; layers
@@ -58,9 +58,10 @@ def save_network(
         The folder.
 
     Raises:
-        UnsupportedModelError: It would not come back as it is; the message says why.
+        UnsupportedModelError: It would not come back as it is, or holds NaN; the message says why.
         ArgumentError: The network, the source, its options, the folder or the certificate are wrong.
         MissingDependencyError: The source is not installed.
+        ConvAttnError: The folder cannot be written.
 
     Example:
         >>> import tempfile
@@ -75,14 +76,17 @@ def save_network(
         'RelativeAttention1d'
     """
     if not isinstance(network, nn.Module):
-        raise ArgumentError(must_be("network", "an nn.Module", type(network).__name__))
+        raise ArgumentError(must_be_a("network", "an nn.Module", network))
+    if source is not None and not isinstance(source, str):
+        raise ArgumentError(must_be("source", '"timm:NAME" or "torchvision:NAME"', source))
+    require_new_folder(folder)
     if certificate is not None and not isinstance(certificate, NetworkCertificate | Certificate):
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
     kind = type(network).__name__
     _require_layers(network, certificate)
     built = own_source(network) if source is None else (source, _json_options(options))
     if built is None and options:
-        raise ArgumentError(must_be("options", "given with a source, which takes them", dict(options)))
+        raise ArgumentError(must_be("options", "given with a source, which takes them", options))
     try:
         layers = describe_layers(network) if built is None else _compared(network, *built)
         tensors, tied = file_tensors(network)
@@ -103,13 +107,10 @@ def save_network(
     }
     with new_folder(folder) as temporary:
         try:
-            save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt", **tied})
-        except (KeyError, ValueError, TypeError) as error:  # a dtype that the format does not have
-            raise UnsupportedModelError(f"cannot save this {kind}: {type(error).__name__}: {error}") from None
-        write_atomically(temporary / "config.json", json.dumps(config, indent=2) + "\n")
+            write_sealed(temporary, config, tensors, certificate, metadata=tied)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"cannot save this {kind}: {error}") from None
         write_atomically(temporary / "README.md", network_card(config, network, certificate))
-        if certificate is not None:
-            certificate.save(temporary / "certificate.json")
     return Path(folder)
 
 
@@ -147,13 +148,13 @@ def _compared(network: nn.Module, source: str, options: dict[str, Any]) -> list[
 
 def _json_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Reads options, which must survive JSON."""
-    chosen = dict(options or {})
     try:
+        chosen = dict(options or {})
         if json.loads(json.dumps(chosen)) == chosen:
             return chosen
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         pass
-    raise ArgumentError(must_be("options", "JSON types: numbers, text, True, False, None, lists and dicts", chosen))
+    raise ArgumentError(must_be("options", "a dict of JSON types: numbers, text, True, False, None, lists", options))
 
 
 def _versions(source: str | None) -> dict[str, str]:

@@ -11,7 +11,9 @@ from torch.nn.utils import parametrize
 from convattn.convert.described import KINDS, describe_layer, rebuild_layer
 from convattn.convert.graft import graft
 from convattn.convert.layer_names import names_by_module
+from convattn.convert.registry import full_name
 from convattn.errors import CheckpointError, UnsupportedModelError
+from convattn.records.words import ITSELF
 
 __all__ = ["describe_layers", "describe_replaced", "differences", "put_layers"]
 
@@ -60,8 +62,8 @@ def describe_replaced(network: nn.Module, fresh: nn.Module) -> list[dict[str, An
             found[module]["names"].append(name)
         elif not _has_description(module):
             raise UnsupportedModelError(
-                f"{name or 'it'} is a {type(module).__name__}, where a new network has"
-                f" {'nothing' if other is None else f'a {type(other).__name__}'}"
+                f"{name or ITSELF} is a {_told(module, other)}, where a new network has"
+                f" {'nothing' if other is None else f'a {_told(other, module)}'}"
             )
         else:
             found[module] = {"names": [name], **_describe(module)}
@@ -167,6 +169,12 @@ def _places(
 
 def _class(module: nn.Module) -> type:
     return parametrize.type_before_parametrizations(module)
+
+
+def _told(module: nn.Module, other: nn.Module | None) -> str:
+    """Names a module's class, with its file where another class has the same name."""
+    kind = type(module)
+    return full_name(kind) if other is not None and type(other).__name__ == kind.__name__ else kind.__name__
 
 
 def _has_description(module: nn.Module) -> bool:

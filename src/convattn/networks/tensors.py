@@ -19,14 +19,12 @@ def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
         network: The network.
 
     Returns:
-        Tensors by the names of the state dict, on the CPU, and for each name left out the name of the tensor that it is
-        tied to.
+        Tensors by the names of the state dict, and for each name left out the name of the tensor that it is tied to.
 
     Raises:
         UnsupportedModelError: Something in the state dict is no plain tensor with values.
     """
     first: dict[tuple[Any, ...], str] = {}
-    written: set[int] = set()
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     for name, tensor in network.state_dict().items():
@@ -37,12 +35,7 @@ def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
             tied[name] = first[key]
             continue
         first[key] = name
-        plain = tensor.detach().cpu().contiguous()
-        memory = plain.untyped_storage()
-        if memory.nbytes() != plain.nbytes or memory.data_ptr() in written:
-            plain = plain.clone()  # a part of a larger memory, of which the file takes the part alone
-        written.add(plain.untyped_storage().data_ptr())
-        tensors[name] = plain
+        tensors[name] = tensor
     return tensors, tied
 
 
@@ -144,9 +137,9 @@ def _strides(tensor: Tensor) -> list[int] | None:
 
 
 def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
-    """Copies a tensor out of a file's memory: the last bits of a product depend on strides and alignment."""
+    """Gives a tensor its place in memory: the last bits of a product depend on strides."""
     if strides is None:
-        return tensor.clone()
+        return tensor
     if len(strides) != tensor.ndim or min(strides) < 0 or _reach(tensor.shape, strides) != tensor.numel():
         raise CheckpointError(f"a tensor of shape {tuple(tensor.shape)} cannot have the strides {strides}")
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

@@ -1,6 +1,7 @@
 """What the conversion of a whole network promises, layer by layer, and what was measured of it end to end."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from convattn.records.record import Record
 from convattn.records.words import ITSELF, counted, some
@@ -22,12 +23,14 @@ class LayerCertificate(Record):
         exact: Whether nothing is lost but rounding.
         leak: Bound on the attention mass outside a head's own pixel (or, towards a convolution, outside the window).
         bound_per_unit: A-priori bound on the largest output error for inputs of absolute value ≤ 1; excludes rounding.
+        rounding_per_unit: A-priori bound on what rounding adds to that.
+        rounding_at_zero: The same for an input of zeros.
         bound: The a-priori bound for the random input on which the layer was measured.
         measured_error: Largest output difference to the source's function in float64 on that input.
         rounding: Largest difference that the dtype's rounding explains there.
         path: How the result computed on the network's images: the attention's path, or "convolution"; None where they
             did not reach it.
-        passed: Whether measured_error ≤ bound + rounding.
+        passed: Whether `Certificate` says so.
         notes: What else there is to say: what the result does not take over or does in another way, what was folded in.
     """
 
@@ -40,6 +43,8 @@ class LayerCertificate(Record):
     exact: bool
     leak: float
     bound_per_unit: float
+    rounding_per_unit: float
+    rounding_at_zero: float
     bound: float
     measured_error: float
     rounding: float
@@ -82,9 +87,10 @@ class LeftAlone(Record):
 class NetworkCertificate(Record):
     """What the conversion of a whole network promises, and what was measured of it, in either direction.
 
-    Each layer has a bound of its own. End to end there is a promise only where every layer is exact: the networks agree
-    within rounding. Where layers leak, the end-to-end numbers are measurements on the images named, and no bound:
-    read them, since passing says little there.
+    Each layer has a bound of its own, for every input, as in `Certificate`. End to end there is a promise only where
+    every layer is exact: both networks compute one function, and differ by rounding alone. How much that is, is
+    measured on the images named and bounded for no others. Where layers leak, the end-to-end numbers are
+    measurements on the images named, and no bound: read them, since passing says little there.
 
     Attributes:
         direction: "network_to_attention" or "network_to_conv".
@@ -112,6 +118,8 @@ class NetworkCertificate(Record):
             whether the largest difference is at least smaller than the largest output.
         not_covered: What the certificate says nothing about.
     """
+
+    schema_version: ClassVar[int] = 2
 
     direction: str
     source: str

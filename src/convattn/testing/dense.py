@@ -183,8 +183,10 @@ def _content_scores(
 
 def _block_diagonal(layer: RelativeAttention) -> Sequence[Tensor]:
     """Returns W_h as whole matrices (outputs, inputs), with the zeros that groups stand for."""
-    parameters = dict(layer.values.named_parameters())
+    parameters: dict[str, Tensor] = dict(layer.values.named_parameters())
     groups, matrices = layer.groups, []
+    if layer.values.kernel_size is not None:  # the heads are the taps of a kernel
+        parameters["weight"] = parameters["weight"].flatten(2).movedim(-1, 0)
     for head in range(layer.num_heads):
         if "weight" in parameters:
             blocks = parameters["weight"][head].chunk(groups)

@@ -1,6 +1,7 @@
 """What every encoding promises, as a test class to inherit."""
 
 import copy
+import json
 import pickle
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from convattn.encodings import ENCODINGS, AxisAdditiveEncoding, Encoding, create_encoding
+from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.errors import ArgumentError, ShapeError
 from convattn.grid import Axis
 from convattn.testing.budget import assert_within_budget
@@ -132,12 +133,12 @@ class EncodingContract:
     def test_gradients_are_those_of_finite_differences(self, dims: int) -> None:
         """Gradients with respect to every parameter, and to the displacements, pass gradcheck."""
         encoding = self.made(dims, num_heads=2).double()
-        names, values = zip(*encoding.named_parameters(), strict=True)
+        parameters = dict(encoding.named_parameters())
 
-        def scores(displacement: Tensor, *parameters: Tensor) -> Tensor:
-            return functional_call(encoding, dict(zip(names, parameters, strict=True)), (displacement,))
+        def scores(displacement: Tensor, *values: Tensor) -> Tensor:
+            return functional_call(encoding, dict(zip(parameters, values, strict=True)), (displacement,))
 
-        inputs = (self.points(dims, 3), *values)
+        inputs = (self.points(dims, 3), *parameters.values())
         assert torch.autograd.gradcheck(scores, [value.detach().requires_grad_() for value in inputs])
 
     def test_shape_of_the_points_is_kept(self) -> None:
@@ -147,11 +148,11 @@ class EncodingContract:
         assert encoding(points[:0]).shape == (3, 0, 5)
         assert encoding(points[0, 0]).shape == (3,)
 
-    def test_rebuilds_from_its_name_and_options(self) -> None:
-        """Name, sizes, options and state give an encoding with the same scores, bit by bit; so do copies."""
+    def test_rebuilds_from_its_class_and_options(self) -> None:
+        """Class, sizes, options and state give an encoding with the same scores, bit by bit; so do copies."""
         encoding, points = self.made(2), self.points(2, 31, dtype=torch.float32)
-        name = next(name for name, kind in ENCODINGS.items() if kind is type(encoding))
-        rebuilt = create_encoding(name, encoding.num_heads, encoding.dims, **encoding.options())
+        options = json.loads(json.dumps(encoding.options()))
+        rebuilt = type(encoding)(encoding.num_heads, encoding.dims, **options)
         rebuilt.load_state_dict(encoding.state_dict())
         for other in (rebuilt, copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
             assert torch.equal(other(points), encoding(points))

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -64,7 +63,9 @@ class Checkpoints:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.clear()
-        return Path(tempfile.mkdtemp(dir=self.folder, prefix=f".{_name(step)}."))
+        place = self.folder / f".{_name(step)}.new"
+        place.mkdir()
+        return place
 
     def clear(self) -> None:
         """Removes what was begun and not finished."""
@@ -81,6 +82,8 @@ class Checkpoints:
             step: Optimizer steps done.
             processes: Number of processes that wrote it.
         """
+        for path in _files(written):
+            path.chmod(written.stat().st_mode & 0o666)  # safetensors keeps its files to their owner
         files = {str(path.relative_to(written)): file_sha256(path) for path in _files(written)}
         write_atomically(written / _MANIFEST, json.dumps(asdict(Checkpoint(step, processes, files)), indent=2) + "\n")
         place = self.folder / _name(step)

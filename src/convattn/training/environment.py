@@ -14,9 +14,12 @@ import torch
 
 from convattn.__about__ import __version__
 
-__all__ = ["describe_hardware", "describe_versions", "find_revision", "peak_memory"]
+__all__ = ["describe_hardware", "describe_instructions", "describe_versions", "find_revision", "peak_memory"]
 
 _PACKAGES = ("torch", "accelerate", "numpy")
+
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+"""Variables that keep oneDNN, under its new name and its old one, and MKL to a smaller set than the processor has."""
 
 
 def describe_hardware(device: torch.device) -> dict[str, str]:
@@ -26,11 +29,13 @@ def describe_hardware(device: torch.device) -> dict[str, str]:
         device: The device.
 
     Returns:
-        Device, processor, cores, threads and memory, in words; with CUDA the accelerator and its memory as well.
+        Device, processor, instruction set, cores, threads and system, in words; with CUDA the accelerator and its
+        memory as well.
     """
     described = {
         "device": str(device.type),
         "processor": _processor(),
+        "instructions": describe_instructions(),
         "cores": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
         "system": platform.platform(),
@@ -40,6 +45,20 @@ def describe_hardware(device: torch.device) -> dict[str, str]:
         described["accelerator"] = properties.name
         described["accelerator_memory"] = f"{properties.total_memory / 2**30:.1f} GiB"
     return described
+
+
+def describe_instructions() -> str:
+    """Names the instruction set that torch computes with, and what else the environment keeps to a smaller one.
+
+    Returns:
+        For instance "AVX512" or "AVX2 (ONEDNN_MAX_CPU_ISA=AVX2)".
+
+    Example:
+        >>> describe_instructions().split()[0] == torch.backends.cpu.get_cpu_capability()
+        True
+    """
+    limits = [f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name)]
+    return torch.backends.cpu.get_cpu_capability() + (f" ({', '.join(limits)})" if limits else "")
 
 
 def describe_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:

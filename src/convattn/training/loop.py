@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ def train(
     resume: bool = False,
     checkpoint_every: int | None = None,
     trackers: Sequence[str] = (),
+    tell: Callable[[str], None] | None = None,
 ) -> RunRecord:
     """Trains the recipe's network and records all that is needed to repeat the run.
 
@@ -58,16 +59,18 @@ def train(
             is, and its record returned.
         checkpoint_every: Steps between two checkpoints, at least 1; None writes one after each epoch.
         trackers: Names of trackers ("tensorboard", "wandb", "trackio") that get the metrics of each epoch.
+        tell: Called with a line of text after each epoch.
 
     Returns:
         The record; its results are "test_accuracy", "test_loss" and "train_loss" of the last epoch, and
         "images_per_second" over all of them.
 
     Raises:
-        ArgumentError: The output folder holds something, or is missing where the run is to be taken up or tracked; the
-            steps between checkpoints are out of range; or a size of the network does not fit the images.
-        CheckpointError: The folder holds no run that can be taken up, or one of another recipe; a checkpoint or the
-            results cannot be written; or the network to start from cannot be loaded.
+        ArgumentError: The recipe is none; the output folder holds something, or is missing where the
+            run is to be taken up or tracked; the steps between checkpoints are out of range; or a size of the network
+            does not fit the images.
+        CheckpointError: The folder holds no run that can be taken up, or one of another recipe, or another process is
+            at work in it; a checkpoint or the results cannot be written; or the network to start from cannot be loaded.
         DataError: The images cannot be had.
         DeviceError: The process has trained with another precision before.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
@@ -85,12 +88,35 @@ def train(
         >>> record.parameters, record.data.counts["train"]
         (630, 1437)
     """
+    if not isinstance(recipe, Recipe):
+        raise ArgumentError(must_be("recipe", "a Recipe, as load_recipe(NAME) returns it", recipe))
     folder = _open_folder(output, resume=resume, tracked=bool(trackers))
     if checkpoint_every is not None and checkpoint_every < 1:
         raise ArgumentError(must_be("checkpoint_every", "an integer of at least 1", checkpoint_every))
     require_trackers(trackers)
     if resume and folder is not None and (finished := folder.find_unfinished(recipe)) is not None:
         return finished
+    try:
+        return _train(
+            recipe, folder, data, progress=progress, resume=resume, every=checkpoint_every, trackers=trackers, tell=tell
+        )
+    finally:
+        if folder is not None:
+            folder.release()
+
+
+def _train(
+    recipe: Recipe,
+    folder: RunFolder | None,
+    data: ImageDataset | None,
+    *,
+    progress: bool,
+    resume: bool,
+    every: int | None,
+    trackers: Sequence[str],
+    tell: Callable[[str], None] | None,
+) -> RunRecord:
+    """Trains; the folder is new, or holds a run of the recipe that is not finished."""
     accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
     progress, revision = progress and accelerator.is_main_process, find_revision()
     data = load_data(recipe.data) if data is None else data
@@ -101,7 +127,7 @@ def train(
         estimate = session.trainer.estimate_memory()
         _say(str(estimate), progress)
         session.resume() if resume else session.start()
-        _run_epochs(session, recipe, accelerator, checkpoint_every, progress=progress)
+        _run_epochs(session, recipe, accelerator, every, progress=progress, tell=tell)
     record = RunRecord(
         name=recipe.name,
         claim=recipe.claim,
@@ -141,9 +167,15 @@ def _open_folder(output: str | os.PathLike[str] | None, *, resume: bool, tracked
 
 
 def _run_epochs(
-    session: Session, recipe: Recipe, accelerator: "Accelerator", checkpoint_every: int | None, *, progress: bool
+    session: Session,
+    recipe: Recipe,
+    accelerator: "Accelerator",
+    checkpoint_every: int | None,
+    *,
+    progress: bool,
+    tell: Callable[[str], None] | None,
 ) -> None:
-    """Runs all epochs that are left, showing and tracking each."""
+    """Runs all epochs that are left, showing, telling and tracking each."""
     trainer = session.trainer
     with _tracked(accelerator, recipe), _progress_bar(progress) as bar:
         total = recipe.training.epochs * trainer.steps_per_epoch
@@ -151,6 +183,8 @@ def _run_epochs(
         for result in session.run(checkpoint_every=checkpoint_every, on_step=lambda: bar.advance(task)):
             shown = f"epoch {result.epoch}: loss {result.train_loss:.3f}, test {result.test_accuracy:.2%}"
             bar.update(task, result=shown)
+            if tell is not None and accelerator.is_main_process:
+                tell(shown)
             if accelerator.log_with:
                 accelerator.log(asdict(result), step=result.step)
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import tomli_w
 
-from convattn.errors import RecipeError, UnknownNameError, must_be
+from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_be
+from convattn.files import as_path
 from convattn.training.limits import explain, fits, hints
 from convattn.training.recipe import Recipe
 from convattn.training.scale import change_scale, require_scales
@@ -48,6 +49,7 @@ def load_recipe(
         The recipe, every value checked.
 
     Raises:
+        ArgumentError: The name is no text and no path, or the overrides are no dict.
         UnknownNameError: The package has no recipe of that name.
         RecipeError: The file is missing or not TOML, a key is unknown or missing, or a value is of the wrong type or
             out of range; the message names the file, the key, what was expected and what came. Or the recipe has not
@@ -58,6 +60,8 @@ def load_recipe(
         3
     """
     source, content = _read(name_or_path)
+    if not isinstance(overrides, Mapping | None):
+        raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
     own_scales = content.pop("scales", {})
     require_scales(own_scales, source)
     if scale is not None and scale != content.get("scale", "paper"):
@@ -151,6 +155,7 @@ def _as_text(value: object) -> str:
 
 def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """Returns the name of the file, for messages, and what it holds."""
+    as_path(name_or_path, "name_or_path")
     name = os.fspath(name_or_path)
     if name.endswith(".toml"):
         source, file = name, Path(name)
@@ -214,8 +219,8 @@ def _sections(hint: Any) -> list[type]:
 def _unknown(path: str, key: str, expected: Iterable[str]) -> str:
     """Words an unknown key, with the nearest known one."""
     nearest = difflib.get_close_matches(key, expected, n=1, cutoff=0.5)
-    hint = f" did you mean {nearest[0]!r}?" if nearest else ""
-    return f"unknown key {path!r}:{hint} Known: {', '.join(expected)}"
+    hint = f": did you mean {nearest[0]!r}?" if nearest else "."
+    return f"unknown key {path!r}{hint} Known: {', '.join(expected)}"
 
 
 def _value(value: object, hint: Any, source: str, path: str) -> object:

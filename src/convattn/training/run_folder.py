@@ -2,16 +2,23 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import parquet
 
-from convattn.errors import CheckpointError, RecipeError
-from convattn.files import new_folder, require_new_folder, write_atomically
+from convattn.errors import ArgumentError, CheckpointError, RecipeError
+from convattn.files import (
+    as_path,
+    clear_leftovers,
+    hidden_folder,
+    new_folder,
+    require_new_folder,
+    sole_use,
+    write_atomically,
+)
 from convattn.networks import save_network
 from convattn.records import RunRecord
 from convattn.training.build import Network
@@ -44,7 +51,8 @@ class RunFolder:
         Args:
             path: The folder.
         """
-        self.path = Path(path)
+        self.path = as_path(path, "output")
+        self._held = ExitStack()
         self.checkpoints = Checkpoints(self.path / "checkpoints")
         self._metrics: list[str] = []
 
@@ -52,8 +60,13 @@ class RunFolder:
         """Checks that the folder can be made.
 
         Raises:
-            ArgumentError: The path is a file, or a folder that holds something.
+            ArgumentError: The path is a file, or a folder that holds something; of a run the message says how to go on.
         """
+        if (self.path / "recipe.toml").is_file():
+            raise ArgumentError(
+                f"output must be new or empty, but {str(self.path)!r} holds a run: go on with it by resume=True"
+                " (command: --resume), or take another folder"
+            )
         require_new_folder(self.path, "output")
 
     def find_unfinished(self, recipe: Recipe) -> RunRecord | None:
@@ -94,6 +107,19 @@ class RunFolder:
         with new_folder(self.path, "output") as folder:
             write_atomically(folder / "recipe.toml", recipe_to_toml(recipe))
             yield folder
+
+    def hold(self) -> None:
+        """Keeps the folder to this process until `release`, and removes what killed processes have left in it.
+
+        Raises:
+            CheckpointError: Another process is at work in it.
+        """
+        self._held.enter_context(sole_use(self.path))
+        clear_leftovers(self.path)
+
+    def release(self) -> None:
+        """Lets others have the folder."""
+        self._held.close()
 
     def rewind(self, step: int, epoch: int, heads: HeadTrace) -> list[EpochResult]:
         """Drops what was written of steps after a checkpoint.
@@ -136,13 +162,14 @@ class RunFolder:
 
     def finish(self, network: Network, record: RunRecord) -> None:
         """Writes the network and its card, then the record, and drops the checkpoints."""
-        with tempfile.TemporaryDirectory(dir=self.path, prefix=".model.") as folder:
+        with hidden_folder(self.path, "model") as hidden:
+            folder = hidden / "network"
             if record.recipe.get("convert"):
                 save_network(network, folder)
             else:
                 network.save_pretrained(folder)
             for name in ("model.safetensors", "config.json"):
-                os.replace(Path(folder) / name, self.path / name)
+                os.replace(folder / name, self.path / name)
         write_atomically(self.path / "README.md", model_card(record))
         record.save(self.path / "record.json")
         self.checkpoints.drop_all()

@@ -64,6 +64,7 @@ class Session:
             if self._accelerator.is_main_process:
                 with self._folder.new(self._recipe) as folder:
                     self._save(Checkpoints(folder / "checkpoints"))
+                self._folder.hold()
             else:
                 self._save(None)
         self._accelerator.wait_for_everyone()
@@ -72,10 +73,12 @@ class Session:
         """Takes the run up at its newest checkpoint.
 
         Raises:
-            CheckpointError: There is none, it was written by another number of processes or by other code, or the
-                metrics of the epochs before it are not there.
+            CheckpointError: There is none, it was written by another number of processes or by other code, the metrics
+                of the epochs before it are not there, or another process is at work in the folder.
         """
         assert self._folder is not None
+        if self._accelerator.is_main_process:
+            self._folder.hold()
         self._folder.checkpoints.load_newest(self._load)
         self.results = self._folder.rewind(self.trainer.step, self.trainer.epoch, self.heads)
         if self.trainer.step == 0 and not self.heads.rows:

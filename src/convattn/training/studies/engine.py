@@ -19,6 +19,7 @@ import torch
 
 from convattn.errors import ArgumentError, must_be
 from convattn.training.studies.plan import PlannedRun, train_command
+from convattn.training.threads import is_small, threads_given
 
 __all__ = ["CommandBuilder", "Engine", "LocalEngine", "leash_command", "sigterm_raises"]
 
@@ -85,14 +86,13 @@ class LocalEngine(Engine):
             Each run when it has ended.
         """
         workers = self.workers or 1
-        threads = self.threads or max(1, _cores() // workers)
         waiting, free, running = deque(runs), deque(_slots(workers)), {}
         try:
             with sigterm_raises():
                 while waiting or running:
                     while waiting and free:
                         run, slot = waiting.popleft(), free.popleft()
-                        environment = {"OMP_NUM_THREADS": str(threads), **slot}
+                        environment = {"OMP_NUM_THREADS": str(self._threads(run, workers)), **slot}
                         running[_start(leash_command(run, self.command, environment))] = run, slot
                         self.tell(f"{run.name}: started")
                     for process in [process for process in running if process.poll() is not None]:
@@ -106,6 +106,10 @@ class LocalEngine(Engine):
                 _let_go(process)
             for process in running:
                 process.wait()
+
+    def _threads(self, run: PlannedRun, workers: int) -> int:
+        """Returns how many threads a run gets: as told, as the environment says, or by its work."""
+        return self.threads or threads_given() or (1 if is_small(run.recipe) else max(1, _cores() // workers))
 
 
 def leash_command(run: PlannedRun, command: CommandBuilder, environment: Mapping[str, str]) -> list[str]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from convattn.errors import CheckpointError, RecipeError
+from convattn.errors import ArgumentError, CheckpointError, RecipeError
 from convattn.records import RunRecord
 from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import differing_keys
@@ -84,8 +84,11 @@ def locked(place: Path) -> Iterator[None]:
         Nothing.
 
     Raises:
+        ArgumentError: The place is a file.
         CheckpointError: Another study is at work in the folder.
     """
+    if place.exists() and not place.is_dir():
+        raise ArgumentError(f"output must be a folder, but {str(place)!r} is a file")
     place.mkdir(parents=True, exist_ok=True)
     with (place / ".study.lock").open("ab") as file:
         if not lock(file, patience=0):

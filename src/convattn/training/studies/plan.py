@@ -124,7 +124,7 @@ def _check(
         if not values or len(set(values)) < len(values):
             raise ArgumentError(must_be(f"grid {key}", "at least one value, each once", list(values)))
         if key in overrides:
-            raise ArgumentError(f"the key {key} is both set and varied: leave one of the two away")
+            raise ArgumentError(f"the key {key} is both set and varied: leave one of the two out")
 
 
 def _check_runs(runs: Sequence[PlannedRun]) -> None:

@@ -14,6 +14,7 @@ from convattn.errors import ArgumentError, DeviceError, MissingDependencyError, 
 from convattn.training.studies.engine import Engine, leash_command, sigterm_raises
 from convattn.training.studies.leash import lock
 from convattn.training.studies.plan import PlannedRun
+from convattn.training.threads import threads_given
 
 __all__ = ["RayEngine"]
 
@@ -80,7 +81,7 @@ class RayEngine(Engine):
         """Returns the function that submits a run."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         shares = [int(node.get("CPU", 0) // max(1, node.get("GPU", 0))) for node in nodes]
-        threads = self.threads or min((share for share in shares if share), default=1)
+        threads = self.threads or threads_given() or min((share for share in shares if share), default=1)
         largest = int(max(node.get("CPU", 0) for node in nodes))
         if threads > largest:
             raise ArgumentError(must_be("threads", f"at most {largest}, the processors of the largest node", threads))

@@ -1,0 +1,42 @@
+"""The threads of a command: none that waits by spinning, and one alone where the work is small."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["one_thread", "wait_without_spinning"]
+
+
+def wait_without_spinning() -> None:
+    """Lets threads that wait for others sleep, unless the environment says how they wait; before torch is loaded.
+
+    By default they spin: beside another program, or where two share a core, they hold up what they wait for.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+@contextmanager
+def one_thread(small: bool = True) -> Iterator[None]:
+    """Computes on one thread, unless the environment says how many.
+
+    On a busy machine many short operations take much longer with more threads, because each waits for the slowest.
+
+    Args:
+        small: Whether the work is small; where it is not, nothing is changed.
+
+    Yields:
+        Nothing.
+    """
+    import torch
+
+    from convattn.training.threads import threads_given
+
+    if not small or threads_given() is not None:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

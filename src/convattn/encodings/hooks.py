@@ -1,0 +1,54 @@
+"""Hooks on modules whose parameters are read without calling them: they take effect, or are refused."""
+
+from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from convattn.errors import ArgumentError
+
+__all__ = ["compute_parameters"]
+
+_COMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
+"""Hooks of torch that compute a parameter of a module of others before the module is called."""
+
+
+def compute_parameters(module: nn.Module) -> None:
+    """Runs the hooks that compute a module's parameters, as a call of the module would, and refuses all other hooks.
+
+    Whoever reads the parameters of a module without calling it calls this first. Parametrisations need nothing.
+
+    Args:
+        module: The module.
+
+    Raises:
+        ArgumentError: It has a hook that only a call of the module would run.
+
+    Example:
+        >>> from torch.nn.utils import prune
+        >>> linear = prune.random_unstructured(nn.Linear(2, 3), "weight", amount=2)
+        >>> _ = nn.init.ones_(linear.weight_orig.data)
+        >>> compute_parameters(linear)
+        >>> linear.weight.sum().item()
+        4.0
+    """
+    for hook in module._forward_pre_hooks.values():
+        if not isinstance(hook, _COMPUTING):
+            raise ArgumentError(_refusal(module, "forward pre-hook", hook))
+        hook(module, None)
+    others = {
+        "forward hook": module._forward_hooks,
+        "backward pre-hook": module._backward_pre_hooks,
+        "backward hook": module._backward_hooks,
+    }
+    for kind, hooks in others.items():
+        for hook in hooks.values():
+            raise ArgumentError(_refusal(module, kind, hook))
+
+
+def _refusal(module: nn.Module, kind: str, hook: object) -> str:
+    name = getattr(hook, "__qualname__", type(hook).__name__)
+    return (
+        f"the {kind} {name} on {type(module).__name__} would be ignored, because a layer reads this module and does not"
+        " call it: put the hook on the layer"
+    )

@@ -1,0 +1,158 @@
+"""Encodings by name: those of the library, and those that a user has registered."""
+
+import inspect
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from convattn.encodings.distance import Distance
+from convattn.encodings.encoding import Encoding
+from convattn.encodings.generalized_quadratic import GeneralizedQuadratic
+from convattn.encodings.learned_axial import LearnedAxial
+from convattn.encodings.learned_table import LearnedTable
+from convattn.encodings.linear_distance import LinearDistance
+from convattn.encodings.quadratic import Quadratic
+from convattn.encodings.score_function import ScoreFunction
+from convattn.encodings.shift import Shift
+from convattn.encodings.sinusoidal import Sinusoidal
+from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be
+
+__all__ = ["ENCODINGS", "create_encoding", "describe_encoding", "register_encoding"]
+
+_OWN: Mapping[str, type[Encoding]] = MappingProxyType(
+    {
+        "quadratic": Quadratic,
+        "generalized_quadratic": GeneralizedQuadratic,
+        "learned_axial": LearnedAxial,
+        "learned_table": LearnedTable,
+        "sinusoidal": Sinusoidal,
+        "distance": Distance,
+        "linear_distance": LinearDistance,
+        "shift": Shift,
+    }
+)
+_known = dict(_OWN)
+_UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+ENCODINGS: Mapping[str, type[Encoding]] = MappingProxyType(_known)
+"""Every encoding by its name, those that were registered included."""
+
+
+def register_encoding(name: str, kind: type[Encoding]) -> None:
+    """Gives an encoding of one's own a name, by which layers build it and saved layers and networks are loaded again.
+
+    Register it before saving, and again in each program that loads. The class is built as
+    ``kind(num_heads, dims, **options())``.
+
+    Args:
+        name: A name that no other encoding has. The same class may be registered again, as when a notebook's cell runs
+            twice.
+        kind: A subclass of `Encoding`.
+
+    Raises:
+        ArgumentError: The class is no such subclass, or the name is not a name, or taken.
+
+    Example:
+        >>> class Near(Encoding):
+        ...     def score(self, displacement):
+        ...         return -displacement.abs().sum(-1).expand(self.num_heads, *displacement.shape[:-1])
+        >>> register_encoding("near", Near)
+        >>> create_encoding("near", num_heads=3, dims=2)
+        Near(num_heads=3, dims=2)
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Encoding)) or inspect.isabstract(kind):
+        raise ArgumentError(must_be("kind", "a subclass of Encoding that can be built", kind))
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise ArgumentError(must_be("name", "a name of letters, digits and underscores", name))
+    there = _known.get(name, kind)
+    if (there.__module__, there.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise ArgumentError(must_be("name", f"one that is free; {name!r} is {there.__qualname__}'s", name))
+    _known[name] = kind
+
+
+def create_encoding(name: str, num_heads: int, dims: int, **options: Any) -> Encoding:
+    """Builds an encoding by its name.
+
+    Args:
+        name: A key of `ENCODINGS`.
+        num_heads: Number of heads, ≥ 1.
+        dims: Number of axes of the grid, ≥ 1.
+        **options: Further arguments of that encoding.
+
+    Returns:
+        The encoding, freshly initialised.
+
+    Raises:
+        UnknownNameError: There is no encoding of that name.
+        ArgumentError: The encoding does not take one of the options.
+
+    Example:
+        >>> create_encoding("distance", num_heads=9, dims=2, hidden=32)
+        Distance(num_heads=9, dims=2, hidden=32)
+    """
+    if name not in ENCODINGS:
+        raise UnknownNameError("encoding", name, ENCODINGS)
+    kind = ENCODINGS[name]
+    known = _arguments(kind)
+    for option in options:
+        if option not in known:
+            raise ArgumentError(must_be(f"option of encoding {name!r}", f"one of {known}", option))
+    return kind(num_heads, dims, **options)
+
+
+def describe_encoding(encoding: Encoding) -> dict[str, Any]:
+    """Returns what rebuilds an encoding: its name and its options, not its parameters.
+
+    Args:
+        encoding: The encoding.
+
+    Returns:
+        Arguments of `create_encoding` besides the sizes, as JSON types: "name" and "options".
+
+    Raises:
+        UnsupportedModelError: Its name and options would not rebuild it.
+
+    Example:
+        >>> describe_encoding(Distance(9, 2))
+        {'name': 'distance', 'options': {'hidden': 64}}
+    """
+    kind = type(encoding)
+    if isinstance(encoding, ScoreFunction):
+        raise UnsupportedModelError(
+            f"cannot save the encoding {encoding}: a file holds no functions. Write it as a subclass of"
+            " convattn.Encoding, and register that by convattn.register_encoding"
+        )
+    name = next((name for name, known in _known.items() if known is kind), None)
+    if name is None:
+        raise UnsupportedModelError(
+            f"cannot save the encoding {kind.__name__}: loading could not build it, because it has no name. Register it"
+            f" first: convattn.register_encoding({kind.__name__.lower()!r}, {kind.__name__})"
+        )
+    options = encoding.options()
+    if name not in _OWN:
+        _require_all(kind, options)
+    return {"name": name, "options": options}
+
+
+def _require_all(kind: type[Encoding], options: dict[str, Any]) -> None:
+    """Refuses options that leave out an argument, which would come back at its default, or that JSON changes."""
+    missing = [name for name in _arguments(kind) if name not in options]
+    if missing:
+        raise UnsupportedModelError(
+            f"cannot save the encoding {kind.__name__}: its options() must return its argument {missing[0]!r}"
+        )
+    try:
+        kept = json.loads(json.dumps(options)) == options
+    except (TypeError, ValueError):
+        kept = False
+    if not kept:
+        raise UnsupportedModelError(
+            f"cannot save the encoding {kind.__name__}: its options() must be JSON types, but are {options}"
+        )
+
+
+def _arguments(kind: type[Encoding]) -> list[str]:
+    """Lists the arguments by name that an encoding is built with besides the sizes."""
+    named = (one for one in inspect.signature(kind).parameters.values() if one.kind not in _UNNAMED)
+    return sorted({one.name for one in named} - {"num_heads", "dims"})

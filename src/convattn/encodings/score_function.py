@@ -1,0 +1,63 @@
+"""A plain function of the displacement as an encoding."""
+
+from collections.abc import Callable
+from typing import final
+
+from torch import Tensor
+
+from convattn.encodings.encoding import Encoding
+from convattn.errors import ArgumentError, must_be
+
+__all__ = ["ScoreFunction"]
+
+
+@final
+class ScoreFunction(Encoding):
+    """Score f(δ)_h: whatever a function makes of displacements.
+
+    Layers make one of a function that is given as their encoding. A module is trained with the layer; numbers to be
+    trained that a plain function reads are not found by `layer.parameters()`, and belong in a subclass of `Encoding`.
+    A function is not saved.
+
+    Attributes:
+        function: f, displacements (*points, dims) → scores (heads, *points).
+
+    Example:
+        >>> import torch
+        >>> near = ScoreFunction(1, 2, function=lambda displacement: -displacement.abs().sum(-1)[None])
+        >>> near(torch.tensor([[3.0, -1.0]])).tolist()
+        [[-4.0]]
+    """
+
+    def __init__(self, num_heads: int, dims: int, *, function: Callable[[Tensor], Tensor]) -> None:
+        """Keeps the function.
+
+        Args:
+            num_heads: Number of heads, ≥ 1.
+            dims: Number of axes, ≥ 1.
+            function: Displacements (*points, dims) in pixels → scores (heads, *points). It sees all displacements of a
+                grid at once.
+
+        Raises:
+            ArgumentError: A size is out of range, or the function is a class or cannot be called.
+        """
+        super().__init__(num_heads, dims)
+        if isinstance(function, type) or not callable(function):
+            raise ArgumentError(must_be("function", "a function of displacements", function))
+        self.function = function
+
+    def extra_repr(self) -> str:
+        """Returns sizes and the function's name."""
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        return f"{super().extra_repr()}, function={name}"
+
+    def score(self, displacement: Tensor) -> Tensor:
+        """Calls the function.
+
+        Args:
+            displacement: Displacements (*points, dims).
+
+        Returns:
+            What it returned.
+        """
+        return self.function(displacement)

@@ -1,0 +1,113 @@
+"""Convolutions of torch; narrow strided ones of one pixel by another road, where oneDNN writes past its memory.
+
+With the oneDNN of torch 2.15 on a processor with AVX2, the gradient of such a convolution's weights is wrong, or the
+program crashes or hangs, where images lie channels-last: https://github.com/uxlfoundation/oneDNN/issues/6035.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.nn import functional
+
+from convattn.functional.keys import spread
+
+__all__ = ["convolve", "convolve_transposed", "take_every"]
+
+_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+_TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
+
+_BLOCK = 16
+"""Channels that oneDNN takes at a time: 8 with AVX2, 16 with AVX-512. The fault needs fewer than a block."""
+
+
+def take_every(
+    x: Shaped[Tensor, "batch channels *spatial"], steps: Sequence[int]
+) -> Shaped[Tensor, "batch channels *taken"]:
+    """Takes every n-th pixel along each axis, from the first on.
+
+    Args:
+        x: Images.
+        steps: n of each axis.
+
+    Returns:
+        A view of the images.
+
+    Example:
+        >>> take_every(torch.arange(5.0).view(1, 1, 5), [2]).tolist()
+        [[[0.0, 2.0, 4.0]]]
+    """
+    return x[(..., *(slice(None, None, step) for step in steps))]
+
+
+def convolve(
+    x: Float[Tensor, "batch channels *spatial"],
+    kernel: Float[Tensor, "outputs channels_per_group *taps"],
+    bias: Float[Tensor, " outputs"] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes what `torch.nn.functional.conv1d`, `conv2d` or `conv3d` does, with gradients that are right.
+
+    Args:
+        x: Images.
+        kernel: Weights.
+        bias: Added to the output.
+        stride: Step of the outputs, one entry per axis in this and the next two.
+        padding: Zeros on both sides.
+        dilation: Step of the taps.
+        groups: Number of blocks.
+
+    Returns:
+        The convolution.
+    """
+    if _meets_the_fault(kernel, stride, padding):
+        x, stride = take_every(x, stride), (1,) * len(stride)
+    return _CONVOLUTIONS[len(stride)](x, kernel, bias, stride, padding, dilation, groups)
+
+
+def convolve_transposed(
+    x: Float[Tensor, "batch channels *spatial"],
+    kernel: Float[Tensor, "channels outputs_per_group *taps"],
+    bias: Float[Tensor, " outputs"] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    extra: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes what `torch.nn.functional.conv_transpose1d`, 2d or 3d does, with gradients that are right.
+
+    Args:
+        x: Images.
+        kernel: Weights.
+        bias: Added to the output.
+        stride: Step of the pixels in the output, one entry per axis in this and the next three.
+        padding: Pixels that the output lacks on both sides.
+        extra: Pixels that the output has more at its end.
+        groups: Number of blocks.
+        dilation: Step of the taps.
+
+    Returns:
+        The transposed convolution.
+    """
+    compute = _TRANSPOSED[len(stride)]
+    if not _meets_the_fault(kernel, stride, padding):
+        return compute(x, kernel, bias, stride, padding, extra, groups, dilation)
+    y = spread(compute(x, kernel, groups=groups), stride)
+    y = functional.pad(y, [pixels for more in reversed(extra) for pixels in (0, more)])
+    return y if bias is None else y + bias.view(-1, *(1,) * len(stride))
+
+
+def _meets_the_fault(kernel: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
+    """Tells whether gradients may be wanted of few channels, with steps between pixels that need no padding."""
+    return (
+        torch.is_grad_enabled()
+        and max(stride) > 1
+        and kernel.shape[1] < _BLOCK
+        and set(kernel.shape[2:]) == {1}
+        and not any(padding)
+    )

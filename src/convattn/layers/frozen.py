@@ -1,0 +1,146 @@
+"""A layer for inference alone: everything that does not depend on the images is made beforehand."""
+
+import copy
+from collections.abc import Iterable
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.functional import GridAttention, Shifts
+from convattn.grid import Geometry
+from convattn.layers.arguments import require_images
+from convattn.layers.call import Call
+from convattn.layers.execution import Prepared, compute, prepare
+from convattn.layers.kernel import HasKernel
+from convattn.layers.relative import RelativeAttention
+
+__all__ = ["FrozenAttention"]
+
+
+class _Ready(NamedTuple):
+    """A call and what was prepared for it."""
+
+    call: Call
+    prepared: Prepared
+
+
+@final
+class FrozenAttention(HasKernel):
+    """A layer without content as it was when it was frozen, for images of the sizes it was frozen for.
+
+    It computes what the layer did in evaluation, by the same path, without choosing or preparing anything: softmax,
+    filters or the kernel are made. It has no parameters, does not train, and cannot be moved to another device or
+    dtype: freeze the layer again. Gradients with respect to the images are right.
+
+    Attributes:
+        in_channels, out_channels, num_heads: Sizes of the layer.
+    """
+
+    def __init__(self, layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) -> None:
+        """Prepares everything.
+
+        Args:
+            layer: The layer; it is not changed, and nothing is shared with it.
+            sizes: Sizes of the images, per axis.
+
+        Raises:
+            ArgumentError: The layer's scores depend on content, or no size is given.
+            ShapeError: A size is smaller than the window.
+        """
+        super().__init__()
+        with torch.no_grad():
+            content = layer.needs_content()
+        if content:
+            raise ArgumentError(must_be("layer", "one whose scores do not depend on content", type(layer).__name__))
+        self.in_channels, self.out_channels, self.num_heads = layer.in_channels, layer.out_channels, layer.num_heads
+        self._geometry = layer.geometry
+        self.training = False
+        with torch.no_grad(), torch.inference_mode(False):
+            self._ready = {size: _make_ready(layer, size) for size in sizes}
+        if not self._ready:
+            raise ArgumentError(must_be("sizes", "at least one size of images", []))
+
+    @property
+    def geometry(self) -> Geometry:
+        """Window, stride, padding and dilation, one entry per axis."""
+        return self._geometry
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Sizes of images, per axis, for which everything is prepared."""
+        return tuple(self._ready)
+
+    def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+        """Attends.
+
+        Args:
+            x: Images (batch, in_channels, *spatial), in the dtype of the weights, or any under autocast.
+
+        Returns:
+            (batch, out_channels, *out).
+
+        Raises:
+            ShapeError: Wrong rank or number of channels, or images of a size for which nothing was prepared.
+            ArgumentError: The dtype of x is not that of the weights.
+        """
+        ready = self._ready.get(tuple(x.shape[2:]))
+        require_images(x, self.in_channels, len(self.geometry.kernel_size), next(iter(self._ready.values())).call.dtype)
+        if ready is None:
+            made = " or ".join(" x ".join(map(str, size)) for size in self._ready)
+            raise ShapeError(
+                f"x must be of a size for which this layer was frozen, {made}, but is"
+                f" {' x '.join(map(str, x.shape[2:]))}: freeze the layer again with such images"
+            )
+        return compute(ready.call, ready.prepared, x)
+
+    def train(self, mode: bool = True) -> "FrozenAttention":
+        """Stays in evaluation.
+
+        Args:
+            mode: Must be False.
+
+        Returns:
+            The module.
+
+        Raises:
+            ArgumentError: Training was asked for.
+        """
+        if mode:
+            raise ArgumentError("a frozen layer cannot be trained: train the network that it was frozen from")
+        return self
+
+    def extra_repr(self) -> str:
+        """Returns sizes and paths, for printing."""
+        paths = {" x ".join(map(str, size)): ready.prepared.path for size, ready in self._ready.items()}
+        return f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, paths={paths}"
+
+    def _maps(self) -> Tensor:
+        return next(iter(self._ready.values())).call.maps()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:  # noqa: ARG002 - as nn.Module has it
+        raise ArgumentError("a frozen layer cannot be moved or cast: do so with the network, then freeze it again")
+
+
+def _make_ready(layer: RelativeAttention, size: tuple[int, ...]) -> _Ready:
+    """Prepares a layer, in evaluation, for images of one size; all tensors are copies."""
+    weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
+    still = copy.deepcopy(layer).eval()
+    call = still.call(shape, weight.dtype, weight.device, layer.geometry.axes(size))
+    prepared = prepare(call)
+    value, output, bias = (None if t is None else t.detach().clone() for t in (call.value, call.output, call.bias))
+    assert value is not None
+    if output is None:
+        value = _laid_out(value, prepared)
+    return _Ready(call.with_numbers(value, output, bias), prepared)
+
+
+def _laid_out(maps: Tensor, prepared: Prepared) -> Tensor:
+    """Orders matrices in memory so that the path need not copy them."""
+    if isinstance(prepared.made, Shifts):
+        return maps.movedim(0, -1).contiguous().movedim(-1, 0)
+    if isinstance(prepared.made, GridAttention):
+        return maps.movedim(0, 1).contiguous().movedim(1, 0)
+    return maps

@@ -1,0 +1,46 @@
+"""The weights of every query and key, as the definition of attention has them."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from convattn.encodings import Encoding
+from convattn.functional import attention_weights, displacement_scores, gated_weights
+from convattn.grid import Axis
+from convattn.layers.content import ContentScores
+
+__all__ = ["explicit_weights"]
+
+
+def explicit_weights(
+    encoding: Encoding,
+    content: ContentScores | None,
+    share: Float[Tensor, " heads"] | None,
+    keys: Float[Tensor, "images channels *keys"] | None,
+    axes: Sequence[Axis],
+    like: Tensor,
+) -> Float[Tensor, "*images heads queries keys"]:
+    """Computes the weights of every query and key.
+
+    Args:
+        encoding: Displacement → score per head.
+        content: Content scores, or None.
+        share: Share of position per head, where a gate mixes two distributions, or None.
+        keys: Key images; None leaves content out.
+        axes: Queries and keys along each axis.
+        like: A tensor on the device to compute on; without key images its dtype counts.
+
+    Returns:
+        Weights in at least float32, (heads, queries, keys); with content one set for each image.
+    """
+    dtype = torch.promote_types(like.dtype if keys is None else keys.dtype, torch.float32)
+    with torch.autocast(like.device.type, enabled=False):
+        position = displacement_scores(encoding.table(axes, dtype, like.device), axes)
+    if content is None or keys is None:
+        return attention_weights(position)
+    scores = content(keys, axes, encoding)
+    if share is None:
+        return attention_weights(position + scores)
+    return gated_weights(attention_weights(scores), attention_weights(position), share)

@@ -1,0 +1,59 @@
+"""Saved networks from the Hugging Face Hub."""
+
+import os
+from pathlib import Path
+
+import huggingface_hub
+
+from convattn.errors import CheckpointError
+from convattn.files import as_path
+from convattn.sealed import CERTIFICATE, CONFIG, WEIGHTS
+
+__all__ = ["fetch"]
+
+
+def fetch(
+    folder_or_repository: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    force_download: bool = False,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
+) -> Path:
+    """Fetches what loading needs of a repository on the Hub; a folder that is there is left as it is.
+
+    Args:
+        folder_or_repository: Folder, or repository "owner/name" on the Hub.
+        revision: Branch, tag or commit of the repository; None takes its main branch.
+        cache_dir: Where to keep what is fetched; None takes the Hub's own cache.
+        force_download: Whether to fetch again what is in the cache.
+        local_files_only: Whether to take what is in the cache, and fetch nothing.
+        token: Token for the Hub; None takes the one stored by `hf auth login`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: The repository cannot be fetched.
+    """
+    folder = as_path(folder_or_repository, "folder_or_repository")
+    if folder.is_dir():
+        return folder
+    repository = os.fspath(folder_or_repository)
+    try:
+        fetched = huggingface_hub.snapshot_download(
+            repository,
+            revision=revision,
+            cache_dir=None if cache_dir is None else str(as_path(cache_dir, "cache_dir")),
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+            allow_patterns=[CONFIG, WEIGHTS, CERTIFICATE],
+            library_name="convattn",
+        )
+    except (OSError, ValueError) as error:  # what the Hub's client raises is one or the other
+        raise CheckpointError(
+            f"{repository} is no folder, and cannot be fetched from the Hub ({type(error).__name__}: {error})"
+        ) from None
+    return Path(fetched)

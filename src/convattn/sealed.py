@@ -1,0 +1,207 @@
+"""Saved folders that prove themselves: tensors and what builds them, with a SHA-256 of each.
+
+A folder holds `model.safetensors`, `config.json` and sometimes `certificate.json`. Under "digests" the configuration
+has the SHA-256 of every tensor (name, dtype, shape, bytes), of the certificate, and of all the rest of itself. Loading
+holds the files against them. That finds damage and edits, and proves no author: who edits can write new digests too.
+"""
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from convattn.errors import CertificateWarning, CheckpointError, UnsupportedModelError, WriteError
+from convattn.files import as_path, new_file, write_atomically
+from convattn.records import Certificate, NetworkCertificate
+from convattn.records.words import some
+
+__all__ = ["CERTIFICATE", "CONFIG", "DIGESTS", "WEIGHTS", "read_config", "read_sealed", "write_sealed"]
+
+CONFIG, WEIGHTS, CERTIFICATE, DIGESTS = "config.json", "model.safetensors", "certificate.json", "digests"
+
+_HINT = "if it was edited on purpose, load it with verify=False (command: --no-verify)"
+_RECORDS = {kind.__name__: kind for kind in (Certificate, NetworkCertificate)}
+
+
+def write_sealed(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    certificate: Certificate | NetworkCertificate | None = None,
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes tensors, what builds them and a certificate, with the digests of all.
+
+    Args:
+        folder: Where; files of these names are replaced, the configuration last.
+        config: JSON types.
+        tensors: Plain tensors by name, on any device.
+        certificate: The certificate of the conversion that made them.
+        metadata: Text for the head of the file of tensors; nothing is read from it.
+
+    Raises:
+        UnsupportedModelError: A tensor holds NaN, or has a dtype that the format lacks.
+        WriteError: The files cannot be written.
+    """
+    plain = _plain(tensors)
+    _require_numbers(plain, UnsupportedModelError)
+    digests = {"tensors": {name: _tensor_digest(name, tensor) for name, tensor in plain.items()}}
+    text = None if certificate is None else certificate.to_json()
+    sealed = {**config, DIGESTS: {**digests, "certificate": None if text is None else _digest(text.encode())}}
+    sealed[DIGESTS]["configuration"] = _config_digest(json.loads(json.dumps(sealed)))
+    with new_file(folder / WEIGHTS) as file:
+        try:
+            save_file(plain, file, metadata={"format": "pt", **(metadata or {})})
+        except (KeyError, ValueError, TypeError) as error:
+            raise UnsupportedModelError(f"{type(error).__name__}: {error}") from None
+        except SafetensorError as error:
+            raise WriteError(f"cannot write {folder / WEIGHTS}: {error}") from None
+    if text is not None:
+        write_atomically(folder / CERTIFICATE, text)
+    write_atomically(folder / CONFIG, json.dumps(sealed, indent=2) + "\n")
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads `config.json`, and holds nothing against anything yet.
+
+    Args:
+        folder: Where it lies.
+
+    Returns:
+        Its contents.
+
+    Raises:
+        CheckpointError: It is missing, or no JSON object.
+    """
+    folder = as_path(folder)
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"{folder} holds no saved network or layer: {CONFIG} is not readable ({reason})"
+        ) from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{folder / CONFIG} does not describe a network or a layer of convattn")
+    return config
+
+
+def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Reads what `write_sealed` wrote, and holds it against its digests.
+
+    Args:
+        folder: The folder.
+        verify: Whether to refuse what was changed since it was saved, and tensors that hold NaN.
+
+    Returns:
+        The configuration without its digests, and the tensors, in memory of their own.
+
+    Raises:
+        CheckpointError: A file is missing, damaged, or not what was saved; the message names it.
+
+    Warns:
+        CertificateWarning: The certificate that lies there did not pass.
+    """
+    folder, config = as_path(folder), read_config(folder)
+    try:
+        tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"cannot read the weights in {folder}: {error}") from None
+    if verify:
+        _verify(folder, config, tensors)
+        _require_numbers(tensors, CheckpointError, f"{folder / WEIGHTS}: ")
+    _warn_of_certificate(folder)
+    return {key: value for key, value in config.items() if key != DIGESTS}, tensors
+
+
+def _verify(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Refuses a folder of which anything differs from what was saved, and says what."""
+    digests = config.get(DIGESTS)
+    if not isinstance(digests, dict):
+        raise CheckpointError(f"{folder / CONFIG} has no digests, so that nothing shows what was saved; {_HINT}")
+    if digests.get("configuration") != _config_digest(config):
+        raise CheckpointError(f"{folder / CONFIG} is not what was saved; {_HINT}")
+    saved, found = digests["tensors"], {name: _tensor_digest(name, tensor) for name, tensor in tensors.items()}
+    changed = [name for name in {**saved, **found} if saved.get(name) != found.get(name)]
+    if changed:
+        raise CheckpointError(f"{folder / WEIGHTS} is not what was saved: {some(changed)}; {_HINT}")
+    file = folder / CERTIFICATE
+    try:
+        certificate = _digest(file.read_bytes()) if file.exists() else None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from None
+    if certificate != digests["certificate"]:
+        state = "is missing" if certificate is None else "is not what was saved"
+        raise CheckpointError(f"{file} {state}; {_HINT}")
+
+
+def _warn_of_certificate(folder: Path) -> None:
+    """Says where a conversion did not pass its own check."""
+    file = folder / CERTIFICATE
+    if not file.exists():
+        return
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        kind = _RECORDS[content["record"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{file} is no certificate ({type(error).__name__}: {error})") from None
+    certificate = kind.load(file)
+    if not certificate.passed:
+        first = certificate.summary().splitlines()[0]
+        warnings.warn(f"{folder} came with a certificate that did not pass: {first}", CertificateWarning, stacklevel=4)
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Brings tensors to the CPU, each alone in a memory of its own, as the format wants them."""
+    plain: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        whole = tensor.detach().cpu().contiguous()
+        memory = whole.untyped_storage()
+        if memory.nbytes() != whole.nbytes or memory.data_ptr() in taken:
+            whole = whole.clone()
+        taken.add(whole.untyped_storage().data_ptr())
+        plain[name] = whole
+    return plain
+
+
+def _require_numbers(tensors: Mapping[str, Tensor], error: type[Exception], place: str = "") -> None:
+    """Refuses tensors that hold NaN, by name."""
+    wrong = [name for name, tensor in tensors.items() if _has_nan(tensor)]
+    if wrong:
+        raise error(f"{place}{some(wrong)} {'holds' if len(wrong) == 1 else 'hold'} NaN")
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    wide = tensor if tensor.is_complex() or tensor.element_size() > 1 else tensor.float()  # 8 bits have no isnan
+    return bool(wide.isnan().any())
+
+
+def _tensor_digest(name: str, tensor: Tensor) -> str:
+    """Returns the SHA-256 of a contiguous tensor on the CPU: what it is called, what it is, and its bytes."""
+    head = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
+    digest = hashlib.sha256(head)
+    digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+def _config_digest(config: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a configuration and its digests, but for this one itself."""
+    others = {key: value for key, value in config[DIGESTS].items() if key != "configuration"}
+    text = json.dumps({**config, DIGESTS: others}, sort_keys=True, separators=(",", ":"))
+    return _digest(text.encode())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

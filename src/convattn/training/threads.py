@@ -1,0 +1,38 @@
+"""How many threads a run takes: as the environment says, one where the images are tiny, or else all."""
+
+import os
+
+from convattn.training.recipe import Recipe
+
+__all__ = ["is_small", "threads_given"]
+
+
+def threads_given() -> int | None:
+    """Returns the number of threads that the environment asks for; the variables are those that torch reads.
+
+    Returns:
+        The number, or None.
+
+    Example:
+        >>> from unittest.mock import patch
+        >>> with patch.dict("os.environ", {"OMP_NUM_THREADS": "3,2"}):
+        ...     threads_given()
+        3
+    """
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        first = os.environ.get(name, "").partition(",")[0].strip()
+        if first.isdecimal() and int(first) > 0:
+            return int(first)
+    return None
+
+
+def is_small(recipe: Recipe) -> bool:
+    """Tells whether a run's steps are so short that threads would wait for each other more than they compute.
+
+    Args:
+        recipe: What is to be trained.
+
+    Returns:
+        True for the digits, which are 8 x 8 pixels: an operation on a batch of them takes microseconds.
+    """
+    return recipe.data.name == "digits"

@@ -1,0 +1,110 @@
+"""Converted layers and networks under what trains them on many devices, and what reads all parameters as one vector."""
+
+import copy
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from convattn import conv_to_attention, network_to_attention
+
+
+def images():
+    return torch.randn(2, 3, 11, 7, generator=torch.Generator().manual_seed(1))
+
+
+def network():
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 6, 3, stride=2, groups=2), nn.ReLU())
+
+
+MADE = {
+    "hard layer": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1))[0],
+    "soft layer": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), sharpness=5.0)[0],
+    "layer of narrow heads": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), head_width=2)[0],
+    "transposed layer": lambda: conv_to_attention(nn.ConvTranspose2d(3, 5, 3, stride=2))[0],
+    "network": lambda: network_to_attention(network(), images=images())[0],
+    "soft network": lambda: network_to_attention(network(), sharpness=5.0, images=images())[0],
+}
+
+
+@pytest.fixture(params=MADE)
+def made(request):
+    torch.manual_seed(0)
+    return MADE[request.param]()
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """A process group of this process alone."""
+    store = tmp_path_factory.mktemp("group") / "store"
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def step(module):
+    """One step of gradient descent; returns the output before it and the parameters after it."""
+    y = module(images())
+    y.square().mean().backward()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(0.1 * parameter.grad)
+    return y.detach(), [getattr(one, "full_tensor", lambda one=one: one)().detach() for one in module.parameters()]
+
+
+def assert_same_step(module, wrapped):
+    for found, expected in zip(step(wrapped), step(module), strict=True):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_fully_sharded(made, one_process):
+    plain = copy.deepcopy(made)
+    assert_same_step(plain, fully_shard(made, mesh=one_process))
+
+
+def test_sharded_layer_by_layer(one_process):
+    torch.manual_seed(0)
+    made, plain = (MADE["network"]() for _ in range(2))
+    plain.load_state_dict(made.state_dict())
+    for layer in (made[0], made[2]):
+        fully_shard(layer, mesh=one_process)
+    assert_same_step(plain, fully_shard(made, mesh=one_process))
+
+
+def test_data_parallel(made, one_process):
+    plain = copy.deepcopy(made)
+    wrapped = DistributedDataParallel(made, process_group=one_process.get_group())
+    assert_same_step(plain, wrapped)
+
+
+def test_parameters_as_one_vector(made):
+    x, vector = images(), parameters_to_vector(made.parameters())
+    before = made(x)
+    vector_to_parameters(torch.zeros_like(vector), made.parameters())
+    assert not torch.equal(made(x), before)
+    vector_to_parameters(vector, made.parameters())
+    assert torch.equal(made(x), before)
+
+
+def test_every_parameter_is_contiguous(made):
+    assert [name for name, one in made.named_parameters() if not one.is_contiguous()] == []
+
+
+def test_torch_saves_and_loads(made, tmp_path):
+    torch.save(made.state_dict(), tmp_path / "state.pt")
+    torch.save(made, tmp_path / "whole.pt")
+    whole = torch.load(tmp_path / "whole.pt", weights_only=False)
+    before = made(images())
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.zero_()
+    made.load_state_dict(torch.load(tmp_path / "state.pt"))
+    for other in (whole, made):
+        assert torch.equal(other(images()), before)

@@ -1,0 +1,127 @@
+"""Numbers computed of a parameter: assigned they count, written into they raise."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
+
+from convattn.encodings import GeneralizedQuadratic, LinearDistance, Quadratic
+from convattn.errors import ArgumentError, ShapeError
+from convattn.layers import RelativeAttention2d
+from convattn.testing.budget import assert_within_budget
+
+COMPUTED = {
+    "sharpness": (Quadratic, "root_sharpness", [0.5, 2.0, 8.0]),
+    "slope": (LinearDistance, "log_slope", [0.25, 1.0, 3.0]),
+    "precision": (GeneralizedQuadratic, "shape", [[[2.0, 0.5], [0.5, 1.0]]] * 3),
+}
+
+
+@pytest.fixture(params=COMPUTED)
+def case(request):
+    kind, parameter, value = COMPUTED[request.param]
+    return kind(3, 2), request.param, parameter, torch.tensor(value)
+
+
+WRITES = {
+    "fill_": lambda x: x.fill_(2.0),
+    "one entry": lambda x: x.__setitem__(0, 2.0),
+    "a view": lambda x: x[0].zero_(),
+    "a view of a view": lambda x: x.flatten()[1:].mul_(2),
+    "each entry": lambda x: [one.zero_() for one in x],
+    "data": lambda x: x.data.zero_(),
+    "detached": lambda x: x.detach().copy_(torch.zeros_like(x)),
+    "set data": lambda x: setattr(x, "data", torch.zeros_like(x)),
+    "out": lambda x: torch.add(torch.ones_like(x), 1, out=x),
+    "init": lambda x: nn.init.constant_(x, 2.0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_writing_into_them_raises(case, write):
+    encoding, name, parameter, _ = case
+    message = f"{name} is computed of {parameter}, .* would change nothing: assign it, as in encoding.{name} = value"
+    with torch.no_grad(), pytest.raises(ArgumentError, match=message):
+        write(getattr(encoding, name))
+
+
+def test_assigning_them_writes_the_parameter_that_is_there(case):
+    encoding, name, parameter, value = case
+    held = getattr(encoding, parameter)
+    for given in (value, value[0], value.tolist(), value.double().numpy()):
+        setattr(encoding, name, given)
+        assert getattr(encoding, parameter) is held
+        made, expected = getattr(encoding, name), torch.as_tensor(given).double().expand(value.shape)
+        roundings = expected.float() * (1 + 4 * torch.finfo(torch.float32).eps)  # of the root, and of its square
+        assert_within_budget(made, expected, roundings)
+    getattr(encoding, name).sum().backward()
+    assert held.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Quadratic, "sharpness"), (LinearDistance, "slope")])
+def test_augmented_assignment_assigns(kind, name):
+    encoding = kind(3, 2)
+    before = getattr(encoding, name).detach().clone()
+    vars(type(encoding))[name].fset(encoding, 4 * before)
+    expected = getattr(encoding, name).detach().clone()
+    setattr(encoding, name, before)
+    if name == "sharpness":
+        encoding.sharpness *= 4
+    else:
+        encoding.slope *= 4
+    assert torch.equal(getattr(encoding, name), expected)
+
+
+def test_a_layer_uses_what_was_assigned():
+    layer, x = RelativeAttention2d(3, 5, 2, Quadratic(2, 2, sharpness=0.5)), torch.randn(1, 3, 7, 5)
+    before = layer(x)
+    layer.encoding.sharpness = 2.0
+    fresh = RelativeAttention2d(3, 5, 2, Quadratic(2, 2, centres=layer.encoding.centres, sharpness=2.0))
+    fresh.load_state_dict(layer.state_dict())
+    assert not torch.equal(layer(x), before)
+    assert torch.equal(layer(x), fresh(x))
+
+
+def test_everything_else_is_a_plain_tensor(case):
+    encoding, name, _, _ = case
+    value = getattr(encoding, name)
+    for made in (value + 1, value.clone(), 2 * value, torch.stack([value, value]), copy.deepcopy(value.detach())):
+        assert type(made) is torch.Tensor
+    value.clone().detach().zero_()
+    assert repr(value).startswith("tensor(")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, torch.inf, torch.nan, 1e-60, 1e60, "much", [1.0, 0.0, 1.0]], ids=str)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_values_out_of_range_are_refused_and_change_nothing(name, value):
+    kind, parameter, _ = COMPUTED[name]
+    encoding = kind(3, 2)
+    before = getattr(encoding, parameter).detach().clone()
+    given = value
+    if name == "precision" and not isinstance(value, str):
+        given = torch.as_tensor(value).view(-1, 1, 1).expand(3, 2, 2)  # singular, or not finite
+    with pytest.raises(ArgumentError, match=f"{name} must be"):
+        setattr(encoding, name, given)
+    assert torch.equal(getattr(encoding, parameter), before)
+
+
+def test_shapes_and_matrices_that_do_not_fit_are_refused():
+    with pytest.raises(
+        ShapeError, match=r"sharpness must be finite numbers of shape \(3,\), or \(\) for all heads, but"
+    ):
+        Quadratic(3, 2).sharpness = [1.0, 2.0]
+    with pytest.raises(ShapeError, match=r"precision must be finite numbers of shape \(3, 2, 2\), or \(2, 2\) for all"):
+        GeneralizedQuadratic(3, 2).precision = 2.0
+    with pytest.raises(ArgumentError, match="precision must be symmetric and positive definite"):
+        GeneralizedQuadratic(3, 2).precision = [[1.0, 0.5], [0.0, 1.0]]
+
+
+def test_a_parameter_that_is_itself_computed_is_not_written():
+    pruned = prune.random_unstructured(Quadratic(3, 2), "root_sharpness", amount=1)
+    parametrised = Quadratic(3, 2)
+    parametrize.register_parametrization(parametrised, "root_sharpness", nn.Softplus())
+    for encoding in (pruned, parametrised):
+        with pytest.raises(ArgumentError, match="root_sharpness must be a parameter of its own"):
+            encoding.sharpness = 2.0

@@ -1,0 +1,236 @@
+"""Encodings of one's own: a subclass with one method, or a function."""
+
+import pytest
+import torch
+from torch import nn
+
+from convattn import load_layer, load_network, register_encoding, save_layer, save_network
+from convattn.encodings import (
+    ENCODINGS,
+    AxisAdditiveEncoding,
+    Encoding,
+    Quadratic,
+    ScoreFunction,
+    create_encoding,
+    registry,
+)
+from convattn.errors import ArgumentError, CheckpointError, ShapeError, UnsupportedModelError
+from convattn.layers import RelativeAttention1d, RelativeAttention2d
+from convattn.testing.budget import assert_within_budget
+from convattn.testing.contracts import AttentionContract, EncodingContract
+from convattn.testing.dense import Formula, dense_attention
+
+
+class Ring(Encoding):
+    """Score −(‖δ‖ − r_h)²: a head looks at a ring around the query. Only `score` is written."""
+
+    def __init__(self, num_heads, dims):
+        super().__init__(num_heads, dims)
+        self.radii = nn.Parameter(torch.arange(num_heads, dtype=torch.get_default_dtype()) + 0.5)
+
+    def score(self, displacement):
+        radii = self.radii.to(displacement.dtype).view(-1, *(1,) * (displacement.ndim - 1))
+        return -((displacement.square().sum(-1).add(1e-3).sqrt() - radii) ** 2)
+
+
+class Slope(AxisAdditiveEncoding):
+    """Score w_h Σ_a sin(δ_a / period): axis by axis, with an option and no features."""
+
+    def __init__(self, num_heads, dims, *, period=4.0):
+        super().__init__(num_heads, dims)
+        self.period, self.weights = period, nn.Parameter(torch.randn(num_heads))
+
+    def options(self):
+        return {"period": self.period}
+
+    def axis_score(self, _axis, displacement):
+        weights = self.weights.to(displacement.dtype).view(-1, *(1,) * displacement.ndim)
+        return weights * torch.sin(displacement / self.period)
+
+
+def ring(encoding, displacement):
+    radii = encoding.radii.to(displacement.dtype)
+    lengths = torch.stack([(row @ row + 1e-3) ** 0.5 for row in displacement])
+    return torch.stack([2 * radius * lengths - lengths * lengths - radius * radius for radius in radii])
+
+
+def slope(encoding, displacement):
+    waves = sum(torch.sin(axis / encoding.period) for axis in displacement.unbind(-1))
+    return torch.stack([weight * waves for weight in encoding.weights.to(displacement.dtype)])
+
+
+class TestRing(EncodingContract):
+    formula = Formula(ring)
+
+    def create(self, num_heads, dims):
+        return Ring(num_heads, dims)
+
+
+class TestSlope(EncodingContract):
+    formula = Formula(slope)
+
+    def create(self, num_heads, dims):
+        return Slope(num_heads, dims, period=2.0)
+
+
+class TestLayerWithRing(AttentionContract):
+    formula = Formula(ring)
+
+    def create(self, in_channels, out_channels, **options):
+        return RelativeAttention2d(in_channels, out_channels, 2, Ring(2, 2), **options)
+
+
+def near(displacement):
+    return -torch.stack([displacement.abs().sum(-1), displacement.square().sum(-1)])
+
+
+@pytest.mark.parametrize("impl", ["auto", "dense", "fourier", "reference"])
+def test_a_function_is_an_encoding(impl):
+    layer, x = RelativeAttention2d(3, 5, 2, near, impl=impl), torch.randn(2, 3, 7, 5)
+    formula = Formula(lambda _, displacement: near(displacement))
+    hi = dense_attention(RelativeAttention2d.double(layer), x.double(), formula)
+    assert_within_budget(layer.float()(x), hi, dense_attention(layer, x, formula, backwards=True))
+    assert repr(layer.encoding) == "ScoreFunction(num_heads=2, dims=2, function=near)"
+
+
+def test_a_module_is_trained_with_the_layer():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(2, 4)
+
+        def forward(self, displacement):
+            return self.inner(displacement).movedim(-1, 0)
+
+    layer = RelativeAttention2d(3, 5, 4, Net())
+    assert "encoding.function.inner.weight" in dict(layer.named_parameters())
+    layer(torch.randn(2, 3, 7, 5)).square().sum().backward()
+    assert layer.encoding.function.inner.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("function", "came"),
+    [
+        (lambda displacement: displacement.sum(-1), r"\(13, 9\)"),
+        (lambda displacement: displacement, r"\(13, 9, 2\)"),
+        (lambda _: 1.0, "'float'"),
+    ],
+)
+def test_scores_of_another_shape_are_refused(function, came, without_type_checks):
+    message = rf"the score of ScoreFunction\(.*\) must be of shape \(heads, \*points\) = \(3, 13, 9\), but is {came}"
+    with pytest.raises(ShapeError, match=message):
+        RelativeAttention2d(3, 5, 3, function)(torch.zeros(1, 3, 7, 5))
+
+
+def test_scores_along_an_axis_of_another_shape_are_refused():
+    class Wrong(AxisAdditiveEncoding):
+        def axis_score(self, _axis, displacement):
+            return displacement
+
+    with pytest.raises(ShapeError, match=r"the score of Wrong\(.*= \(3, 13\), but is \(13,\)"):
+        RelativeAttention2d(3, 5, 3, Wrong(3, 2))(torch.zeros(1, 3, 7, 5))
+
+
+@pytest.mark.parametrize("function", [Quadratic, 3, None])
+def test_what_is_no_function_is_refused(function, without_type_checks):
+    with pytest.raises(ArgumentError, match="function must be a function of displacements, but is"):
+        ScoreFunction(2, 2, function=function)
+
+
+def test_a_feature_width_without_features_is_said():
+    class Wide(Ring):
+        feature_width = 3
+
+    class Along(Slope):
+        feature_width = 3
+
+    with pytest.raises(NotImplementedError, match="Wide has a feature_width, so it must have feature_vectors"):
+        Wide(2, 2).features(torch.zeros(1, 2))
+    with pytest.raises(NotImplementedError, match="Along has a feature_width, so it must have axis_feature_vectors"):
+        Along(2, 2).features(torch.zeros(1, 2))
+
+
+@pytest.fixture
+def registered(encodings_forgotten):
+    """Names for the encodings of this file."""
+    register_encoding("ring", Ring)
+    register_encoding("slope", Slope)
+
+
+def test_a_registered_encoding_is_built_by_name(registered):
+    assert repr(RelativeAttention2d(3, 5, 2, "slope").encoding) == "Slope(num_heads=2, dims=2, period=4.0)"
+    assert create_encoding("slope", 2, 1, period=3.0).period == 3.0
+    register_encoding("ring", Ring)
+    with pytest.raises(ArgumentError, match=r"option of encoding 'slope' must be one of \['period'\], but is 'perod'"):
+        create_encoding("slope", 2, 1, perod=3.0)
+
+
+def test_layers_come_back_bit_by_bit(registered, tmp_path):
+    for number, encoding in enumerate((Ring(2, 2), Slope(2, 2, period=3.0))):
+        layer, x = RelativeAttention2d(3, 5, 2, encoding).eval(), torch.randn(2, 3, 7, 5)
+        loaded = load_layer(save_layer(layer, tmp_path / str(number))).eval()
+        assert torch.equal(loaded(x), layer(x))
+        assert repr(loaded) == repr(layer)
+
+
+def test_networks_come_back_bit_by_bit(registered, tmp_path):
+    network = nn.Sequential(RelativeAttention1d(3, 5, 2, Slope(2, 1, period=3.0)), nn.ReLU()).eval()
+    plain = nn.Sequential(nn.Conv1d(3, 5, 1), nn.ReLU())
+    x = torch.randn(2, 3, 11)
+    loaded = load_network(save_network(network, tmp_path / "network"), model=plain)
+    assert torch.equal(loaded(x), network(x))
+
+
+def test_loading_without_registering_says_what_to_do(registered, tmp_path):
+    layer = RelativeAttention1d(3, 5, 2, "ring")
+    folder, whole = save_layer(layer, tmp_path / "layer"), save_network(nn.Sequential(layer), tmp_path / "network")
+    del registry._known["ring"]
+    message = "its encoding 'ring' is not known here: if it is one of your own, call convattn.register_encoding before"
+    for load in (lambda: load_layer(folder), lambda: load_network(whole, model=nn.Sequential(nn.Conv1d(3, 5, 1)))):
+        with pytest.raises(CheckpointError, match=message):
+            load()
+
+
+def test_what_could_not_be_loaded_is_not_saved(registered, tmp_path):
+    class Period(Slope):
+        def options(self):
+            return {}
+
+    class Odd(Slope):
+        def options(self):
+            return {"period": torch.tensor(self.period)}
+
+    register_encoding("period", Period)
+    register_encoding("odd", Odd)
+    cases = {
+        near: r"cannot save the encoding ScoreFunction\(.*\): a file holds no functions. Write it as a subclass",
+        (lambda points: -points.movedim(-1, 0)): "a file holds no functions",
+        type("Mine", (Ring,), {})(2, 2): r"the encoding Mine: .* no name. .*register_encoding\('mine', Mine\)",
+        Period(2, 2): r"cannot save the encoding Period: its options\(\) must return its argument 'period'",
+        Odd(2, 2): r"cannot save the encoding Odd: its options\(\) must be JSON types, but are \{'period': tensor",
+    }
+    for encoding, message in cases.items():
+        layer = RelativeAttention2d(3, 5, 2, encoding)
+        with pytest.raises(UnsupportedModelError, match=message):
+            save_layer(layer, tmp_path / "layer")
+        with pytest.raises(UnsupportedModelError, match=message):
+            save_network(nn.Sequential(layer), tmp_path / "network")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("quadratic", Ring, "name must be one that is free; 'quadratic' is Quadratic's, but is 'quadratic'"),
+        ("ring", Slope, "name must be one that is free; 'ring' is Ring's"),
+        ("two words", Ring, "name must be a name of letters, digits and underscores, but is 'two words'"),
+        (3, Ring, "name must be a name of letters"),
+        ("mine", near, "kind must be a subclass of Encoding that can be built, but is <function near"),
+        ("mine", Encoding, "kind must be a subclass of Encoding that can be built"),
+        ("mine", nn.Linear, "kind must be a subclass of Encoding"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(registered, name, kind, message, without_type_checks):
+    with pytest.raises(ArgumentError, match=message):
+        register_encoding(name, kind)
+    assert "mine" not in ENCODINGS

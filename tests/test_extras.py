@@ -1,0 +1,77 @@
+"""Extras: each package is used by code, and is pinned at a version that the extra takes."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from convattn.training.trackers import TRACKERS
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+BUNDLES = {"all", "dev"}
+MODULES = {"scikit-learn": "sklearn"}
+"""Packages whose module has another name."""
+
+BY_TORCH = {"onnx", "onnxscript"}
+"""What `torch.onnx` imports on its own, for networks that are exported as docs/networks.md says."""
+
+
+def requirements(extra: str) -> list[Requirement]:
+    """Read what an extra asks for, itself and not through other extras."""
+    found = [Requirement(line) for line in EXTRAS[extra]]
+    return [one for one in found if one.name != "convattn"]
+
+
+PAIRS = [(extra, one) for extra in EXTRAS if extra not in BUNDLES for one in requirements(extra)]
+
+
+def imported_modules(text: str) -> set[str]:
+    """List the packages that a file's code imports."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.fixture(scope="module")
+def used() -> set[str]:
+    """Whatever the library, its benchmarks and the program of the export's test import, and trackers by name."""
+    files = [path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    modules = set().union(*(imported_modules(path.read_text(encoding="utf-8")) for path in files))
+    exported = re.findall(r"^import (\w+)", (ROOT / "tests/models/test_export.py").read_text(), flags=re.MULTILINE)
+    return {*modules, *exported, *TRACKERS, *BY_TORCH}
+
+
+@pytest.mark.parametrize(("extra", "requirement"), PAIRS, ids=lambda one: getattr(one, "name", one))
+def test_code_uses_what_an_extra_brings(extra, requirement, used):
+    assert MODULES.get(requirement.name, requirement.name) in used
+
+
+def test_pins_are_within_what_extras_ask():
+    pins: dict[str, list[Version]] = {}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            pin = Requirement(line)
+            pins.setdefault(pin.name, []).append(Version(next(iter(pin.specifier)).version))
+    for extra in EXTRAS:
+        for one in requirements(extra):
+            assert one.name in pins, f"{one.name} of the extra {extra} is not in constraints.txt: run make constraints"
+            assert all(version in one.specifier for version in pins[one.name]), f"{one} against {pins[one.name]}"
+
+
+def test_all_is_everything_but_the_tools_of_development():
+    (line,) = EXTRAS["all"]
+    assert Requirement(line).extras == set(EXTRAS) - BUNDLES
+
+
+def test_the_readme_lists_every_extra():
+    table = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert set(table) == set(EXTRAS)

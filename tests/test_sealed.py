@@ -1,0 +1,179 @@
+"""Saved folders hold digests of all that the result depends on, and loading says what differs."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from convattn import load_layer, load_network, save_layer, save_network
+from convattn.convert import conv_to_attention
+from convattn.errors import ArgumentError, CertificateWarning, CheckpointError, UnsupportedModelError, WriteError
+from convattn.models import ConvNet
+from convattn.sealed import read_sealed, write_sealed
+
+TENSORS = {
+    "numbers": torch.arange(6.0).reshape(2, 3),
+    "narrow": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "flags": torch.tensor([True, False]),
+    "none": torch.empty(0, 3),
+    "one": torch.tensor(7),
+    "turned": torch.arange(6.0).reshape(3, 2).T,
+    "eight bits": torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn),
+    "complex": torch.tensor([1 + 2j], dtype=torch.complex64),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "made"
+    made.mkdir()
+    write_sealed(made, {"kind": "test", "size": 3, "name": "é", "list": (1, 2)}, TENSORS)
+    return made
+
+
+def edit(folder, change):
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+
+
+def test_what_is_written_is_read(folder):
+    config, tensors = read_sealed(folder)
+    assert config == {"kind": "test", "size": 3, "name": "é", "list": [1, 2]}
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS if name != "eight bits")
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_what_changes_nothing_is_taken(folder):
+    text = (folder / "config.json").read_text()
+    turned = dict(reversed(json.loads(text).items()))
+    (folder / "config.json").write_text(json.dumps(turned, indent=7, ensure_ascii=False), encoding="utf-8")
+    (folder / "README.md").write_text("license: mine")
+    assert read_sealed(folder)[0]["size"] == 3
+
+
+def replace_weights(folder, **changes):
+    from safetensors.torch import save_file
+
+    tensors = {**read_sealed(folder)[1], **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+
+CHANGES = {
+    "value": (
+        lambda f: edit(f, lambda c: c.update(size=4)),
+        "config.json is not what was saved; if it was edited on pu",
+    ),
+    "type": (lambda f: edit(f, lambda c: c.update(size=3.0)), "config.json is not what was saved"),
+    "added": (lambda f: edit(f, lambda c: c.update(more=None)), "config.json is not what was saved"),
+    "digest": (lambda f: edit(f, lambda c: c["digests"]["tensors"].pop("one")), "config.json is not what was saved"),
+    "odd digests": (
+        lambda f: edit(f, lambda c: c.update(digests=3)),
+        "config.json has no digests, so that nothing shows",
+    ),
+    "no digests": (
+        lambda f: edit(f, lambda c: c.pop("digests")),
+        r"config.json has no digests.*verify=False \(command: ",
+    ),
+    "number": (lambda f: replace_weights(f, one=torch.tensor(8)), "model.safetensors is not what was saved: one; if"),
+    "dtype": (lambda f: replace_weights(f, one=torch.tensor(7, dtype=torch.int32)), "not what was saved: one; if"),
+    "shape": (lambda f: replace_weights(f, one=torch.tensor([7])), "not what was saved: one; if"),
+    "name": (lambda f: replace_weights(f, one=None, won=torch.tensor(7)), "not what was saved: one, won; if"),
+    "certificate": (lambda f: (f / "certificate.json").write_text("{}"), "certificate.json is not what was saved"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
+def test_what_was_changed_is_refused_by_name(folder, change, message):
+    change(folder)
+    with pytest.raises(CheckpointError, match=message):
+        read_sealed(folder)
+
+
+def test_what_was_edited_on_purpose_is_loaded_when_asked(folder):
+    replace_weights(folder, one=torch.tensor(8))
+    edit(folder, lambda config: config.pop("digests"))
+    config, tensors = read_sealed(folder, verify=False)
+    assert config["size"] == 3
+    assert tensors["one"] == 8
+
+
+def test_nan_is_refused_on_saving_and_on_loading_and_infinity_is_not(tmp_path):
+    conv = nn.Conv1d(2, 3, 5)
+    with torch.no_grad():
+        conv.bias[1] = torch.inf
+    folder = save_layer(conv, tmp_path / "infinite")
+    assert load_layer(folder).bias[1] == torch.inf
+    with torch.no_grad():
+        conv.bias[0] = torch.nan
+    for save in (save_layer, save_network):
+        with pytest.raises(UnsupportedModelError, match=r"cannot save (this )?Conv1d: bias holds NaN"):
+            save(conv, tmp_path / "made")
+    own = ConvNet(width=8, depth=1, ffn=8)
+    with torch.no_grad():
+        own.head.weight.fill_(torch.nan)
+        own.head.bias.fill_(torch.nan)
+    with pytest.raises(UnsupportedModelError, match=r"cannot save ConvNet: head.weight, head.bias hold NaN"):
+        own.save_pretrained(tmp_path / "own")
+    assert [file.name for file in tmp_path.iterdir()] == ["infinite"]
+    replace_weights(folder, bias=conv.bias.detach())
+    with pytest.raises(CheckpointError, match=r"model.safetensors is not what was saved: bias"):
+        load_layer(folder)
+    assert load_layer(folder, verify=False).bias[0].isnan()
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_certificate_that_did_not_pass_is_said(passed, tmp_path, recwarn):
+    layer, certificate = conv_to_attention(nn.Conv1d(2, 3, 5))
+    certificate = replace(certificate, passed=passed)
+    save_layer(layer, tmp_path / "layer", certificate=certificate)
+    save_network(layer, tmp_path / "network", certificate=certificate)
+    for folder in ("layer", "network"):
+        if passed:
+            load_network(tmp_path / folder)
+        else:
+            with pytest.warns(
+                CertificateWarning, match=f"{folder} came with a certificate that did not pass: conv to att"
+            ):
+                load_network(tmp_path / folder)
+    assert not recwarn.list
+
+
+def test_a_certificate_is_covered(tmp_path):
+    layer, certificate = conv_to_attention(nn.Conv1d(2, 3, 5))
+    folder = save_layer(layer, tmp_path / "layer", certificate=replace(certificate, passed=False))
+    text = (folder / "certificate.json").read_text()
+    (folder / "certificate.json").write_text(text.replace('"passed": false', '"passed": true'))
+    with pytest.raises(CheckpointError, match=r"certificate.json is not what was saved"):
+        load_layer(folder)
+    (folder / "certificate.json").unlink()
+    with pytest.raises(CheckpointError, match=r"certificate.json is missing"):
+        load_layer(folder)
+    (folder / "certificate.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"certificate.json is no certificate \(TypeError"):
+        load_layer(folder, verify=False)
+
+
+def test_a_disk_that_is_full_while_weights_are_written(folder, monkeypatch):
+    from safetensors import SafetensorError
+
+    def fail(*_, **__):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    monkeypatch.setattr("convattn.sealed.save_file", fail)
+    with pytest.raises(WriteError, match=r"cannot write .*model.safetensors: .*No space left"):
+        write_sealed(folder, {}, {"a": torch.ones(2)})
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("value", [None, 3, b"made", ["made"], "a\0b"], ids=repr)
+@pytest.mark.parametrize("load", [load_network, load_layer, ConvNet.from_pretrained, read_sealed])
+def test_what_is_no_path_is_named(load, value, without_type_checks):
+    with pytest.raises(ArgumentError, match=r"(folder|folder_or_repository) must be a path, but is"):
+        load(value)
