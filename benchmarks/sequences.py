@@ -29,7 +29,7 @@ from convattn.training.environment import describe_hardware, describe_versions, 
 LENGTHS = (1024, 4096, 16384, 65536)
 CHANNELS, HEADS = 16, 9
 SHARPNESS = {"hard": 128.0, "soft": 1.0}
-CHECKED = (1024, 4096)
+CHECKED = (1024, 2048)
 CPU = torch.device("cpu")
 
 PAGE = """\
