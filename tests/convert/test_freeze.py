@@ -51,6 +51,7 @@ def test_a_frozen_layer_computes_the_layer_for_any_number_of_images(make):
             parameter.add_(1)
         assert torch.equal(frozen(x), before)
     assert not list(frozen.parameters())
+    assert not frozen(x).requires_grad
 
 
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)

@@ -65,9 +65,7 @@ def backward_to_differentiate(
     """
     further = torch.is_grad_enabled()
     with torch.enable_grad():
-        apart = [
-            tensor.view_as(tensor) for tensor in inputs
-        ]  # where one was made of another, no gradient goes that way
+        apart = [tensor.view_as(tensor) for tensor in inputs]  # if one is made of another, no gradient goes that way
         y = compute(*apart)
         chosen = [tensor for tensor, want in zip(apart, wanted, strict=True) if want]
         found = iter(torch.autograd.grad(y, chosen, upstream, create_graph=further))

@@ -22,7 +22,6 @@ __all__ = [
 PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
 """Ways to compute the layer, for its argument `impl`."""
 
-
 _FREE = ("auto", "dense", "fourier", "reference", "separable", "shift")
 """Paths of layers whose scores do not depend on the input."""
 

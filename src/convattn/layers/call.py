@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,9 +10,13 @@ from torch import Tensor
 from convattn.encodings import Encoding
 from convattn.functional import Work
 from convattn.grid import Axis, Geometry
+from convattn.layers.arguments import fitting_path
 from convattn.layers.values import whole_maps
 
-__all__ = ["Call", "work_of"]
+if TYPE_CHECKING:
+    from convattn.layers.relative import RelativeAttention
+
+__all__ = ["Call", "call_of"]
 
 
 @dataclass(frozen=True)
@@ -69,19 +74,44 @@ class Call:
         return whole_maps(self.value, self.output, self.work.groups)
 
 
-def work_of(value: Tensor, output: Tensor | None, shape: Sequence[int], axes: Sequence[Axis], itemsize: int) -> Work:
-    """Gathers the sizes of a call.
+def call_of(
+    layer: "RelativeAttention",
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    axes: tuple[Axis, ...],
+) -> Call:
+    """Gathers what a path without content needs to know before it sees an image.
 
     Args:
-        value: W_val, or W_h itself.
-        output: W_out; None where `value` is W_h.
-        shape: Shape of the images, (batch, channels, *spatial).
+        layer: The layer, in its present mode.
+        shape: Shape of the images, (batch, in_channels, *spatial).
+        dtype: Their dtype.
+        device: Their device.
         axes: Queries and keys along each axis.
-        itemsize: Bytes of a number of the images.
 
     Returns:
-        The sizes, of which costs are made.
+        The call.
     """
+    value, output = layer.values.factors()
+    return Call(
+        encoding=layer.encoding,
+        value=value,
+        output=output,
+        bias=layer.bias,
+        geometry=layer.geometry,
+        spatial=tuple(shape[2:]),
+        axes=axes,
+        work=_work(value, output, shape, axes, dtype.itemsize),
+        impl=fitting_path(layer.impl, layer.encoding, content=layer.content is not None, dropout=layer.dropout),
+        dropout=layer.dropout if layer.training else 0.0,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _work(value: Tensor, output: Tensor | None, shape: Sequence[int], axes: Sequence[Axis], itemsize: int) -> Work:
+    """Gathers the sizes of a call, of which costs are made."""
     return Work(
         batch=shape[0],
         channels=shape[1],

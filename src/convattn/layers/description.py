@@ -8,7 +8,7 @@ import torch
 
 from convattn.functional import Bands, Cost, Filters, Shifts
 from convattn.layers.arguments import image_shape, require_images
-from convattn.layers.call import Call
+from convattn.layers.call import Call, call_of
 from convattn.layers.execution import Prepared, prepare
 from convattn.records import Plan
 
@@ -40,7 +40,7 @@ def describe_layer(
     x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
     require_images(x, layer.in_channels, layer.dims, weight.dtype)
     axes = layer.geometry.axes(x.shape[2:])
-    call = layer.call(x.shape, x.dtype, torch.device(device or weight.device), axes)
+    call = call_of(layer, x.shape, x.dtype, torch.device(device or weight.device), axes)
     if layer.content is None or not layer.needs_content():
         return _describe(call, None if layer.impl == "reference" else prepare(call))
     path, reason = (layer.impl, "demanded") if layer.impl != "auto" else ("content", "the scores depend on the input")

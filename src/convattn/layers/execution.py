@@ -100,11 +100,8 @@ def prepare(call: Call) -> Prepared:
 
 def _of_pairs(call: Call) -> Prepared:
     """Prepares weights of all pairs, or transforms."""
-    transforms, dense = (
-        call.work.transforms().flops * SLOWNESS["transforms"],
-        call.work.mixing(call.work.channels, by_axis=False),
-    )
-    if transforms < dense:
+    transforms = call.work.transforms().flops * SLOWNESS["transforms"]
+    if transforms < call.work.mixing(call.work.channels, by_axis=False):
         return _fourier(call, "the scores are no sum over axes, and the image is large enough for transforms")
     return _dense(call, "the scores are no sum over axes, and the image is small")
 
@@ -150,7 +147,7 @@ def compute(call: Call, prepared: Prepared, x: Tensor) -> Tensor:
 
 
 def _fixed(call: Call) -> Prepared | None:
-    """Prepares the convolution that heads with fixed displacements are; None where softmax is asked for or better."""
+    """Prepares heads with fixed displacements as a convolution; None for others, and where softmax is the choice."""
     if not isinstance(call.encoding, Shift) or call.impl == "separable":
         return None
     shifts = Shifts(call.encoding.displacements, leak=0.0)

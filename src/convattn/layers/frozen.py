@@ -12,7 +12,7 @@ from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import GridAttention, Shifts
 from convattn.grid import Geometry
 from convattn.layers.arguments import require_images
-from convattn.layers.call import Call
+from convattn.layers.call import Call, call_of
 from convattn.layers.execution import Prepared, compute, prepare
 from convattn.layers.kernel import HasKernel
 from convattn.layers.relative import RelativeAttention
@@ -64,7 +64,7 @@ class FrozenAttention(HasKernel):
         self.in_channels, self.out_channels, self.num_heads = layer.in_channels, layer.out_channels, layer.num_heads
         self._geometry = layer.geometry
         self.training = False
-        with torch.no_grad(), torch.inference_mode(False):
+        with torch.inference_mode(False), torch.no_grad():  # the first of them turns gradients on
             self._ready = {size: _make_ready(layer, size) for size in sizes}
         if not self._ready:
             raise ArgumentError(must_be("sizes", "at least one size of images", []))
@@ -139,7 +139,7 @@ def _make_ready(layer: RelativeAttention, size: tuple[int, ...]) -> _Ready:
     """Prepares a layer, in evaluation, for images of one size; all tensors are copies."""
     weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
     still = copy.deepcopy(layer).eval()
-    call = still.call(shape, weight.dtype, weight.device, layer.geometry.axes(size))
+    call = call_of(still, shape, weight.dtype, weight.device, layer.geometry.axes(size))
     prepared = prepare(call)
     value, output, bias = (None if t is None else t.detach().clone() for t in (call.value, call.output, call.bias))
     assert value is not None

@@ -13,7 +13,7 @@ from convattn.errors import ArgumentError, must_be
 from convattn.functional import attend, pad_keys, window_convolution
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists
 from convattn.layers.arguments import fitting_encoding, fitting_path, is_window, require_images, require_sizes
-from convattn.layers.call import Call, work_of
+from convattn.layers.call import call_of
 from convattn.layers.content import Content, ContentScores
 from convattn.layers.description import describe_layer
 from convattn.layers.execution import compute, prepare
@@ -163,7 +163,7 @@ class RelativeAttention(HasKernel, ABC):
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
         if not content and self.impl != "reference":
-            call = self.call(x.shape, x.dtype, x.device, axes)
+            call = call_of(self, x.shape, x.dtype, x.device, axes)
             return compute(call, prepare(call), x)
         keys = pad_keys(x, self.geometry)
         explicit = self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex")
@@ -244,6 +244,11 @@ class RelativeAttention(HasKernel, ABC):
         """Returns the arguments, for printing; those at their defaults are left out."""
         return printed_options(self)
 
+    def needs_content(self) -> bool:
+        """Tells whether a call in the present mode looks at content scores."""
+        content = self.content
+        return content is not None and looks_at_content(content, self.gate, self.gate_kind, self._impl)
+
     def _convolve(self, x: Tensor) -> Tensor | None:
         """Computes the layer as a convolution where its heads are the taps of its window; nothing is kept for that."""
         window, encoding, values = self._window, self.encoding, self.values
@@ -276,39 +281,6 @@ class RelativeAttention(HasKernel, ABC):
         return self.content.attend(
             keys, axes, self.encoding, self.values.maps(), self.groups, share=share, dropout=dropout, path=self.impl
         )
-
-    def call(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, axes: tuple[Axis, ...]) -> Call:
-        """Gathers what a path without content needs to know before it sees an image.
-
-        Args:
-            shape: Shape of the images, (batch, in_channels, *spatial).
-            dtype: Their dtype.
-            device: Their device.
-            axes: Queries and keys along each axis.
-
-        Returns:
-            The call, in the layer's present mode.
-        """
-        value, output = self.values.factors()
-        return Call(
-            encoding=self.encoding,
-            value=value,
-            output=output,
-            bias=self.bias,
-            geometry=self.geometry,
-            spatial=tuple(shape[2:]),
-            axes=axes,
-            work=work_of(value, output, shape, axes, dtype.itemsize),
-            impl=fitting_path(self.impl, self.encoding, content=self.content is not None, dropout=self.dropout),
-            dropout=self.dropout if self.training else 0.0,
-            dtype=dtype,
-            device=device,
-        )
-
-    def needs_content(self) -> bool:
-        """Tells whether a call in the present mode looks at content scores."""
-        content = self.content
-        return content is not None and looks_at_content(content, self.gate, self.gate_kind, self._impl)
 
     def _maps(self) -> Tensor:
         return self.values.maps()

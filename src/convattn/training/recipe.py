@@ -164,8 +164,7 @@ class ConvertRecipe(Section):
 
     Attributes:
         include: Patterns of names of the convolutions to convert.
-        sharpness: α of every head in 1/pixel²; None makes heads so hard that their centres and sharpness have no
-            gradient.
+        sharpness: α of every head in 1/pixel²; None makes hard heads, of which nothing can learn.
         content: Whether heads get scores that depend on the input, behind gates that start closed.
     """
 
