@@ -29,9 +29,13 @@ def test_each_form_is_timed_in_every_round(record):
     single, several = record.results
     assert (single.name, several.name) == ("tiny-1", "tiny-2")
     for result, rounds in ((single, 20), (several, 1)):
-        assert [item.contender for item in result.measurements] == ["original", "planned", "separable"]
+        assert [item.contender for item in result.measurements] == ["original", "planned", "separable", "frozen"]
         assert all(len(item.seconds) == rounds for item in result.measurements)
-        assert result.paths == {"planned": {"shift": result.layers}, "separable": {"separable": result.layers}}
+        assert result.paths == {
+            "planned": {"shift": result.layers},
+            "separable": {"separable": result.layers},
+            "frozen": {"separable": result.layers},
+        }
 
 
 def test_form_that_is_wrong_gets_no_time(monkeypatch):
@@ -47,7 +51,7 @@ def test_form_that_is_wrong_gets_no_time(monkeypatch):
     monkeypatch.setattr(network_case, "_build", wrong)
     result = run_network_case(replace(CASE, batches=(1,)), Setting(), 1)[0]
     assert not result.passed
-    assert [len(item.seconds) for item in result.measurements] == [20, 20, 0]
+    assert [len(item.seconds) for item in result.measurements] == [20, 20, 0, 20]
     rows = network_rows([result])
     assert rows[2][4].startswith("FAILED: output is off by")
     assert rows[2][5] == "–"
@@ -73,7 +77,7 @@ def test_why_there_is_no_memory_is_said(monkeypatch):
     monkeypatch.setattr(network_case, "in_a_process_of_its_own", lambda *_: (None,))
     result = run_network_case(case, Setting(), 1)[0]
     assert {item.memory_note for item in result.measurements} == {"measured on CUDA and Linux only"}
-    assert [row[8] for row in network_rows([result])] == ["measured on CUDA and Linux only"] * 3
+    assert [row[8] for row in network_rows([result])] == ["measured on CUDA and Linux only"] * 4
 
     def fail(*_):
         raise MemoryError("the process was killed\nand more")

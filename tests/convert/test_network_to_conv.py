@@ -244,7 +244,7 @@ def test_numbers_that_are_not_finite_do_not_pass():
         ({"exclude": ()}, "exclude must be a pattern of names, or several"),
         ({"include": "no-such-layer"}, "include must be a .* names of attention layers in the network, for instance "),
         ({"exclude": ["*", "no-such-layer"]}, "exclude must be .*, but is 'no-such-layer'"),
-        ({"padding_mode": "mirror"}, "unknown padding_mode 'mirror': Known: circular"),
+        ({"padding_mode": "mirror"}, "unknown padding_mode 'mirror'. Known: circular"),
         ({"images": torch.zeros(0, 3, 5, 5)}, "images must be a batch of at least one"),
         ({"labels": torch.zeros(2, dtype=torch.long)}, "labels must be one per image, but there are 2 labels and no"),
         (

@@ -15,16 +15,17 @@ from convattn.benchmark.measure import NO_COUNTER, in_a_process_of_its_own, peak
 from convattn.benchmark.network_record import NetworkMeasurement, NetworkResult
 from convattn.benchmark.record import Check
 from convattn.benchmark.report import first_line
-from convattn.convert import network_to_attention
+from convattn.convert import freeze, network_to_attention
 from convattn.convert.plain import copy_module
 from convattn.errors import MissingDependencyError
 from convattn.functional.rounding import rounded_differently
-from convattn.layers import RelativeAttention
+from convattn.layers import FrozenAttention, RelativeAttention
 
 __all__ = ["CONTENDERS", "measure_network", "run_network_case"]
 
-CONTENDERS = ("original", "planned", "separable")
-"""Forms of a network: as it is, as attention by the paths that the layers choose, as softmax along each axis."""
+CONTENDERS = ("original", "planned", "separable", "frozen")
+"""Forms of a network: as it is, as attention by the paths that the layers choose, as softmax along each axis, and that
+frozen for images of the case's size."""
 
 _ROUNDINGS = 3
 _TIMES_SINGLE = 20
@@ -71,7 +72,8 @@ def _result(
     case: NetworkCase, networks: dict[str, nn.Module], images: Tensor, measurements: tuple[NetworkMeasurement, ...]
 ) -> NetworkResult:
     """Adds what is known of the layers without measuring."""
-    shapes = {name: _shapes(networks[name], images) for name in CONTENDERS[1:]}
+    shapes = {name: _shapes(networks[name], images) for name in ("planned", "separable")}
+    paths = {name: _paths(of) for name, of in shapes.items()}
     pairs = [_pairs(layer, shape) for layer, shape in shapes["planned"].items()]
     return NetworkResult(
         name=f"{case.name}-{len(images)}",
@@ -79,7 +81,7 @@ def _result(
         size=case.size,
         images=len(images),
         layers=len(pairs),
-        paths={name: _paths(of) for name, of in shapes.items()},
+        paths=paths | {"frozen": paths["separable"]},
         pairs_largest=max(pairs),
         pairs_total=sum(pairs),
         measurements=measurements,
@@ -101,8 +103,9 @@ def measure_network(name: str, case: NetworkCase, setting: Setting, threads: int
     torch.set_num_threads(threads)
     batches = [_draw(case, batch, setting) for batch in case.batches]
     networks = {form: _build(form, case, setting) for form in CONTENDERS}  # so that all processes have the same history
-    for network in networks.values():
-        _infer(network, torch.zeros_like(batches[0][:1, :, :64, :64]))
+    for form, network in networks.items():
+        seen = batches[0][:1] if form == "frozen" else batches[0][:1, :, :64, :64]
+        _infer(network, torch.zeros_like(seen))
     network = networks[name]
     networks.clear()
     return peak_memory([partial(_infer, network, images) for images in batches], setting.torch_device)
@@ -119,8 +122,9 @@ def _build(name: str, case: NetworkCase, setting: Setting) -> nn.Module:
         if name == "original":
             return network
         small = torch.randn(1, 3, 32, 32).to(device=setting.torch_device, dtype=setting.torch_dtype)
-        impl = "auto" if name == "planned" else name
-        return network_to_attention(network, impl=impl, images=small)[0]
+        impl = "auto" if name == "planned" else "separable"
+        made, _ = network_to_attention(network, impl=impl, images=small)
+        return freeze(made, _draw(case, 1, setting)) if name == "frozen" else made
 
 
 def _draw(case: NetworkCase, batch: int, setting: Setting) -> Float[Tensor, "batch 3 rows cols"]:
@@ -157,7 +161,8 @@ def _memory(case: NetworkCase, setting: Setting) -> tuple[dict[str, tuple[int | 
 
 
 def _held(network: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
+    frozen = sum(layer.nbytes for layer in network.modules() if isinstance(layer, FrozenAttention))
+    return frozen + sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
 
 
 def _shapes(network: nn.Module, images: Tensor) -> dict[RelativeAttention, tuple[int, ...]]:

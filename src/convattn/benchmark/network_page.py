@@ -35,6 +35,8 @@ _READING = """\
 - **separable**: every layer takes a softmax over all keys along each axis and multiplies the pixels with these
   matrices. Heads with equal scores along an axis share the matrix; keys with less attention than rounding shows are
   left out of the products, as everywhere in this library.
+- **frozen**: the same after `freeze`, with all matrices made beforehand for images of this size. Without it every call
+  makes them.
 - **check**: "passed" means that the output for one image is within the error budget 2 (max|lo − hi| + eps · max|hi|),
   where hi is the original in float64 and lo the original in the tested dtype, from the image and from images rounded
   otherwise.

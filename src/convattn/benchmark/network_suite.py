@@ -23,8 +23,7 @@ _NOT_COVERED = (
     "other networks, sizes, processors and accelerators, numbers of threads, dtypes and versions than those above",
     "trained weights, and soft heads: all heads here are so sharp that each looks at one pixel, as a convolution",
     "training, torch.compile, exported networks, images in other memory formats",
-    "the first call for images of a size, in which layers choose their paths and make their matrices",
-    "time and memory of the conversion itself",
+    "time and memory of the conversion itself, and of freezing",
 )
 
 

@@ -135,6 +135,7 @@ def attend(layer: RelativeAttention, dtype: torch.dtype) -> RelativeAttention:
         A copy that does not take the path by which hard heads are a convolution, which would prove nothing.
     """
     copied = copy.deepcopy(layer).eval()
+    copied.dropout = 0.0  # plays no part in inference, and not every path has it
     if dtype == torch.float64:
         copied = copied.double()
     if copied.content is None:

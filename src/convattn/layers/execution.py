@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from convattn.encodings import AxisAdditiveEncoding, Shift
 from convattn.errors import ArgumentError
@@ -62,6 +63,13 @@ class Prepared(NamedTuple):
     reason: str
     made: list[Tensor] | GridAttention | Bands | Filters | Shifts
     unmoved: tuple[Tensor, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what was made."""
+        if isinstance(self.made, GridAttention):
+            return self.made.nbytes
+        return sum(part.nbytes for part in tree_leaves(self.made) if isinstance(part, Tensor))
 
     @property
     def leak(self) -> float:

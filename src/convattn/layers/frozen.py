@@ -26,6 +26,12 @@ class _Ready(NamedTuple):
     call: Call
     prepared: Prepared
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of numbers and of what was made."""
+        numbers = (self.call.value, self.call.output, self.call.bias)
+        return self.prepared.nbytes + sum(number.nbytes for number in numbers if number is not None)
+
 
 @final
 class FrozenAttention(HasKernel):
@@ -72,6 +78,11 @@ class FrozenAttention(HasKernel):
     def sizes(self) -> tuple[tuple[int, ...], ...]:
         """Sizes of images, per axis, for which everything is prepared."""
         return tuple(self._ready)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that it holds."""
+        return sum(ready.nbytes for ready in self._ready.values())
 
     def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
         """Attends.
