@@ -124,3 +124,14 @@ def test_wrong_arguments_are_named(without_type_checks):
         freeze(3, images(1, 3, 5, 7))
     with pytest.raises(ArgumentError, match=r"images must be what the network takes, but on those of shape"):
         freeze(RelativeAttention2d(3, 5, 2, "quadratic"), images(1, 4, 5, 7))
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_a_frozen_layer_holds_no_graph_and_can_be_copied(make):
+    torch.manual_seed(0)
+    layer, x = make().eval(), images(3, 4, 11, 13)
+    frozen = freeze(layer, x)
+    with torch.no_grad():
+        assert torch.equal(copy.deepcopy(frozen)(x), frozen(x))
+        assert torch.equal(pickle.loads(pickle.dumps(frozen))(x), frozen(x))
+    assert not frozen(x).requires_grad

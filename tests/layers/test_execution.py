@@ -10,7 +10,7 @@ from tests.layers.layer_cases import by_path, hard_layer, images
 from torch import nn
 
 from convattn.convert import conv_to_attention
-from convattn.encodings import Quadratic
+from convattn.encodings import Quadratic, Shift
 from convattn.errors import ArgumentError, ShapeError
 from convattn.functional import fourier
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
@@ -200,3 +200,12 @@ def test_spread_images_of_hard_heads(options):
         layer.impl = "reference"
         low, high = layer(x), copy.deepcopy(layer).double()(x.double())
     assert_within_budget(found, high, low)
+
+
+@pytest.mark.parametrize("displacement", [-1000, -7, 6, 7, 1000])
+def test_heads_that_look_far_beyond_the_image_look_at_the_nearest_key(displacement):
+    layer = RelativeAttention1d(2, 3, 1, Shift(1, 1, displacements=[[displacement]]), stride=2, padding=1)
+    x = images(7)[:, :2]
+    hi = by_path(copy.deepcopy(layer).double(), "reference", x.double())
+    assert layer.plan(x.shape).path == "shift"
+    assert_within_budget(layer(x), hi, by_path(layer, "reference", x))

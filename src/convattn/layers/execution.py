@@ -1,6 +1,7 @@
 """How a layer computes: the choice of a path, what it makes before it sees an image, and the call."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from convattn.functional import (
 )
 from convattn.functional.derivatives import can_be_read, needs_own_operations
 from convattn.functional.plan import SLOWNESS
+from convattn.grid import Axis
 from convattn.layers.call import Call
 
 __all__ = ["Prepared", "compute", "prepare"]
@@ -150,11 +152,18 @@ def _fixed(call: Call) -> Prepared | None:
     """Prepares heads with fixed displacements as a convolution; None for others, and where softmax is the choice."""
     if not isinstance(call.encoding, Shift) or call.impl == "separable":
         return None
-    shifts = Shifts(call.encoding.displacements, leak=0.0)
+    offsets = tuple(_within(displacement, call.axes) for displacement in call.encoding.displacements)
+    shifts = Shifts(offsets, leak=0.0)
     if call.impl != "shift" and not _compact(shifts):
         return None
     reason = "demanded" if call.impl == "shift" else "each head looks at one displacement: a convolution"
     return Prepared("shift", "weights", reason, shifts)
+
+
+def _within(displacement: Sequence[int], axes: Sequence[Axis]) -> tuple[int, ...]:
+    """Limits a displacement to those that lead to a key; beyond them every query looks at the same nearest key."""
+    pairs = zip(displacement, axes, strict=True)
+    return tuple(min(max(along, axis.lowest), axis.highest) for along, axis in pairs)
 
 
 def _by_axis(call: Call, encoding: AxisAdditiveEncoding) -> Prepared:

@@ -64,7 +64,7 @@ class FrozenAttention(HasKernel):
         self.in_channels, self.out_channels, self.num_heads = layer.in_channels, layer.out_channels, layer.num_heads
         self._geometry = layer.geometry
         self.training = False
-        with torch.inference_mode(False), torch.no_grad():  # the first of them turns gradients on
+        with torch.inference_mode(False), torch.no_grad():  # in this order: the first turns gradients on
             self._ready = {size: _make_ready(layer, size) for size in sizes}
         if not self._ready:
             raise ArgumentError(must_be("sizes", "at least one size of images", []))
