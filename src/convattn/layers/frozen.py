@@ -58,7 +58,7 @@ class FrozenAttention(HasKernel):
         self.in_channels, self.out_channels, self.num_heads = layer.in_channels, layer.out_channels, layer.num_heads
         self._geometry = layer.geometry
         self.training = False
-        with torch.no_grad(), torch.inference_mode(False):
+        with torch.inference_mode(False), torch.no_grad():  # leaving inference mode turns gradients on
             self._ready = {size: _make_ready(layer, size) for size in sizes}
         if not self._ready:
             raise ArgumentError(must_be("sizes", "at least one size of images", []))
