@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import nn
 
-from convattn import convolutional_init, network_to_attention, save_network
+from convattn import convolutional_init, freeze, network_to_attention, save_network
 from convattn.errors import ArgumentError, UnsupportedModelError
 
 
@@ -14,6 +14,15 @@ def test_what_convolutional_init_made_is_not_saved(tmp_path):
     for source in (None, "timm:test_vit"):
         with pytest.raises(UnsupportedModelError, match=r"blocks\.0\.attn was made by convolutional_init.*state_dict"):
             save_network(network, tmp_path / "made", source=source)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_frozen_is_not_saved(tmp_path):
+    images = torch.zeros(1, 2, 7)
+    frozen = freeze(network_to_attention(nn.Sequential(nn.Conv1d(2, 3, 5)), images=images)[0], images)
+    for network, name in ((frozen, "0"), (frozen[0], "the network itself")):
+        with pytest.raises(UnsupportedModelError, match=f"{name} is frozen and has no weights. Save the network that"):
+            save_network(network, tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,11 +14,13 @@ from convattn.__about__ import __version__
 from convattn.convert.registry import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.files import new_folder, require_new_folder, write_atomically
+from convattn.layers import FrozenAttention
 from convattn.networks.card import network_card
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.structure import describe_layers, describe_replaced, differences, put_layers
 from convattn.networks.tensors import describe_tensors, file_tensors
 from convattn.records import Certificate, NetworkCertificate
+from convattn.records.words import ITSELF
 from convattn.sealed import write_sealed
 
 __all__ = ["SCHEMA", "save_network"]
@@ -121,6 +123,12 @@ def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certif
         raise UnsupportedModelError(
             f"cannot save this {type(network).__name__}: {made[0]} was made by convolutional_init, which is not in the"
             " file. Save the state_dict, and load it into a new network that convolutional_init has made likewise"
+        )
+    frozen = next((name for name, module in network.named_modules() if isinstance(module, FrozenAttention)), None)
+    if frozen is not None:
+        raise UnsupportedModelError(
+            f"cannot save this {type(network).__name__}: {frozen or ITSELF} is frozen and has no weights. Save the"
+            " network that it was frozen from, and freeze that again after loading"
         )
     places = dict(network.named_modules(remove_duplicate=False))
     if not isinstance(certificate, NetworkCertificate):
