@@ -122,6 +122,10 @@ def test_what_a_frozen_layer_cannot_do_is_refused():
 def test_wrong_arguments_are_named(without_type_checks):
     with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type int"):
         freeze(3, images(1, 3, 5, 7))
+    with pytest.raises(
+        ArgumentError, match="images must be a tensor, a tuple of arguments or a mapping of them, but is"
+    ):
+        freeze(RelativeAttention2d(3, 5, 2, "quadratic"), None)
     with pytest.raises(ArgumentError, match=r"images must be what the network takes, but on those of shape"):
         freeze(RelativeAttention2d(3, 5, 2, "quadratic"), images(1, 4, 5, 7))
 

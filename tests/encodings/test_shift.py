@@ -30,6 +30,11 @@ def test_there_is_nothing_to_learn_and_nothing_to_change():
     assert not encoding.state_dict()
     with pytest.raises(AttributeError):
         encoding.displacements = ((0,), (1,), (2,))
+    for name in ("sharpness", "centres"):
+        with pytest.raises(
+            ArgumentError, match=f"Shift has no {name} to assign, its heads are hard: soften them first"
+        ):
+            setattr(encoding, name, 2.0)
 
 
 def test_softened_heads_have_the_same_centres():

@@ -47,6 +47,8 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "an nn.Module", model))
+    if images is None:
+        raise ArgumentError(must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images))
     given = read_arguments(model, images)
     made = copy_network(model).eval()
     met = _sizes_met(made, given)

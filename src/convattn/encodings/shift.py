@@ -59,6 +59,15 @@ class Shift(AxisAdditiveEncoding):
         """Δ_h in pixels, for each head; to change them, make another encoding."""
         return self._shifts
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses a sharpness or centres, which would change nothing."""
+        if name in ("sharpness", "centres"):
+            raise ArgumentError(
+                f"Shift has no {name} to assign, its heads are hard: soften them first, as in layer.encoding ="
+                " layer.encoding.soften(5.0)"
+            )
+        super().__setattr__(name, value)
+
     @property
     def feature_width(self) -> int:
         """D_p = n + 1."""
