@@ -11,7 +11,7 @@ from torch import nn
 from convattn.convert import attention_to_conv, conv_to_attention
 from convattn.convert.hard_heads import HardHeads
 from convattn.convert.windows import sized_windows
-from convattn.encodings import ENCODINGS, Quadratic, create_encoding
+from convattn.encodings import ENCODINGS, LearnedTable, Quadratic, create_encoding
 from convattn.errors import ArgumentError
 from convattn.layers import (
     GatedRelativeAttention2d,
@@ -49,7 +49,7 @@ def largest_error(layer, conv, spatial):
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if name != "shift"])  # whose conversion is exact
 def test_every_encoding_is_within_its_bound_for_every_image(name, dims):
     layer = seeded(LAYERS[dims], 2, 3, 4, name, dtype=torch.float64)
     conv, certificate = attention_to_conv(layer, spatial=SIZES[dims])
@@ -144,7 +144,7 @@ def test_more_window_is_less_error():
 
 
 def test_uniform_attention_is_an_exact_mean_over_the_image():
-    layer = seeded(RelativeAttention1d, 2, 3, 2, "learned_table", dtype=torch.float64)
+    layer = seeded(RelativeAttention1d, 2, 3, 2, LearnedTable(2, 1, extent=16), dtype=torch.float64)
     nn.init.zeros_(layer.encoding.scores)
     conv, certificate = attention_to_conv(layer)
     assert certificate.exact

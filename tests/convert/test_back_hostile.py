@@ -21,7 +21,7 @@ def hard(channels=4):
 def not_a_number():
     layer = hard()
     with torch.no_grad():
-        layer.values.weight[0, 0, 0] = torch.nan
+        layer.values.weight[0, 0, 0, 0] = torch.nan
     return layer
 
 

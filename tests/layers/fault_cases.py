@@ -96,7 +96,7 @@ def one_head_per_pixel(right):
 
 
 VALUES = [
-    Fault("reference", "the softmax leaks", REFERENCE, "layers.relative:attention_weights", of_result(leaky)),
+    Fault("reference", "the softmax leaks", REFERENCE, "layers.weights:attention_weights", of_result(leaky)),
     Fault("reference", "W_h in half precision", REFERENCE, "layers.relative:attend", of_argument(2, halved)),
     Fault(
         "separable", "the softmax of each axis leaks", SEPARABLE, "layers.execution:attention_weights", of_result(leaky)
@@ -163,7 +163,7 @@ GRADIENTS = [
         "reference",
         "the normaliser taken for a constant",
         REFERENCE,
-        "layers.relative:attention_weights",
+        "layers.weights:attention_weights",
         normaliser_detached,
         "encoding.centres",
     ),
@@ -243,7 +243,7 @@ def between(**options):
 AUTOCAST = [
     Fault(path, "scores in bfloat16", between(**options), place, wrong)
     for path, options, place, wrong in [
-        ("reference", {"impl": "reference"}, "layers.relative:attention_weights", of_argument(0, of_bfloat16)),
+        ("reference", {"impl": "reference"}, "layers.weights:attention_weights", of_argument(0, of_bfloat16)),
         ("separable", {"impl": "separable"}, "layers.execution:attention_weights", of_argument(0, of_bfloat16)),
         ("dense", {"impl": "dense"}, "layers.execution:attention_weights", of_argument(0, of_bfloat16)),
         ("fourier", {"impl": "fourier"}, "layers.execution:_table", of_result(of_bfloat16)),

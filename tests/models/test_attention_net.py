@@ -42,7 +42,8 @@ def test_parameter_counts_are_the_papers(encoding, content, parameters):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_gives_class_scores_and_gradients(encoding, kind):
     torch.manual_seed(0)
-    network = AttentionNet(encoding, **kind, **SMALL)
+    heads = {"heads": 9} if encoding == "shift" else {}  # the taps of a kernel
+    network = AttentionNet(encoding, **kind, **SMALL | heads)
     scores = network(small_images())
     assert scores.shape == (7, 5)
     scores.square().sum().backward()

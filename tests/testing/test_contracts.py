@@ -116,7 +116,7 @@ class Misplaced(Faulty):
 
     def dense(self, layer, x, *, backwards=False):
         placed = copy.deepcopy(layer)
-        placed.geometry = self.geometry
+        placed._geometry = self.geometry
         return super().dense(placed, x, backwards=backwards)
 
 

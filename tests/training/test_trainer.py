@@ -178,5 +178,7 @@ def test_unknown_tracker_is_named(tmp_path):
 
 def test_missing_tracker_says_how_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MissingDependencyError, match=r"needs wandb.*convattn\[track\]"):
+    with pytest.raises(
+        MissingDependencyError, match=r'needs wandb.* pip install wandb \(or the extra "track" of convattn\)'
+    ):
         train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), trackers=["wandb"])

@@ -24,6 +24,9 @@ from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCe
 
 __all__ = ["certify_network"]
 
+_ROUNDINGS = 2
+"""Runs on images with other last digits, which show what rounding does where two ways of summation agree by luck."""
+
 _MOST = 1 / 4
 """Power of eps: where rounding may move a result by more than this share of its largest value, little is shown."""
 
@@ -127,7 +130,9 @@ def certify_network(
 def _references(
     model: nn.Module, found: Sequence[Found], given: Arguments, notes: list[str]
 ) -> tuple[list[list[Tensor]], list[Tensor], str]:
-    """Runs the network as it is, tap by tap, and in float64, copies each time because networks may change themselves.
+    """Runs the network as it is, tap by tap, on images with last digits moved, and in float64.
+
+    Copies run each time, because networks may change themselves.
 
     Returns:
         The results in its dtype, those that they are held against, and the dtype of these.
@@ -148,7 +153,8 @@ def _references(
     except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
         notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
         return [other], [x.double() for x in plain], own
-    return [plain, other], exact, "float64"
+    moved = [run(copy_module(model).eval(), given.rounded_differently(seed)) for seed in range(_ROUNDINGS)]
+    return [plain, other, *moved], exact, "float64"
 
 
 def _tap_by_tap(model: nn.Module, found: Sequence[Found]) -> nn.Module:

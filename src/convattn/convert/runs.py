@@ -1,7 +1,7 @@
 """Running networks to compare them: on arguments of their own, from the same random numbers, and leaving no trace."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from convattn.errors import ArgumentError, must_be, must_be_a
+from convattn.functional.rounding import rounded_differently
 
 __all__ = ["Arguments", "keep_random_state", "read_arguments", "run", "tensors"]
 
@@ -50,7 +51,26 @@ class Arguments(NamedTuple):
             made = value.detach().clone()
             return made.to(dtype) if dtype is not None and made.is_floating_point() else made
 
-        return Arguments(tree_map(copy, self.positional), tree_map(copy, dict(self.named)), self.words)
+        return self._mapped(copy)
+
+    def rounded_differently(self, seed: int) -> "Arguments":
+        """Moves last digits of the floating-point tensors, as if they had been rounded another way.
+
+        Args:
+            seed: Seed of the choice of digits.
+
+        Returns:
+            Arguments that share no floating-point memory with these.
+        """
+
+        def move(value: Any) -> Any:
+            floating = isinstance(value, Tensor) and value.is_floating_point()
+            return rounded_differently(value, seed) if floating else value
+
+        return self._mapped(move)
+
+    def _mapped(self, change: Callable[[Any], Any]) -> "Arguments":
+        return Arguments(tree_map(change, self.positional), tree_map(change, dict(self.named)), self.words)
 
 
 def keep_random_state(network: nn.Module) -> AbstractContextManager[None]:

@@ -22,8 +22,11 @@ def needs_own_operations(*tensors: Tensor) -> bool:
         *tensors: What is to be computed with.
 
     Returns:
-        True inside `torch.func` (grad, vmap, jvp, jacrev, jacfwd, hessian), and where a tensor is dual.
+        True inside `torch.func` (grad, vmap, jvp, jacrev, jacfwd, hessian), and where a tensor is dual; False in a
+        graph that is being compiled, which is made of torch's own operations anyway.
     """
+    if torch.compiler.is_compiling():
+        return False
     if torch._C._are_functorch_transforms_active():  # what torch.autograd.Function.apply itself asks
         return True
     return any(is_legacy_batchedtensor(t) or unpack_dual(t).tangent is not None for t in tensors)

@@ -182,6 +182,8 @@ class RelativeAttention(HasKernel, ABC):
 
     @impl.setter
     def impl(self, path: str) -> None:
+        if path == "flex" and self.gate_kind is not None:
+            raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with a gate', path))
         self._impl = fitting_path(path, self.encoding, content=self.content is not None, dropout=self.dropout)
 
     def plan(
