@@ -37,7 +37,9 @@ def test_every_path_goes_through_the_contract(monkeypatch):
     assert all(planned(case).order == "values" for case in VALUES_FIRST)
 
 
-@pytest.mark.parametrize("case", HARD, ids=str)
+@pytest.mark.parametrize(
+    "case", [case for case in HARD if case.encoding != "shift"], ids=str
+)  # which has no parameters
 def test_gradient_of_hard_heads_is_zero_by_definition(case):
     """What the shift path returns for the encoding's parameters is no approximation: nothing is left in float64."""
     contract = CaseContract()

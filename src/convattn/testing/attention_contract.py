@@ -61,8 +61,14 @@ class AttentionContract:
         return dense_attention(layer, x, self.formula, backwards=backwards)
 
     def roads(self, layer: RelativeAttention, x: Tensor) -> list[Tensor]:
-        """Computes a layer's output by other roads that round differently."""
-        return [self.dense(layer, x, backwards=backwards) for backwards in (False, True)]
+        """Computes a layer's output by other roads that round differently: two orders of summation, other last digits.
+
+        Images of fewer bits than float32 are taken as they are: layers compute in more bits than those.
+        """
+        roads = [self.dense(layer, x, backwards=backwards) for backwards in (False, True)]
+        if x.dtype.itemsize >= torch.float32.itemsize:
+            roads += [self.dense(layer, rounded_differently(x, seed)) for seed in (0, 1)]
+        return roads
 
     def made(self, in_channels: int = 3, out_channels: int = 5, **options: Any) -> RelativeAttention:
         """Makes a layer with random parameters, the same each time, in evaluation mode."""
