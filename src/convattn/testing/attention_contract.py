@@ -64,6 +64,13 @@ class AttentionContract:
         """Computes a layer's output by other roads that round differently: two orders of summation, other last digits.
 
         Images of fewer bits than float32 are taken as they are: layers compute in more bits than those.
+
+        Args:
+            layer: The layer.
+            x: Images.
+
+        Returns:
+            Outputs.
         """
         roads = [self.dense(layer, x, backwards=backwards) for backwards in (False, True)]
         if x.dtype.itemsize >= torch.float32.itemsize:
