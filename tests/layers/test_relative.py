@@ -93,6 +93,13 @@ def test_images_of_another_rank_are_refused(dims, rank, without_type_checks):
         layer.attention(torch.zeros(shape))
 
 
+@pytest.mark.parametrize("encoding", ["quadratic", "shift"])
+def test_arrays_are_refused(encoding, without_type_checks):
+    layer = RelativeAttention2d(3, 5, 9, encoding, kernel_size=3)
+    with pytest.raises(ArgumentError, match="x must be a tensor, but is of type ndarray"):
+        layer(torch.zeros(1, 3, 5, 7).numpy())
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
 def test_images_of_another_dtype_are_refused(dtype, without_type_checks):
     layer = RelativeAttention2d(3, 5, 2, "quadratic")

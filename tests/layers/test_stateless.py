@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from convattn.encodings import LinearDistance, Quadratic, Shift, Sinusoidal
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
+from convattn.testing.budget import assert_within_budget
 
 
 def kernel_layer(**options):
@@ -77,9 +78,12 @@ def test_a_write_of_any_kind_is_seen_at_once(write, sharpness):
         x = x.to(layer.bias.dtype)
         again = layer(x)
         layer.impl = "reference"
-        expected = layer(x)
-    assert torch.dist(again, expected, p=torch.inf) <= 1e-4 * expected.abs().max()  # the same function, roughly
-    assert again.dtype == torch.float64 or torch.dist(again, first, p=torch.inf) > 1e-2
+        low = copy.deepcopy(layer).float()(x.float())
+        high = copy.deepcopy(layer).double()(x.double())
+    assert_within_budget(again.float(), high, low)
+    if write is not WRITES["dtype"]:
+        with pytest.raises(AssertionError, match="above the budget"):
+            assert_within_budget(first, high, low)
 
 
 @pytest.mark.parametrize("name", ["max_period"])
@@ -98,8 +102,12 @@ def test_shifts_that_are_replaced_are_seen_at_once():
     layer, x = kernel_layer().eval(), images(5, 7)
     first = layer(x)
     layer.encoding = Shift(9, 2, displacements=[[-row, -col] for row, col in layer.encoding.displacements])
-    turned = nn.functional.conv2d(x, layer.values.weight.flip(2, 3), layer.bias, padding=1)
-    assert torch.dist(layer(x), turned, p=torch.inf) < 1e-5 < torch.dist(turned, first, p=torch.inf)
+    kernel, bias = layer.values.weight.flip(2, 3), layer.bias
+    low = nn.functional.conv2d(x, kernel, bias, padding=1)
+    high = nn.functional.conv2d(x.double(), kernel.double(), bias.double(), padding=1)
+    assert_within_budget(layer(x), high, low)
+    with pytest.raises(AssertionError, match="above the budget"):
+        assert_within_budget(first, high, low)
     layer.encoding = layer.encoding.soften(0.3)
     assert layer.plan(x.shape).path == "separable"
     assert layer.encoding.centres.grad is None
@@ -109,19 +117,21 @@ def test_shifts_that_are_replaced_are_seen_at_once():
 
 def test_hyper_networks_get_their_gradient():
     """Centres that another network makes are plain tensors with a graph."""
-    layer, x = hard_layer(sharpness=0.3).eval(), images(5, 7)
-    start = layer.encoding.centres.detach()
-    offset = torch.zeros(2, requires_grad=True)
-    del layer.encoding.centres
-    layer.encoding.centres = start + offset
-    layer(x).square().sum().backward()
-    found = offset.grad
-    offset.grad = None
-    layer.impl = "reference"
-    layer.encoding.centres = start + offset
-    layer(x).square().sum().backward()
-    assert found.abs().max() > 1e-3
-    assert torch.dist(found, offset.grad) < 1e-4 * offset.grad.norm()
+
+    def gradient(impl, dtype):
+        layer, x = hard_layer(sharpness=0.3, impl=impl).to(dtype).eval(), images(5, 7, dtype=dtype)
+        start, offset = layer.encoding.centres.detach(), torch.zeros(2, dtype=dtype, requires_grad=True)
+        del layer.encoding.centres
+        layer.encoding.centres = start + offset
+        layer(x).square().sum().backward()
+        return offset.grad
+
+    found, low, high = (
+        gradient(*given)
+        for given in (("auto", torch.float32), ("reference", torch.float32), ("reference", torch.float64))
+    )
+    assert high.abs().min() > 0
+    assert_within_budget(found, high, low)
 
 
 @pytest.mark.parametrize("make", [kernel_layer, hard_layer, partial(hard_layer, sharpness=0.3)])

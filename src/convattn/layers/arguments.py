@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from convattn.encodings import Encoding, ScoreFunction, Shift, create_encoding
-from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
+from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be, must_be_a
 from convattn.grid import Geometry, whole_number
 
 __all__ = [
@@ -158,8 +158,10 @@ def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype) -> N
 
     Raises:
         ShapeError: Wrong rank or number of channels.
-        ArgumentError: Wrong dtype.
+        ArgumentError: Not a tensor, or of the wrong dtype.
     """
+    if not isinstance(x, Tensor):
+        raise ArgumentError(must_be_a("x", "a tensor", x))
     if x.ndim != dims + 2 or x.shape[1] != channels:
         raise ShapeError(must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape)))
     if x.dtype is not dtype and not _castable(x):
