@@ -17,6 +17,7 @@ from convattn.functional import (
     displacement_scores,
     find_head_grid,
     pad_keys,
+    position_weights,
 )
 from convattn.functional import grid_attention as attention_of
 from convattn.functional.grid_tiles import joint_blocks, query_strips
@@ -217,7 +218,7 @@ def test_matrices_of_every_head_are_those_of_the_definition(case):
     made = Made(case, torch.float64)
     by_head = made.grid().by_head(len(made.axes))
     for weights, table, axis, size in zip(by_head, made.tables, made.axes, case.sizes, strict=True):
-        expected = attention_weights(displacement_scores(table, (axis,)))
+        expected = position_weights(table, (axis,))
         assert weights.shape == (*expected.shape[:2], expected.shape[2] if made.grid().geometry else size)
         if weights.shape == expected.shape and made.geometry.keeps_grid:
             assert torch.equal(weights, expected)

@@ -13,6 +13,7 @@ from convattn.functional import (
     content_scores,
     displacement_scores,
     gated_weights,
+    position_weights,
 )
 from convattn.grid import Axis
 from convattn.testing.budget import assert_within_budget
@@ -141,3 +142,23 @@ def test_gate_mixes_the_two_distributions():
         hi = (1 - share) * content[:, head].double() + share * position[head].double()
         lo = (content[:, head] * math.exp(-value) + position[head]) / (1 + math.exp(-value))
         assert_within_budget(mixed[:, head], hi, lo)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_no_product_of_position_weights_is_subnormal(dtype):
+    axes = (Axis(range(50), 50),)
+    distances = torch.arange(-49, 50, dtype=dtype)
+    table = torch.stack([-0.5 * distances**2, -2 * (distances - 0.3) ** 2]).requires_grad_()
+    exact, weights = attention_weights(displacement_scores(table, axes)), position_weights(table, axes)
+    least, smallest = torch.finfo(dtype).tiny, weights[weights > 0].min()
+    assert ((exact > 0) & (exact < least)).any()  # or the rest shows nothing
+    assert smallest**2 >= least
+    assert torch.equal(weights[weights > 0], exact[weights > 0])
+    assert (exact - weights).sum(-1).max() <= 50 * least**0.5
+    gradients = [torch.autograd.grad(w.square().sum(), table, retain_graph=True)[0] for w in (exact, weights)]
+    assert_within_budget(gradients[1], gradients[0].double(), gradients[0])
+
+
+def test_position_weights_keep_what_is_not_finite():
+    table = torch.tensor([[0.0, math.nan, 0.0]])
+    assert position_weights(table, (Axis(range(2), 2),)).isnan().all()

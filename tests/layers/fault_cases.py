@@ -99,7 +99,7 @@ VALUES = [
     Fault("reference", "the softmax leaks", REFERENCE, "layers.weights:attention_weights", of_result(leaky)),
     Fault("reference", "W_h in half precision", REFERENCE, "layers.relative:attend", of_argument(2, halved)),
     Fault(
-        "separable", "the softmax of each axis leaks", SEPARABLE, "layers.execution:attention_weights", of_result(leaky)
+        "separable", "the softmax of each axis leaks", SEPARABLE, "layers.execution:position_weights", of_result(leaky)
     ),
     Fault("separable", "W_h in half precision", SEPARABLE, "functional.product:add_head", of_argument(2, halved)),
     Fault(
@@ -110,7 +110,7 @@ VALUES = [
         of_argument(1, eight_bits),
         dtype=torch.bfloat16,
     ),
-    Fault("dense", "weights in half precision", DENSE, "layers.execution:attention_weights", of_result(halved)),
+    Fault("dense", "weights in half precision", DENSE, "layers.execution:position_weights", of_result(halved)),
     Fault("dense", "a wrong border row", DENSE, "functional.product:_Product.forward", of_result(border_row_off)),
     Fault(
         "fourier",
@@ -129,7 +129,7 @@ VALUES = [
         "content", "position in half precision", CONTENT, "functional.content_attention:_Work._along", of_result(halved)
     ),
     Fault("values", "W_out in half precision", NARROW, "functional.narrow:combine_heads", of_argument(1, halved)),
-    Fault("values", "the softmax leaks", NARROW, "layers.execution:attention_weights", of_result(leaky)),
+    Fault("values", "the softmax leaks", NARROW, "layers.execution:position_weights", of_result(leaky)),
 ]
 """Faults that values show."""
 
@@ -244,8 +244,8 @@ AUTOCAST = [
     Fault(path, "scores in bfloat16", between(**options), place, wrong)
     for path, options, place, wrong in [
         ("reference", {"impl": "reference"}, "layers.weights:attention_weights", of_argument(0, of_bfloat16)),
-        ("separable", {"impl": "separable"}, "layers.execution:attention_weights", of_argument(0, of_bfloat16)),
-        ("dense", {"impl": "dense"}, "layers.execution:attention_weights", of_argument(0, of_bfloat16)),
+        ("separable", {"impl": "separable"}, "layers.execution:position_weights", of_argument(0, of_bfloat16)),
+        ("dense", {"impl": "dense"}, "layers.execution:position_weights", of_argument(0, of_bfloat16)),
         ("fourier", {"impl": "fourier"}, "layers.execution:_table", of_result(of_bfloat16)),
         (
             "content",
@@ -256,7 +256,7 @@ AUTOCAST = [
         (
             "values",
             {"impl": "separable", "head_width": 2},
-            "layers.execution:attention_weights",
+            "layers.execution:position_weights",
             of_argument(0, of_bfloat16),
         ),
     ]

@@ -14,7 +14,7 @@ from convattn.functional.keys import pad_keys, query_pixels
 from convattn.functional.narrow import values_first_attention
 from convattn.functional.plan import Cost, Work
 from convattn.functional.product import product_attention
-from convattn.functional.reference import attend, attention_weights, displacement_scores
+from convattn.functional.reference import attend, attention_weights, displacement_scores, position_weights
 from convattn.functional.separable import separable_attention
 from convattn.functional.shift import Shifts, find_shifts, shift_attention
 from convattn.functional.shift_convolution import (
@@ -57,6 +57,7 @@ __all__ = [
     "grid_attention",
     "pad_keys",
     "position_share",
+    "position_weights",
     "product_attention",
     "query_pixels",
     "separable_attention",

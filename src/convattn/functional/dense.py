@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.functional.product import product_attention
-from convattn.functional.reference import attention_weights, displacement_scores
+from convattn.functional.reference import position_weights
 from convattn.grid import Axis
 
 __all__ = ["dense_attention"]
@@ -34,7 +34,7 @@ def dense_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`.
     """
-    weights = attention_weights(displacement_scores(table, axes))
+    weights = position_weights(table, axes)
     weights = (functional.dropout(weights, dropout) if dropout else weights).to(keys.dtype)
     y = product_attention([weights], keys.flatten(2), maps, groups)
     return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))

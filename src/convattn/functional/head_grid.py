@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from convattn.functional.reference import attention_weights, displacement_scores
+from convattn.functional.reference import position_weights
 from convattn.grid import Axis, Geometry
 
 __all__ = ["HeadGrid", "find_head_grid"]
@@ -73,7 +73,7 @@ def find_head_grid(
     zeros = geometry.padding_mode == "zeros"
     made = []
     for number, (table, axis) in enumerate(zip(different, axes, strict=True)):
-        weights = attention_weights(displacement_scores(table, (axis,))).to(dtype)
+        weights = position_weights(table, (axis,)).to(dtype)
         made.append(_at_pixels(weights, geometry, number) if zeros else weights)
     if len(made) == 1:
         made.insert(0, torch.ones_like(made[0][:1, :1, :1]))

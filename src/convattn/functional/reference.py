@@ -14,7 +14,7 @@ from torch.nn import functional
 from convattn.functional.values import combine_heads
 from convattn.grid import Axis
 
-__all__ = ["attend", "attention_weights", "displacement_scores"]
+__all__ = ["attend", "attention_weights", "displacement_scores", "position_weights"]
 
 
 def displacement_scores(
@@ -52,6 +52,29 @@ def attention_weights(scores: Float[Tensor, "*batch queries keys"]) -> Float[Ten
         [[0.5, 0.5]]
     """
     return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
+def position_weights(
+    table: Float[Tensor, "heads *displacements"], axes: Sequence[Axis]
+) -> Float[Tensor, "heads queries keys"]:
+    """Takes the softmax of position scores, with zero for every weight below the root of the smallest normal number.
+
+    Products of smaller weights are subnormal, and processors multiply subnormal numbers 10 to 100 times more slowly.
+    In float32 the bound is 1e-19, twelve digits below what rounding leaves of the output.
+
+    Args:
+        table: Scores of all displacements of `axes`, from the lowest to the highest along each axis.
+        axes: Queries and keys along each axis.
+
+    Returns:
+        Weights that sum to one over the keys, in at least float32.
+
+    Example:
+        >>> position_weights(torch.tensor([[0.0, -60.0]]), [Axis(range(1), 2)]).tolist()
+        [[[1.0, 0.0]]]
+    """
+    weights = attention_weights(displacement_scores(table, axes))
+    return torch.where(weights < torch.finfo(weights.dtype).tiny ** 0.5, 0, weights)
 
 
 def attend(

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.functional.product import product_attention
-from convattn.functional.reference import attention_weights, displacement_scores
+from convattn.functional.reference import position_weights
 from convattn.grid import Axis
 
 __all__ = ["separable_attention"]
@@ -35,8 +35,5 @@ def separable_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`.
     """
-    weights = [
-        attention_weights(displacement_scores(table, (axis,))).to(keys.dtype)
-        for table, axis in zip(tables, axes, strict=True)
-    ]
+    weights = [position_weights(table, (axis,)).to(keys.dtype) for table, axis in zip(tables, axes, strict=True)]
     return product_attention(weights, keys, maps, groups)

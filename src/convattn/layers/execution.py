@@ -16,9 +16,7 @@ from convattn.functional import (
     GridAttention,
     GridSizes,
     Shifts,
-    attention_weights,
     band_attention,
-    displacement_scores,
     find_bands,
     find_head_grid,
     find_shifts,
@@ -26,6 +24,7 @@ from convattn.functional import (
     fourier_filters,
     grid_attention,
     pad_keys,
+    position_weights,
     product_attention,
     shift_attention,
     values_first_attention,
@@ -245,7 +244,7 @@ def _softmax(call: Call, tables: list[Tensor]) -> list[Tensor]:
     """Takes the softmax along each axis, for each head."""
     with torch.autocast(call.device.type, enabled=False):
         pairs = zip(tables, call.axes, strict=True)
-        return [attention_weights(displacement_scores(table, (axis,))) for table, axis in pairs]
+        return [position_weights(table, (axis,)) for table, axis in pairs]
 
 
 def _needs_products(x: Tensor, maps: Tensor, bias: Tensor | None) -> bool:
@@ -258,7 +257,7 @@ def _needs_products(x: Tensor, maps: Tensor, bias: Tensor | None) -> bool:
 def _dense(call: Call, reason: str) -> Prepared:
     """Prepares explicit weights for all pairs of queries and keys."""
     table = _table(call)
-    weights = [attention_weights(displacement_scores(table, call.axes))]
+    weights = [position_weights(table, call.axes)]
     return Prepared("dense", call.work.order(by_axis=False), reason, weights)
 
 
