@@ -63,7 +63,8 @@ class AttentionContract:
     def roads(self, layer: RelativeAttention, x: Tensor) -> list[Tensor]:
         """Computes a layer's output by other roads that round differently: two orders of summation, other last digits.
 
-        Images of fewer bits than float32 are taken as they are: layers compute in more bits than those.
+        The last digits are those of images and parameters. Where they have fewer bits than float32 they are taken as
+        they are: layers compute in more bits than those.
 
         Args:
             layer: The layer.
@@ -74,7 +75,7 @@ class AttentionContract:
         """
         roads = [self.dense(layer, x, backwards=backwards) for backwards in (False, True)]
         if x.dtype.itemsize >= torch.float32.itemsize:
-            roads += [self.dense(layer, rounded_differently(x, seed)) for seed in (0, 1)]
+            roads += [self.dense(_moved(layer, seed), rounded_differently(x, seed)) for seed in range(4)]
         return roads
 
     def made(self, in_channels: int = 3, out_channels: int = 5, **options: Any) -> RelativeAttention:
@@ -154,7 +155,7 @@ class AttentionContract:
         actual = _gradients(layer, x, layer)
         exact = as_dtype(layer, torch.float64)
         hi = _gradients(exact, x.double(), partial(self.dense, exact))
-        low = [_gradients(layer, x, road) for road in self._gradient_roads(layer)]
+        low = [_gradients(other, x, road) for other, road in self._gradient_roads(layer)]
         assert actual.keys() == hi.keys()
         for name, gradient in actual.items():
             lo = farthest(hi[name], [gradients[name] for gradients in low])
@@ -235,22 +236,33 @@ class AttentionContract:
         with pytest.raises(ArgumentError, match=r"x must be of the weights' dtype torch.float32, but is torch.float64"):
             self.made()(self.images(dtype=torch.float64))
 
-    def _gradient_roads(self, layer: RelativeAttention) -> list[Callable[[Tensor], Tensor]]:
+    def _gradient_roads(self, layer: RelativeAttention) -> list[tuple[RelativeAttention, Callable[[Tensor], Tensor]]]:
         """Lists other roads to the output.
 
         The gradient of a parameter is a few numbers, each a sum of many terms that cancel, so two roads may both be
-        right by luck. The others start from an input whose last digit was rounded another way.
+        right by luck. The others start from images and parameters whose last digits were rounded another way.
 
         Returns:
-            Functions of the images.
+            Layers whose parameters are differentiated, with functions of the images.
         """
 
-        def from_other_digits(seed: int, images: Tensor) -> Tensor:
-            return self.dense(layer, rounded_differently(images, seed))
+        def from_other_digits(seed: int, moved: RelativeAttention, images: Tensor) -> Tensor:
+            return self.dense(moved, rounded_differently(images, seed))
 
-        forwards, backwards = self.dense, partial(self.dense, backwards=True)
-        others = [partial(from_other_digits, seed) for seed in range(4)]
-        return [partial(forwards, layer), partial(backwards, layer), *others]
+        roads = [(layer, partial(self.dense, layer, backwards=backwards)) for backwards in (False, True)]
+        for seed in range(8):
+            moved = _moved(layer, seed)
+            roads.append((moved, partial(from_other_digits, seed, moved)))
+        return roads
+
+
+def _moved(layer: RelativeAttention, seed: int) -> RelativeAttention:
+    """Copies a layer, with the last digits of its parameters rounded another way."""
+    moved = copy.deepcopy(layer)
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            parameter.copy_(rounded_differently(parameter, seed))
+    return moved
 
 
 def _gradients(layer: RelativeAttention, x: Tensor, compute: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
