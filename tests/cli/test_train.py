@@ -105,6 +105,7 @@ def test_file_of_a_run_repeats_it():
     assert first["test_loss"] == second["test_loss"]
 
 
+@pytest.mark.slow
 def test_of_several_processes_one_speaks():
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "convattn"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}

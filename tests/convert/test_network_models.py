@@ -40,6 +40,13 @@ SIZES = {"test_coatnet": 160, "vit_tiny_r_s16_p8_224": 224}
 """Networks that take images of one size only; the others are run on smaller ones than their own."""
 
 
+LARGE = ("mixnet_s", "edgenext_xx_small", "vit_tiny_r_s16_p8_224", "mobilenet_v3_small", "lraspp_mobilenet_v3_large")
+
+
+def some(cases):
+    return [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in LARGE else []) for case in cases.items()]
+
+
 def check(network, x, notes):
     """Converts a network on both paths; nothing is left over, and the whole is right within its budget."""
     torch.manual_seed(0)
@@ -59,16 +66,17 @@ def check(network, x, notes):
     assert_unchanged(network, before)
 
 
-@pytest.mark.parametrize(("name", "notes"), TIMM.items(), ids=TIMM)
+@pytest.mark.parametrize(("name", "notes"), some(TIMM), ids=TIMM)
 def test_timm(name, notes):
     torch.manual_seed(0)
     size = SIZES.get(name, 64)
     check(timm.create_model(name, num_classes=11), images(1, 3, size, size), notes)
 
 
-@pytest.mark.parametrize(("build", "shape"), TORCHVISION.values(), ids=TORCHVISION)
-def test_torchvision(build, shape):
+@pytest.mark.parametrize(("name", "case"), some(TORCHVISION), ids=TORCHVISION)
+def test_torchvision(name, case):
     torch.manual_seed(0)
+    build, shape = case
     check(build(num_classes=11), images(1, *shape), set())
 
 

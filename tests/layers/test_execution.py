@@ -166,7 +166,11 @@ print(worst)
 
 @pytest.mark.parametrize(
     ("encoding", "content"),
-    [("quadratic", ""), ("distance", ""), pytest.param("learned_axial", "content", marks=pytest.mark.slow)],
+    [
+        ("quadratic", ""),
+        pytest.param("distance", "", marks=pytest.mark.slow),
+        pytest.param("learned_axial", "content", marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_layers_compile_to_one_graph_for_any_size(encoding, content):

@@ -212,6 +212,7 @@ print(worst)
 """
 
 
+@pytest.mark.slow
 def test_layers_compile_to_one_graph():
     """In a process of its own: the type checks of the test run would break the graph. Outputs are of size one."""
     command = [sys.executable, "-c", COMPILED]

@@ -97,7 +97,7 @@ def test_onnx_runs_without_convattn(name, images):
 @pytest.mark.parametrize(
     ("name", "impl"),
     [
-        ("resnet18", "separable"),
+        pytest.param("resnet18", "separable", marks=pytest.mark.slow),
         pytest.param("resnet18", "auto", marks=pytest.mark.slow),
         pytest.param("timm resnet18", "separable", marks=pytest.mark.slow),
         pytest.param("timm resnet18", "auto", marks=pytest.mark.slow),

@@ -35,7 +35,7 @@ def small(name):
     return load_recipe(name, scale="small")
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", [*DRAWN[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in DRAWN[3:])])
 def test_tiny_run_ends(name, tmp_path):
     recipe = load_recipe(name, scale="tiny", overrides={"training.epochs": "1"})
     record = train(recipe, output=tmp_path / "run", progress=False)

@@ -285,6 +285,7 @@ def kill(folder, count):
         assert timeless(folder / str(number)) == undisturbed
 
 
+@pytest.mark.slow
 def test_killed_runs_end_with_the_same_bits(tmp_path):
     kill(tmp_path, 3)
 
