@@ -13,7 +13,7 @@ from convattn.adapters import convolutional_init
 from convattn.errors import ArgumentError, ConversionError
 from convattn.records import ConvolutionalInit
 from convattn.testing.budget import assert_within_budget
-from convert.network_cases import assert_unchanged, fingerprint
+from convert.network.network_cases import assert_unchanged, fingerprint
 
 KERNELS = {"3 x 3": 3, "1 x 3": (1, 3), "1 x 1": 1, "7 x 5": (7, 5)}
 

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 from adapters.vit_cases import vit
 from convattn.adapters import convolutional_init
 from convattn.errors import UnsupportedModelError
-from convert.network_cases import assert_unchanged, fingerprint
+from convert.network.network_cases import assert_unchanged, fingerprint
 
 BLOCKS = timm.models.vision_transformer
 WINDOWS = "it attends in windows, not over the grid of patches"

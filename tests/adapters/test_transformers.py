@@ -8,7 +8,7 @@ from convattn import network_to_conv
 from convattn.adapters import convolutional_init
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.testing.budget import assert_within_budget
-from convert.network_cases import assert_unchanged, fingerprint
+from convert.network.network_cases import assert_unchanged, fingerprint
 
 transformers = pytest.importorskip("transformers")
 

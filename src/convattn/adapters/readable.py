@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from convattn.adapters.native import NativeAttention
-from convattn.convert.layer_names import names_by_module
-from convattn.convert.registry import full_name
+from convattn.convert.classes import full_name
+from convattn.convert.network.names import names_by_module
 from convattn.errors import UnsupportedModelError
 
 __all__ = ["attention_places", "read_layers", "require_linear"]

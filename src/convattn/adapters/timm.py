@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from convattn.adapters.native import NativeAttention, NativeTransformer, linear
 from convattn.adapters.patch_grid import PatchGrid
 from convattn.adapters.readable import attention_places, read_layers, require_linear
-from convattn.convert.registry import full_name
+from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.records import LeftAlone
 

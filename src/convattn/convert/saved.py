@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from convattn.__about__ import __version__
-from convattn.convert.described import KINDS, describe_layer, rebuild_layer
+from convattn.convert.descriptions import KINDS, describe_layer, rebuild_layer
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be, must_be_a
 from convattn.files import as_path, new_folder
 from convattn.records import Certificate

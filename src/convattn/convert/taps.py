@@ -9,24 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from convattn.convert.classes import SUPPORTED_CONVOLUTIONS, AnyConvolution, TransposedConvolution
 from convattn.errors import UnsupportedModelError
 from convattn.grid import Geometry
 from convattn.records.words import counted
 
-__all__ = ["SUPPORTED_CONVOLUTIONS", "AnyConvolution", "Taps", "read_taps", "require_numbers", "require_supported"]
-
-AnyConvolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-
-SUPPORTED_CONVOLUTIONS: dict[type[nn.Module], int] = {
-    nn.Conv1d: 1,
-    nn.Conv2d: 2,
-    nn.Conv3d: 3,
-    nn.ConvTranspose1d: 1,
-    nn.ConvTranspose2d: 2,
-    nn.ConvTranspose3d: 3,
-}
-"""The modules that `conv_to_attention` takes, with their number of axes. Subclasses may compute something else."""
-
+__all__ = ["Taps", "read_taps", "require_numbers", "require_supported"]
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of the weights that are converted."""
@@ -72,7 +60,7 @@ def read_taps(conv: nn.Module) -> Taps:
     weight: Tensor = conv.weight.detach().flatten(2)  # type: ignore[union-attr, operator]
     options = {"kernel_size": conv.kernel_size, "dilation": conv.dilation, "padding_mode": conv.padding_mode}
     groups: int = conv.groups  # type: ignore[assignment]
-    if isinstance(conv, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+    if isinstance(conv, TransposedConvolution):
         geometry = Geometry.parse(dims, padding=_transposed_padding(conv), input_dilation=conv.stride, **options)  # type: ignore[arg-type]
         maps = rearrange(weight.flip(-1), "(groups i) o taps -> taps (groups o) i", groups=groups)
     else:
@@ -83,9 +71,7 @@ def read_taps(conv: nn.Module) -> Taps:
     return Taps(geometry, displacements, maps.clone(), bias, conv.in_channels, groups)  # type: ignore[arg-type]
 
 
-def _transposed_padding(
-    conv: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d,
-) -> Sequence[tuple[int, int]]:
+def _transposed_padding(conv: TransposedConvolution) -> Sequence[tuple[int, int]]:
     """Padding of the dilated input with which a plain convolution by the flipped kernel is the transposed one."""
     sizes = zip(conv.kernel_size, conv.dilation, conv.padding, conv.output_padding, strict=True)
     return [(d * (k - 1) - int(p), d * (k - 1) - int(p) + extra) for k, d, p, extra in sizes]
@@ -134,7 +120,7 @@ def _size(conv: nn.Module, name: str) -> tuple[int, ...]:
     inputs, outputs = conv.in_channels, conv.out_channels
     if name == "bias":
         return (outputs,)
-    transposed = isinstance(conv, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+    transposed = isinstance(conv, TransposedConvolution)
     first, second = (inputs, outputs) if transposed else (outputs, inputs)
     return (first, second // conv.groups, *conv.kernel_size)
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert import SamePaddedAttention, conv_to_attention, network_to_conv
-from convattn.convert.network import require_path
-from convattn.convert.registry import full_name
-from convattn.convert.same_padding import pad_same
-from convattn.convert.shapes_met import shapes_met
-from convattn.convert.survey import survey
+from convattn.convert.classes import full_name
+from convattn.convert.layer.same_padding import pad_same
+from convattn.convert.network.probing import shapes_met
+from convattn.convert.network.survey import survey
+from convattn.convert.network.to_attention import require_path
 from convattn.layers import RelativeAttention
 from convattn.records import ConversionForecast, LayerForecast, LeftAlone
 
