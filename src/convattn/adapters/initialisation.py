@@ -1,4 +1,4 @@
-"""A vision transformer whose heads start as the taps of a convolution of patches."""
+"""Initialises a vision transformer so that its heads are the taps of a convolution of patches."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -7,15 +7,16 @@ from typing import Literal
 import torch
 from torch import nn
 
-from convattn.adapters.heads_on_taps import gated_attention, on_taps, position_attention, tap_encoding
+from convattn.adapters.heads_on_taps import add_heads, tap_encoding
 from convattn.adapters.native import NativeTransformer
 from convattn.adapters.patch_attention import GatedPatchAttention, PatchAttention
+from convattn.adapters.position_layer import layer_by_position
 from convattn.adapters.timm import TIMM, read_timm
 from convattn.adapters.transformers import TRANSFORMERS, read_transformers
 from convattn.convert import attention_to_conv
 from convattn.convert.certificate.leak import underflows
 from convattn.convert.classes import full_name
-from convattn.convert.network.names import replace_module
+from convattn.convert.network.grafting import graft
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
 from convattn.grid import Geometry, PerAxis, axis_lists
@@ -29,10 +30,10 @@ _REASONS = {
     "timm.models.swin_transformer_v2.SwinTransformerV2": "it attends in windows, not over the grid of patches",
     "timm.models.swin_transformer_v2_cr.SwinTransformerV2Cr": "it attends in windows, not over the grid of patches",
     "timm.models.vision_transformer_sam.VisionTransformerSAM": "it attends in windows, not over the grid of patches",
-    "timm.models.vision_transformer_relpos.VisionTransformerRelPos": "it has relative positions of its own",
-    "timm.models.beit.Beit": "it has relative positions of its own",
-    "timm.models.eva.Eva": "its scores turn queries and keys by their positions",
-    "timm.models.naflexvit.NaFlexVit": "its tokens are not a whole grid of patches",
+    "timm.models.vision_transformer_relpos.VisionTransformerRelPos": "it has its own relative positions",
+    "timm.models.beit.Beit": "it has its own relative positions",
+    "timm.models.eva.Eva": "it rotates queries and keys by their positions",
+    "timm.models.naflexvit.NaFlexVit": "its tokens do not form a whole grid of patches",
     "transformers.models.swin.modeling_swin.SwinModel": "it attends in windows, not over the grid of patches",
     "transformers.models.swinv2.modeling_swinv2.Swinv2Model": "it attends in windows, not over the grid of patches",
 }
@@ -48,18 +49,17 @@ def convolutional_init(
     content_share: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> tuple[nn.Module, ConvolutionalInit]:
-    """Copies a vision transformer and sets the heads of its attention on the patches around the query.
+    """Copies a vision transformer and centres its attention heads on the patches around the query.
 
-    With one head per tap, hard, and content at a share of 0, each layer of attention starts as a convolution of the
-    grid of patches with zeros around it: y[q] = b + Σ_h W_h x[q + δ_h]. Heads keep their matrices W_h = W_out W_val;
-    those beyond the number of taps look at the query's own patch. Where a layer has fewer heads than there are taps,
-    heads of the same width are added, their matrices drawn as widely spread as the layer's own. The network is trained
-    from there as any other.
+    By default each attention layer starts as a convolution of the grid of patches with zeros around it, one hard head
+    per tap: y[q] = b + Σ_h W_h x[q + δ_h]. Heads keep their matrices W_h = W_out W_val; heads beyond the number of taps
+    attend to the query's own patch. If a layer has fewer heads than taps, heads of the same width are added, with
+    random matrices of the same standard deviation as its own. Then train the network like any other.
 
-    With content "gated", queries, keys and values are those of the network, and a gate per head opens on its own
-    attention; at a share near 1 and with no head added the network computes nearly what it computed before. Prefix
-    tokens (class, distillation, register) have no position and attend by content. With content False there are no
-    queries and keys, and a prefix token takes the mean over what the patches get.
+    With content "gated", the network keeps its queries and keys, and a gate per head mixes in the head's original
+    attention. With a share near 1 and no added heads, the network computes nearly the same as before. Prefix tokens
+    (class, distillation, register) have no position and attend by content. With content False there are no queries
+    and keys, and a prefix token becomes the mean over the patches.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1; d'Ascoli et al. 2021 (ConViT); `docs/networks-vit.md`.
 
@@ -67,19 +67,19 @@ def convolutional_init(
         vit: timm's VisionTransformer (vit_*, deit_*), or transformers' ViTModel, ViTForImageClassification or
             ViTForMaskedImageModeling; it is not changed.
         kernel_size: Taps along rows and columns, in patches: an odd number, or two.
-        sharpness: α > 0 of every head in 1/patch²; None makes it so sharp that weights off the taps are exactly zero,
-            and no gradient goes to centres and sharpness. With about 5 they learn.
+        sharpness: α > 0 of every head in 1/patch². None makes heads so sharp that weights off the taps are exactly zero
+            and centres and sharpness get no gradient; with about 5 these are trained.
         content: "gated" or False.
         content_share: Share of content in each head's attention at the start, in [0, 1).
-        generator: Source of the matrices of added heads; None takes torch's default.
+        generator: Random generator for the matrices of added heads; None takes torch's default.
 
     Returns:
-        The network, in the dtype, on the device and in the mode of the old one (centres and sharpness in at least
-        float32), and the record.
+        The network, with the dtype, device and mode of the old one (centres and sharpness in at least float32), and the
+        record.
 
     Raises:
-        UnsupportedModelError: The network is of another kind, or a part of it computes something else; the message
-            names it and says why.
+        UnsupportedModelError: The network is of another class, or a part of it computes something else; the message
+            says which and why.
         ArgumentError: An argument is out of range.
 
     Example:
@@ -104,36 +104,40 @@ def convolutional_init(
     made = copy.deepcopy(vit)
     native = read(made)
     geometry = Geometry.parse(2, kernel_size=kernel, padding="same")
-    attentions = []
+    attentions: list[GatedPatchAttention | PatchAttention] = []
+    replaced: dict[nn.Module, nn.Module] = {}
     for before in native.layers:
-        layer = on_taps(before, geometry, generator)
+        layer = add_heads(before, geometry, generator)
         encoding = tap_encoding(layer, geometry, sharpness)
         if content == "gated":
-            attention = gated_attention(layer, native, encoding, geometry, content_share)
+            attention = GatedPatchAttention(
+                layer, encoding, native.grid, geometry, prefix=native.prefix, content_share=content_share
+            )
         else:
-            attention = position_attention(layer, native, encoding, geometry)
+            made_layer = layer_by_position(encoding, geometry, layer.value, layer.output)
+            attention = PatchAttention(made_layer, native.grid, prefix=native.prefix, after=layer.after)
         attentions.append(attention)
         wrapped = native.wrap(attention).train(before.training)
-        for name in before.names:
-            made = replace_module(made, name, wrapped)
+        replaced[made.get_submodule(before.names[0])] = wrapped
+    made = graft(made, replaced)
     made.get_submodule(native.embedding).register_forward_pre_hook(native.grid)
     return made, _record(vit, made, native, geometry, attentions)
 
 
 def _reader(vit: nn.Module) -> Callable[[nn.Module], NativeTransformer]:
-    """Returns what reads networks of a class, or raises UnsupportedModelError."""
+    """Returns the function that reads networks of this class, or raises UnsupportedModelError."""
     name = full_name(type(vit))
     if name in TIMM:
         return read_timm
     if name in TRANSFORMERS:
         return read_transformers
     known = "VisionTransformer and VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
-    reason = _REASONS.get(name, f"known are {known}")
+    reason = _REASONS.get(name, f"supported are {known}")
     raise UnsupportedModelError(f"cannot initialise {type(vit).__name__} as a convolution: {reason}")
 
 
 def _certify(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]) -> InitialisedLayer:
-    """Compares what the heads of a layer do by position with the convolution of patches that they stand for."""
+    """Compares a layer's attention by position with the convolution of patches that it stands for."""
     kernel = layer.geometry.kernel_size
     try:
         conv, certificate = attention_to_conv(layer, kernel_size=kernel, spatial=sizes)
@@ -158,11 +162,11 @@ def _record(
     geometry: Geometry,
     attentions: Sequence[GatedPatchAttention | PatchAttention],
 ) -> ConvolutionalInit:
-    """Measures the layers and puts the record together; those of a vision transformer are all of one size."""
+    """Measures the layers and puts the record together; all layers of a vision transformer have the same size."""
     layer, sizes, (rows, cols) = attentions[0].position_layer(), native.grid.sizes, geometry.kernel_size
     assert isinstance(layer.encoding, Quadratic)
     alpha = layer.encoding.sharpness.double().min().item()
-    if underflows(alpha, next(layer.values.parameters()).dtype):  # then all sizes are alike
+    if underflows(alpha, next(layer.values.parameters()).dtype):  # then all sizes give the same
         sizes = tuple(min(size, taps + 2) for size, taps in zip(sizes, geometry.kernel_size, strict=True))
     names = [layer.names[0] for layer in native.layers]
     layers = tuple(
