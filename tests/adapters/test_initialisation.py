@@ -176,7 +176,7 @@ def test_what_a_gated_layer_does_by_position_is_a_convolution():
 
 def test_the_gated_layers_are_not_those_that_become_convolutions():
     made, _ = convolutional_init(vit(**VITS["12 heads of width 2"]))
-    with pytest.raises(ConversionError, match="no layers of RelativeAttention; attention of other kinds is not conv"):
+    with pytest.raises(ConversionError, match="it has no RelativeAttention layers; other kinds of attention"):
         network_to_conv(made)
 
 

@@ -100,7 +100,7 @@ def test_layers_that_look_at_content_stay_as_they_are():
     )
     frozen = freeze(network, images(1, 3, 5, 7))
     assert [type(layer) for layer in frozen] == [FrozenAttention, RelativeAttention2d]
-    with pytest.raises(ConversionError, match="cannot freeze: the images reach no attention layer whose scores are fr"):
+    with pytest.raises(ConversionError, match="cannot freeze: the images reach no attention layer whose scores do not"):
         freeze(network[1], images(1, 4, 5, 7))
 
 
@@ -126,7 +126,7 @@ def test_wrong_arguments_are_named(without_type_checks):
         ArgumentError, match="images must be a tensor, a tuple of arguments or a mapping of them, but is"
     ):
         freeze(RelativeAttention2d(3, 5, 2, "quadratic"), None)
-    with pytest.raises(ArgumentError, match=r"images must be what the network takes, but on those of shape"):
+    with pytest.raises(ArgumentError, match=r"images must fit the network, but on those of shape"):
         freeze(RelativeAttention2d(3, 5, 2, "quadratic"), images(1, 4, 5, 7))
 
 

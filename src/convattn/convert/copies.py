@@ -13,21 +13,14 @@ __all__ = ["copy_module", "copy_network", "keep_random_state"]
 
 
 def copy_module(module: nn.Module) -> nn.Module:
-    """Copies a module with all that is in it; also one that holds results of a computation, as old hooks leave them.
-
-    Args:
-        module: The module.
-
-    Returns:
-        An equal module that shares nothing.
-    """
+    """Copies a module, even if it holds tensors with a graph, as old hooks leave them."""
     results = [tensor for part in module.modules() for tensor in vars(part).values() if isinstance(tensor, Tensor)]
     memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in results if not tensor.is_leaf}
     return copy.deepcopy(module, memo)
 
 
 def copy_network(model: nn.Module) -> nn.Module:
-    """Copies a network of anybody's.
+    """Copies any network.
 
     Args:
         model: The network.
@@ -36,7 +29,7 @@ def copy_network(model: nn.Module) -> nn.Module:
         An equal network that shares nothing.
 
     Raises:
-        UnsupportedModelError: It holds what cannot be copied.
+        UnsupportedModelError: Something in it cannot be copied.
     """
     try:
         return copy_module(model)
@@ -45,6 +38,6 @@ def copy_network(model: nn.Module) -> nn.Module:
 
 
 def keep_random_state(network: nn.Module) -> AbstractContextManager[None]:
-    """Puts the states of torch's random generators back on leaving, on the CPU and on the network's devices."""
+    """Restores torch's random state on leaving, on the CPU and on the network's devices."""
     devices = {parameter.device.index or 0 for parameter in network.parameters() if parameter.is_cuda}
     return torch.random.fork_rng(devices=sorted(devices))

@@ -1,4 +1,4 @@
-"""What rebuilds a layer, as JSON types, and the layer rebuilt of it."""
+"""Layers as JSON: the class and arguments of a layer, and a new layer from these."""
 
 from dataclasses import asdict
 from types import MappingProxyType
@@ -19,17 +19,17 @@ _CONVOLUTIONS = {kind.__name__: kind for kind in SUPPORTED_CONVOLUTIONS}
 _CONVOLUTION_OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 
 KINDS = MappingProxyType({**_ATTENTION, SamePaddedAttention.__name__: SamePaddedAttention, **_CONVOLUTIONS})
-"""Every class of layers that can be described, by its name."""
+"""Classes that can be described, by name."""
 
 
 def describe_layer(layer: nn.Module) -> dict[str, Any]:
-    """Returns what rebuilds a layer: its class and its arguments, not its weights.
+    """Describes a layer by its class and its arguments, without its weights.
 
     Args:
-        layer: A relative-attention layer, one padded by the size of the image, or a convolution of torch.
+        layer: A relative-attention layer, a `SamePaddedAttention`, or a convolution of torch.
 
     Returns:
-        JSON types; the class is under "kind".
+        Values that JSON can hold; "kind" is the class.
 
     Raises:
         UnsupportedModelError: The layer or its encoding is of another class.
@@ -48,7 +48,7 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
             options["output_padding"] = layer.output_padding
         return {"kind": kind.__name__, "options": options}
     if not isinstance(layer, RelativeAttention) or kind not in _ATTENTION.values():
-        raise UnsupportedModelError(f"cannot save {kind.__name__} as a layer: known are {', '.join(KINDS)}")
+        raise UnsupportedModelError(f"cannot save {kind.__name__} as a layer: supported are {', '.join(KINDS)}")
     return {
         "kind": kind.__name__,
         "options": layer.options(),
@@ -58,17 +58,17 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
 
 
 def rebuild_layer(description: dict[str, Any]) -> nn.Module:
-    """Builds the layer that `describe_layer` described, with fresh weights on the default device.
+    """Builds the layer that `describe_layer` described, with new weights on the default device.
 
     Args:
-        description: What `describe_layer` returned, or JSON made of it.
+        description: The result of `describe_layer`, possibly after a round trip through JSON.
 
     Returns:
         The layer. A description of another form raises whatever building from it raises.
 
     Raises:
-        UnknownNameError: There is no class of layers of that name.
-        UnsupportedModelError: The layer's encoding is one of the user's own that has not been registered.
+        UnknownNameError: The class is unknown.
+        UnsupportedModelError: The encoding is not registered.
     """
     name = description["kind"]
     if name not in KINDS:
@@ -82,7 +82,7 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
     kind, encoding = _ATTENTION[name], description["encoding"]
     if encoding["name"] not in ENCODINGS:
         raise UnsupportedModelError(
-            f"its encoding {encoding['name']!r} is not known here: if it is one of your own, call"
+            f"its encoding {encoding['name']!r} is not registered: if it is your own, call"
             " convattn.register_encoding before loading"
         )
     if description["content"]:
@@ -92,5 +92,5 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
 
 
 def _tuples(value: Any) -> Any:
-    """Makes tuples of JSON's lists, all the way down."""
+    """Turns lists into tuples, recursively."""
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,13 +1,16 @@
-"""Networks for inference alone: every attention layer with all that does not depend on the images made beforehand."""
+"""Networks for inference only: attention weights and filters are computed once, in advance."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from convattn.convert.copies import copy_network
 from convattn.convert.network.grafting import graft
-from convattn.convert.network.running import Arguments, read_arguments, run
+from convattn.convert.network.names import names_by_module
+from convattn.convert.network.probing import shapes_met
+from convattn.convert.network.running import read_arguments
 from convattn.errors import ArgumentError, ConversionError, must_be_a
 from convattn.layers import FrozenAttention, RelativeAttention
 
@@ -15,25 +18,24 @@ __all__ = ["freeze"]
 
 
 def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any]) -> nn.Module:
-    """Makes a copy of a network, or of one layer, for inference on images of one size.
+    """Copies a network, or one layer, for fast inference on images of one size.
 
-    A layer computes its softmax, filters or kernel in every call, because nothing is kept between calls. In the copy
-    each attention layer without content is a `FrozenAttention`, which holds them for the sizes that the given images
-    reach it with; other numbers of images are fine, other sizes are refused. Frozen layers have no parameters and
-    stay on their device. Layers whose scores depend on content, and layers that the images do not reach, stay as they
-    are.
+    Normally a layer computes its softmax, filters or kernel in every call. In the copy, each attention layer without
+    content is a `FrozenAttention`, which keeps them for the sizes that it is given when the network runs on `images`.
+    Any number of images is fine; other sizes raise an error. Frozen layers have no parameters and stay on their device.
+    Layers whose scores depend on content, and layers that the images do not reach, are copied unchanged.
 
     Save the network itself, not the frozen copy, and freeze it again after loading.
 
     Args:
         model: A network with attention layers, or such a layer; it is not changed.
-        images: Images, or a tuple or a mapping of its arguments, of the size that is to be computed.
+        images: Images of the size to prepare for, or a tuple or mapping of the network's arguments.
 
     Returns:
         The copy, in evaluation mode.
 
     Raises:
-        ArgumentError: An argument is of another kind, or the network does not take the images.
+        ArgumentError: An argument has another type, or the network does not accept the images.
         ConversionError: The images reach no attention layer without content.
         UnsupportedModelError: The network cannot be copied.
 
@@ -50,32 +52,22 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
     if images is None:
         raise ArgumentError(must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images))
     given = read_arguments(model, images)
-    made = copy_network(model).eval()
-    met = _sizes_met(made, given)
+    with torch.no_grad():
+        names = [
+            named[0]
+            for module, named in names_by_module(model).items()
+            if isinstance(module, RelativeAttention) and not module.needs_content()
+        ]
+    met = shapes_met(model, given, names)
     if not met:
-        raise ConversionError("cannot freeze: the images reach no attention layer whose scores are free of content")
-    return graft(made, {layer: FrozenAttention(layer, sizes) for layer, sizes in met.items()})
-
-
-def _sizes_met(network: nn.Module, given: Arguments) -> dict[RelativeAttention, dict[tuple[int, ...], None]]:
-    """Runs a copy and notes the sizes of images that each attention layer without content is given, in order."""
-    met: dict[RelativeAttention, dict[tuple[int, ...], None]] = {}
-
-    def note(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        raise ConversionError(
+            "cannot freeze: the images reach no attention layer whose scores do not depend on content"
+        )
+    made = copy_network(model).eval()
+    places = dict(made.named_modules(remove_duplicate=False))
+    frozen: dict[nn.Module, nn.Module] = {}
+    for name, shapes in met.items():
+        layer = places[name]
         assert isinstance(layer, RelativeAttention)
-        if not layer.needs_content():
-            met.setdefault(layer, {})[tuple(arguments[0].shape[2:])] = None
-
-    layers = [module for module in network.modules() if isinstance(module, RelativeAttention)]
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
-    try:
-        run(network, given)
-    except Exception as error:  # a foreign network may fail in any way
-        raise ArgumentError(
-            f"images must be what the network takes, but on those of shape {given.shapes()} it raised"
-            f" {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return met
+        frozen[layer] = FrozenAttention(layer, dict.fromkeys(shape[2:] for shape in shapes))
+    return graft(made, frozen)

@@ -25,8 +25,7 @@ class Taps:
     """A convolution as taps: y[o] = b + Σ_t W[t] x̃[query(o) + Δ_t].
 
     Attributes:
-        geometry: Window, stride, padding and dilation; a transposed convolution has an input dilation instead of a
-            stride.
+        geometry: Window, stride, padding and dilation. A transposed convolution has an input dilation and no stride.
         displacements: Δ_t, from the query to the tap, in pixels; row-major over the window.
         maps: W[t], (taps, outputs, inputs // groups).
         bias: b, (outputs,), or None.
@@ -52,8 +51,8 @@ def read_taps(conv: nn.Module) -> Taps:
         Its taps; the tensors are copies.
 
     Raises:
-        UnsupportedModelError: The module is of another kind, has not been initialised, or has weights that are not
-            finite real floating-point numbers, are of another size than its arguments say, or are computed by hooks.
+        UnsupportedModelError: The module is of another class or not initialised, or its weights are not finite real
+            numbers, do not fit its arguments, or are computed by hooks.
     """
     require_supported(conv)
     dims = SUPPORTED_CONVOLUTIONS[type(conv)]
@@ -72,7 +71,7 @@ def read_taps(conv: nn.Module) -> Taps:
 
 
 def _transposed_padding(conv: TransposedConvolution) -> Sequence[tuple[int, int]]:
-    """Padding of the dilated input with which a plain convolution by the flipped kernel is the transposed one."""
+    """Returns the padding with which a plain convolution of the dilated input equals the transposed one."""
     sizes = zip(conv.kernel_size, conv.dilation, conv.padding, conv.output_padding, strict=True)
     return [(d * (k - 1) - int(p), d * (k - 1) - int(p) + extra) for k, d, p, extra in sizes]
 
@@ -94,14 +93,18 @@ def require_supported(conv: nn.Module) -> None:
     if type(conv) not in SUPPORTED_CONVOLUTIONS:
         known = ", ".join(supported.__name__ for supported in SUPPORTED_CONVOLUTIONS)
         parents = [supported.__name__ for supported in SUPPORTED_CONVOLUTIONS if isinstance(conv, supported)]
-        reason = f"it is a subclass of {parents[0]} and may compute something else" if parents else f"known are {known}"
+        reason = (
+            f"it is a subclass of {parents[0]} and may compute something else"
+            if parents
+            else f"supported convolutions are {known}"
+        )
         raise UnsupportedModelError(f"cannot convert {kind}: {reason}")
     for name, tensor in parameters:
         if tensor is None:
             continue
         if not isinstance(tensor, nn.Parameter):
             raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} is computed by a hook, as in pruning; make that permanent first"
+                f"cannot convert {kind}: its {name} is computed by a hook (pruning adds one); make it permanent first"
             )
         require_numbers(kind, name, tensor)
         if not tensor.numel():
@@ -109,13 +112,13 @@ def require_supported(conv: nn.Module) -> None:
         size = _size(conv, name)
         if tensor.shape != size:
             raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} must be of size {size}, as its arguments say, but is"
+                f"cannot convert {kind}: its {name} must have shape {size} to fit its arguments, but has shape"
                 f" {tuple(tensor.shape)}"
             )
 
 
 def _size(conv: nn.Module, name: str) -> tuple[int, ...]:
-    """Returns the size that a convolution's arguments give its weight or its bias."""
+    """Returns the shape of the weight or the bias that fits a convolution's arguments."""
     assert isinstance(conv, AnyConvolution)
     inputs, outputs = conv.in_channels, conv.out_channels
     if name == "bias":
@@ -126,7 +129,7 @@ def _size(conv: nn.Module, name: str) -> tuple[int, ...]:
 
 
 def require_numbers(kind: str, name: str, tensor: Tensor) -> None:
-    """Checks that a tensor of a module holds finite real floating-point numbers.
+    """Checks that a tensor of a module holds finite real numbers in floating point.
 
     Args:
         kind: Class of the module, for the error.
@@ -134,7 +137,7 @@ def require_numbers(kind: str, name: str, tensor: Tensor) -> None:
         tensor: The tensor.
 
     Raises:
-        UnsupportedModelError: It is on the meta device, of a dtype that is not floating-point, or not finite.
+        UnsupportedModelError: It has no values (meta device), another dtype, or numbers that are not finite.
     """
     if tensor.is_meta:
         raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")

@@ -147,7 +147,7 @@ def test_layers_that_cannot_be_fitted_are_named():
     assert {item.name: item.reason for item in record.left_alone} == {
         "0": "ConvTranspose2d is not fitted",
         "1": "it is used in several places",
-        "3": "8465 unknowns per output are more than 8192",
+        "3": "8465 unknowns per output channel are more than 8192",
     }
     assert unknowns(conv[3]) == 8465
     assert "left alone" in record.summary()
@@ -184,7 +184,7 @@ def converted(model):
             lambda: (nn.Sequential(nn.Conv2d(3, 3, 2)), nn.Sequential(conv_to_attention(nn.Conv2d(3, 3, 1))[0])),
             {},
             ShapeError,
-            r"the outputs of both networks must be of one shape, but are of \(1, 3, 4, 4\) and \(1, 3, 5, 5\)",
+            r"the outputs of both networks must have the same shape, but have \(1, 3, 4, 4\) and \(1, 3, 5, 5\)",
         ),
         (
             lambda: tuple(
@@ -193,7 +193,7 @@ def converted(model):
             ),
             {},
             ShapeError,
-            r"the outputs of two layers must be of one shape, but are of \(1, 3, 4, 4\) and \(1, 3, 5, 5\)",
+            r"the outputs of two layers must have the same shape, but have \(1, 3, 4, 4\) and \(1, 3, 5, 5\)",
         ),
     ],
 )

@@ -99,12 +99,16 @@ def test_heads_of_a_transformers_width_are_enough_where_ranks_add_up():
     ids=repr,
 )
 def test_other_forms_are_refused(conv):
-    with pytest.raises(ArgumentError, match=r"^conv must be of an odd kernel, stride 1 and padding with zeros"):
+    with pytest.raises(
+        ArgumentError, match=r"^conv must be a convolution with an odd kernel, stride 1 and zero padding"
+    ):
         patch_convolution(conv, 2)
 
 
 def test_other_modules_and_patches_are_refused():
-    with pytest.raises(UnsupportedModelError, match=r"^cannot convert Renamed: only nn\.Conv2d itself is known"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"^cannot convert Renamed: patch_convolution takes nn\.Conv2d itself"
+    ):
         patch_convolution(Renamed(2, 2, 3, padding=1), 2)
     with pytest.raises(ArgumentError, match=r"^patch_size must be an integer of at least 1, but is 0$"):
         patch_convolution(nn.Conv2d(2, 2, 3, padding=1), 0)

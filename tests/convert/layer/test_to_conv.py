@@ -86,7 +86,7 @@ def test_soft_heads_keep_output_sizes_and_bounds(options, kernel_size):
         layer.encoding.centres.mul_(0.3)
     spatial = (13, 16)
     if kernel_size is not None and not sized_windows(layer.geometry, per_axis(kernel_size)):
-        with pytest.raises(ArgumentError, match="kernel_size must be such that"):
+        with pytest.raises(ArgumentError, match="kernel_size must be one with which a torch convolution"):
             attention_to_conv(layer, kernel_size=kernel_size, spatial=spatial)
         return
     conv, certificate = attention_to_conv(layer, kernel_size=kernel_size, mass=1e-3, spatial=spatial)
@@ -234,7 +234,7 @@ def test_a_wrong_border_fails_the_certificate(monkeypatch):
         conv_to_attention(seeded(nn.Conv2d, 3, 5, 3, padding=1))[0],
         sys.modules[attention_to_conv.__module__],
     )
-    build = module._build
+    build = module._make_convolution
 
     def replicating(*arguments):
         right = build(*arguments)
@@ -242,7 +242,7 @@ def test_a_wrong_border_fails_the_certificate(monkeypatch):
         wrong.load_state_dict(right.state_dict())
         return wrong
 
-    monkeypatch.setattr(module, "_build", replicating)
+    monkeypatch.setattr(module, "_make_convolution", replicating)
     assert not attention_to_conv(layer)[1].passed
 
 

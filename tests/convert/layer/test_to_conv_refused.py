@@ -33,14 +33,18 @@ def plain(**options):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: nn.Linear(2, 2), UnsupportedModelError, "cannot convert Linear to a convolution: known are"),
+        (
+            lambda: nn.Linear(2, 2),
+            UnsupportedModelError,
+            "cannot convert Linear to a convolution: supported layers are Rel",
+        ),
         (lambda: plain(content=Content()), ConversionError, "its scores depend on content"),
         (
             lambda: GatedRelativeAttention2d(2, 2, 4, "quadratic"),
             ConversionError,
-            r"its gate is open on content: head 0 gives it 0\.269 of its attention, at most 1\.19e-07 is rounding",
+            r"its gate is open: head 0 gives 0\.269 of its attention to content, and only up to 1\.19e-07 counts as",
         ),
-        (lambda: with_hook(plain()), UnsupportedModelError, "it has forward hooks, as in pruning"),
+        (lambda: with_hook(plain()), UnsupportedModelError, r"it has forward hooks \(pruning adds some\); make them"),
         (
             lambda: with_nan(plain()),
             UnsupportedModelError,
@@ -50,7 +54,7 @@ def plain(**options):
         (
             lambda: plain(stride=2, input_dilation=2),
             ConversionError,
-            "cannot convert: no convolution of torch has Geometry",
+            "cannot convert: no torch convolution has this geometry: Geometry",
         ),
         (lambda: nn.MultiheadAttention(4, 2), UnsupportedModelError, "cannot convert MultiheadAttention"),
     ],
@@ -64,7 +68,7 @@ def test_layers_that_are_no_convolution_are_refused(make, error, message):
     ("options", "error", "message"),
     [
         ({"kernel_size": 0}, ArgumentError, "kernel_size must be an integer of at least 1, or 2 of them, but is 0"),
-        ({"kernel_size": 4}, ArgumentError, r"kernel_size must be such that .* but is \(4, 4\)"),
+        ({"kernel_size": 4}, ArgumentError, r"kernel_size must be one with which .*, but is \(4, 4\)"),
         ({"mass": 0}, ArgumentError, r"mass must be a share in \(0, 1\), but is 0"),
         ({"mass": True}, ArgumentError, "mass must be a share"),
         ({"spatial": 0}, ArgumentError, "spatial must be an integer of at least 1"),

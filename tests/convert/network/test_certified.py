@@ -128,4 +128,4 @@ def test_the_certificate_is_saved_and_loaded(tmp_path):
         NetworkCertificate.from_json(certificate.to_json().replace('"schema_version": 2', '"schema_version": 9', 1))
     summary = certificate.summary()
     assert summary.startswith("network to attention: passed (exact, 1 layer, 1 head, float32)")
-    assert "  note            its weight is computed by SpectralNorm; what that gave was converted (1)" in summary
+    assert "  note            its weight is computed by SpectralNorm; its present value was converted (1)" in summary

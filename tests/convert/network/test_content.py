@@ -61,7 +61,7 @@ def test_closed_gates_become_the_same_convolutions_again_and_open_ones_are_left(
     nn.init.constant_(made.stages[3].first.gate[1:2], -0.25)
     half, certificate = network_to_conv(made, images=x)
     assert [item.name for item in certificate.left_alone] == ["stages.3.first"]
-    assert "its gate is open on content: head 1 gives it 0.245" in certificate.left_alone[0].reason
+    assert "its gate is open: head 1 gives 0.245" in certificate.left_alone[0].reason
     assert len(layers(half)) == 1
 
 

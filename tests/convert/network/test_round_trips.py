@@ -11,7 +11,8 @@ from torch import nn
 
 from convattn import network_to_attention, network_to_conv
 from convattn.convert.layer.hard_heads import HardHeads
-from convattn.convert.network.compare_networks import compare_networks
+from convattn.convert.network.comparison import compare_networks
+from convattn.convert.network.running import Arguments
 from convattn.networks import create_network
 
 SMALL = [
@@ -96,11 +97,14 @@ def test_a_fault_in_one_convolution_is_found(resnet, name, fault):
     wrong = copy.deepcopy(network)
     with torch.no_grad():
         fault(wrong.get_submodule(name))
-    right = compare_networks(network, copy.deepcopy(network), x, None, [name])
-    assert right.same
-    assert right.error <= right.rounding
-    found = compare_networks(network, wrong, x, None, [name])
-    assert not (found.same and found.error <= found.rounding)
+    given = Arguments((x,), {}, "the images given")
+
+    def share(made):
+        found = compare_networks(network, made, given, {name: (made.get_submodule(name), False)}, to_conv=True)
+        return found.worst(exact=True).share
+
+    assert share(copy.deepcopy(network)) <= 1
+    assert not share(wrong) <= 1
 
 
 def test_a_fault_in_one_layer_fails_the_network(monkeypatch):

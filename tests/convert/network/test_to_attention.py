@@ -161,7 +161,7 @@ def test_a_computed_weight_is_converted_as_it_is(wrap, how, training):
     made, certificate = network_to_attention(network, images=x)
     assert_unchanged(network, before)
     assert certificate.passed
-    assert certificate.layers[0].notes == (f"its weight is computed by {how}; what that gave was converted",)
+    assert certificate.layers[0].notes == (f"its weight is computed by {how}; its present value was converted",)
     assert certificate.layers[1].notes == ()
     assert type(made[0]) is RelativeAttention2d
     assert made[0].training is training
@@ -193,7 +193,7 @@ def test_patterns_choose_modules():
         ("0", "left out by include or exclude"),
         ("1.1", "left out by include or exclude"),
     ]
-    message = "include must be a pattern of names of convolutions in the network, for instance '1.1', but is '1.9'"
+    message = "include must be a pattern that matches convolutions in the network, for instance '1.1', but is '1.9'"
     with pytest.raises(ArgumentError, match=re.escape(message)):
         network_to_attention(network, include=["1.*", "1.9"], images=x)
     with pytest.raises(ArgumentError, match=r"for instance '\*', but is 'layer9'"):
@@ -234,9 +234,9 @@ def test_wrong_arguments():
         network_to_attention(network, impl="separabel", images=x)
     with pytest.raises(ArgumentError, match="sharpness must be a positive finite number, but is -1"):
         network_to_attention(network, sharpness=-1, images=x)
-    with pytest.raises(ArgumentError, match="exclude must be a pattern of names, or several, but is 3"):
+    with pytest.raises(ArgumentError, match="exclude must be a name pattern or a sequence of them, but is 3"):
         network_to_attention(network, exclude=3, images=x)
-    with pytest.raises(ArgumentError, match="images must be what the network takes, but on the images given it raised"):
+    with pytest.raises(ArgumentError, match="images must fit the network, but on the images given it raised"):
         network_to_attention(network, images=images(1, 5, 7, 9))
     with pytest.raises(ConversionError, match="there is no convolution to convert in Linear: none is a module; those"):
         network_to_attention(nn.Linear(2, 3), images=x)

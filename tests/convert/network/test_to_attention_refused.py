@@ -103,7 +103,7 @@ REFUSED = {
     ),
     "another size": (
         with_weight(of_another_size),
-        r"its weight must be of size \(4, 3, 3, 3\), as its arguments say, but is \(4, 3, 5, 5\)",
+        r"its weight must have shape \(4, 3, 3, 3\) to fit its arguments, but has shape \(4, 3, 5, 5\)",
     ),
     "meta": (nn.Conv2d(3, 4, 3, device="meta"), "its weight is on the meta device"),
 }
@@ -123,7 +123,7 @@ def test_all_refused_modules_are_named_at_once():
     with pytest.raises(UnsupportedModelError) as caught:
         network_to_attention(network, images=images(1, 3, 9, 11))
     lines = str(caught.value).splitlines()
-    assert lines[0] == ("cannot convert 2 of the modules of Sequential; leave them out by `exclude`, or replace them:")
+    assert lines[0] == ("cannot convert 2 modules of Sequential; leave them out with `exclude`, or replace them:")
     assert [re.match(r"  (\S+) \((\w+)\): ", line).groups() for line in lines[1:]] == [
         ("1", "Doubled"),
         ("3", "Scaled"),
@@ -150,7 +150,7 @@ def test_a_parametrisation_that_is_not_torchs_own_is_converted_by_what_it_comput
     made, certificate = network_to_attention(network, images=x)
     assert certificate.passed
     assert torch.equal(made[0].weight, network[0].weight)
-    assert certificate.layers[0].notes == ("its weight is computed by Symmetric; what that gave was converted",)
+    assert certificate.layers[0].notes == ("its weight is computed by Symmetric; its present value was converted",)
 
 
 def test_the_step_of_a_spectral_norm_in_training_is_not_taken():
@@ -231,7 +231,7 @@ def test_a_network_that_asks_for_more_than_a_weight_is_refused():
         def forward(self, x):
             return self.conv(x) * self.conv.output_padding[0]
 
-    with pytest.raises(ConversionError, match=r"asks for what an attention layer does not have: .*output_padding"):
+    with pytest.raises(ConversionError, match=r"the converted network does not run: AttributeError: .*output_padding"):
         network_to_attention(Asks(), images=images(1, 3, 7, 9))
 
 
@@ -262,7 +262,7 @@ def test_results_whose_shape_follows_from_numbers_are_not_passed():
 
     _, certificate = network_to_attention(Kept(), images=images(1, 3, 7, 9))
     assert not certificate.passed
-    assert any("shapes of its results" in item for item in certificate.not_covered)
+    assert any("shapes of its outputs" in item for item in certificate.not_covered)
 
 
 def test_results_that_are_not_finite_are_not_passed():
@@ -281,6 +281,6 @@ def test_results_that_are_not_finite_are_not_passed():
 def test_an_error_on_the_images_leaves_the_network_as_it_was():
     network = nn.Sequential(nn.Conv2d(3, 4, 3)).train()
     before = fingerprint(network)
-    with pytest.raises(ArgumentError, match="images must be what the network takes"):
+    with pytest.raises(ArgumentError, match="images must fit the network"):
         network_to_attention(network, images=images(1, 3, 2, 2))
     assert_unchanged(network, before)

@@ -1,67 +1,71 @@
-"""Measuring a conversion against float64."""
+"""The certificate of an attention layer that was made from a convolution."""
 
 import copy
-from collections.abc import Sequence
-from itertools import count
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from convattn.convert.certificate.rounding_bound import attention_rounding
 from convattn.convert.certificate.summation import in_one_product, tap_by_tap
+from convattn.convert.certificate.trial import (
+    SEED,
+    describe_attention,
+    draw_images,
+    largest,
+    lowest_sharpness,
+    smallest_image,
+    softmax_copy,
+)
 from convattn.convert.classes import AnyConvolution
 from convattn.convert.taps import read_taps
-from convattn.errors import ShapeError
 from convattn.functional.rounding import rounding_budget
-from convattn.grid import Geometry
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate
 
-__all__ = ["certify", "largest", "smallest_image"]
-
-_SEED = 0
+__all__ = ["certify_attention"]
 
 
-def certify(
+def certify_attention(
     conv: AnyConvolution,
     layer: RelativeAttention,
     *,
-    sharpness: float | None,
     leak: float,
     per_unit: float,
     exact: bool,
     discarded: tuple[tuple[float, ...], ...],
 ) -> Certificate:
-    """Runs convolution and layer on a random image and writes down how far they are apart.
+    """Runs the convolution and the layer on random images and records how much they differ.
 
     Args:
-        conv: The convolution converted.
+        conv: The convolution that was converted.
         layer: The layer made from it.
-        sharpness: Smallest α of the heads; None of hard heads.
         leak: Bound on the attention off the taps.
         per_unit: A-priori error bound for inputs of absolute value ≤ 1.
-        exact: Whether nothing but rounding is lost.
+        exact: Whether rounding is the only loss.
         discarded: Singular values left out, per head.
 
     Returns:
         The certificate.
     """
-    x = _check_image(layer)
+    sizes = [size + 3 + axis for axis, size in enumerate(smallest_image(layer.geometry))]  # all different
+    x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
+    attention = softmax_copy(layer, x.dtype)
+    if attention.content is not None:
+        attention.impl = "reference"
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        high = _in_float64(conv, x)
-        taps, made = read_taps(conv), _inference(layer, x)
+        high = copy.deepcopy(conv).double().cpu()(x.double().cpu())
+        made, taps = attention(x), read_taps(conv)
         lows = [conv(x), tap_by_tap(taps, x), in_one_product(taps, x)]
-    measured = largest(made.double().cpu() - high)
-    limit = attention_rounding(layer, conv)
-    rounding = min(rounding_budget(high, lows), limit.on(largest(x)))
-    bound = per_unit * largest(x)
+    measured, unit, limit = largest(made.double().cpu() - high), largest(x), attention_rounding(layer, conv)
+    rounding, bound = min(rounding_budget(high, lows), limit.on(unit)), per_unit * unit
+    sharpness = lowest_sharpness(layer)
     not_covered = [] if sharpness is None else ["centres rounded when the layer is cast to a narrower dtype"]
     if max(layer.geometry.input_dilation) > 1 or isinstance(conv, nn.modules.conv._ConvTransposeNd):
         not_covered.append("the argument output_size of forward: output_padding is used instead")
     return Certificate(
         direction="conv_to_attention",
         source=repr(conv),
-        result=f"{type(layer).__name__}({layer.extra_repr()}, encoding={layer.encoding})",
+        result=describe_attention(layer),
         dtype=str(x.dtype).removeprefix("torch."),
         heads=layer.num_heads,
         sharpness=sharpness,
@@ -71,7 +75,7 @@ def certify(
         rounding_per_unit=limit.per_unit,
         rounding_at_zero=limit.at_zero,
         check_shape=tuple(x.shape),
-        check_seed=_SEED,
+        check_seed=SEED,
         bound=bound,
         measured_error=measured,
         rounding=rounding,
@@ -79,46 +83,3 @@ def certify(
         passed=measured <= bound + rounding,
         not_covered=tuple(not_covered),
     )
-
-
-def _check_image(layer: RelativeAttention) -> Tensor:
-    """Draws a standard normal batch with a few queries along each axis, all sizes different."""
-    sizes = smallest_image(layer.geometry)
-    weight = next(layer.values.parameters())
-    shape = (2, layer.in_channels, *(size + 3 + axis for axis, size in enumerate(sizes)))
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
-    return x.to(device=weight.device, dtype=weight.dtype)
-
-
-def smallest_image(geometry: Geometry) -> Sequence[int]:
-    """Returns the smallest sizes for which the padded image holds the window."""
-    slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
-    sizes = []
-    for axis, pads in enumerate(geometry.padding):
-        for size in count(1 if slack is None else max(1, max(pads) + slack)):
-            spatial = [10**9] * len(geometry.padding)
-            spatial[axis] = size
-            try:
-                geometry.axes(spatial)
-            except ShapeError:
-                continue
-            sizes.append(size)
-            break
-    return sizes
-
-
-def _in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
-    """Computes the convolution's function in float64 on the CPU."""
-    return copy.deepcopy(conv).double().cpu()(x.double().cpu())
-
-
-def _inference(layer: RelativeAttention, x: Tensor) -> Tensor:
-    """Runs the layer as real softmax attention: the path by which hard heads are a convolution would prove nothing."""
-    attention = copy.deepcopy(layer).eval()
-    attention.impl = "separable" if attention.content is None else "reference"
-    return attention(x)
-
-
-def largest(x: Tensor) -> float:
-    """Returns the largest absolute value, 0 where there are none."""
-    return x.abs().max().item() if x.numel() else 0.0

@@ -1,4 +1,4 @@
-"""How much attention a quadratic head of finite sharpness spends off its centre, and what that costs at most."""
+"""The attention that a quadratic head gives to pixels off its centre, and the error that this causes at most."""
 
 import math
 
@@ -14,7 +14,7 @@ def off_centre_mass(sharpness: float, dims: int) -> float:
     """Bounds the weight that a quadratic head centred on a pixel gives to all other pixels.
 
     `ε(α) = θ(e^{−α})ⁿ − 1` with `θ(x) = 1 + 2 Σ_{m≥1} x^{m²}`: the sum of e^{−α‖δ‖²} over the lattice without its
-    centre, whose own weight before normalisation is 1. It holds at borders too, where there are fewer keys. For small
+    centre, whose own weight before normalisation is 1. It also holds at borders, where there are fewer keys. For small
     α it is evaluated as `θ(e^{−α}) = √(π/α) θ(e^{−π²/α})`, and never reported above e^700.
 
     Source: `docs/theory.md` §3.
@@ -42,7 +42,7 @@ def _gaussian_tail(sharpness: float) -> float:
 
 
 def underflows(sharpness: float, dtype: torch.dtype) -> bool:
-    """Tells whether every weight off the centre is exactly zero, because e^{−α} is in the dtype of the softmax.
+    """Tells whether every weight off the centre is exactly zero, because e^{−α} underflows in the softmax.
 
     Args:
         sharpness: α > 0, in 1/pixel².
@@ -66,14 +66,14 @@ def bound_per_unit(
 ) -> float:
     """Bounds the output error for inputs of absolute value at most 1.
 
-    `|y_attn − y_conv| ≤ max_o Σ_h (2ε ‖W̃_h[o]‖₁ + ‖(W_h − W̃_h)[o]‖₁)`: a head misses at most ε of its own pixel
-    and sees at most ε of others, and what a limited head width discards is missed altogether; so is what rounding takes
-    from the product of two narrow matrices.
+    `|y_attn − y_conv| ≤ max_o Σ_h (2ε ‖W̃_h[o]‖₁ + ‖(W_h − W̃_h)[o]‖₁)`: a head gives at most ε too little to its own
+    pixel and at most ε to others. The second term is what a limited head width, and rounding of the product of its two
+    matrices, discards.
 
     Args:
         leak: ε, a share of the attention.
         kept: W̃_h, the matrices of the layer.
-        discarded: W_h − W̃_h, or None where heads are merged.
+        discarded: W_h − W̃_h, or None for heads of full width.
 
     Returns:
         The bound, in units of the output per unit of the largest input.

@@ -1,4 +1,4 @@
-"""What rounding can take from a result at most, whatever the image and the order of summation."""
+"""The largest error that rounding can cause, for any image and any order of summation."""
 
 import copy
 import math
@@ -16,56 +16,47 @@ from convattn.layers import RelativeAttention
 __all__ = ["RoundingBound", "attention_rounding", "convolution_rounding"]
 
 _STEPS = 8
-"""Roundings of a weight, a score, a product and a sum with the bias on the way to one output, generously counted."""
+"""Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
 
 _EXPONENT = {torch.float64: 745.2}
 """x beyond which e^−x is zero; elsewhere softmax is in float32, and it is 104."""
 
 
 class RoundingBound(NamedTuple):
-    """How far rounding can move an output at most, as long as nothing overflows.
+    """The largest change of an output by rounding, if nothing overflows.
 
-    A sum of n terms, in any order, is off by at most `(1 + u)ⁿ − 1 ≤ e^{nu} − 1` of the sum of their absolute values,
-    with u = ½ eps. Numbers narrower than float32 are summed in float32, and rounded where they are written.
+    The error of a sum of n terms, in any order, is at most `(1 + u)ⁿ − 1 ≤ e^{nu} − 1` times the sum of their absolute
+    values, with u = ½ eps. Numbers narrower than float32 are summed in float32 and rounded when they are stored.
 
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.1 and §4.2.
 
     Attributes:
-        per_unit: By how much it grows with the largest absolute value of the image.
-        at_zero: What is left for an image of zeros: rounding of the bias, and numbers too small for the dtype.
+        per_unit: The part that is proportional to the largest absolute value of the image.
+        at_zero: The rest, for an image of zeros: rounding of the bias, and underflow.
     """
 
     per_unit: float
     at_zero: float
 
     def on(self, largest: float) -> float:
-        """Returns the bound for images of a largest absolute value."""
+        """Returns the bound for images with a given largest absolute value."""
         return self.per_unit * largest + self.at_zero
 
 
 def convolution_rounding(
     conv: AnyConvolution, kernel: Float[Tensor, "outputs channels *taps"], rows: Float[Tensor, "heads outputs"]
 ) -> RoundingBound:
-    """Bounds what rounding makes of a convolution that stands for attention.
-
-    Args:
-        conv: The convolution.
-        kernel: Its kernel before rounding.
-        rows: Σ_i |W_h[o, i]| of the attention, which is computed in float64.
-
-    Returns:
-        The bound.
-    """
+    """Bounds the rounding error of a convolution that replaces attention with row sums Σ_i |W_h[o, i]|."""
     terms, writes = kernel[0].numel() + _STEPS, kernel[0, 0].numel() + _STEPS
     weights, source = kernel.abs().flatten(1).sum(1).max().item(), rows.sum(0).max().item()
     return _bound(conv, weights, source, terms + len(rows) * kernel.shape[1], writes)
 
 
 def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> RoundingBound:
-    """Bounds what rounding makes of attention that stands for a convolution.
+    """Bounds the rounding error of attention that replaces a convolution.
 
-    Of a quadratic head on a tap no more than `2 √(E/α) + 1` weights along an axis are not zero, with E the exponent at
-    which they vanish: so the bound holds for images of any size.
+    At most `2 √(E/α) + 1` weights of a quadratic head along an axis are not zero, where E is the exponent at which they
+    underflow. So the bound holds for images of any size.
 
     Args:
         layer: The attention layer, its heads centred on taps.
@@ -88,13 +79,13 @@ def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> Roundi
 
 
 def _bound(conv: AnyConvolution, weights: float, source: float, terms: int, writes: int) -> RoundingBound:
-    """Bounds the rounding of a result with absolute weights of a sum, and of its source in float64 with those of its.
+    """Bounds the rounding error of a result plus that of its source in float64.
 
     Args:
         conv: The convolution, for its dtype and its bias.
-        weights: Largest sum of absolute weights that make one output.
-        source: The same of the source.
-        terms: Number of terms, and of further roundings in the dtype of sums.
+        weights: Largest sum of absolute weights of one output.
+        source: The same for the source.
+        terms: Number of terms, plus further roundings in the dtype of the sum.
         writes: Number of roundings to a narrower dtype.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Convolutions summed tap by tap, and in one product: other roads to the same numbers, to see what rounding does."""
+"""A convolution computed in two other orders, to see the effect of rounding: tap by tap, and in one product."""
 
 from collections.abc import Iterator
 
@@ -15,15 +15,7 @@ __all__ = ["in_one_product", "tap_by_tap"]
 
 
 def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes a convolution in its own dtype as a sum over taps.
-
-    Args:
-        taps: The convolution.
-        x: Images.
-
-    Returns:
-        What the convolution returns, up to rounding.
-    """
+    """Computes a convolution in its own dtype as a sum over taps."""
     y = None
     for pixels, weight in zip(_pixels(taps, x), taps.maps, strict=True):
         term = combine_heads(pixels[:, None], weight[None], taps.groups)
@@ -35,7 +27,7 @@ def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float
 def in_one_product(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
     """Computes a convolution in its own dtype as one product of matrices, with sums over taps and channels at once.
 
-    It needs memory for the pixels of all taps.
+    It needs memory for a copy of the image per tap.
 
     Args:
         taps: The convolution.
@@ -52,7 +44,7 @@ def in_one_product(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> F
 
 
 def _pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
-    """Yields what each tap sees from every query."""
+    """Yields, for each tap, the pixels that all queries see there."""
     axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
     for displacement in taps.displacements:
         shifted = [Axis(_shift(axis.queries, d), axis.keys) for axis, d in zip(axes, displacement, strict=True)]

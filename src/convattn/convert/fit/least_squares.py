@@ -1,4 +1,4 @@
-"""Fitting a convolution to given outputs by ridge regression, with normal equations in float64."""
+"""Fits a convolution to given outputs by ridge regression, with normal equations in float64."""
 
 from itertools import product
 from math import prod
@@ -19,33 +19,24 @@ def unknowns(conv: Convolution) -> int:
 
 
 class NormalEquations:
-    """XᵀX and XᵀR of a convolution, X its patches and R what its outputs lack, added up piece by piece.
+    """The sums XᵀX and XᵀR of a convolution over batches, where X are its patches and R the errors of its outputs.
 
     Attributes:
         conv: The convolution.
     """
 
     def __init__(self, conv: Convolution) -> None:
-        """Starts at zero.
-
-        Args:
-            conv: A plain convolution; it is changed by `solve` alone.
-        """
+        """Starts with sums of zero; only `solve` changes the convolution."""
         self.conv, size = conv, unknowns(conv)
         weight = conv.weight
         zeros = torch.zeros(conv.groups, size, size, dtype=torch.float64, device=weight.device)
         self._squares, self._products = zeros, zeros.new_zeros(conv.groups, size, conv.out_channels // conv.groups)
 
-    def add(self, x: Float[Tensor, "batch channels *spatial"], lacking: Float[Tensor, "batch outputs *out"]) -> None:
-        """Adds images and what the convolution's outputs lack on them.
-
-        Args:
-            x: Inputs of the convolution.
-            lacking: Wanted outputs less the convolution's, in float64.
-        """
+    def add(self, x: Float[Tensor, "batch channels *spatial"], errors: Float[Tensor, "batch outputs *out"]) -> None:
+        """Adds a batch of inputs, and the target outputs minus the convolution's, in float64."""
         groups = self.conv.groups
         features = _patches(self.conv, x.double())
-        wanted = rearrange(lacking, "batch (groups out) ... -> groups (batch ...) out", groups=groups)
+        wanted = rearrange(errors, "batch (groups out) ... -> groups (batch ...) out", groups=groups)
         self._squares += features.mT @ features
         self._products += features.mT @ wanted
 
@@ -68,7 +59,7 @@ class NormalEquations:
 
 
 def _patches(conv: Convolution, x: Tensor) -> Float[Tensor, "groups pixels unknowns"]:
-    """Lists what each output pixel sees, channel by channel and tap by tap, and a one for the bias."""
+    """Lists the input numbers that each output pixel depends on, by channel and tap, and a one for the bias."""
     x = _padded(conv, x)
     spans = [d * (k - 1) + 1 for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
     counts = [(n - span) // s + 1 for n, span, s in zip(x.shape[2:], spans, conv.stride, strict=True)]

@@ -1,8 +1,8 @@
-"""Fitting converted convolutions, layer by layer, to the attention that they stand for."""
+"""Fits converted convolutions, layer by layer, to the attention layers that they stand for."""
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
@@ -13,6 +13,7 @@ from convattn.convert.classes import CONVOLUTIONS, Convolution
 from convattn.convert.copies import copy_network
 from convattn.convert.fit.least_squares import NormalEquations, unknowns
 from convattn.convert.network.names import names_by_module
+from convattn.convert.network.probing import shapes_met
 from convattn.convert.network.running import Arguments, run
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.layers import RelativeAttention
@@ -22,7 +23,7 @@ __all__ = ["refine"]
 
 _BATCH = 16
 _HELD_OUT = 5
-"""One image of so many is held out."""
+"""One of this many images is held out."""
 
 _MOST_UNKNOWNS = 8192
 """Unknowns per output channel beyond which the normal equations (0.5 GiB) are not made."""
@@ -31,26 +32,26 @@ _MOST_UNKNOWNS = 8192
 def refine(
     conv_model: nn.Module, attention_model: nn.Module, images: Tensor, *, ridge: float = 1e-3
 ) -> tuple[nn.Module, Refinement]:
-    """Fits the convolutions of a converted network to the attention layers that they stand for, by least squares.
+    """Fits the convolutions of a converted network to the attention layers that they replaced, by least squares.
 
-    From the first layer to the last, weights and bias of a convolution move to the minimum of
-    `Σ ‖attention's output − convolution's output‖² + μ‖change‖²`. The convolution sees what the converted network, as
-    far as it is fitted, gives it, so that it makes up for errors before it too. Every fifth image is held out; a fit
-    that does not help there is not kept. No labels are needed.
+    From the first layer to the last, the weights and the bias of a convolution move to the minimum of
+    `Σ ‖attention's output − convolution's output‖² + μ‖change‖²`. Each convolution sees the output of the layers that
+    are already fitted, so it also corrects their errors. Every fifth image is held out, and a fit that does not help on
+    those is undone. No labels are needed.
 
     Args:
-        conv_model: What `network_to_conv` made; it is not changed.
-        attention_model: The network that it was made of; it is not changed.
-        images: A few hundred images, at least 5, as the networks will see them.
-        ridge: Share > 0 of the mean square of a layer's inputs that holds its weights where they are.
+        conv_model: The network that `network_to_conv` returned; it is not changed.
+        attention_model: The network that it was made from; it is not changed.
+        images: At least 5 images, better a few hundred, prepared as the networks expect them.
+        ridge: Ridge penalty > 0 on changes of the weights, as a share of the mean square of a layer's inputs.
 
     Returns:
-        A new network, and what the fits have brought on the images held out.
+        A new network, and a record of how much each fit helps on the held-out images.
 
     Raises:
-        ArgumentError: There are too few images, the networks do not take them, return other things than one tensor of
-            finite numbers or have no values, the ridge is out of range, or no convolution of the one network stands for
-            an attention layer of the other; ShapeError where the outputs of two layers differ in shape.
+        ArgumentError: There are too few images or they do not fit the networks; a network has tensors without values or
+            does not return one tensor of finite numbers; `ridge` is out of range; or no convolution of `conv_model`
+            stands for an attention layer. ShapeError if the outputs of two layers differ in shape.
 
     Example:
         >>> from convattn import AttentionNet, network_to_conv
@@ -65,14 +66,18 @@ def refine(
     refined, teacher = copy_network(conv_model).eval(), copy_network(attention_model).eval()
     pairs, left_alone = _pairs(refined, teacher)
     if not pairs and not left_alone:
-        raise ArgumentError("conv_model must be what network_to_conv made of attention_model, but no layers fit")
+        raise ArgumentError(
+            "conv_model must be what network_to_conv made of attention_model, but none of its convolutions stands for"
+            " an attention layer"
+        )
     held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
     fit, rest = images[~held], images[held]
     _require_taken(rest[:1], refined, teacher)
     before = _end_to_end(refined, teacher, rest)
     if not math.isfinite(before[0]):
-        raise ArgumentError("images must be such that the outputs of both networks are finite, but some are not")
-    layers = [_fit(refined, teacher, name, *pairs[name], fit, rest, ridge) for name in _in_order(refined, pairs, fit)]
+        raise ArgumentError("images must give finite outputs in both networks, but some are not finite")
+    order = shapes_met(refined, Arguments((fit[:1],), {}, "one of the images"), pairs)
+    layers = [_fit(refined, teacher, name, *pairs[name], fit, rest, ridge) for name in order]
     after = _end_to_end(refined, teacher, rest)
     _put_back(refined, conv_model)
     record = Refinement(
@@ -91,7 +96,7 @@ def refine(
 
 
 def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images: Tensor, ridge: float) -> None:
-    """Refuses arguments of other kinds, too few images, and tensors without values."""
+    """Raises if an argument has another type, there are too few images, or a tensor has no values."""
     networks = (("conv_model", conv_model), ("attention_model", attention_model))
     for argument, model in networks:
         if not isinstance(model, nn.Module):
@@ -111,18 +116,18 @@ def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images
 
 
 def _require_taken(image: Tensor, *networks: nn.Module) -> None:
-    """Refuses images that a network does not take."""
+    """Raises if a network does not accept the images."""
     try:
         for network in networks:
             run(network, Arguments((image,), {}, "one of the images"))
     except Exception as error:  # foreign networks may fail in any way
         raise ArgumentError(
-            f"images must be what both networks take, but on one of them it raised {type(error).__name__}: {error}"
+            f"images must fit both networks, but on one of them it raised {type(error).__name__}: {error}"
         ) from error
 
 
 def _put_back(refined: nn.Module, conv_model: nn.Module) -> None:
-    """Sets modes and buffers as they are in the network given: a network may have counted its runs."""
+    """Restores modes and buffers, which the runs may have changed."""
     modes = {name: module.training for name, module in conv_model.named_modules()}
     for name, module in refined.named_modules():
         module.training = modes[name]
@@ -134,7 +139,7 @@ def _put_back(refined: nn.Module, conv_model: nn.Module) -> None:
 def _pairs(
     conv_model: nn.Module, teacher: nn.Module
 ) -> tuple[dict[str, tuple[Convolution, nn.Module]], list[LeftAlone]]:
-    """Finds the convolutions to fit, each with the module whose output it should have, and those that cannot be."""
+    """Finds the convolutions to fit, each with the module whose output is its target, and those left alone."""
     pairs, left_alone = {}, []
     attention = dict(teacher.named_modules(remove_duplicate=False))
     for conv, names in names_by_module(conv_model).items():
@@ -147,7 +152,7 @@ def _pairs(
             left_alone.append(LeftAlone(names[0], kind, f"{kind} is not fitted"))
         elif unknowns(conv) > _MOST_UNKNOWNS:  # type: ignore[arg-type]
             count = unknowns(conv)  # type: ignore[arg-type]
-            reason = f"{count} unknowns per output are more than {_MOST_UNKNOWNS}"
+            reason = f"{count} unknowns per output channel are more than {_MOST_UNKNOWNS}"
             left_alone.append(LeftAlone(names[0], kind, reason))
         else:
             pairs[names[0]] = conv, _target(names[0], conv_model, attention)
@@ -155,7 +160,7 @@ def _pairs(
 
 
 def _target(name: str, conv_model: nn.Module, attention: dict[str, nn.Module]) -> nn.Module:
-    """Returns the attention layer, or what follows it and was folded into the convolution."""
+    """Returns the attention layer, or the module after it that was folded into the convolution."""
     parent, _, child = name.rpartition(".")
     siblings = list(conv_model.get_submodule(parent)._modules.items())
     follower = next((pair for last, pair in pairwise(siblings) if last[0] == child), None)
@@ -164,16 +169,6 @@ def _target(name: str, conv_model: nn.Module, attention: dict[str, nn.Module]) -
         if folded is not None and not isinstance(folded, nn.Identity):
             return folded
     return attention[name]
-
-
-def _in_order(model: nn.Module, names: Iterable[str], images: Tensor) -> list[str]:
-    """Lists the convolutions in the order in which they compute."""
-    order: list[str] = []
-    watched = copy_network(model)
-    for name in names:
-        watched.get_submodule(name).register_forward_hook(lambda *_, name=name: order.append(name))
-    run(watched, Arguments((images[:1],), {}, "one of the images"))
-    return list(dict.fromkeys(order))
 
 
 def _fit(
@@ -186,7 +181,7 @@ def _fit(
     rest: Tensor,
     ridge: float,
 ) -> RefinedLayer:
-    """Fits one convolution, and takes the fit back where it does not help."""
+    """Fits one convolution, and undoes the fit if it does not help."""
     equations, old = NormalEquations(conv), copy.deepcopy(conv.state_dict())
     before, scale = _distance(_seen(model, teacher, conv, target, rest))
     for x, made, wanted in _seen(model, teacher, conv, target, fit):
@@ -202,7 +197,7 @@ def _fit(
 def _seen(
     model: nn.Module, teacher: nn.Module, conv: Convolution, target: nn.Module, images: Tensor
 ) -> Iterator[tuple[Tensor, Float[Tensor, "batch outputs *out"], Float[Tensor, "batch outputs *out"]]]:
-    """Yields, in pieces, a convolution's inputs, its outputs, and those wanted, outputs in float64."""
+    """Yields, batch by batch, a convolution's inputs, its outputs and its target outputs, both outputs in float64."""
     met: dict[str, Tensor] = {}
 
     def keep(what: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -230,11 +225,11 @@ def _seen(
 def _require_one_shape(whose: str, made: Tensor, wanted: Tensor) -> None:
     if made.shape != wanted.shape:
         shapes = f"{tuple(made.shape)} and {tuple(wanted.shape)}"
-        raise ShapeError(f"the outputs of {whose} must be of one shape, but are of {shapes}")
+        raise ShapeError(f"the outputs of {whose} must have the same shape, but have {shapes}")
 
 
 def _distance(seen: Iterator[tuple[Tensor, Tensor, Tensor]]) -> tuple[float, float]:
-    """Returns the root mean square of the difference between outputs, and that of those wanted."""
+    """Returns the root mean squares of the error and of the target outputs."""
     squares, wanted_squares, count = 0.0, 0.0, 0
     for _, made, wanted in seen:
         squares += (made - wanted).square().sum().item()
@@ -244,7 +239,7 @@ def _distance(seen: Iterator[tuple[Tensor, Tensor, Tensor]]) -> tuple[float, flo
 
 
 def _end_to_end(model: nn.Module, teacher: nn.Module, images: Tensor) -> tuple[float, float, int | None]:
-    """Returns root mean squares of the networks' difference and the teacher's output, and how often top-1 differs."""
+    """Returns the root mean squares of the networks' difference and of the teacher's output, and top-1 changes."""
     with torch.no_grad():
         pairs = [(model(batch.clone()), teacher(batch.clone())) for batch in images.split(_BATCH)]
     if not all(isinstance(y, Tensor) for pair in pairs for y in pair):

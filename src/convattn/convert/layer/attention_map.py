@@ -1,4 +1,4 @@
-"""Attention without content as a function of the displacement, and what a convolution with that kernel gets wrong."""
+"""Attention as a function of the displacement, and the error of a convolution with that kernel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +12,11 @@ from convattn.convert.layer.windows import Window
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.grid import Axis, Geometry
 
-__all__ = ["AttentionMap", "attention_map", "unit_steps"]
+__all__ = ["AttentionMap", "map_attention", "unit_steps"]
 
 
 def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:
-    """Lays out keys, and queries at every pixel where an image of these sizes or another could have one.
-
-    Args:
-        geometry: The layer's.
-        spatial: Sizes of the image.
-
-    Returns:
-        One axis per axis.
-    """
+    """Returns a layer's axes for images of given sizes, with a query at every pixel, whatever its stride."""
     axes = geometry.axes(spatial)
     spans = [d * (k - 1) for d, k in zip(geometry.dilation, geometry.kernel_size, strict=True)]
     return tuple(
@@ -37,8 +29,8 @@ def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:
 class AttentionMap:
     """ā_h(δ) = g_h(δ) / max_q Z_h(q), with g = exp s and Z_h(q) the sum of g_h over the keys that query q sees.
 
-    The query that sees most of the head attends exactly like this; any other gives each key it sees at least as much.
-    Far from borders all heads that fall off with distance attend like this.
+    The query that sees most of a head attends exactly like this. Any other query gives at least as much to each key
+    that it sees. Far from borders, all queries of heads that fall off with distance attend like this.
 
     Attributes:
         axes: Queries, at every pixel, and keys.
@@ -60,23 +52,23 @@ class AttentionMap:
         return torch.stack(grids).all(0).to(self.weights.device)
 
     def leak(self, window: Window) -> float:
-        """Returns the largest share ā of attention that a query, of any head, has outside a window."""
+        """Returns the largest share of ā that any query of any head sees outside a window."""
         return self._seen(self.weights * ~self.mask(window)).max().item()
 
     def left_out(self, window: Window) -> float:
-        """Returns the largest share, over heads, of ā at all displacements outside a window."""
+        """Returns the largest share of ā of any head outside a window, over all displacements."""
         return (self.weights * ~self.mask(window)).flatten(1).sum(1).max().item()
 
     def errors(self, window: Window, geometry: Geometry, *, zeros: bool) -> Float[Tensor, "heads *queries"]:
-        """Bounds Σ_k |A_h[q, k] − Ã_h[q, k]|, Ã being what the convolution does: ā in the window, 0 elsewhere.
+        """Bounds Σ_k |A_h[q, k] − Ã_h[q, k]|, where Ã is the convolution: ā in the window, 0 elsewhere.
 
         Args:
             window: The window.
             geometry: The layer's.
-            zeros: Whether the image goes on with zeros beyond its pixels; if not, it goes on by other pixels.
+            zeros: Whether the image is padded with zeros; otherwise it is padded with other pixels.
 
         Returns:
-            The bound per head and query, by which the error grows with the largest pixel.
+            The bound per head and query, per unit of the largest pixel.
         """
         inside = self.mask(window)
         pads = geometry.padding if zeros else ((0, 0),) * len(self.axes)
@@ -105,7 +97,7 @@ class AttentionMap:
         return einsum(weights, maps, "heads ..., heads outputs channels -> outputs channels ...")
 
     def trimmed(self, mass: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Finds a smallest box that leaves at most `mass` of each head outside.
+        """Finds a smallest box of displacements that leaves at most `mass` of each head outside.
 
         Returns:
             Lowest and highest displacement per axis; no side of the box can be moved inwards.
@@ -131,7 +123,7 @@ class AttentionMap:
                 high[dim - 1] -= 1
 
     def falls_off(self, mass: float) -> bool:
-        """Tells whether all but `mass` of each head lies within half of the displacements of this grid."""
+        """Tells whether half of this grid's displacements hold all but `mass` of each head."""
         low, high = self.trimmed(mass)
         return all(
             2 * first >= axis.lowest and 2 * last <= axis.highest
@@ -139,21 +131,12 @@ class AttentionMap:
         )
 
     def _seen(self, table: Tensor, pads: Sequence[tuple[int, int]] | None = None) -> Float[Tensor, "heads *queries"]:
-        """Sums a table over the displacements to the keys that each query sees, padding left out."""
+        """Sums a table, for each query, over the displacements to the keys that it sees, without padding."""
         return _box_sums(table, self.axes, pads)
 
 
-def attention_map(encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> AttentionMap:
-    """Computes the attention of an encoding's heads in float64.
-
-    Args:
-        encoding: Displacement → score per head.
-        axes: Queries and keys.
-        device: Where.
-
-    Returns:
-        The map.
-    """
+def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> AttentionMap:
+    """Computes the attention of an encoding's heads in float64, for given queries and keys."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         scores = _scores(encoding, axes, device)
         heads = (-1, *(1,) * len(axes))
@@ -164,7 +147,7 @@ def attention_map(encoding: Encoding, axes: tuple[Axis, ...], device: torch.devi
 
 
 def _scores(encoding: Encoding, axes: Sequence[Axis], device: torch.device) -> Float[Tensor, "heads *displacements"]:
-    """Scores all displacements; sums over axes are made of one small table each."""
+    """Scores all displacements; scores that are sums over axes need only one small table per axis."""
     if not isinstance(encoding, AxisAdditiveEncoding):
         return encoding.table(axes, torch.float64, device)
     scores = None
@@ -178,7 +161,7 @@ def _scores(encoding: Encoding, axes: Sequence[Axis], device: torch.device) -> F
 
 
 def _box_sums(table: Tensor, axes: Sequence[Axis], pads: Sequence[tuple[int, int]] | None) -> Tensor:
-    """Sums over the box of displacements that leads from each query to the keys."""
+    """Sums, for each query, over the box of displacements to its keys."""
     for dim, (axis, (before, after)) in enumerate(zip(axes, pads or [(0, 0)] * len(axes), strict=True), start=1):
         queries, delta = torch.tensor(list(axis.queries))[:, None], axis.displacements()[None]
         key = queries + delta

@@ -1,4 +1,4 @@
-"""Which attention layers a convolution can stand for."""
+"""Which attention layers can be converted to a convolution."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ __all__ = ["closed_gate", "require_convertible"]
 
 
 def require_convertible(layer: nn.Module) -> RelativeAttention:
-    """Refuses a layer that is not attention by position alone, or is more than its class says.
+    """Raises if a layer depends on content, is of another class, or has hooks that change what it computes.
 
     Args:
         layer: The layer.
@@ -21,25 +21,25 @@ def require_convertible(layer: nn.Module) -> RelativeAttention:
         The layer.
 
     Raises:
-        UnsupportedModelError: It is another module, has hooks, or numbers that are not finite real floating point.
+        UnsupportedModelError: It is another module, has hooks, or has parameters that are not finite real numbers.
         ConversionError: Its scores depend on content.
     """
     kind = type(layer).__name__
     if not isinstance(layer, RelativeAttention) or type(layer) not in ATTENTION_LAYERS:
         known = ", ".join(known.__name__ for known in ATTENTION_LAYERS)
-        raise UnsupportedModelError(f"cannot convert {kind} to a convolution: known are {known}")
+        raise UnsupportedModelError(f"cannot convert {kind} to a convolution: supported layers are {known}")
     if type(layer.values) not in (MergedValues, FactoredValues):
         raise UnsupportedModelError(
-            f"cannot convert {kind} with values of type {type(layer.values).__name__}: known are MergedValues and"
-            " FactoredValues"
+            f"cannot convert {kind}: its values must be MergedValues or FactoredValues, but are"
+            f" {type(layer.values).__name__}"
         )
     if layer.content is not None and layer.gate is None:
-        raise ConversionError(f"cannot convert {kind}: its scores depend on content, a convolution's do not")
+        raise ConversionError(f"cannot convert {kind}: its scores depend on content, those of a convolution do not")
     for name, module in layer.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
             where = f" at {name}" if name else ""
             raise UnsupportedModelError(
-                f"cannot convert {kind}: it has forward hooks{where}, as in pruning; make them permanent or remove"
+                f"cannot convert {kind}: it has forward hooks{where} (pruning adds some); make them permanent or remove"
                 " them first"
             )
     for name, number in layer.named_parameters():
@@ -48,7 +48,7 @@ def require_convertible(layer: nn.Module) -> RelativeAttention:
 
 
 def closed_gate(layer: RelativeAttention) -> float:
-    """Returns the share of attention that a layer's gate leaves to content.
+    """Returns the share of attention that a layer's gate gives to content.
 
     Args:
         layer: The layer.
@@ -67,7 +67,7 @@ def closed_gate(layer: RelativeAttention) -> float:
     allowed = torch.finfo(next(layer.values.parameters()).dtype).eps
     if share.item() > allowed:
         raise ConversionError(
-            f"cannot convert {type(layer).__name__}: its gate is open on content: head {head.item()} gives it"
-            f" {share.item():.3g} of its attention, at most {allowed:.3g} is rounding"
+            f"cannot convert {type(layer).__name__}: its gate is open: head {head.item()} gives"
+            f" {share.item():.3g} of its attention to content, and only up to {allowed:.3g} counts as rounding"
         )
     return share.item()

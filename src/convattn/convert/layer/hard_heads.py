@@ -1,4 +1,4 @@
-"""Heads that look at one pixel each, at borders too: what convolution they are."""
+"""Hard heads: each attends to one pixel only, and together they are a convolution."""
 
 from typing import NamedTuple
 
@@ -12,22 +12,22 @@ from convattn.functional import find_shifts
 from convattn.grid import Axis, Geometry
 from convattn.layers import RelativeAttention
 
-__all__ = ["HardHeads", "fixed_heads", "hard_heads"]
+__all__ = ["HardHeads", "find_hard_heads", "fixed_heads"]
 
 _HARD = 1 / 8
-"""Share of the rounding of the weights' dtype that a hard head may leak to other pixels."""
+"""Attention that a hard head may give to other pixels, as a share of the eps of the weights' dtype."""
 
 _FARTHEST = 1 << 20
 """Displacement in pixels beyond which float32 does not tell neighbouring pixels apart."""
 
 
 class HardHeads(NamedTuple):
-    """Heads that look at one displacement each, and beyond the keys at the nearest key.
+    """Heads that attend to one displacement each; where it leads beyond the keys, to the nearest key.
 
     Attributes:
         displacements: From the query to the pixel, one integer per axis for each head.
-        leak: Largest share of attention elsewhere.
-        any_size: Whether this holds for images of any size; else for those of the size looked at.
+        leak: Largest share of attention at other pixels.
+        any_size: Whether this holds for images of any size, or only for the size that was examined.
     """
 
     displacements: tuple[tuple[int, ...], ...]
@@ -35,14 +35,14 @@ class HardHeads(NamedTuple):
     any_size: bool
 
     def window(self, geometry: Geometry, taps: tuple[int, ...] | None) -> Window | None:
-        """Chooses a window that holds all heads.
+        """Chooses a window that contains the displacements of all heads.
 
         Args:
             geometry: The layer's.
-            taps: Its size; None takes the layer's own window where that holds them, else the smallest without gaps.
+            taps: Its size; None takes the layer's own window if that contains them, else the smallest one without gaps.
 
         Returns:
-            The window; None where no convolution of torch has one.
+            The window, or None if no torch convolution has one.
         """
         own = own_window(geometry)
         windows = sized_windows(geometry, taps) if taps is not None else [own] if own is not None else []
@@ -55,15 +55,7 @@ class HardHeads(NamedTuple):
     def kernel(
         self, window: Window, maps: Float[Tensor, "heads outputs channels"]
     ) -> Float[Tensor, "outputs channels *taps"]:
-        """Returns the kernel: each head's matrix at its tap, and the sum where heads share one.
-
-        Args:
-            window: A window that holds all heads.
-            maps: W_h.
-
-        Returns:
-            The kernel.
-        """
+        """Returns the kernel: each head's matrix at its tap, summed where heads share a tap."""
         kernel = maps.new_zeros(*maps.shape[1:], *window.taps)
         for displacement, matrix in zip(self.displacements, maps, strict=True):
             steps = zip(displacement, window.first, window.steps, strict=True)
@@ -71,7 +63,7 @@ class HardHeads(NamedTuple):
         return kernel
 
     def sides(self, geometry: Geometry) -> set[tuple[int, int]]:
-        """Lists the sides (axis, 0 before or 1 after) on which a head looks beyond the keys from some query."""
+        """Lists the sides (axis, 0 before or 1 after) where a head of some query leads beyond the keys."""
         sides = set()
         for axis, along in enumerate(zip(*self.displacements, strict=True)):
             anchor = geometry.anchor[axis]
@@ -87,7 +79,7 @@ class HardHeads(NamedTuple):
         return all(axis.lowest <= min(one) and max(one) <= axis.highest for one, axis in zip(along, axes, strict=True))
 
     def _held(self, window: Window) -> bool:
-        """Tells whether every head looks at a tap of a window."""
+        """Tells whether the displacement of every head is a tap of a window."""
         return all(
             (d - low) % step == 0 and 0 <= (d - low) // step < taps
             for displacement in self.displacements
@@ -95,16 +87,16 @@ class HardHeads(NamedTuple):
         )
 
 
-def hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str) -> HardHeads | None:
-    """Finds out whether all heads are hard, and a convolution sees what they see where they look beyond the keys.
+def find_hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str) -> HardHeads | None:
+    """Returns the heads if all of them are hard and padding gives the same as attention beyond the keys.
 
-    Displacements that the encoding itself fixes hold for images of every size. Where it does not, or one of them leads
-    from no query of these sizes to a key, the heads are looked at: what is found holds for these sizes alone.
+    Displacements that the encoding itself determines hold for images of every size. Otherwise, or if one of them leads
+    to no key at these sizes, the attention is examined, and the result holds for these sizes only.
 
     Args:
         layer: The layer.
         axes: Queries, at every pixel, and keys.
-        mode: How the image goes on outside.
+        mode: Padding mode of the convolution.
 
     Returns:
         The heads, or None.
@@ -112,14 +104,14 @@ def hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str) -> H
     weight = next(layer.values.parameters())
     heads = fixed_heads(layer.encoding, weight.dtype)
     if heads is None or not heads.seen(axes):
-        heads = _looked_at(layer.encoding, axes, weight)
-    if heads is None or not _goes_on_alike(layer.geometry, heads.sides(layer.geometry), mode):
+        heads = _examined(layer.encoding, axes, weight)
+    if heads is None or not _padding_agrees(layer.geometry, heads.sides(layer.geometry), mode):
         return None
     return heads
 
 
 def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
-    """Finds heads of which the encoding alone tells that they are hard, whatever the image.
+    """Returns heads that are hard for images of any size, as the encoding alone shows.
 
     A quadratic head f ≤ ½ from a pixel along an axis gives its other pixels, at distances m on both sides, at most
     `Σ_{m≥1} e^{−α(m² − 2mf)} + e^{−α(m² + 2mf)}` of what that pixel has. Beyond the keys the nearest key takes its
@@ -127,7 +119,7 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
 
     Args:
         encoding: Displacement → score per head.
-        dtype: Dtype of the weights, whose rounding a leak may not reach.
+        dtype: Dtype of the weights; the leak must stay below its rounding.
 
     Returns:
         The heads, or None.
@@ -147,8 +139,8 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
     return HardHeads(tuple(tuple(int(d) for d in head) for head in nearest.tolist()), leak, any_size=True)
 
 
-def _looked_at(encoding: Encoding, axes: tuple[Axis, ...], weight: Tensor) -> HardHeads | None:
-    """Finds heads that are hard on images of one size, by the dtype and on the device of a weight."""
+def _examined(encoding: Encoding, axes: tuple[Axis, ...], weight: Tensor) -> HardHeads | None:
+    """Returns heads that are hard on images of one size, judged in the dtype and on the device of a weight."""
     if not isinstance(encoding, AxisAdditiveEncoding):
         return None
     with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
@@ -157,8 +149,8 @@ def _looked_at(encoding: Encoding, axes: tuple[Axis, ...], weight: Tensor) -> Ha
     return None if shifts is None else HardHeads(shifts.offsets, shifts.leak, any_size=False)
 
 
-def _goes_on_alike(geometry: Geometry, sides: set[tuple[int, int]], mode: str) -> bool:
-    """Tells whether beyond the keys a padded image holds what the nearest key holds."""
+def _padding_agrees(geometry: Geometry, sides: set[tuple[int, int]], mode: str) -> bool:
+    """Tells whether padding holds the same beyond the keys as the nearest key."""
     if not sides:
         return True
     if any(pixels < 0 for pair in geometry.padding for pixels in pair):

@@ -1,4 +1,4 @@
-"""A convolution of pixels as a convolution of patches, which attention over patches can be."""
+"""A convolution of pixels rewritten as a convolution of patches."""
 
 import torch
 from einops import einsum, rearrange
@@ -12,7 +12,7 @@ __all__ = ["patch_convolution"]
 
 
 def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
-    """Writes a convolution of pixels as the convolution of p × p patches that computes the same.
+    """Rewrites a convolution of pixels as the convolution of p × p patches that computes the same.
 
     With a patch's pixels as its channels, as `torch.nn.functional.pixel_unshuffle` has them,
     `patches(conv(x)) = made(patches(x))` exactly, borders included. A k × k kernel of dilation d reaches
@@ -32,7 +32,7 @@ def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
 
     Raises:
         UnsupportedModelError: The module is not an `nn.Conv2d`, or its weights are not finite real floating point.
-        ArgumentError: The convolution is of another form, or the patch size is no whole number of at least 1.
+        ArgumentError: The convolution has another form, or the patch size is not a whole number of at least 1.
 
     Example:
         >>> conv, x = nn.Conv2d(2, 3, kernel_size=5, padding=2), torch.randn(1, 2, 8, 12)
@@ -45,7 +45,7 @@ def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
     patch = whole_number("patch_size", patch_size)
     if type(conv) is not nn.Conv2d:
         raise UnsupportedModelError(
-            f"cannot convert {type(conv).__name__}: only nn.Conv2d itself is known to be a convolution of pixels"
+            f"cannot convert {type(conv).__name__}: patch_convolution takes nn.Conv2d itself, no other class"
         )
     require_supported(conv)
     _require_same_size(conv)
@@ -72,17 +72,17 @@ def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
 
 
 def _require_same_size(conv: nn.Conv2d) -> None:
-    """Raises ArgumentError unless outputs stand on the pixels, the middle tap on the output's own, zeros around."""
+    """Raises ArgumentError unless the convolution keeps the image's size with zero padding and has a middle tap."""
     keeps = tuple(d * (k - 1) // 2 for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
     even = any(size % 2 == 0 for size in conv.kernel_size)
     padded = conv.padding in (keeps, "same") and conv.padding_mode == "zeros"
     if even or not padded or conv.stride != (1, 1):
-        expectation = "of an odd kernel, stride 1 and padding with zeros that keeps the size"
+        expectation = "a convolution with an odd kernel, stride 1 and zero padding that keeps the image's size"
         raise ArgumentError(must_be("conv", expectation, conv))
 
 
 def _places(size: int, dilation: int, patch: int) -> Tensor:
-    """Returns, along one axis, which tap of the kernel leads from a pixel to another, or `size` where none does.
+    """Returns, along one axis, the tap that leads from one pixel to another, or `size` if there is none.
 
     Args:
         size: Taps of the kernel.
@@ -101,7 +101,7 @@ def _places(size: int, dilation: int, patch: int) -> Tensor:
 
 
 def _whole(conv: nn.Conv2d) -> Tensor:
-    """Returns the kernel with the zeros that groups leave out."""
+    """Returns the kernel without groups: blocks of it, and zeros elsewhere."""
     if conv.groups == 1:
         return conv.weight
     blocks = rearrange(conv.weight, "(groups o) c rows cols -> groups o c rows cols", groups=conv.groups)

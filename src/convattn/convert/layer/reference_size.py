@@ -1,9 +1,9 @@
-"""The image size for which an attention layer's kernel is computed."""
+"""The image size for which the kernel of an attention layer is computed."""
 
 import math
 
-from convattn.convert.certificate.attention import smallest_image
-from convattn.convert.layer.attention_map import attention_map, unit_steps
+from convattn.convert.certificate.trial import smallest_image
+from convattn.convert.layer.attention_map import map_attention, unit_steps
 from convattn.convert.layer.hard_heads import fixed_heads
 from convattn.convert.layer.windows import own_window
 from convattn.encodings import LearnedAxial, LearnedTable
@@ -11,28 +11,29 @@ from convattn.errors import ArgumentError, must_be
 from convattn.grid import PerAxis, axis_lists
 from convattn.layers import RelativeAttention
 
-__all__ = ["reference_size"]
+__all__ = ["choose_sizes"]
 
 _MOST = 1 << 18
 _LONGEST = 1 << 10
-"""Displacements of a grid, and keys along an axis, beyond which no larger grid is tried."""
+"""Limits of the search: displacements of a grid, and keys along an axis."""
 
 
-def reference_size(layer: RelativeAttention, mass: float, spatial: PerAxis | None) -> tuple[int, ...]:
+def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None) -> tuple[int, ...]:
     """Chooses the sizes of the images for which a kernel is computed and measured.
 
     Args:
         layer: The layer.
-        mass: Share of attention that may be left out.
+        mass: Share of attention that may lie outside the window.
         spatial: Sizes that the user gave, or None.
 
     Returns:
-        The user's sizes; for tables those that just use them; for hard heads those that show where each looks; else
-        sizes of which the heads use only half of the displacements, found by growing.
+        The user's sizes if given. Otherwise, for tables: the sizes that just use the whole table. For hard heads: sizes
+        at which each head's displacement leads to a key. For others: growing sizes until the heads use only half of
+        the displacements.
 
     Raises:
-        ArgumentError: The heads use nearly all displacements of any grid, so that the user must say which; ShapeError
-            where the user's sizes are smaller than the window.
+        ArgumentError: The heads use more than half of any grid, so the user must give sizes. ShapeError if these are
+            smaller than the window.
     """
     geometry = layer.geometry
     if spatial is not None:
@@ -51,12 +52,14 @@ def reference_size(layer: RelativeAttention, mass: float, spatial: PerAxis | Non
         axes = unit_steps(geometry, sizes)
         many = heads is None and math.prod(2 * axis.keys for axis in axes) > _MOST
         if extra > 4 and (many or max(sizes) > _LONGEST):
-            expectation = "given, because the heads do not fall off with distance and attend differently in each size"
+            expectation = (
+                "given, because the heads do not fall off with distance, so that the kernel depends on the image's size"
+            )
             raise ArgumentError(must_be("spatial", expectation, spatial))
         if heads is not None:
             shown = heads.seen(axes)
         else:
-            attention = attention_map(layer.encoding, axes, weight.device)
+            attention = map_attention(layer.encoding, axes, weight.device)
             shown = (own is not None and attention.left_out(own) <= mass) or attention.falls_off(mass)
         if shown:
             return sizes

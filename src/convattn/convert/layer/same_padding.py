@@ -1,4 +1,4 @@
-"""Padding by the size of the image, as TensorFlow's "SAME" does, before an attention layer."""
+"""Padding that depends on the image's size, like TensorFlow's "SAME", before an attention layer."""
 
 from typing import final
 
@@ -15,10 +15,10 @@ __all__ = ["SamePaddedAttention", "pad_same"]
 
 @final
 class SamePaddedAttention(nn.Module):
-    """An attention layer on the image padded with zeros so that a stride s leaves ⌈size / s⌉ queries along each axis.
+    """An attention layer that first pads the image with zeros, so that stride s gives ⌈size / s⌉ queries per axis.
 
-    `p = max(0, (⌈n/s⌉ − 1)·s + d·(k − 1) + 1 − n)` pixels are added along an axis of n, the odd one behind. How
-    many depends on the image, so they are added here and not by the layer.
+    An axis of n pixels gets `p = max(0, (⌈n/s⌉ − 1)·s + d·(k − 1) + 1 − n)` more, an odd one at the end. The number
+    depends on the image, so they are added here and not by the layer.
 
     Attributes:
         attention: The layer, without padding of its own.
@@ -35,10 +35,10 @@ class SamePaddedAttention(nn.Module):
         """Wraps a layer.
 
         Args:
-            attention: The layer; kernel size, stride and dilation are taken from its geometry.
+            attention: The layer, without padding; its kernel size, stride and dilation determine the padding.
 
         Raises:
-            ArgumentError: The layer pads or spreads its images.
+            ArgumentError: The layer pads or dilates its images.
         """
         super().__init__()
         if not attention.geometry.keeps_grid:
@@ -48,7 +48,7 @@ class SamePaddedAttention(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The layer's matrices as a convolution's weight; networks ask for its dtype and device."""
+        """The layer's matrices as a convolution's weight; networks read its dtype and device."""
         return self.attention.weight
 
     @property
@@ -74,14 +74,14 @@ class SamePaddedAttention(nn.Module):
 
 
 def pad_same(x: Float[Tensor, "batch channels *spatial"], geometry: Geometry) -> Float[Tensor, "batch channels *keys"]:
-    """Pads images with zeros by their size, the odd pixel behind.
+    """Pads images with zeros according to their size, with an odd pixel at the end.
 
     Args:
         x: Images.
         geometry: Window, stride and dilation.
 
     Returns:
-        Images on which an unpadded convolution with this window gives ⌈size / stride⌉ pixels along each axis.
+        Padded images; an unpadded convolution with this window gives ⌈size / stride⌉ pixels along each axis.
     """
     pads = []
     window = zip(x.shape[2:], geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)

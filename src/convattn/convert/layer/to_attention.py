@@ -5,7 +5,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.certificate.attention import certify
+from convattn.convert.certificate.attention import certify_attention
 from convattn.convert.certificate.leak import bound_per_unit, off_centre_mass, underflows
 from convattn.convert.classes import GATED_ATTENTION, PLAIN_ATTENTION, AnyConvolution
 from convattn.convert.copies import keep_random_state
@@ -30,32 +30,32 @@ def conv_to_attention(
 ) -> tuple[RelativeAttention, Certificate]:
     """Makes the self-attention layer that computes a convolution.
 
-    One head per tap: head t looks at the tap, Δ_t = d·t seen from the query, with the tap's matrix as its values,
-    W_h = W[t]. Without a `sharpness` the heads are hard (`Shift`): their softmax is one-hot, the layer is the
-    convolution and runs as one, and only the values learn. With a `sharpness` the heads are Gaussians (`Quadratic`)
-    whose centres and sharpness learn as well; about 5 is good for that.
+    The layer has one head per tap. Head t attends to the pixel at displacement Δ_t = d·t from the query, and its value
+    matrix is that of the tap, W_h = W[t]. Without `sharpness` the heads are hard (`Shift`): each attends to exactly one
+    pixel, the layer runs as the convolution, and only the values are trained. With `sharpness` the heads are Gaussians
+    (`Quadratic`) whose centres and sharpness are trained too; a sharpness of about 5 is good for training.
 
-    With `content` each head has scores that depend on the input as well, behind a gate that is closed exactly, so that
-    the function is the same, and can learn to open (`GatedRelativeAttention`). Queries and keys see all channels, also
-    where the convolution has groups.
+    With `content` each head also gets scores that depend on the input (`GatedRelativeAttention`). A gate keeps them out
+    at first, so the function is the same, and can open in training. Queries and keys see all channels, even if the
+    convolution has groups.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1; `docs/theory.md` §3.
 
     Args:
         conv: nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d with any arguments; it is not changed.
         sharpness: α > 0 of every head in 1/pixel²; None makes hard heads, with no attention off the taps.
-        head_width: D_h ≥ 1, to which each tap's matrix is reduced by a truncated singular value decomposition (in each
-            group); None keeps the matrices whole.
-        content: Whether the layer is gated, or which terms its content scores have; True means content–content alone.
-        impl: Path demanded of the layer; "separable" makes hard heads take their softmax.
+        head_width: D_h ≥ 1; each tap's matrix is reduced to this rank (in each group) by a truncated singular value
+            decomposition. None keeps the full matrices.
+        content: True adds gated content–content scores; a `Content` chooses other terms.
+        impl: How the layer computes; "separable" computes the softmax even of hard heads.
 
     Returns:
-        The layer, in the convolution's dtype, device and mode (the encoding in at least float32), and the certificate.
+        The layer, with the convolution's dtype, device and mode (encodings in at least float32), and the certificate.
 
     Raises:
-        UnsupportedModelError: The module is of another kind, or its weights are not finite real floating point.
-        ArgumentError: `sharpness`, `head_width` or `content` is out of range, or the path does not fit them;
-            UnknownNameError where there is no such path.
+        UnsupportedModelError: The module is of another class, or its weights are not finite real numbers.
+        ArgumentError: `sharpness`, `head_width` or `content` is out of range, or `impl` does not fit them.
+            UnknownNameError if `impl` is unknown.
 
     Example:
         >>> from torch import nn
@@ -69,7 +69,7 @@ def conv_to_attention(
         raise ArgumentError(must_be("content", "True, False or a Content", content))
     taps = read_taps(conv)
     with keep_random_state(conv):
-        layer = _build(taps, _encoding(taps, sharpness), head_width, content, impl)
+        layer = _make_layer(taps, _encoding(taps, sharpness), head_width, content, impl)
         layer.encoding = encoding = _encoding(taps, sharpness)  # the layer's dtype may be too narrow for centres
     layer.train(conv.training)
     discarded: tuple[tuple[float, ...], ...] = ()
@@ -82,7 +82,7 @@ def conv_to_attention(
         leak = 0.0 if alpha is None else _leak(alpha, layer)
         per_unit = bound_per_unit(leak, kept, lost)
     exact = leak == 0 and not any(discarded)
-    certificate = certify(conv, layer, sharpness=alpha, leak=leak, per_unit=per_unit, exact=exact, discarded=discarded)
+    certificate = certify_attention(conv, layer, leak=leak, per_unit=per_unit, exact=exact, discarded=discarded)
     return layer, certificate
 
 
@@ -105,10 +105,10 @@ def _leak(sharpness: float, layer: RelativeAttention) -> float:
     return 0.0 if underflows(sharpness, dtype) else min(1.0, off_centre_mass(sharpness, layer.dims))
 
 
-def _build(
+def _make_layer(
     taps: Taps, encoding: Encoding, head_width: int | None, content: bool | Content, impl: str
 ) -> RelativeAttention:
-    """Makes the layer with the taps' displacements and, where heads are merged, their matrices."""
+    """Makes the layer, and copies the taps' matrices unless the heads are narrow."""
     heads, outputs, _ = taps.maps.shape
     geometry, dims = taps.geometry, len(taps.geometry.kernel_size)
     gated = {"gate": "tanh", **({"content": content} if isinstance(content, Content) else {})}
@@ -140,7 +140,7 @@ def _build(
 
 
 def _truncate(taps: Taps, values: FactoredValues) -> tuple[tuple[float, ...], ...]:
-    """Fills narrow heads with the best approximations of the taps; returns the singular values left out, per head."""
+    """Sets narrow heads to the best approximations of the taps; returns the discarded singular values per head."""
     blocks: Float[Tensor, "taps groups outputs channels"] = rearrange(
         taps.maps.double(), "taps (groups o) i -> taps groups o i", groups=taps.groups
     )

@@ -1,4 +1,4 @@
-"""The way back: an attention layer without content is a convolution, up to its borders and what it sees far away."""
+"""From attention to convolution: exact for hard heads, else up to borders and distant attention."""
 
 import copy
 import math
@@ -10,13 +10,14 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.convert.certificate.convolution import Promise, attend, certify_conv, noise
+from convattn.convert.certificate.convolution import Promise, certify_convolution
+from convattn.convert.certificate.trial import draw_images, softmax_copy
 from convattn.convert.classes import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, AnyConvolution
 from convattn.convert.copies import keep_random_state
-from convattn.convert.layer.attention_map import AttentionMap, attention_map, unit_steps
+from convattn.convert.layer.attention_map import AttentionMap, map_attention, unit_steps
 from convattn.convert.layer.convertible import closed_gate, require_convertible
-from convattn.convert.layer.hard_heads import hard_heads
-from convattn.convert.layer.reference_size import reference_size
+from convattn.convert.layer.hard_heads import find_hard_heads
+from convattn.convert.layer.reference_size import choose_sizes
 from convattn.convert.layer.windows import Window, box_window, own_window, sized_windows
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError, must_be
 from convattn.grid import PADDING_MODES, Geometry, PerAxis, axis_lists
@@ -27,7 +28,7 @@ __all__ = ["attention_to_conv", "require_mass"]
 
 
 class _Choice(NamedTuple):
-    """A kernel in float64, where it lies, what goes on beyond the image, and what it misses."""
+    """A kernel in float64, its window, how the image is padded, and the attention that the kernel misses."""
 
     kernel: Float[Tensor, "outputs channels *taps"]
     window: Window
@@ -45,38 +46,38 @@ def attention_to_conv(
     spatial: PerAxis | None = None,
     padding_mode: str | None = None,
 ) -> tuple[AnyConvolution, Certificate]:
-    """Makes the convolution that computes an attention layer without content, as nearly as a window allows.
+    """Makes the convolution that computes an attention layer without content, as exactly as a window allows.
 
-    The kernel is `K[δ] = Σ_h ā_h(δ) W_h`, where ā_h is the attention of the query that sees most of the head: far from
-    borders, of every query. Heads that look at one pixel each give a convolution back exactly, with its kernel size,
-    stride, padding, padding mode, dilation and groups; one with an input dilation is a transposed convolution. Other
-    heads lose the attention outside the window, and what the softmax makes of the border:
+    The kernel is `K[δ] = Σ_h ā_h(δ) W_h`, where ā_h is the attention far from borders. Hard heads give the convolution
+    back exactly, with its kernel size, stride, padding, padding mode, dilation and groups; a layer with an input
+    dilation becomes a transposed convolution. Other heads lose the attention outside the window, and near borders the
+    softmax differs from a convolution:
     `|y_attention − y_convolution| ≤ max|x̃| · max_{o,q} Σ_h λ_h(q) ‖W_h[o]‖₁`, where λ_h(q) is, with zeros around the
     image, the share of ā_h that is not at pixels inside the window.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1, read backwards; `docs/theory.md` §5.
 
     Args:
-        layer: RelativeAttention1d/2d/3d without content, or a gated one whose gate leaves content no
-            more than rounding; it is not changed.
-        kernel_size: Taps per axis, ≥ 1; None takes the layer's own window or else the smallest one that leaves at most
+        layer: RelativeAttention1d/2d/3d without content, or a gated one whose gate is closed up to rounding; it is not
+            changed.
+        kernel_size: Taps per axis, ≥ 1. None takes the layer's own window, or the smallest one that leaves at most
             `mass` outside.
-        mass: Share in (0, 1) of each head's attention that the window may leave outside; None means eps of the dtype of
-            the weights.
-        spatial: Sizes of the images meant. Heads that do not fall off with distance need them, because their attention
-            depends on them; None takes the extent of a table, or else a grid large enough for the heads.
-        padding_mode: How the image goes on where the window leads out of it, for a layer that does not pad: one of
-            "zeros", "reflect", "replicate", "circular"; None takes "zeros" or "replicate", whichever is nearer to the
-            layer on random pixels of mean 1 and deviation 1. A layer that pads keeps its own.
+        mass: Largest share in (0, 1) of a head's attention that may lie outside the window. None means eps of the
+            weights' dtype.
+        spatial: Sizes of the images. Needed if attention does not fall off with distance, because it then depends on
+            them. None takes the extent of a table, or a grid that is large enough for the heads.
+        padding_mode: Padding of the convolution if the layer itself does not pad: "zeros", "reflect", "replicate" or
+            "circular". None takes "zeros" or "replicate", whichever is closer to the layer on random pixels of mean 1
+            and deviation 1. A layer that pads keeps its own mode.
 
     Returns:
-        nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d in the layer's dtype, device and mode, and the certificate. A
-        transposed convolution of stride 1 comes back as the plain convolution that it is.
+        nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d with the layer's dtype, device and mode, and the certificate. A
+        transposed convolution of stride 1 comes back as a plain convolution.
 
     Raises:
-        UnsupportedModelError: The layer is of another kind, or its numbers are not finite, or it has hooks.
-        ConversionError: Its scores depend on content, its gate is open, or no convolution of torch has its geometry.
-        ArgumentError: An argument is out of range, or `spatial` is needed; UnknownNameError for an unknown mode.
+        UnsupportedModelError: The layer is of another class, has hooks, or its numbers are not finite.
+        ConversionError: Its scores depend on content, its gate is open, or no torch convolution has its geometry.
+        ArgumentError: An argument is out of range, or `spatial` is needed. UnknownNameError for an unknown mode.
 
     Example:
         >>> from convattn.convert import conv_to_attention
@@ -94,11 +95,11 @@ def attention_to_conv(
     else:
         require_mass(mass)
     modes = _padding_modes(layer.geometry, padding_mode)
-    sizes = reference_size(layer, mass, spatial)
+    sizes = choose_sizes(layer, mass, spatial)
     with torch.no_grad(), keep_random_state(layer):
         maps = copy.deepcopy(layer.values).double().maps()
         choice = _nearest(layer, sizes, [_choose(layer, sizes, maps, taps, mass, mode) for mode in modes])
-        conv = _build(layer, choice)
+        conv = _make_convolution(layer, choice)
         rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
         shares = choice.errors.flatten(1) + 2 * content_share
         promise = Promise(
@@ -107,25 +108,25 @@ def attention_to_conv(
             exact=shares.max().item() <= torch.finfo(dtype).eps,
             any_size=choice.any_size,
         )
-    certificate = certify_conv(layer, conv, choice.kernel, rows, sizes, promise)
+    certificate = certify_convolution(layer, conv, choice.kernel, rows, sizes, promise)
     return conv, certificate
 
 
 def require_mass(mass: float) -> None:
-    """Checks the share of attention that a window may leave outside.
+    """Checks the share of attention that may lie outside a window.
 
     Args:
         mass: What the user gave.
 
     Raises:
-        ArgumentError: It is no number in (0, 1).
+        ArgumentError: It is not a number in (0, 1).
     """
     if isinstance(mass, bool) or not (isinstance(mass, int | float) and 0 < mass < 1):
         raise ArgumentError(must_be("mass", "a share in (0, 1)", mass))
 
 
 def _padding_modes(geometry: Geometry, asked: str | None) -> tuple[str, ...]:
-    """Returns how the image may go on outside; a layer that pads has said so itself."""
+    """Returns the padding modes to try; a layer that pads has only its own."""
     if asked is not None and asked not in PADDING_MODES:
         raise UnknownNameError("padding_mode", asked, PADDING_MODES)
     if geometry.keeps_grid:
@@ -136,13 +137,13 @@ def _padding_modes(geometry: Geometry, asked: str | None) -> tuple[str, ...]:
 
 
 def _nearest(layer: RelativeAttention, sizes: tuple[int, ...], choices: Sequence[_Choice]) -> _Choice:
-    """Returns a choice for any size, else the nearest to the layer on random pixels of mean 1 and deviation 1."""
+    """Returns a choice that holds for any size, or else the closest one on random pixels of mean 1 and deviation 1."""
     for choice in choices:
         if choice.any_size or len(choices) == 1:
             return choice
-    exact, x = attend(layer, torch.float64), 1 + noise(layer, sizes, torch.float64)
+    exact, x = softmax_copy(layer, torch.float64), 1 + draw_images(layer, sizes, torch.float64)
     expected = exact(x)
-    return min(choices, key=lambda choice: (_build(exact, choice)(x) - expected).square().mean().item())
+    return min(choices, key=lambda choice: (_make_convolution(exact, choice)(x) - expected).square().mean().item())
 
 
 def _choose(
@@ -153,9 +154,9 @@ def _choose(
     mass: float,
     mode: str,
 ) -> _Choice:
-    """Chooses the kernel: that of hard heads where they all are and a window holds them, else the attention itself."""
+    """Chooses the kernel: that of hard heads if all are hard and a window holds them, else the attention itself."""
     geometry, axes = layer.geometry, unit_steps(layer.geometry, sizes)
-    hard = hard_heads(layer, axes, mode)
+    hard = find_hard_heads(layer, axes, mode)
     window = None if hard is None else hard.window(geometry, taps)
     if hard is not None and window is not None:
         if window.within(geometry):
@@ -163,7 +164,7 @@ def _choose(
         _require_paddable(window, mode, sizes)
         errors = maps.new_full((len(maps), 1), 2 * hard.leak)
         return _Choice(hard.kernel(window, maps), window, mode, errors, hard.leak, hard.any_size)
-    attention = attention_map(layer.encoding, axes, next(layer.parameters()).device)
+    attention = map_attention(layer.encoding, axes, next(layer.parameters()).device)
     window = _window(attention, geometry, taps, mass)
     if window.within(geometry):
         mode = geometry.padding_mode
@@ -179,7 +180,8 @@ def _window(attention: AttentionMap, geometry: Geometry, taps: tuple[int, ...] |
         windows = sized_windows(geometry, taps)
         if not windows:
             expectation = (
-                "such that a convolution of torch has the layer's output size; even and odd make the difference"
+                "one with which a torch convolution gives the layer's output size (odd instead of even, or even instead"
+                " of odd)"
             )
             raise ArgumentError(must_be("kernel_size", expectation, taps))
         return min(windows, key=attention.left_out)
@@ -188,24 +190,24 @@ def _window(attention: AttentionMap, geometry: Geometry, taps: tuple[int, ...] |
         return own
     window = box_window(geometry, *attention.trimmed(mass))
     if window is None:
-        raise ConversionError(f"cannot convert: no convolution of torch has {geometry}")
+        raise ConversionError(f"cannot convert: no torch convolution has this geometry: {geometry}")
     return window
 
 
 def _require_paddable(window: Window, mode: str, sizes: Sequence[int]) -> None:
-    """Refuses padding that torch refuses on images of these sizes."""
+    """Raises if torch cannot pad images of these sizes so."""
     slack = {"reflect": 1, "circular": 0}.get(mode)
     if slack is None or window.padding == "same":
         return
     for axis, (pixels, size) in enumerate(zip(window.padding, sizes, strict=True)):
         if pixels > size - slack:
             raise ConversionError(
-                f"cannot convert: {mode} padding of {pixels} along axis {axis} takes images of at least"
+                f"cannot convert: {mode} padding of {pixels} along axis {axis} needs images of at least"
                 f" {pixels + slack} pixels, but spatial is {tuple(sizes)}; give a smaller kernel_size"
             )
 
 
-def _build(layer: RelativeAttention, choice: _Choice) -> AnyConvolution:
+def _make_convolution(layer: RelativeAttention, choice: _Choice) -> AnyConvolution:
     """Makes the convolution."""
     window, kernel = choice.window, choice.kernel
     parameter = next(layer.values.parameters())

@@ -1,4 +1,4 @@
-"""The window of a convolution that is to replace an attention layer: where it lies, and how torch would say it."""
+"""The window of a convolution that replaces an attention layer, and the torch arguments that give it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,14 +48,7 @@ class Window:
 
 
 def own_window(geometry: Geometry) -> Window | None:
-    """Makes the window that gives the layer its output's size.
-
-    Args:
-        geometry: The layer's.
-
-    Returns:
-        The window; None where no convolution of torch has it with the layer's padding.
-    """
+    """Returns the layer's own window, or None if no torch convolution has it with the layer's padding."""
     first = tuple(-anchor for anchor in geometry.anchor)
     taps, steps, pads = geometry.kernel_size, geometry.dilation, geometry.padding
     totals = [d * (k - 1) for d, k in zip(steps, taps, strict=True)]
@@ -76,17 +69,17 @@ def own_window(geometry: Geometry) -> Window | None:
 
 
 def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> Window | None:
-    """Makes the smallest window without gaps that holds given displacements and gives the layer's output size.
+    """Returns the smallest window without gaps that contains given displacements and keeps the layer's output size.
 
-    torch pads both sides alike, so the window may have to be larger than asked on one side.
+    torch pads both sides equally, so the window may be larger than needed on one side.
 
     Args:
         geometry: The layer's.
-        low: Smallest displacement to hold, per axis.
-        high: Largest displacement to hold, per axis.
+        low: Smallest displacement to contain, per axis.
+        high: Largest displacement to contain, per axis.
 
     Returns:
-        The window; None where no convolution of torch has the layer's stride and input dilation.
+        The window, or None if no torch convolution has the layer's stride and input dilation.
     """
     transposed = set(geometry.input_dilation) != {1}
     if transposed and not _scatters(geometry):
@@ -105,14 +98,14 @@ def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> W
 
 
 def sized_windows(geometry: Geometry, kernel_size: tuple[int, ...]) -> list[Window]:
-    """Makes the windows of a given size that give the layer's output size, with its dilation and with none.
+    """Returns the windows of a given size that keep the layer's output size, with its dilation and without.
 
     Args:
         geometry: The layer's.
         kernel_size: Taps per axis.
 
     Returns:
-        The windows, at most one per dilation; none where no convolution of that size has the layer's output size.
+        The windows; an empty list if no convolution of that size has the layer's output size.
     """
     transposed = set(geometry.input_dilation) != {1}
     if transposed and not _scatters(geometry):
@@ -136,18 +129,18 @@ def _scatters(geometry: Geometry) -> bool:
 
 
 def _middle(geometry: Geometry, axis: int) -> int:
-    """First and last displacement of a plain convolution's window add up to this, or its output's size is another."""
+    """Returns the sum of first and last displacement with which a plain convolution keeps the output size."""
     (before, after), anchor = geometry.padding[axis], geometry.anchor[axis]
     return before - after + geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) - 2 * anchor
 
 
 def _reach(geometry: Geometry, axis: int) -> int:
-    """Displacement of the first input pixel from the first query: where a window without any padding begins."""
+    """Returns the displacement from the first query to the first input pixel, where an unpadded window begins."""
     return geometry.padding[axis][0] - geometry.anchor[axis]
 
 
 def _start(geometry: Geometry, axis: int, span: int, *, transposed: bool) -> int | None:
-    """Returns the first displacement of a window of a given span, or None where there is none."""
+    """Returns the first displacement of a window of a given span, or None if there is no such window."""
     for extra in range(geometry.input_dilation[axis] if transposed else 1):
         start, odd = divmod(_middle(geometry, axis) + extra - span, 2)
         fits = start + span >= _reach(geometry, axis) if transposed else start <= _reach(geometry, axis)
@@ -159,7 +152,7 @@ def _start(geometry: Geometry, axis: int, span: int, *, transposed: bool) -> int
 def _window(
     geometry: Geometry, pairs: Sequence[tuple[int, int]], steps: tuple[int, ...], *, transposed: bool
 ) -> Window:
-    """Makes the window of given (first displacement, taps) per axis, with the padding that puts it there."""
+    """Makes the window with given (first displacement, taps) per axis, and the padding that puts it there."""
     first, taps = tuple(low for low, _ in pairs), tuple(n for _, n in pairs)
     window = Window(first, taps, steps, (), None)
     reach = [_reach(geometry, axis) for axis in range(len(pairs))]

@@ -1,4 +1,4 @@
-"""Merging what follows a convolution into it, where the network makes it certain that it does follow."""
+"""Merges linear maps and batch normalisation into the convolution before them."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -19,16 +19,16 @@ _NORM_TENSORS = ("running_mean", "running_var", "weight", "bias")
 def fold_following(model: nn.Module, convolutions: Sequence[AnyConvolution]) -> dict[nn.Module, str]:
     """Folds linear maps and batch normalisation into the convolutions before them.
 
-    The linear map of a `MixingBlock` is folded into its mixer, and in an `nn.Sequential` batch normalisation in
-    evaluation mode into the module right before it. Nothing is folded where a module is used in several places or has
-    hooks. `W' = L W, b' = L b + c`, computed in float64 and rounded once.
+    The linear map of a `MixingBlock` is folded into its mixer; in an `nn.Sequential`, batch normalisation in evaluation
+    mode is folded into the module right before it. Modules that are used in several places or have hooks are left
+    alone. `W' = L W, b' = L b + c`, computed in float64 and rounded once.
 
     Args:
-        model: The network, changed in place: what was folded is an `nn.Identity` afterwards.
-        convolutions: Those that may be changed.
+        model: The network; it is changed, and folded modules become `nn.Identity`.
+        convolutions: The convolutions that may be changed.
 
     Returns:
-        The name of what was folded into each convolution.
+        The class of the module folded into each convolution.
     """
     named = names_by_module(model)
     free = {module for module, names in named.items() if len(names) == 1 and not _hooked(module)}
@@ -50,7 +50,7 @@ def fold_following(model: nn.Module, convolutions: Sequence[AnyConvolution]) -> 
 
 
 def _pairs(parent: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str]]:
-    """Yields modules of which one certainly follows the other, with the follower's name in its parent."""
+    """Yields pairs of modules that certainly run in turn, and the name of the second one in its parent."""
     if type(parent) is MixingBlock:
         yield parent.mixer, parent.dense, "dense"
     elif type(parent) is nn.Sequential:
@@ -78,7 +78,7 @@ def _linear_map(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tens
 
 
 def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> None:
-    """Changes a convolution to what it was and a linear map after it."""
+    """Merges a linear map into the convolution before it."""
     transposed = isinstance(conv, TransposedConvolution)
     weight = conv.weight.detach().double()
     old = bias.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().double()
@@ -96,5 +96,5 @@ def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> None:
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Tells whether a module computes more than its class says."""
+    """Tells whether a module has forward hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)

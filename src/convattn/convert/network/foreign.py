@@ -1,6 +1,6 @@
-"""Convolutions of other libraries: what they compute, as a convolution of torch, or why they cannot be converted.
+"""Convolutions of other libraries: the torch convolution that computes the same, or why there is none.
 
-Classes are known by their full names, so that nothing is imported for a network that does not hold them.
+Classes are recognised by their full names, so that none of these libraries has to be imported.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,13 @@ __all__ = ["FOREIGN", "REFUSED", "Foreign"]
 
 @dataclass(frozen=True)
 class Foreign:
-    """What a subclass of a convolution computes.
+    """How a subclass of a torch convolution differs from it.
 
     Attributes:
-        weight: Its kernel, from the module; None where that is its weight.
-        same: Tells whether it pads by the size of the image, as TensorFlow does with "SAME"; None where it never does.
+        weight: Returns the module's kernel; None if that is its weight.
+        same: Tells whether it pads like TensorFlow's "SAME"; None if it never does.
         extra: Names of its further parameters.
-        note: What conversion changes.
+        note: What changes by the conversion.
     """
 
     weight: Callable[[nn.Module], Tensor] | None = None
@@ -51,7 +51,7 @@ def _with_a_padding(module: nn.Module) -> bool:
     return module.pad is not None
 
 
-_FROZEN = "the standardised weight was converted; trained further, it is not standardised again"
+_FROZEN = "the standardised weight was converted; further training does not standardise it again"
 
 FOREIGN: dict[str, Foreign] = {
     "timm.layers.conv2d_same.Conv2dSame": Foreign(same=_always),
@@ -68,7 +68,7 @@ FOREIGN: dict[str, Foreign] = {
 REFUSED: dict[str, str] = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "it trains on several devices; convert its `module`",
     "timm.layers.cond_conv2d.CondConv2d": "its kernels depend on the input",
-    "timm.layers.conv2d_same.Conv2dSameExport": "it pads every image as the first one that it saw; use Conv2dSame",
+    "timm.layers.conv2d_same.Conv2dSameExport": "it pads every image like the first one that it saw; use Conv2dSame",
     "torchvision.ops.deform_conv.DeformConv2d": "its taps move with the input",
 }
-"""Modules that are no relative attention with fixed heads, or that cannot be copied, by full name, with the reason."""
+"""Modules that cannot be converted or copied, by full name, with the reason."""

@@ -1,10 +1,10 @@
-"""Putting modules in the places of others."""
+"""Replaces modules of a network by others."""
 
 from collections.abc import Mapping
 
 from torch import nn
 
-from convattn.convert.network.plain import is_own_hook
+from convattn.convert.network.plain_convolution import is_own_hook
 
 __all__ = ["graft"]
 
@@ -17,20 +17,20 @@ _CALLS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-"""Where a module holds its hooks."""
+"""Attributes in which a module holds its hooks."""
 
 
 def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """Puts modules in the places of others, wherever those are registered, and hands their hooks on.
+    """Replaces modules wherever they are registered, and gives their hooks to the new ones.
 
-    Hooks by which torch computes a weight are not handed on.
+    Hooks by which torch computes a weight are not passed on.
 
     Args:
         root: The network; it is changed.
         replaced: New module by old one.
 
     Returns:
-        The network, which is another module where the root itself was replaced.
+        The network; if the root itself is replaced, the new root.
     """
     for old, new in replaced.items():
         own = [key for key, hook in old._forward_pre_hooks.items() if is_own_hook(hook)]

@@ -1,4 +1,4 @@
-"""Running networks to compare them: on arguments of their own, from the same random numbers, and leaving no trace."""
+"""Runs networks for comparison: on copied arguments, with the same random numbers, without side effects."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ class Arguments(NamedTuple):
     Attributes:
         positional: Positional arguments.
         named: Named ones.
-        words: Where they come from.
+        words: A description of them.
     """
 
     positional: tuple[Any, ...]
@@ -33,18 +33,11 @@ class Arguments(NamedTuple):
     words: str
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the shapes of the tensors that hold real or complex numbers."""
+        """Returns the shapes of the floating-point and complex tensors."""
         return tuple(tuple(tensor.shape) for tensor in tensors((self.positional, self.named), as_real=False))
 
     def copied(self, dtype: torch.dtype | None = None) -> "Arguments":
-        """Copies all tensors, because networks may change what they are given.
-
-        Args:
-            dtype: Dtype of the floating-point ones; None keeps it.
-
-        Returns:
-            Arguments that share no memory with these.
-        """
+        """Copies all tensors, floating-point ones to `dtype` if given, because networks may change their arguments."""
 
         def copy(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -55,14 +48,7 @@ class Arguments(NamedTuple):
         return self._mapped(copy)
 
     def rounded_differently(self, seed: int) -> "Arguments":
-        """Moves last digits of the floating-point tensors, as if they had been rounded another way.
-
-        Args:
-            seed: Seed of the choice of digits.
-
-        Returns:
-            Arguments that share no floating-point memory with these.
-        """
+        """Changes last digits of the floating-point tensors at random, as if they had been rounded differently."""
 
         def move(value: Any) -> Any:
             floating = isinstance(value, Tensor) and value.is_floating_point()
@@ -70,12 +56,19 @@ class Arguments(NamedTuple):
 
         return self._mapped(move)
 
+    def batches(self, size: int) -> list["Arguments"]:
+        """Splits a single tensor of images into batches of at most `size`; other arguments stay together."""
+        if self.named or len(self.positional) != 1 or not isinstance(self.positional[0], Tensor):
+            return [self]
+        images = self.positional[0]
+        return [self._replace(positional=(part,)) for part in images.split(size)] if images.ndim else [self]
+
     def _mapped(self, change: Callable[[Any], Any]) -> "Arguments":
         return Arguments(tree_map(change, self.positional), tree_map(change, dict(self.named)), self.words)
 
 
 def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None) -> Arguments:
-    """Reads what a network is to be run on, or draws an image.
+    """Reads the arguments that a network is to run on, or draws an image.
 
     Args:
         model: The network.
@@ -85,7 +78,7 @@ def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[
         The arguments.
 
     Raises:
-        ArgumentError: They are none of these, or the tensors are empty or have no values.
+        ArgumentError: They have another type, or the tensors are empty or have no values.
     """
     if images is None:
         return _drawn(model)
@@ -104,7 +97,7 @@ def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[
 
 
 def _drawn(model: nn.Module) -> Arguments:
-    """Draws one image in the size and dtype of a network."""
+    """Draws one image of the size and dtype that a network expects."""
     config = getattr(model, "default_cfg", None)
     size = config.get("input_size") if isinstance(config, Mapping) else None
     shape = (1, *(size or _SIZE))
@@ -114,15 +107,15 @@ def _drawn(model: nn.Module) -> Arguments:
 
 
 def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Runs a network without gradients and autocast, from the same random numbers each time.
+    """Runs a network without gradients and autocast, with the same random numbers each time.
 
     Args:
-        network: The network; it may change itself.
+        network: The network; the run may change its state.
         given: Its arguments; they are copied.
         dtype: Dtype in which they are given; None keeps theirs.
 
     Returns:
-        The tensors among its results that hold real or complex numbers, in order.
+        The floating-point and complex tensors in its output, in order.
     """
     with ExitStack() as settings:
         settings.enter_context(keep_random_state(network))
@@ -136,11 +129,11 @@ def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) 
 
 
 def tensors(value: Any, *, as_real: bool = True) -> Iterator[Tensor]:
-    """Finds the tensors of real or complex numbers in nested tuples, lists, mappings and dataclasses.
+    """Finds the floating-point and complex tensors in nested tuples, lists, mappings and dataclasses.
 
     Args:
         value: Anything.
-        as_real: Whether complex numbers are given as pairs of real ones.
+        as_real: Whether to return complex numbers as pairs of real ones.
 
     Yields:
         The tensors, in order.

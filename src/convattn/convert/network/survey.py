@@ -1,4 +1,4 @@
-"""Finding the convolutions of a network: which are converted, which are left alone, which cannot be."""
+"""Finds the convolutions of a network: those to convert, those to leave alone, and those that cannot be converted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from torch.nn.utils import parametrize
 from convattn.convert.classes import full_name
 from convattn.convert.network.foreign import REFUSED
 from convattn.convert.network.names import matches, names_by_module, patterns, require_matches
-from convattn.convert.network.plain import Plain, is_own_hook, read_plain
+from convattn.convert.network.plain_convolution import PlainConvolution, is_own_hook, read_plain
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone
 from convattn.records.words import ITSELF, counted, some
 
-__all__ = ["Found", "survey"]
+__all__ = ["Found", "find_convolutions"]
 
-_HOOKS_KEPT = "its hooks were kept; they are called with the attention layer"
+_HOOKS_KEPT = "its hooks were kept and are called with the attention layer"
 _STATE_HOOKS = (
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
@@ -36,33 +36,33 @@ class Found:
     Attributes:
         names: Its dotted names in the network, the first one first.
         module: The module itself.
-        plain: What it computes.
-        notes: What conversion changes.
+        plain: The plain convolution that computes the same.
+        notes: What changes by the conversion.
     """
 
     names: tuple[str, ...]
     module: nn.Module
-    plain: Plain
+    plain: PlainConvolution
     notes: tuple[str, ...]
 
 
-def survey(
+def find_convolutions(
     model: nn.Module, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None
 ) -> tuple[list[Found], list[LeftAlone]]:
-    """Goes through a network and reads all of its convolutions.
+    """Finds the convolutions of a network and reads them.
 
     Args:
         model: The network; it is not changed.
-        include: Name patterns of the convolutions to convert; all where None.
-        exclude: Name patterns of those to leave alone.
+        include: Name patterns of the convolutions to convert; None means all.
+        exclude: Name patterns of convolutions to leave alone.
 
     Returns:
-        The convolutions to convert, and those left alone.
+        The convolutions to convert, and those to leave alone.
 
     Raises:
-        UnsupportedModelError: Modules that cannot be converted; the message names all of them.
+        UnsupportedModelError: Some modules cannot be converted; the message names all of them.
         ConversionError: There is no convolution to convert.
-        ArgumentError: A pattern is not text, or matches no convolution.
+        ArgumentError: A pattern is not text or matches no convolution.
     """
     included, excluded = patterns("include", include), patterns("exclude", exclude)
     concerned = {m: names for m, names in names_by_module(model).items() if isinstance(m, _ConvNd) or _refusal(m)}
@@ -75,13 +75,13 @@ def survey(
             left.append(LeftAlone(names[0], type(module).__name__, "left out by include or exclude"))
             continue
         try:
-            found.append(_read(tuple(names), module))
+            found.append(_read_convolution(tuple(names), module))
         except UnsupportedModelError as error:
             refused.append(f"  {names[0] or ITSELF} ({type(module).__name__}): {error}")
     if refused:
         raise UnsupportedModelError(
-            f"cannot convert {len(refused)} of the modules of {type(model).__name__}; leave them out by `exclude`, or"
-            " replace them:\n" + "\n".join(refused)
+            f"cannot convert {counted(len(refused), 'module')} of {type(model).__name__}; leave them out with"
+            " `exclude`, or replace them:\n" + "\n".join(refused)
         )
     if not found:
         raise ConversionError(f"there is no convolution to convert in {type(model).__name__}: {_nothing(model, left)}")
@@ -89,17 +89,17 @@ def survey(
 
 
 def _nothing(model: nn.Module, left: Sequence[LeftAlone]) -> str:
-    """Words why there is nothing to convert."""
+    """Says why there is nothing to convert."""
     if left:
-        return f"include and exclude leave out every one ({some([item.name for item in left])})"
+        return f"include and exclude leave out all of them ({some([item.name for item in left])})"
     attention = sum(isinstance(module, RelativeAttention) for module in model.modules())
     if attention:
         are = "is" if attention == 1 else "are"
-        return f"{counted(attention, 'layer')} {are} attention already; `network_to_conv` (`--to conv`) is the way back"
-    return "none is a module; those called as functions are not converted"
+        return f"{counted(attention, 'layer')} {are} attention already; `network_to_conv` (`--to conv`) converts back"
+    return "none of its modules is one, and those called as functions are not converted"
 
 
-def _read(names: tuple[str, ...], module: nn.Module) -> Found:
+def _read_convolution(names: tuple[str, ...], module: nn.Module) -> Found:
     """Reads one convolution, or raises UnsupportedModelError with the reason alone."""
     reason = _refusal(module)
     if reason is not None:
@@ -109,7 +109,7 @@ def _read(names: tuple[str, ...], module: nn.Module) -> Found:
 
 
 def _refusal(module: nn.Module) -> str | None:
-    """Returns why a module cannot be converted, as far as its class tells."""
+    """Returns why a module cannot be converted, if its class alone shows it."""
     name = full_name(type(module))
     if name in REFUSED:
         return REFUSED[name]
@@ -127,7 +127,7 @@ def _refusal(module: nn.Module) -> str | None:
 
 
 def _hook_notes(module: nn.Module) -> list[str]:
-    """Tells what becomes of a module's hooks."""
+    """Says what happens to a module's hooks."""
     notes = []
     before = [hook for hook in module._forward_pre_hooks.values() if not is_own_hook(hook)]
     if before or module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:

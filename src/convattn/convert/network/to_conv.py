@@ -1,4 +1,4 @@
-"""Whole networks: attention layers without content become convolutions in a copy of the network."""
+"""From a network of attention layers without content to a network of convolutions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -6,16 +6,18 @@ from functools import partial
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from convattn.convert.certificate.short import dtypes, resembles, short_certificate
-from convattn.convert.classes import AnyConvolution, full_name
-from convattn.convert.copies import copy_network
+from convattn.convert.certificate.network import certify_network, shorten
+from convattn.convert.classes import AnyConvolution
+from convattn.convert.copies import copy_module, copy_network
 from convattn.convert.layer.attention_map import unit_steps
 from convattn.convert.layer.hard_heads import fixed_heads
 from convattn.convert.layer.to_conv import attention_to_conv, require_mass
-from convattn.convert.network.compare_networks import Comparison, compare_networks
+from convattn.convert.network.comparison import compare_networks
 from convattn.convert.network.folding import fold_following
-from convattn.convert.network.names import matches, names_by_module, patterns, replace_module, require_matches
+from convattn.convert.network.grafting import graft
+from convattn.convert.network.names import matches, names_by_module, patterns, require_matches
 from convattn.convert.network.probing import shapes_met
+from convattn.convert.network.running import Arguments
 from convattn.errors import (
     ArgumentError,
     ConvAttnError,
@@ -45,38 +47,36 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     labels: Int[Tensor, " images"] | None = None,
     fold: bool = True,
 ) -> tuple[nn.Module, NetworkCertificate]:
-    """Copies a network and makes a convolution of every attention layer in it that does not depend on content.
+    """Copies a network and replaces every attention layer that does not depend on content by a convolution.
 
-    Each layer becomes what `attention_to_conv` makes of it; with `images`, for the sizes that it meets there. A layer
-    used in several places stays one layer. Layers that cannot be converted stay as they are, and the record says why.
+    Each layer is converted by `attention_to_conv`, and if `images` are given, for the sizes that it receives there. A
+    layer used in several places stays one layer. Layers that cannot be converted stay, and the certificate says why.
+    Layers that are not registered as modules, for instance in a plain list, are not found.
 
-    Layers that are no modules of the network, for instance in a plain list, are not seen.
-
-    An `AttentionNet` comes back as a network whose blocks hold convolutions, which cannot be saved under its class;
-    `ConvNet.of` makes the `ConvNet` of it that can.
+    The copy of an `AttentionNet` holds convolutions and cannot be saved under that class; `ConvNet.of` turns it into a
+    `ConvNet`, which can be saved.
 
     Args:
         model: The network; it is not changed, and the copy shares nothing with it.
         kernel_size: Taps per axis, ≥ 1; None chooses a window for each layer.
-        mass: Share in (0, 1) of each head's attention that a window may leave outside; None means rounding.
+        mass: Largest share in (0, 1) of a head's attention that may lie outside its window; None means rounding.
         padding_mode: As in `attention_to_conv`, for layers that do not pad.
-        include: Pattern or patterns of layer names, as a shell has them ("blocks.*.mixer"); None means all.
-        exclude: Pattern or patterns of layer names to leave alone, before `include`.
-        images: Images on which the whole networks are compared, in evaluation mode.
+        include: Name patterns of the layers to convert, like "blocks.*.mixer"; None means all.
+        exclude: Name patterns of layers to leave alone; it takes precedence over `include`.
+        images: Images on which both networks are compared, in evaluation mode.
         labels: Class of each image.
-        fold: Whether to merge what follows a new convolution into it, where that is certain: the linear map of a
-            `MixingBlock`, and batch normalisation in evaluation mode right after it in an `nn.Sequential`.
+        fold: Whether to merge the module after a new convolution into it if that is safe: the linear map of a
+            `MixingBlock`, or batch normalisation in evaluation mode right after it in an `nn.Sequential`.
 
     Returns:
-        The network, and the record: each layer, what was left alone and why, and the comparison on the images.
+        The network, and the certificate: each layer, what was left alone and why, and the comparison on the images.
 
     Raises:
-        ConversionError: No layer could be converted, or the network does not run with convolutions in it; the message
-            says why.
+        ConversionError: No layer could be converted, or the network does not run with convolutions in it.
         UnsupportedModelError: The network cannot be copied, or has parameters without values.
-        ArgumentError: An argument is out of range, a pattern matches nothing, labels do not fit the images, or the
-            network does not take them.
-        UnknownNameError: `padding_mode` is not known.
+        ArgumentError: An argument is out of range, a pattern matches nothing, or the labels or the network do not fit
+            the images.
+        UnknownNameError: `padding_mode` is unknown.
 
     Example:
         >>> import torch
@@ -95,7 +95,6 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     named = names_by_module(model)
     chosen, left_alone = _choose(named, included, excluded)
     sizes = {} if images is None else _sizes_met(model, images, [named[layer][0] for layer in chosen])
-    made = copy_network(model)
     convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
     converted: dict[str, tuple[Certificate, AnyConvolution]] = {}
     for layer in chosen:
@@ -106,25 +105,33 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
             left_alone.append(LeftAlone(name, type(layer).__name__, str(error)))
             continue
         converted[name] = certificate, conv
-        for place in named[layer]:
-            made = replace_module(made, place, conv)
     if not converted:
         told = "; ".join(f"{item.name or ITSELF}: {item.reason}" for item in left_alone)
-        reasons = told or "it has no layers of RelativeAttention; attention of other kinds is not converted"
+        reasons = told or "it has no RelativeAttention layers; other kinds of attention are not converted"
         raise ConversionError(f"cannot convert {type(model).__name__}: no layer could be converted ({reasons})")
+    made = copy_network(model)
+    made = graft(made, {made.get_submodule(name): conv for name, (_, conv) in converted.items()})
     folded = fold_following(made, [conv for _, conv in converted.values()]) if fold else {}
     layers = tuple(
         _layer(certificate, conv, named[model.get_submodule(name)], folded.get(conv))
         for name, (certificate, conv) in converted.items()
     )
-    comparison = None if images is None else compare_networks(model, made, images, labels, list(converted))
-    return made, _record(model, made, layers, tuple(left_alone), comparison)
+    comparison = None
+    if images is not None:
+        given = Arguments((images,), {}, "the images given")
+        convolutions = {name: (conv, False) for name, (_, conv) in converted.items()}
+        copied = copy_module(made).eval()
+        comparison = compare_networks(model, copied, given, convolutions, to_conv=True, labels=labels)
+    notes = _not_covered(layers, compared=comparison is not None)
+    return made, certify_network(
+        "network_to_conv", model, made, layers, left_alone, comparison, not_covered=tuple(notes)
+    )
 
 
 def _convert(
     convert: Callable[..., tuple[AnyConvolution, Certificate]], layer: RelativeAttention, sizes: tuple[int, ...] | None
 ) -> tuple[AnyConvolution, Certificate]:
-    """Converts one layer, for the sizes that it meets; hard heads that look at pixels there for all sizes."""
+    """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
     if sizes is None:
         return convert(layer)
     heads = fixed_heads(layer.encoding, next(layer.values.parameters()).dtype)
@@ -138,7 +145,7 @@ def _convert(
 def _require_arguments(
     model: nn.Module, kernel_size: int | None, mass: float | None, images: Tensor | None, labels: Tensor | None
 ) -> None:
-    """Refuses arguments that no layer could take, and networks without values."""
+    """Raises if an argument fits no layer, or the network has no values."""
     if kernel_size is not None:
         whole_number("kernel_size", kernel_size)
     if mass is not None:
@@ -184,67 +191,25 @@ def _choose(
 
 
 def _sizes_met(model: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Returns the sizes that each layer meets where one image goes through the network, the largest of several."""
-    met = shapes_met(model, images[:1], names)
+    """Returns the size that each layer receives when one image runs through the network, the largest of several."""
+    met = shapes_met(model, Arguments((images[:1],), {}, "one of the images"), names)
     return {name: max(shape[2:] for shape in shapes) for name, shapes in met.items()}
 
 
 def _layer(
     certificate: Certificate, conv: AnyConvolution, names: Sequence[str], folded: str | None
 ) -> LayerCertificate:
-    """Sums a certificate up."""
+    """Makes the entry of one layer."""
     notes = [f"{folded} folded in"] if folded else []
     notes += [item for item in certificate.not_covered if "dropout" not in item]
     kernel = tuple(conv.kernel_size)
-    return short_certificate(certificate, names, kernel_size=kernel, path="convolution", notes=tuple(notes))
+    return shorten(certificate, names, kernel_size=kernel, path="convolution", notes=tuple(notes))
 
 
-def _record(
-    model: nn.Module,
-    made: nn.Module,
-    layers: tuple[LayerCertificate, ...],
-    left_alone: tuple[LeftAlone, ...],
-    comparison: Comparison | None,
-) -> NetworkCertificate:
-    """Puts the record together."""
-    exact = all(layer.exact for layer in layers)
-    passed = all(layer.passed for layer in layers)
-    if comparison is not None and comparison.error is not None:
-        assert comparison.rounding is not None
-        assert comparison.scale is not None
-        error, rounding, largest = comparison.error, comparison.rounding, comparison.scale
-        alike = bool(comparison.same) and error <= rounding
-        passed = passed and (alike if exact else resembles(error, rounding, largest))
-    return NetworkCertificate(
-        direction="network_to_conv",
-        source=full_name(type(model)),
-        result=full_name(type(made)),
-        dtype=dtypes(made),
-        impl=None,
-        layers=layers,
-        left_alone=left_alone,
-        exact=exact,
-        images="the images given" if comparison else None,
-        shapes=(comparison.shape,) if comparison else (),
-        reference="float64" if comparison and comparison.error is not None else None,
-        measured_error=comparison.error if comparison else None,
-        rounding=comparison.rounding if comparison else None,
-        largest=comparison.scale if comparison else None,
-        top1_total=comparison.shape[0] if comparison and comparison.top1_changed is not None else None,
-        top1_changed=comparison.top1_changed if comparison else None,
-        accuracy_before=comparison.accuracy_before if comparison else None,
-        accuracy_after=comparison.accuracy_after if comparison else None,
-        passed=passed,
-        not_covered=tuple(_not_covered(exact, comparison)),
-    )
-
-
-def _not_covered(exact: bool, comparison: Comparison | None) -> Iterator[str]:
-    """Words what the record says nothing about."""
-    if comparison is None:
+def _not_covered(layers: Sequence[LayerCertificate], *, compared: bool) -> Iterator[str]:
+    """Says what the certificate does not cover."""
+    if not compared:
         yield "the whole network: no images were given"
-    elif comparison.error is None:
-        yield f"the whole network: {comparison.missing}"
-    elif not exact:
-        yield "other images: layers that are not exact have bounds of their own, the whole network has none"
-    yield "training: dropout of attention weights is left out"
+    elif not all(layer.exact for layer in layers):
+        yield "other images: only single layers have a bound, the whole network has none"
+    yield "training: attention weights are no longer dropped out"

@@ -1,4 +1,4 @@
-"""Watching a run of a converted network: which layers computed how, and which convolutions are left."""
+"""Watches a run of a converted network: the path of each layer, and the convolutions that remain."""
 
 import copy
 import re
@@ -19,18 +19,13 @@ _CONVOLUTION = re.compile(r"::_?(\w+_)?(deform_)?conv(olution|_transpose|_tbc|[1
 
 
 class Watch:
-    """Sees each operation of a network while it runs, and which module asks for it.
+    """Sees each operation of a running network, and the module that calls it.
 
     Hooks are set on entering and removed on leaving.
     """
 
     def __init__(self, network: nn.Module, left: Sequence[str]) -> None:
-        """Prepares to watch.
-
-        Args:
-            network: The converted network.
-            left: Names of convolutions that were left alone, which need no second word.
-        """
+        """Prepares to watch; convolutions `left` alone, given by name, are not reported again."""
         self._network, self._left = network, set(left)
         self._stack: list[tuple[str, nn.Module]] = []
         self._paths: dict[RelativeAttention, str] = {}
@@ -58,19 +53,19 @@ class Watch:
             handle.remove()
 
     def path(self, layer: RelativeAttention) -> str | None:
-        """Returns how a layer computed on the first images that reached it; None where none did."""
+        """Returns the path of a layer on the first images that reached it; None if none did."""
         return self._paths.get(layer)
 
     def content(self, layer: RelativeAttention) -> int | None:
-        """Returns the bytes that a layer's content scores take for one image, once asked for; None without any."""
+        """Returns the bytes that a layer's content scores take per image with an open gate; None without content."""
         return self._content.get(layer)
 
     def calls(self) -> list[LeftAlone]:
-        """Returns the modules that called a convolution as a function."""
+        """Returns the modules that called a convolution as a function, with the reason why it was not converted."""
         return list(self._calls.values())
 
     def _enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        """Makes the hook that notes a module, and the path of a layer."""
+        """Makes the hook that notes the running module, and the path of a layer."""
 
         def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
             self._stack.append((name, module))
@@ -101,13 +96,13 @@ class _Operations(TorchDispatchMode):
     """Reports the name of every operation."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
-        """Takes the function that is told."""
+        """Takes the function that is called with each operation's name."""
         super().__init__()
         self._report = report
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Reports, and computes."""
+        """Reports the operation and computes it."""
         self._report(str(func._schema.name))
         return func(*args, **(kwargs or {}))

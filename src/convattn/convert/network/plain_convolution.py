@@ -1,4 +1,4 @@
-"""A convolution in any dress, as a plain one of torch with the kernel that it computes with."""
+"""Subclassed, pruned or normalised convolutions as plain ones of torch, with the kernel that they compute with."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from convattn.convert.network.foreign import FOREIGN, Foreign
 from convattn.convert.taps import require_supported
 from convattn.errors import UnsupportedModelError
 
-__all__ = ["Plain", "is_own_hook", "read_plain"]
+__all__ = ["PlainConvolution", "is_own_hook", "read_plain"]
 
 _HARMLESS = {
     *("__init__", "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__repr__"),
@@ -27,15 +27,15 @@ _FIELDS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "d
 
 
 @dataclass(frozen=True)
-class Plain:
-    """What a module computes.
+class PlainConvolution:
+    """The plain convolution that computes what a module computes.
 
     Attributes:
-        conv: A convolution of torch, not of a subclass; it may share memory with the module.
+        conv: A convolution of torch itself, no subclass; it may share memory with the module.
         same: Whether the image is first padded by its size, as `SamePaddedAttention` does.
         own_weight: Whether the kernel is the module's parameter `weight` itself.
         own_bias: Whether the bias is the module's parameter `bias` itself, or missing.
-        notes: What a conversion changes.
+        notes: What changes by the conversion.
     """
 
     conv: AnyConvolution
@@ -50,8 +50,8 @@ def is_own_hook(hook: object) -> bool:
     return isinstance(hook, WeightNorm | SpectralNorm | prune.BasePruningMethod)
 
 
-def read_plain(module: nn.Module) -> Plain:
-    """Reads what a convolution computes.
+def read_plain(module: nn.Module) -> PlainConvolution:
+    """Reads a convolution as a plain one.
 
     Args:
         module: A convolution of torch or of a subclass, with any parametrisation; it is not changed.
@@ -60,7 +60,7 @@ def read_plain(module: nn.Module) -> Plain:
         The plain convolution.
 
     Raises:
-        UnsupportedModelError: What it computes is not known; the message is the reason alone.
+        UnsupportedModelError: It may compute something else; the message is the reason alone.
     """
     kind = parametrize.type_before_parametrizations(module)
     name = full_name(kind)
@@ -82,15 +82,15 @@ def read_plain(module: nn.Module) -> Plain:
         require_supported(conv)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(str(error).partition(": ")[2]) from None
-    notes = [f"its {tensor} is computed by {how}; what that gave was converted" for tensor, how in computed.items()]
+    notes = [f"its {tensor} is computed by {how}; its present value was converted" for tensor, how in computed.items()]
     notes += [foreign.note] if foreign.note else []
     same = foreign.same is not None and foreign.same(module)
     own_weight = foreign.weight is None and "weight" not in computed
-    return Plain(conv, same, own_weight, "bias" not in computed, tuple(notes))
+    return PlainConvolution(conv, same, own_weight, "bias" not in computed, tuple(notes))
 
 
 def _require_nothing_overridden(kind: type, base: type) -> None:
-    """Refuses a subclass that defines anything anew of which its base makes use."""
+    """Raises if a subclass overrides anything that its base class uses."""
     made = base(1, 1, 1, device="meta")
     for part in kind.__mro__:
         if part in base.__mro__:
