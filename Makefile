@@ -10,8 +10,8 @@ SHELL := /bin/bash
 # Many processors have AVX2 and no more, and torch computes with other code there: what trains or compares numbers runs
 # again kept to it.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
-AGAIN := $(addprefix tests/,$(addsuffix .py,layers/test_execution layers/test_fusion convert/test_every_convolution \
-  convert/test_certified_network convert/test_there_and_back training/test_conversion training/test_trainer))
+AGAIN := $(addprefix tests/,$(addsuffix .py,layers/test_execution layers/test_fusion convert/layer/test_every_convolution \
+  convert/network/test_certified convert/layer/test_there_and_back training/test_conversion training/test_trainer))
 
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)

@@ -61,7 +61,7 @@ def test_another_size_set_later():
 
 def test_tokens_that_are_no_grid_are_refused():
     made, _ = convolutional_init(vit(**VITS["9 heads of width 2"]))
-    with pytest.raises(ShapeError, match=r"^tokens must be 36, 1 before 5 x 7 patches, but are 35$"):
+    with pytest.raises(ShapeError, match=r"^tokens must be 36 \(1 prefix and 5 x 7 patches\), but are 35$"):
         made.blocks(torch.zeros(2, 35, 18))
 
 

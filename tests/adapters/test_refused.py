@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 from adapters.vit_cases import vit
 from convattn.adapters import convolutional_init
 from convattn.errors import UnsupportedModelError
-from convert.network_cases import assert_unchanged, fingerprint
+from convert.network.network_cases import assert_unchanged, fingerprint
 
 BLOCKS = timm.models.vision_transformer
 WINDOWS = "it attends in windows, not over the grid of patches"
@@ -21,11 +21,11 @@ NETWORKS = {
     "swin_tiny_patch4_window7_224": ("SwinTransformer", WINDOWS),
     "swinv2_tiny_window8_256": ("SwinTransformerV2", WINDOWS),
     "samvit_base_patch16_224": ("VisionTransformerSAM", WINDOWS),
-    "vit_relpos_small_patch16_224": ("VisionTransformerRelPos", "it has relative positions of its own"),
-    "beit_base_patch16_224": ("Beit", "it has relative positions of its own"),
-    "eva02_tiny_patch14_224": ("Eva", "its scores turn queries and keys by their positions"),
-    "naflexvit_base_patch16_gap": ("NaFlexVit", "its tokens are not a whole grid of patches"),
-    "cait_xxs24_224": ("Cait", "known are VisionTransformer and VisionTransformerDistilled of timm, ViTModel"),
+    "vit_relpos_small_patch16_224": ("VisionTransformerRelPos", "it has its own relative positions"),
+    "beit_base_patch16_224": ("Beit", "it has its own relative positions"),
+    "eva02_tiny_patch14_224": ("Eva", "it rotates queries and keys by their positions"),
+    "naflexvit_base_patch16_gap": ("NaFlexVit", "its tokens do not form a whole grid of patches"),
+    "cait_xxs24_224": ("Cait", "supported are VisionTransformer and VisionTransformerDistilled of timm, ViTModel"),
 }
 
 
@@ -63,7 +63,7 @@ def gated_heads():
 PARTS = {
     "one product": (
         lambda: vit(**WIDTHS, block_fn=BLOCKS.ParallelScalingBlock),
-        "  blocks.0 (ParallelScalingBlock): attention and feed-forward network are one product",
+        "  blocks.0 (ParallelScalingBlock): it computes attention and feed-forward in one product",
     ),
     "difference": (
         lambda: vit(embed_dim=32, num_heads=4, attn_layer="diff"),
@@ -82,10 +82,10 @@ PARTS = {
         weight_normalised,
         "  blocks.0.attn (Attention): its qkv has a parametrised weight; make it permanent first",
     ),
-    "replaced": (replaced, "  blocks.0.attn (Attention): its proj is no nn.Linear but a Sequential"),
+    "replaced": (replaced, "  blocks.0.attn (Attention): its proj must be an nn.Linear, but is a Sequential"),
     "dropped patches": (
         lambda: vit(**WIDTHS, patch_drop_rate=0.5),
-        "  patch_drop (PatchDropout): it drops patches, and the rest are no grid",
+        "  patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid",
     ),
 }
 
@@ -121,5 +121,5 @@ def test_numbers_that_are_not_finite_are_refused():
 
 def test_a_network_that_was_initialised_is_refused():
     made, _ = convolutional_init(vit(**WIDTHS))
-    with pytest.raises(UnsupportedModelError, match="blocks: there is no attention that is known"):
+    with pytest.raises(UnsupportedModelError, match="blocks: no supported attention was found"):
         convolutional_init(copy.deepcopy(made))

@@ -8,7 +8,7 @@ from convattn import network_to_conv
 from convattn.adapters import convolutional_init
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.testing.budget import assert_within_budget
-from convert.network_cases import assert_unchanged, fingerprint
+from convert.network.network_cases import assert_unchanged, fingerprint
 
 transformers = pytest.importorskip("transformers")
 
@@ -108,7 +108,7 @@ def test_weights_and_masks_are_refused():
     with pytest.raises(ArgumentError, match=message):
         made(pixels())
     made.config.output_attentions = False
-    with pytest.raises(ArgumentError, match=r"^attention_mask must be None: .* have none, but is 'Tensor'$"):
+    with pytest.raises(ArgumentError, match=r"^attention_mask must be None: .* take no mask, but is 'Tensor'$"):
         made(pixels(), attention_mask=torch.tensor([[1] * 30 + [0] * 6] * 2))
 
 
@@ -124,7 +124,9 @@ def test_other_layouts_and_models_are_refused():
     network = build()
     network.layers[0].attention.query = network.layers[0].attention.q_proj
     del network.layers[0].attention.q_proj
-    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.attention \(ViTAttention\): it has no q_proj: it is"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"layers\.0\.attention \(ViTAttention\): it has no q_proj: only the layout"
+    ):
         convolutional_init(network)
     swin = transformers.SwinModel(transformers.SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=28))
     with pytest.raises(UnsupportedModelError, match="SwinModel as a convolution: it attends in windows"):

@@ -196,7 +196,7 @@ MISTAKES = {
     "shape": ([*OWN, "--random-weights", "--shape", "3,x"], "--shape must be whole numbers between commas"),
     "shape that does not fit": (
         [*OWN, "--random-weights", "--shape", "5,8,8"],
-        "images must be what the network takes",
+        "images must fit the network",
     ),
     "head width": (
         [*OWN, "--random-weights", "--head-width", "3"],
@@ -205,7 +205,7 @@ MISTAKES = {
     "option of attention": ([*OWN, "--to", "conv", "--sharpness", "0"], "--sharpness cannot be given with --to conv"),
     "option of conv": ([*OWN, "--fold"], "--fold cannot be given with --to attention"),
     "nothing to convert": ([*OWN, "--random-weights", "--to", "conv"], "no layer could be converted"),
-    "pattern": ([*OWN, "--random-weights", "--include", "x*"], "include must be a pattern of names of convolutions"),
+    "pattern": ([*OWN, "--random-weights", "--include", "x*"], "include must be a pattern that matches convolutions"),
     "sharpness": ([*OWN, "--random-weights", "--sharpness", "0"], "sharpness must be a positive finite number"),
     "taken": (["convert", "run", "-o", "run"], "--output must be new or empty"),
     "network's option for a layer": (

@@ -101,7 +101,7 @@ class Wider(nn.Conv2d):
 
 
 UNSAVABLE = [
-    (lambda: nn.Linear(2, 3), "cannot save Linear as a layer: known are RelativeAttention1d, .*ConvTranspose3d"),
+    (lambda: nn.Linear(2, 3), "cannot save Linear as a layer: supported are RelativeAttention1d, .*ConvTranspose3d"),
     (lambda: Wider(2, 3, 3), "cannot save Wider as a layer"),
     (lambda: type("Sub", (RelativeAttention2d,), {})(2, 3, 2, "quadratic"), "cannot save Sub as a layer"),
     (
@@ -110,7 +110,7 @@ UNSAVABLE = [
     ),
     (
         lambda: prune.l1_unstructured(nn.Conv2d(2, 3, 3), "weight", 0.5),
-        "cannot save Conv2d: it would not load, because weight, weight_mask, weight_orig differ from a plain Conv2d's",
+        "cannot save Conv2d: it could not be loaded, because weight, weight_mask, weight_orig differ from those",
     ),
     (lambda: nn.Conv2d(2, 3, 3, device="meta"), "cannot save Conv2d: its tensors are on the meta device"),
 ]

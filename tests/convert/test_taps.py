@@ -42,25 +42,28 @@ def resized(conv, name, *size):
 REFUSED = [
     (
         lambda: resized(nn.Conv2d(2, 3, 3), "weight", 3, 2, 5, 5),
-        "cannot convert Conv2d: its weight must be of size (3, 2, 3, 3), as its arguments say, but is (3, 2, 5, 5)",
+        "Conv2d: its weight must have shape (3, 2, 3, 3) to fit its arguments, but has shape (3, 2, 5, 5)",
     ),
     (
         lambda: resized(nn.ConvTranspose1d(4, 6, 3, groups=2), "weight", 6, 2, 3),
-        "cannot convert ConvTranspose1d: its weight must be of size (4, 3, 3), as its arguments say, but is (6, 2, 3)",
+        "ConvTranspose1d: its weight must have shape (4, 3, 3) to fit its arguments, but has shape (6, 2, 3)",
     ),
     (
         lambda: resized(nn.Conv1d(2, 3, 3), "bias", 2),
-        "cannot convert Conv1d: its bias must be of size (3,), as its arguments say, but is (2,)",
+        "cannot convert Conv1d: its bias must have shape (3,) to fit its arguments, but has shape (2,)",
     ),
-    (lambda: nn.Linear(2, 3), "cannot convert Linear: known are Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvT"),
-    (lambda: nn.Fold(2, 1), "cannot convert Fold: known are Conv1d"),
+    (
+        lambda: nn.Linear(2, 3),
+        "cannot convert Linear: supported convolutions are Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvT",
+    ),
+    (lambda: nn.Fold(2, 1), "cannot convert Fold: supported convolutions are Conv1d"),
     (lambda: Special(2, 3, 3), "cannot convert Special: it is a subclass of Conv2d and may compute something else"),
-    (lambda: torch.ao.nn.quantized.Conv2d(2, 3, 3), "cannot convert Conv2d: known are Conv1d"),
+    (lambda: torch.ao.nn.quantized.Conv2d(2, 3, 3), "cannot convert Conv2d: supported convolutions are Conv1d"),
     (lambda: parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), "cannot convert ParametrizedConv2d: it is a subclass"),
     (lambda: nn.LazyConv2d(3, 3), "cannot convert LazyConv2d: its weight is not initialised; run it once first"),
     (lambda: nn.LazyConvTranspose1d(3, 3), "cannot convert LazyConvTranspose1d: its weight is not initialised"),
     (uninitialised, "cannot convert Conv2d: its weight is not initialised; run it once first"),
-    (pruned, "cannot convert Conv2d: its weight is computed by a hook, as in pruning; make that permanent first"),
+    (pruned, "cannot convert Conv2d: its weight is computed by a hook (pruning adds one); make it permanent first"),
     (lambda: nn.Conv2d(2, 3, 3, device="meta"), "cannot convert Conv2d: its weight is on the meta device and has no"),
     (
         lambda: nn.Conv1d(2, 3, 3, dtype=torch.complex64),

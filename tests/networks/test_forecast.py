@@ -64,7 +64,7 @@ def test_layers_that_images_do_not_reach_and_images_that_do_not_fit(network):
     (first, *_, last) = forecast_attention(network, torch.randn(1, 3, 8, 8)).layers
     assert last.path == first.path == "not reached"
     assert last.flops_before is last.pairs_bytes is None
-    message = r"images must be what the network takes, but on those of shape \(1, 5, 8, 8\) it raised RuntimeError: "
+    message = r"images must fit the network, but on those of shape \(1, 5, 8, 8\) it raised RuntimeError: "
     with pytest.raises(ArgumentError, match=message):
         forecast_attention(nn.Sequential(nn.Conv2d(3, 5, 3)), torch.randn(1, 5, 8, 8))
 

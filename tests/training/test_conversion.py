@@ -110,7 +110,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, tmp_path, monke
 
 def test_conversions_that_cannot_be_are_refused_before_the_first_step(trained):
     with pytest.raises(
-        ArgumentError, match=r"include must be a pattern of names of convolutions .*, but is 'stage\.3'"
+        ArgumentError, match=r"include must be a pattern that matches convolutions .*, but is 'stage\.3'"
     ):
         build_network(recipe(ConvertRecipe(include=("stage.3",)), trained), tiny_data())
     attention_net = dataclasses.replace(tiny_recipe(), convert=ConvertRecipe())

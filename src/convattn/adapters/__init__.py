@@ -1,6 +1,6 @@
-"""Vision transformers of other libraries, read and rebuilt with the layers of this one; nothing of them is imported."""
+"""Vision transformers of other libraries, rebuilt with the layers of this one, without importing those libraries."""
 
-from convattn.adapters.convolutional_init import convolutional_init
+from convattn.adapters.initialisation import convolutional_init
 from convattn.adapters.patch_attention import GatedPatchAttention, PatchAttention
 
 __all__ = ["GatedPatchAttention", "PatchAttention", "convolutional_init"]

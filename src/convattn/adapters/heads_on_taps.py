@@ -1,4 +1,4 @@
-"""A native layer's heads, one per tap of a convolution of patches, as layers of this library."""
+"""One attention head per tap of a convolution of patches: adds missing heads, and centres heads on taps."""
 
 import math
 from dataclasses import replace
@@ -6,29 +6,27 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from convattn.adapters.native import NativeAttention, NativeTransformer, linear
-from convattn.adapters.patch_attention import GatedPatchAttention, PatchAttention
-from convattn.adapters.position_layer import layer_by_position
+from convattn.adapters.native import NativeAttention, linear
 from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.grid import Geometry
 
-__all__ = ["gated_attention", "on_taps", "position_attention", "tap_encoding"]
+__all__ = ["add_heads", "tap_encoding"]
 
 _HARD = {torch.float64: 800.0}
 """α at which e^{−α} is 0; elsewhere softmax is in float32, and 128 is enough."""
 
 
-def on_taps(layer: NativeAttention, geometry: Geometry, generator: torch.Generator | None) -> NativeAttention:
-    """Adds heads to a layer that has fewer than there are taps.
+def add_heads(layer: NativeAttention, geometry: Geometry, generator: torch.Generator | None) -> NativeAttention:
+    """Adds heads to a layer that has fewer heads than there are taps.
 
     Args:
         layer: The layer.
         geometry: The window.
-        generator: Source of the new heads' matrices, normal with the deviation of the layer's own; biases are 0.
+        generator: Random generator for the new matrices, which are normal with the deviation of the layer's own.
 
     Returns:
-        A layer of at least as many heads as taps, of the same width, its own heads first.
+        A layer with at least as many heads as taps, of the same width, its own heads first; new biases are 0.
     """
     missing = math.prod(geometry.kernel_size) - layer.heads
     if missing <= 0:
@@ -51,7 +49,7 @@ def tap_encoding(layer: NativeAttention, geometry: Geometry, sharpness: float | 
     """Centres the first heads on the taps, row by row, and the rest on the query's own patch.
 
     Args:
-        layer: A layer of at least as many heads as taps.
+        layer: A layer with at least as many heads as taps.
         geometry: The window.
         sharpness: α > 0 in 1/patch²; None makes weights off the taps exactly zero.
 
@@ -73,57 +71,6 @@ def tap_encoding(layer: NativeAttention, geometry: Geometry, sharpness: float | 
             root_of_sharpness(_HARD.get(kind, 128.0) if sharpness is None else sharpness, kind)
         )
     return encoding
-
-
-def gated_attention(
-    layer: NativeAttention, native: NativeTransformer, encoding: Quadratic, geometry: Geometry, content_share: float
-) -> GatedPatchAttention:
-    """Makes a layer whose heads look at their taps and, as far as their gates are open, at what they looked at before.
-
-    Args:
-        layer: The layer, with the heads that it is to have.
-        native: The network that it stands in.
-        encoding: Where its heads look.
-        geometry: The window.
-        content_share: Share of content at the start, in [0, 1).
-
-    Returns:
-        The layer.
-    """
-    weight = layer.value.weight
-    return GatedPatchAttention(
-        encoding,
-        torch.full((layer.heads,), math.atanh(content_share), dtype=weight.dtype, device=weight.device),
-        native.grid,
-        geometry,
-        query=layer.query,
-        key=layer.key,
-        value=layer.value,
-        output=layer.output,
-        query_norm=layer.query_norm,
-        key_norm=layer.key_norm,
-        prefix=native.prefix,
-        dropout=layer.dropout,
-        after=layer.after,
-    )
-
-
-def position_attention(
-    layer: NativeAttention, native: NativeTransformer, encoding: Quadratic, geometry: Geometry
-) -> PatchAttention:
-    """Makes a layer whose heads look at their taps alone.
-
-    Args:
-        layer: The layer, with the heads that it is to have.
-        native: The network that it stands in.
-        encoding: Where its heads look.
-        geometry: The window.
-
-    Returns:
-        The layer.
-    """
-    made = layer_by_position(encoding, geometry, layer.value, layer.output)
-    return PatchAttention(made, native.grid, prefix=native.prefix, after=layer.after)
 
 
 def _drawn(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:

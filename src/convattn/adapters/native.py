@@ -1,4 +1,4 @@
-"""A vision transformer of another library, as far as its attention goes: what an adapter reads, in one form."""
+"""The attention of a vision transformer of another library, in the one form that all adapters return."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,10 +56,10 @@ class NativeTransformer:
     Attributes:
         layers: Its layers of attention.
         prefix: Number of tokens before the patches.
-        grid: Rows and columns of the patches, kept up to date by the module that cuts images into patches.
+        grid: Rows and columns of the patches, updated by the module that cuts images into patches.
         embedding: Name of that module.
-        wrap: Makes a module with the native layer's signature of one from tokens to tokens.
-        left: Attention that is not one of the layers, and why.
+        wrap: Gives a module from tokens to tokens the call signature of the native layer.
+        left: Attention that is left alone, and why.
     """
 
     layers: tuple[NativeAttention, ...]
@@ -73,7 +73,7 @@ class NativeTransformer:
 def linear(
     weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"] | None, *, like: nn.Linear
 ) -> nn.Linear:
-    """Makes a linear map of numbers that are copied.
+    """Makes a linear map from copied numbers.
 
     Args:
         weight: Its matrix.

@@ -1,5 +1,6 @@
-"""Attention over prefix tokens and patches whose heads look at the patches around the query."""
+"""Attention over prefix tokens and patches, with heads that attend to patches by relative position."""
 
+import math
 from collections.abc import Sequence
 from typing import final
 
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convattn.adapters.native import NativeAttention
 from convattn.adapters.patch_grid import PatchGrid
 from convattn.adapters.position_layer import layer_by_position
 from convattn.encodings import Quadratic
@@ -23,8 +25,8 @@ __all__ = ["GatedPatchAttention", "PatchAttention"]
 class PatchAttention(nn.Module):
     """Attention by position alone: a relative-attention layer over the grid of patches.
 
-    A prefix token has no position. It attends as the patches do on average, A[prefix, k] = E_q A[q, k], so that its
-    output is the mean of theirs.
+    A prefix token has no position. It attends like the average patch, A[prefix, k] = E_q A[q, k], so its output is the
+    mean of theirs.
 
     Attributes:
         layer: The layer, from image of patches to image of patches; `network_to_conv` makes a convolution of it.
@@ -42,7 +44,7 @@ class PatchAttention(nn.Module):
     def __init__(
         self, layer: RelativeAttention2d, grid: PatchGrid, *, prefix: int, after: nn.Module | None = None
     ) -> None:
-        """Wraps a layer that keeps the size of images.
+        """Wraps a layer that keeps the image's size.
 
         Args:
             layer: The layer.
@@ -64,7 +66,7 @@ class PatchAttention(nn.Module):
             Tokens in the same order.
 
         Raises:
-            ShapeError: There are not so many tokens as prefix tokens and patches.
+            ShapeError: The number of tokens is not that of prefix tokens and patches.
         """
         rows, cols = self.grid.require(tokens.shape[1], self.prefix)
         pattern = "batch (rows cols) width -> batch width rows cols"
@@ -74,17 +76,17 @@ class PatchAttention(nn.Module):
         return self.after(torch.cat([means, patches], dim=1))
 
     def position_layer(self) -> RelativeAttention2d:
-        """Returns what the heads do by position, as a layer from image of patches to image of patches."""
+        """Returns the attention by position, as a layer from image of patches to image of patches."""
         return self.layer
 
 
 @final
 class GatedPatchAttention(nn.Module):
-    """Heads that mix where and what: A_h = (1 − t_h) softmax(position) + t_h softmax(q_h k_hᵀ/√D_h), t_h = tanh(g_h).
+    """Heads that mix position and content: A = (1 − t) softmax(position) + t softmax(q kᵀ/√D_h), t = tanh g, per head.
 
-    By position a head sees patches, on a grid with zeros around it; by content it sees every token. A prefix token has
-    no position and attends by content alone. With g_h = 0 patches are mixed by position alone, and the gate still
-    learns: its gradient there is that of content against position.
+    By position a head attends to patches, with zeros around their grid; by content it attends to every token. A prefix
+    token has no position and attends by content only. With g = 0 patches attend by position only, but the gate still
+    gets a gradient: the difference between content and position.
 
     Source: d'Ascoli et al. 2021 (ConViT), with another gate; `docs/networks-vit.md`.
 
@@ -93,56 +95,44 @@ class GatedPatchAttention(nn.Module):
         gate: g, (heads,).
         query: W_q with its bias; heads stand one after the other.
         key: W_k with its bias.
-        value: W_v with its bias, which every mean of values contains once.
+        value: W_v with its bias.
         output: W_out with its bias.
         query_norm: What is applied to each query.
         key_norm: What is applied to each key.
         prefix: Number of tokens before the patches.
         grid: Rows and columns of the patches.
-        geometry: Window that says how far zeros go around the patches.
+        geometry: Window; its padding is the width of the zeros around the patches.
         dropout: Probability with which an attention weight of content is dropped in training.
         after: Dropout of the output.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts of a native layer, and what is new
+    def __init__(
         self,
+        layer: NativeAttention,
         encoding: Quadratic,
-        gate: Float[Tensor, " heads"],
         grid: PatchGrid,
         geometry: Geometry,
         *,
-        query: nn.Linear,
-        key: nn.Linear,
-        value: nn.Linear,
-        output: nn.Linear,
-        query_norm: nn.Module,
-        key_norm: nn.Module,
         prefix: int,
-        dropout: float,
-        after: nn.Module,
+        content_share: float = 0.0,
     ) -> None:
-        """Puts the parts together.
+        """Takes over the parts of a native layer.
 
         Args:
-            encoding: Scores of displacements in patches, for two axes.
-            gate: g per head.
+            layer: The layer, with the heads that it is to have.
+            encoding: Where its heads look, in patches.
             grid: Rows and columns of the patches.
-            geometry: Window that says how far zeros go around the patches.
-            query: D → heads · D_h.
-            key: D → heads · D_h.
-            value: D → heads · D_h.
-            output: heads · D_h → D_out.
-            query_norm: Applied to each query.
-            key_norm: Applied to each key.
+            geometry: Window; its padding is the width of the zeros around the patches.
             prefix: Number of tokens before the patches.
-            dropout: Probability with which an attention weight of content is dropped in training.
-            after: Dropout of the output.
+            content_share: Share of content in each head's attention at the start, in [0, 1).
         """
         super().__init__()
+        weight = layer.value.weight
+        gate = torch.full((layer.heads,), math.atanh(content_share), dtype=weight.dtype, device=weight.device)
         self.encoding, self.gate = encoding, nn.Parameter(gate)
-        self.query, self.key, self.value, self.output = query, key, value, output
-        self.query_norm, self.key_norm, self.after = query_norm, key_norm, after
-        self.grid, self.geometry, self.prefix, self.dropout = grid, geometry, prefix, dropout
+        self.query, self.key, self.value, self.output = layer.query, layer.key, layer.value, layer.output
+        self.query_norm, self.key_norm, self.after = layer.query_norm, layer.key_norm, layer.after
+        self.grid, self.geometry, self.prefix, self.dropout = grid, geometry, prefix, layer.dropout
 
     def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
         """Attends.
@@ -154,7 +144,7 @@ class GatedPatchAttention(nn.Module):
             Tokens in the same order.
 
         Raises:
-            ShapeError: There are not so many tokens as prefix tokens and patches.
+            ShapeError: The number of tokens is not that of prefix tokens and patches.
         """
         sizes = self.grid.require(tokens.shape[1], self.prefix)
         query = self.query_norm(self._heads(self.query(tokens)))
@@ -170,11 +160,11 @@ class GatedPatchAttention(nn.Module):
         return self.after(self.output(y if self.value.bias is None else y + self.value.bias))
 
     def position_layer(self) -> RelativeAttention2d:
-        """Copies what the heads do by position into a layer, W_out taken by the share 1 − t_h of position.
+        """Copies the attention by position into a layer, with W_out scaled by the share 1 − t_h of position.
 
         Returns:
-            A layer from image of patches to image of patches, without content. Where the gate is closed it computes
-            what this module computes at patches.
+            A layer from image of patches to image of patches, without content. With closed gates it computes the same
+            as this module does at patches.
         """
         share = 1 - self._content_share().detach()
         return layer_by_position(self.encoding, self.geometry, self.value, self.output, share).train(self.training)
@@ -190,7 +180,7 @@ class GatedPatchAttention(nn.Module):
     def _by_position(
         self, values: Float[Tensor, "batch heads patches width"], sizes: tuple[int, int]
     ) -> Float[Tensor, "batch heads patches width"]:
-        """Takes the weighted means of patches, along columns and then along rows."""
+        """Averages patches by position, along columns and then along rows."""
         rows, cols = (weights.to(values.dtype) for weights in self._axis_weights(sizes))
         image = rearrange(values, "batch heads (rows cols) width -> batch heads rows cols width", rows=sizes[0])
         image = einsum(cols, image, "heads q cols, batch heads rows cols width -> batch heads rows q width")
@@ -198,7 +188,7 @@ class GatedPatchAttention(nn.Module):
         return rearrange(image, "batch heads rows cols width -> batch heads (rows cols) width")
 
     def _axis_weights(self, sizes: Sequence[int]) -> list[Float[Tensor, "heads _ _"]]:
-        """Returns attention along each axis, of the patches alone: what goes to the zeros around them goes nowhere."""
+        """Returns attention along each axis to the patches; attention to the zeros around them has no effect."""
         axes = self.geometry.axes(sizes)
         device, kind = self.gate.device, torch.promote_types(self.gate.dtype, torch.float32)
         with torch.autocast(device.type, enabled=False):
@@ -209,5 +199,5 @@ class GatedPatchAttention(nn.Module):
         return [weight[:, :, before : before + size] for weight, (before, _), size in ends]
 
     def extra_repr(self) -> str:
-        """Returns what the parts do not show, for printing."""
+        """Returns what the submodules do not show, for printing."""
         return f"prefix={self.prefix}, grid={self.grid}"

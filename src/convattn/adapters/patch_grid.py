@@ -1,4 +1,4 @@
-"""How many rows and columns of patches there are, for layers that see a row of tokens."""
+"""Rows and columns of patches, for layers that see only a sequence of tokens."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -12,14 +12,14 @@ __all__ = ["PatchGrid"]
 
 @final
 class PatchGrid:
-    """Rows and columns of the patches that were embedded last.
+    """Rows and columns of the patches of the last image batch.
 
-    A layer of attention is given tokens in a row, of which 2 × 8 and 4 × 4 patches are the same. So the module that
-    cuts images into patches tells the sizes: as its forward pre-hook, a grid reads them off each image.
+    An attention layer receives a sequence of tokens, which does not tell 2 × 8 from 4 × 4 patches. So the grid is a
+    forward pre-hook of the module that cuts images into patches, and reads the sizes from its input.
 
     Attributes:
         sizes: Rows and columns.
-        measure: Returns rows and columns, from the module that cuts and the height and width of an image.
+        measure: Returns rows and columns, given that module and the height and width of an image.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class PatchGrid:
         self.sizes, self.measure = sizes, measure
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Reads the sizes off an image, as a forward pre-hook."""
+        """Reads the sizes from an image, as a forward pre-hook."""
         if not arguments:
             return
         height, width = arguments[0].shape[-2:]
@@ -38,7 +38,7 @@ class PatchGrid:
             self.sizes = sizes
 
     def require(self, tokens: int, prefix: int) -> tuple[int, int]:
-        """Returns the sizes, for a number of tokens.
+        """Returns the sizes if they fit the number of tokens.
 
         Args:
             tokens: Number of tokens.
@@ -48,12 +48,12 @@ class PatchGrid:
             Rows and columns.
 
         Raises:
-            ShapeError: There are not so many tokens as prefix tokens and patches.
+            ShapeError: The number of tokens is not that of prefix tokens and patches.
         """
         rows, cols = self.sizes
         if tokens != prefix + rows * cols:
             raise ShapeError(
-                f"tokens must be {prefix + rows * cols}, {prefix} before {rows} x {cols} patches, but are {tokens}"
+                f"tokens must be {prefix + rows * cols} ({prefix} prefix and {rows} x {cols} patches), but are {tokens}"
             )
         return rows, cols
 

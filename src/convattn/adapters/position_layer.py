@@ -1,4 +1,4 @@
-"""What heads do by position alone, as a relative-attention layer over the grid of patches."""
+"""Attention by position only, as a relative-attention layer over the grid of patches."""
 
 import torch
 from einops import rearrange
@@ -22,11 +22,11 @@ def layer_by_position(
 ) -> RelativeAttention2d:
     """Makes the layer y[q] = b + W_out b_v + Σ_h s_h W_out^(h) Σ_k A_h[q, k] W_v^(h) x[k].
 
-    The weights A_h[q] sum to one, over patches and the zeros around them; so the bias b_v of values is a constant.
+    The weights A_h[q] sum to one over patches and the zeros around them, so the bias b_v of the values is a constant.
 
     Args:
-        encoding: Where the heads look; copied.
-        geometry: Window that says how far zeros go around the patches.
+        encoding: Where the heads attend; it is copied.
+        geometry: Window; its padding is the width of the zeros around the patches.
         value: W_v and b_v; heads stand one after the other.
         output: W_out and b.
         share: s_h; None means 1.

@@ -1,4 +1,4 @@
-"""What an adapter asks of the modules of another library before it reads their numbers."""
+"""Checks of the modules of another library, before an adapter reads their numbers."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -6,29 +6,29 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from convattn.adapters.native import NativeAttention
-from convattn.convert.layer_names import names_by_module
-from convattn.convert.registry import full_name
+from convattn.convert.classes import full_name
+from convattn.convert.network.names import names_by_module
 from convattn.errors import UnsupportedModelError
 
 __all__ = ["attention_places", "read_layers", "require_linear"]
 
 _RECORDERS = "transformers.utils.output_capturing"
-"""Module of the hooks by which transformers writes outputs down; they belong to the network, not to its user."""
+"""Module of the hooks by which transformers records outputs; they belong to the network, not to its user."""
 
 
 def attention_places(
     model: nn.Module, attention: str, others: Collection[str], within: str
 ) -> list[tuple[tuple[str, ...], nn.Module]]:
-    """Finds the layers of attention in a network, known or known to be something else.
+    """Finds the attention layers of a network, supported or known to be unsupported.
 
     Args:
         model: The network.
-        attention: Full name of the class that is known.
-        others: Full names of classes that stand in its place.
-        within: How the names of places begin.
+        attention: Full name of the supported class.
+        others: Full names of unsupported classes in its place.
+        within: Prefix of the names to search.
 
     Returns:
-        Each layer with all its names.
+        Each layer, with all its names.
     """
     found = []
     for module, names in names_by_module(model).items():
@@ -46,21 +46,21 @@ def read_layers(
     reasons: Sequence[str] = (),
     none: str,
 ) -> tuple[NativeAttention, ...]:
-    """Reads the layers of attention of a network, or refuses the network as a whole.
+    """Reads the attention layers of a network, or raises with all reasons why it cannot be read.
 
     Args:
         model: The network.
-        places: Its layers of attention, as `attention_places` found them.
+        places: Its attention layers, as `attention_places` found them.
         read: Reads one layer, or raises UnsupportedModelError with the reason alone.
-        reasons: What else the network is to be refused for.
-        none: The reason where it has no layers of attention.
+        reasons: Further reasons to refuse the network.
+        none: The reason if it has no attention layers.
 
     Returns:
         The layers.
 
     Raises:
-        UnsupportedModelError: A layer cannot be read, there are none, or there are other reasons; the message has all
-            of them, one on each line.
+        UnsupportedModelError: A layer cannot be read, there are none, or there are other reasons; the message lists
+            them all, one per line.
     """
     layers, refused = [], list(reasons)
     for names, attention in places:
@@ -75,7 +75,7 @@ def read_layers(
 
 
 def require_linear(attention: nn.Module, name: str) -> nn.Linear:
-    """Returns a linear map of a layer of attention whose hooks, and the layer's, are known.
+    """Returns a linear map of an attention layer, if neither has hooks of the user.
 
     Args:
         attention: The layer.
@@ -91,7 +91,7 @@ def require_linear(attention: nn.Module, name: str) -> nn.Linear:
     if isinstance(linear, nn.Module) and parametrize.is_parametrized(linear):
         raise UnsupportedModelError(f"its {name} has a parametrised weight; make it permanent first")
     if type(linear) is not nn.Linear:
-        raise UnsupportedModelError(f"its {name} is no nn.Linear but a {type(linear).__name__}")
+        raise UnsupportedModelError(f"its {name} must be an nn.Linear, but is a {type(linear).__name__}")
     for module, where in ((attention, "it"), (linear, f"its {name}")):
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
         if any(getattr(hook, "__module__", None) != _RECORDERS for hook in hooks):

@@ -1,4 +1,4 @@
-"""The vision transformers of timm: vit_* and deit_*. Classes are known by their full names; timm is not imported."""
+"""Reads timm's vision transformers (vit_*, deit_*). Classes are recognised by full name; timm is not imported."""
 
 from typing import final
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from convattn.adapters.native import NativeAttention, NativeTransformer, linear
 from convattn.adapters.patch_grid import PatchGrid
 from convattn.adapters.readable import attention_places, read_layers, require_linear
-from convattn.convert.registry import full_name
+from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.records import LeftAlone
 
@@ -22,17 +22,17 @@ TIMM = (
 
 _ATTENTION = "timm.layers.attention.Attention"
 _BLOCKS = {
-    "timm.models.vision_transformer.ParallelScalingBlock": "attention and feed-forward network are one product",
+    "timm.models.vision_transformer.ParallelScalingBlock": "it computes attention and feed-forward in one product",
     "timm.models.vision_transformer.DiffParallelScalingBlock": "it takes the difference of two attentions",
     "timm.layers.diff_attention.DiffAttention": "it takes the difference of two attentions",
-    "timm.layers.attention.AttentionRope": "its scores turn queries and keys by their positions",
+    "timm.layers.attention.AttentionRope": "it rotates queries and keys by their positions",
 }
 _POOLS = ("timm.layers.attention_pool.AttentionPoolLatent", "timm.layers.attention_pool.AttentionPoolPrr")
 
 
 @final
 class TimmAttention(nn.Module):
-    """A layer from tokens to tokens, called as timm calls its attention.
+    """A layer from tokens to tokens with the call signature of timm's attention.
 
     Attributes:
         tokens: The layer.
@@ -50,17 +50,17 @@ class TimmAttention(nn.Module):
 
         Args:
             x: Tokens.
-            attn_mask: None, or it is refused.
-            is_causal: False, or it is refused.
+            attn_mask: Must be None.
+            is_causal: Must be False.
 
         Returns:
             Tokens.
 
         Raises:
-            ArgumentError: There is a mask, or attention is to be causal.
+            ArgumentError: A mask is given, or attention should be causal.
         """
         if attn_mask is not None:
-            expectation = "None: heads that look at patches by position have none"
+            expectation = "None: heads that attend by position take no mask"
             raise ArgumentError(must_be("attn_mask", expectation, type(attn_mask).__name__))
         if is_causal:
             raise ArgumentError(must_be("is_causal", "False: patches have no order in time", is_causal))
@@ -77,33 +77,33 @@ def read_timm(vit: nn.Module) -> NativeTransformer:
         Its attention; tensors and modules are the network's own.
 
     Raises:
-        UnsupportedModelError: A part of it computes something else; the message names all such parts.
+        UnsupportedModelError: Parts of it compute something else; the message names them all.
     """
     reasons = []
     if not isinstance(vit.patch_drop, nn.Identity):
-        reasons.append("patch_drop (PatchDropout): it drops patches, and the rest are no grid")
+        reasons.append("patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid")
     places = attention_places(vit, _ATTENTION, _BLOCKS, within="blocks.")
-    layers = read_layers(vit, places, _read, reasons=reasons, none="blocks: there is no attention that is known")
+    layers = read_layers(vit, places, _read_attention, reasons=reasons, none="blocks: no supported attention was found")
     embed: nn.Module = vit.patch_embed  # type: ignore[assignment]
     rows, cols = embed.grid_size  # type: ignore[misc]
     pools = [(name, module) for name, module in vit.named_modules() if full_name(type(module)) in _POOLS]
     return NativeTransformer(
         layers=layers,
         prefix=int(vit.num_prefix_tokens),  # type: ignore[arg-type]
-        grid=PatchGrid((int(rows), int(cols)), _measure),
+        grid=PatchGrid((int(rows), int(cols)), _patches),
         embedding="patch_embed",
         wrap=TimmAttention,
         left=tuple(LeftAlone(name, type(module).__name__, "it pools the tokens at the end") for name, module in pools),
     )
 
 
-def _measure(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+def _patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
     """Returns rows and columns of patches of an image."""
     rows, cols = embed.dynamic_feat_size(image)  # type: ignore[operator]
     return int(rows), int(cols)
 
 
-def _read(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
+def _read_attention(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
     """Reads one layer of attention, or raises UnsupportedModelError."""
     kind = full_name(type(attention))
     if kind != _ATTENTION:

@@ -1,4 +1,4 @@
-"""The ViT of transformers. Classes are known by their full names; transformers is not imported."""
+"""Reads the ViT of transformers. Classes are recognised by full name; transformers is not imported."""
 
 from functools import partial
 from typing import Any, final
@@ -23,7 +23,7 @@ _MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 @final
 class TransformersAttention(nn.Module):
-    """A layer from tokens to tokens, called as transformers calls its attention.
+    """A layer from tokens to tokens with the call signature of transformers' attention.
 
     Attributes:
         tokens: The layer.
@@ -42,20 +42,22 @@ class TransformersAttention(nn.Module):
 
         Args:
             hidden_states: Tokens.
-            attention_mask: None, or it is refused.
-            **options: What transformers passes on; `output_attentions` must not be set.
+            attention_mask: Must be None.
+            **options: Further arguments of transformers; `output_attentions` must not be set.
 
         Returns:
-            Tokens, and None where transformers has weights.
+            Tokens, and None in place of attention weights.
 
         Raises:
-            ArgumentError: There is a mask, or weights are asked for.
+            ArgumentError: A mask is given, or attention weights are requested.
         """
         if attention_mask is not None:
-            expectation = "None: heads that look at patches by position have none"
+            expectation = "None: heads that attend by position take no mask"
             raise ArgumentError(must_be("attention_mask", expectation, type(attention_mask).__name__))
         if options.get("output_attentions") or getattr(self.config, "output_attentions", False):
-            raise ArgumentError(must_be("output_attentions", "False: the weights of all tokens are never made", True))
+            raise ArgumentError(
+                must_be("output_attentions", "False: the attention weights of all tokens are never computed", True)
+            )
         return self.tokens(hidden_states), None
 
 
@@ -69,34 +71,34 @@ def read_transformers(model: nn.Module) -> NativeTransformer:
         Its attention; tensors and modules are the network's own.
 
     Raises:
-        UnsupportedModelError: It is laid out otherwise, as in other versions, or a part of it computes something else;
-            the message names all such parts.
+        UnsupportedModelError: It has the layout of another version, or parts of it compute something else; the message
+            names them all.
     """
     base = "" if type(model).__name__ == "ViTModel" else "vit."
     places = attention_places(model, _ATTENTION, (), within=base)
-    layers = read_layers(model, places, _read, none="there is no attention laid out as in version 5")
+    layers = read_layers(model, places, _read_attention, none="no attention with the layout of version 5 was found")
     embedding = f"{base}embeddings.patch_embeddings"
     embed = model.get_submodule(embedding)
     return NativeTransformer(
         layers=layers,
         prefix=1,
-        grid=PatchGrid(_measure(embed, embed.image_size), _measure),  # type: ignore[arg-type]
+        grid=PatchGrid(_patches(embed, embed.image_size), _patches),  # type: ignore[arg-type]
         embedding=embedding,
         wrap=partial(TransformersAttention, config=model.config),
     )
 
 
-def _measure(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+def _patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
     """Returns rows and columns of patches of an image."""
     rows, cols = (int(size) // int(step) for size, step in zip(image, embed.patch_size, strict=True))  # type: ignore[call-overload, arg-type]
     return rows, cols
 
 
-def _read(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
+def _read_attention(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
     """Reads one layer of attention, or raises UnsupportedModelError."""
     missing = [name for name in _MAPS if not hasattr(attention, name)]
     if missing:
-        raise UnsupportedModelError(f"it has no {missing[0]}: it is laid out as in another version than 5")
+        raise UnsupportedModelError(f"it has no {missing[0]}: only the layout of version 5 is supported")
     query, key, value, output = (require_linear(attention, name) for name in _MAPS)
     return NativeAttention(
         names=names,

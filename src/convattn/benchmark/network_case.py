@@ -16,7 +16,7 @@ from convattn.benchmark.network_record import NetworkMeasurement, NetworkResult
 from convattn.benchmark.record import Check
 from convattn.benchmark.report import first_line
 from convattn.convert import freeze, network_to_attention
-from convattn.convert.plain import copy_module
+from convattn.convert.copies import copy_module
 from convattn.errors import MissingDependencyError
 from convattn.functional.rounding import rounded_differently
 from convattn.layers import FrozenAttention, RelativeAttention

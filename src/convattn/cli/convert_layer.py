@@ -19,7 +19,7 @@ def layer_in(source: str) -> bool:
     Returns:
         Whether its configuration describes a layer.
     """
-    from convattn.convert.described import KINDS
+    from convattn.convert.descriptions import KINDS
 
     try:
         config = json_format.loads((Path(source) / "config.json").read_text(encoding="utf-8"))

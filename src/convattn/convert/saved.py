@@ -1,4 +1,4 @@
-"""Single layers on disk: `model.safetensors` with the weights and `config.json` with what rebuilds the module."""
+"""Single layers on disk: `model.safetensors` holds the weights, `config.json` the arguments of the layer."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from convattn.__about__ import __version__
-from convattn.convert.described import KINDS, describe_layer, rebuild_layer
+from convattn.convert.descriptions import KINDS, describe_layer, rebuild_layer
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be, must_be_a
 from convattn.files import as_path, new_folder
 from convattn.records import Certificate
@@ -21,20 +21,20 @@ _SCHEMA = 1
 
 
 def save_layer(layer: nn.Module, folder: str | os.PathLike[str], *, certificate: Certificate | None = None) -> Path:
-    """Saves one layer as a folder, whole or not at all, with digests by which loading knows that it is as it was saved.
+    """Saves one layer as a folder, completely or not at all, with digests by which loading detects changes.
 
     Args:
-        layer: A relative-attention layer, one padded by the size of the image, or a convolution of torch (not a
-            subclass).
-        folder: Where; it must be new or empty.
-        certificate: What the conversion returned.
+        layer: A relative-attention layer, a `SamePaddedAttention`, or a convolution of torch (not a subclass).
+        folder: Where to save; it must be new or empty.
+        certificate: The certificate that the conversion returned.
 
     Returns:
-        The folder, holding `model.safetensors`, `config.json` and, where given, `certificate.json`.
+        The folder, with `model.safetensors`, `config.json` and, if given, `certificate.json`.
 
     Raises:
-        UnsupportedModelError: The layer is of another kind, or would not load: foreign tensors or encoding, or NaN.
-        ArgumentError: The layer or the certificate is none, or the folder exists and is not empty.
+        UnsupportedModelError: The layer is of another class, or could not be loaded again because of its encoding, its
+            tensors, or NaN in them.
+        ArgumentError: The layer or the certificate has another type, or the folder exists and is not empty.
 
     Example:
         >>> import tempfile
@@ -61,16 +61,16 @@ def load_layer(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Mod
 
     Args:
         folder: The folder.
-        verify: Whether to refuse what was changed since it was saved.
+        verify: Whether to raise if the files were changed since they were saved.
 
     Returns:
-        An equal layer on the CPU, in training mode as any new module.
+        An equal layer on the CPU, in training mode like any new module.
 
     Raises:
-        CheckpointError: A file is missing, damaged or not what was saved, or the parts do not fit together.
+        CheckpointError: A file is missing, damaged or changed, or the files do not fit together.
 
     Warns:
-        CertificateWarning: The layer came with a certificate that did not pass.
+        CertificateWarning: The saved certificate did not pass.
     """
     config, tensors = read_sealed(folder, verify=verify)
     if config.get("schema_version") != _SCHEMA or config.get("kind") not in [*KINDS]:
@@ -84,7 +84,7 @@ def load_layer(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Mod
 
 
 def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
-    """Refuses a module whose tensors are not those of a new one with its arguments, or have no values."""
+    """Raises if a module's tensors have no values or differ in name or shape from those of a new module."""
     kind, found = type(layer).__name__, layer.state_dict()
     if any(tensor.is_meta for tensor in found.values()):
         raise UnsupportedModelError(f"cannot save {kind}: its tensors are on the meta device and have no values")
@@ -97,6 +97,6 @@ def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
     )
     if differing:
         raise UnsupportedModelError(
-            f"cannot save {kind}: it would not load, because {', '.join(differing)} differ from a plain {kind}'s;"
-            " make hooks, as in pruning, permanent first"
+            f"cannot save {kind}: it could not be loaded, because {', '.join(differing)} differ from those of a plain"
+            f" {kind}; make pruning and other hooks permanent first"
         )

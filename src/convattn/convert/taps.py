@@ -9,24 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from convattn.convert.classes import SUPPORTED_CONVOLUTIONS, AnyConvolution, TransposedConvolution
 from convattn.errors import UnsupportedModelError
 from convattn.grid import Geometry
 from convattn.records.words import counted
 
-__all__ = ["SUPPORTED_CONVOLUTIONS", "AnyConvolution", "Taps", "read_taps", "require_numbers", "require_supported"]
-
-AnyConvolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-
-SUPPORTED_CONVOLUTIONS: dict[type[nn.Module], int] = {
-    nn.Conv1d: 1,
-    nn.Conv2d: 2,
-    nn.Conv3d: 3,
-    nn.ConvTranspose1d: 1,
-    nn.ConvTranspose2d: 2,
-    nn.ConvTranspose3d: 3,
-}
-"""The modules that `conv_to_attention` takes, with their number of axes. Subclasses may compute something else."""
-
+__all__ = ["Taps", "read_taps", "require_numbers", "require_supported"]
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of the weights that are converted."""
@@ -37,8 +25,7 @@ class Taps:
     """A convolution as taps: y[o] = b + Σ_t W[t] x̃[query(o) + Δ_t].
 
     Attributes:
-        geometry: Window, stride, padding and dilation; a transposed convolution has an input dilation instead of a
-            stride.
+        geometry: Window, stride, padding and dilation. A transposed convolution has an input dilation and no stride.
         displacements: Δ_t, from the query to the tap, in pixels; row-major over the window.
         maps: W[t], (taps, outputs, inputs // groups).
         bias: b, (outputs,), or None.
@@ -64,15 +51,15 @@ def read_taps(conv: nn.Module) -> Taps:
         Its taps; the tensors are copies.
 
     Raises:
-        UnsupportedModelError: The module is of another kind, has not been initialised, or has weights that are not
-            finite real floating-point numbers, are of another size than its arguments say, or are computed by hooks.
+        UnsupportedModelError: The module is of another class or not initialised, or its weights are not finite real
+            numbers, do not fit its arguments, or are computed by hooks.
     """
     require_supported(conv)
     dims = SUPPORTED_CONVOLUTIONS[type(conv)]
     weight: Tensor = conv.weight.detach().flatten(2)  # type: ignore[union-attr, operator]
     options = {"kernel_size": conv.kernel_size, "dilation": conv.dilation, "padding_mode": conv.padding_mode}
     groups: int = conv.groups  # type: ignore[assignment]
-    if isinstance(conv, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+    if isinstance(conv, TransposedConvolution):
         geometry = Geometry.parse(dims, padding=_transposed_padding(conv), input_dilation=conv.stride, **options)  # type: ignore[arg-type]
         maps = rearrange(weight.flip(-1), "(groups i) o taps -> taps (groups o) i", groups=groups)
     else:
@@ -83,10 +70,8 @@ def read_taps(conv: nn.Module) -> Taps:
     return Taps(geometry, displacements, maps.clone(), bias, conv.in_channels, groups)  # type: ignore[arg-type]
 
 
-def _transposed_padding(
-    conv: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d,
-) -> Sequence[tuple[int, int]]:
-    """Padding of the dilated input with which a plain convolution by the flipped kernel is the transposed one."""
+def _transposed_padding(conv: TransposedConvolution) -> Sequence[tuple[int, int]]:
+    """Returns the padding with which a plain convolution of the dilated input equals the transposed one."""
     sizes = zip(conv.kernel_size, conv.dilation, conv.padding, conv.output_padding, strict=True)
     return [(d * (k - 1) - int(p), d * (k - 1) - int(p) + extra) for k, d, p, extra in sizes]
 
@@ -108,14 +93,18 @@ def require_supported(conv: nn.Module) -> None:
     if type(conv) not in SUPPORTED_CONVOLUTIONS:
         known = ", ".join(supported.__name__ for supported in SUPPORTED_CONVOLUTIONS)
         parents = [supported.__name__ for supported in SUPPORTED_CONVOLUTIONS if isinstance(conv, supported)]
-        reason = f"it is a subclass of {parents[0]} and may compute something else" if parents else f"known are {known}"
+        reason = (
+            f"it is a subclass of {parents[0]} and may compute something else"
+            if parents
+            else f"supported convolutions are {known}"
+        )
         raise UnsupportedModelError(f"cannot convert {kind}: {reason}")
     for name, tensor in parameters:
         if tensor is None:
             continue
         if not isinstance(tensor, nn.Parameter):
             raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} is computed by a hook, as in pruning; make that permanent first"
+                f"cannot convert {kind}: its {name} is computed by a hook (pruning adds one); make it permanent first"
             )
         require_numbers(kind, name, tensor)
         if not tensor.numel():
@@ -123,24 +112,24 @@ def require_supported(conv: nn.Module) -> None:
         size = _size(conv, name)
         if tensor.shape != size:
             raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} must be of size {size}, as its arguments say, but is"
+                f"cannot convert {kind}: its {name} must have shape {size} to fit its arguments, but has shape"
                 f" {tuple(tensor.shape)}"
             )
 
 
 def _size(conv: nn.Module, name: str) -> tuple[int, ...]:
-    """Returns the size that a convolution's arguments give its weight or its bias."""
+    """Returns the shape of the weight or the bias that fits a convolution's arguments."""
     assert isinstance(conv, AnyConvolution)
     inputs, outputs = conv.in_channels, conv.out_channels
     if name == "bias":
         return (outputs,)
-    transposed = isinstance(conv, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+    transposed = isinstance(conv, TransposedConvolution)
     first, second = (inputs, outputs) if transposed else (outputs, inputs)
     return (first, second // conv.groups, *conv.kernel_size)
 
 
 def require_numbers(kind: str, name: str, tensor: Tensor) -> None:
-    """Checks that a tensor of a module holds finite real floating-point numbers.
+    """Checks that a tensor of a module holds finite real numbers in floating point.
 
     Args:
         kind: Class of the module, for the error.
@@ -148,7 +137,7 @@ def require_numbers(kind: str, name: str, tensor: Tensor) -> None:
         tensor: The tensor.
 
     Raises:
-        UnsupportedModelError: It is on the meta device, of a dtype that is not floating-point, or not finite.
+        UnsupportedModelError: It has no values (meta device), another dtype, or numbers that are not finite.
     """
     if tensor.is_meta:
         raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert import SamePaddedAttention, conv_to_attention, network_to_conv
-from convattn.convert.network import require_path
-from convattn.convert.registry import full_name
-from convattn.convert.same_padding import pad_same
-from convattn.convert.shapes_met import shapes_met
-from convattn.convert.survey import survey
+from convattn.convert.classes import full_name
+from convattn.convert.layer.same_padding import pad_same
+from convattn.convert.network.probing import shapes_met
+from convattn.convert.network.running import Arguments
+from convattn.convert.network.survey import find_convolutions
+from convattn.convert.network.to_attention import require_path
 from convattn.layers import RelativeAttention
 from convattn.records import ConversionForecast, LayerForecast, LeftAlone
 
@@ -49,8 +50,8 @@ def forecast_attention(
         ConvAttnError: As `network_to_attention` raises it.
     """
     require_path(impl, content=content)
-    found, left = survey(network, include, exclude)
-    met = shapes_met(network, images, [item.names[0] for item in found])
+    found, left = find_convolutions(network, include, exclude)
+    met = shapes_met(network, Arguments((images,), {}, "the images given"), [item.names[0] for item in found])
     layers = []
     for item in found:
         conv = item.plain.conv
@@ -83,7 +84,8 @@ def forecast_conv(network: nn.Module, images: Tensor, **options: Any) -> Convers
         ConvAttnError: As `network_to_conv` raises it.
     """
     made, certificate = network_to_conv(network, **options)
-    met = shapes_met(network, images, [layer.name for layer in certificate.layers])
+    given = Arguments((images,), {}, "the images given")
+    met = shapes_met(network, given, [layer.name for layer in certificate.layers])
     layers = []
     for entry in certificate.layers:
         layer, conv = network.get_submodule(entry.name), made.get_submodule(entry.name)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from convattn.__about__ import __version__
-from convattn.convert.registry import full_name
+from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.files import new_folder, require_new_folder, write_atomically
 from convattn.layers import FrozenAttention

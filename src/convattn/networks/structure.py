@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from convattn.convert.described import KINDS, describe_layer, rebuild_layer
-from convattn.convert.graft import graft
-from convattn.convert.layer_names import names_by_module
-from convattn.convert.registry import full_name
+from convattn.convert.classes import full_name
+from convattn.convert.descriptions import KINDS, describe_layer, rebuild_layer
+from convattn.convert.network.grafting import graft
+from convattn.convert.network.names import names_by_module
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.records.words import ITSELF
 

@@ -1,0 +1,201 @@
+"""Initialises a vision transformer so that its heads are the taps of a convolution of patches."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+from convattn.adapters.heads_on_taps import add_heads, tap_encoding
+from convattn.adapters.native import NativeTransformer
+from convattn.adapters.patch_attention import GatedPatchAttention, PatchAttention
+from convattn.adapters.position_layer import layer_by_position
+from convattn.adapters.timm import TIMM, read_timm
+from convattn.adapters.transformers import TRANSFORMERS, read_transformers
+from convattn.convert import attention_to_conv
+from convattn.convert.certificate.leak import underflows
+from convattn.convert.classes import full_name
+from convattn.convert.network.grafting import graft
+from convattn.encodings import Quadratic
+from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
+from convattn.grid import Geometry, PerAxis, axis_lists
+from convattn.layers import RelativeAttention2d
+from convattn.records import ConvolutionalInit, InitialisedLayer
+
+__all__ = ["convolutional_init"]
+
+_REASONS = {
+    "timm.models.swin_transformer.SwinTransformer": "it attends in windows, not over the grid of patches",
+    "timm.models.swin_transformer_v2.SwinTransformerV2": "it attends in windows, not over the grid of patches",
+    "timm.models.swin_transformer_v2_cr.SwinTransformerV2Cr": "it attends in windows, not over the grid of patches",
+    "timm.models.vision_transformer_sam.VisionTransformerSAM": "it attends in windows, not over the grid of patches",
+    "timm.models.vision_transformer_relpos.VisionTransformerRelPos": "it has its own relative positions",
+    "timm.models.beit.Beit": "it has its own relative positions",
+    "timm.models.eva.Eva": "it rotates queries and keys by their positions",
+    "timm.models.naflexvit.NaFlexVit": "its tokens do not form a whole grid of patches",
+    "transformers.models.swin.modeling_swin.SwinModel": "it attends in windows, not over the grid of patches",
+    "transformers.models.swinv2.modeling_swinv2.Swinv2Model": "it attends in windows, not over the grid of patches",
+}
+"""Why some transformers are refused, by the full names of their classes."""
+
+
+def convolutional_init(
+    vit: nn.Module,
+    *,
+    kernel_size: PerAxis = 3,
+    sharpness: float | None = None,
+    content: Literal["gated", False] = "gated",
+    content_share: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> tuple[nn.Module, ConvolutionalInit]:
+    """Copies a vision transformer and centres its attention heads on the patches around the query.
+
+    By default each attention layer starts as a convolution of the grid of patches with zeros around it, one hard head
+    per tap: y[q] = b + Σ_h W_h x[q + δ_h]. Heads keep their matrices W_h = W_out W_val; heads beyond the number of taps
+    attend to the query's own patch. If a layer has fewer heads than taps, heads of the same width are added, with
+    random matrices of the same standard deviation as its own. Then train the network like any other.
+
+    With content "gated", the network keeps its queries and keys, and a gate per head mixes in the head's original
+    attention. With a share near 1 and no added heads, the network computes nearly the same as before. Prefix tokens
+    (class, distillation, register) have no position and attend by content. With content False there are no queries
+    and keys, and a prefix token becomes the mean over the patches.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1; d'Ascoli et al. 2021 (ConViT); `docs/networks-vit.md`.
+
+    Args:
+        vit: timm's VisionTransformer (vit_*, deit_*), or transformers' ViTModel, ViTForImageClassification or
+            ViTForMaskedImageModeling; it is not changed.
+        kernel_size: Taps along rows and columns, in patches: an odd number, or two.
+        sharpness: α > 0 of every head in 1/patch². None makes heads so sharp that weights off the taps are exactly zero
+            and centres and sharpness get no gradient; with about 5 these are trained.
+        content: "gated" or False.
+        content_share: Share of content in each head's attention at the start, in [0, 1).
+        generator: Random generator for the matrices of added heads; None takes torch's default.
+
+    Returns:
+        The network, with the dtype, device and mode of the old one (centres and sharpness in at least float32), and the
+        record.
+
+    Raises:
+        UnsupportedModelError: The network is of another class, or a part of it computes something else; the message
+            says which and why.
+        ArgumentError: An argument is out of range.
+
+    Example:
+        >>> import timm
+        >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=1)
+        >>> made, record = convolutional_init(vit, kernel_size=3)
+        >>> record.heads_before, record.heads, record.grid, record.exact, record.passed
+        (3, 9, (3, 3), True, True)
+        >>> made(torch.zeros(2, 3, 48, 48)).shape
+        torch.Size([2, 1000])
+    """
+    kernel = axis_lists("kernel_size", kernel_size, 2, least=1)
+    if any(taps % 2 == 0 for taps in kernel):
+        raise ArgumentError(must_be("kernel_size", "odd, so that there is a patch in the middle", kernel_size))
+    if not (content == "gated" or content is False):
+        raise ArgumentError(must_be("content", '"gated" or False', content))
+    if isinstance(content_share, bool) or not (isinstance(content_share, int | float) and 0 <= content_share < 1):
+        raise ArgumentError(must_be("content_share", "a share in [0, 1)", content_share))
+    if content is False and content_share:
+        raise ArgumentError(must_be("content_share", "0 without content", content_share))
+    read = _reader(vit)
+    made = copy.deepcopy(vit)
+    native = read(made)
+    geometry = Geometry.parse(2, kernel_size=kernel, padding="same")
+    attentions: list[GatedPatchAttention | PatchAttention] = []
+    replaced: dict[nn.Module, nn.Module] = {}
+    for before in native.layers:
+        layer = add_heads(before, geometry, generator)
+        encoding = tap_encoding(layer, geometry, sharpness)
+        if content == "gated":
+            attention = GatedPatchAttention(
+                layer, encoding, native.grid, geometry, prefix=native.prefix, content_share=content_share
+            )
+        else:
+            made_layer = layer_by_position(encoding, geometry, layer.value, layer.output)
+            attention = PatchAttention(made_layer, native.grid, prefix=native.prefix, after=layer.after)
+        attentions.append(attention)
+        wrapped = native.wrap(attention).train(before.training)
+        replaced[made.get_submodule(before.names[0])] = wrapped
+    made = graft(made, replaced)
+    made.get_submodule(native.embedding).register_forward_pre_hook(native.grid)
+    return made, _record(vit, made, native, geometry, attentions)
+
+
+def _reader(vit: nn.Module) -> Callable[[nn.Module], NativeTransformer]:
+    """Returns the function that reads networks of this class, or raises UnsupportedModelError."""
+    name = full_name(type(vit))
+    if name in TIMM:
+        return read_timm
+    if name in TRANSFORMERS:
+        return read_transformers
+    known = "VisionTransformer and VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
+    reason = _REASONS.get(name, f"supported are {known}")
+    raise UnsupportedModelError(f"cannot initialise {type(vit).__name__} as a convolution: {reason}")
+
+
+def _certify(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]) -> InitialisedLayer:
+    """Compares a layer's attention by position with the convolution of patches that it stands for."""
+    kernel = layer.geometry.kernel_size
+    try:
+        conv, certificate = attention_to_conv(layer, kernel_size=kernel, spatial=sizes)
+    except ConversionError as error:
+        raise UnsupportedModelError(f"{name}: {error}") from None
+    return InitialisedLayer(
+        name=name,
+        convolution=repr(conv),
+        exact=certificate.exact,
+        leak=certificate.leak,
+        bound=certificate.bound,
+        measured_error=certificate.measured_error,
+        rounding=certificate.rounding,
+        passed=certificate.passed,
+    )
+
+
+def _record(
+    before: nn.Module,
+    made: nn.Module,
+    native: NativeTransformer,
+    geometry: Geometry,
+    attentions: Sequence[GatedPatchAttention | PatchAttention],
+) -> ConvolutionalInit:
+    """Measures the layers and puts the record together; all layers of a vision transformer have the same size."""
+    layer, sizes, (rows, cols) = attentions[0].position_layer(), native.grid.sizes, geometry.kernel_size
+    assert isinstance(layer.encoding, Quadratic)
+    alpha = layer.encoding.sharpness.double().min().item()
+    if underflows(alpha, next(layer.values.parameters()).dtype):  # then all sizes give the same
+        sizes = tuple(min(size, taps + 2) for size, taps in zip(sizes, geometry.kernel_size, strict=True))
+    names = [layer.names[0] for layer in native.layers]
+    layers = tuple(
+        _certify(name, attention.position_layer(), sizes) for name, attention in zip(names, attentions, strict=True)
+    )
+    gate = attentions[0].gate if isinstance(attentions[0], GatedPatchAttention) else None
+    share = 0.0 if gate is None else torch.tanh(gate.detach().double()).max().item()
+    first = native.layers[0]
+    return ConvolutionalInit(
+        model=type(before).__name__,
+        grid=native.grid.sizes,
+        prefix_tokens=native.prefix,
+        kernel_size=(rows, cols),
+        heads=layer.num_heads,
+        heads_before=first.heads,
+        head_width=first.head_width,
+        heads_at_centre=layer.num_heads - rows * cols + 1,
+        sharpness=alpha,
+        content="none" if gate is None else "gated",
+        content_share=share,
+        parameters=sum(parameter.numel() for parameter in made.parameters()),
+        parameters_before=sum(parameter.numel() for parameter in before.parameters()),
+        layers=layers,
+        left=native.left,
+        exact=share == 0 and all(layer.exact for layer in layers),
+        passed=all(layer.passed for layer in layers),
+        not_covered=(
+            "prefix tokens, which have no position",
+            "the position embedding, which stays: it is added to the tokens before the first layer",
+            "normalisation before each layer, and what comes after it",
+        ),
+    )

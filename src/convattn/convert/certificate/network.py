@@ -1,0 +1,164 @@
+"""The certificate of a network: its layers' certificates in short, and how far the two networks are apart."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from torch import nn
+
+from convattn.convert.classes import full_name
+from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
+
+__all__ = ["Comparison", "Difference", "certify_network", "shorten"]
+
+
+class Difference(NamedTuple):
+    """How far one output of a network is from the reference.
+
+    Attributes:
+        error: Largest difference.
+        rounding: Largest difference that rounding explains.
+        largest: Largest absolute value of the reference.
+        same: Whether both networks agree in float64 as well, where that was asked.
+    """
+
+    error: float
+    rounding: float
+    largest: float
+    same: bool = True
+
+    @property
+    def relative(self) -> float:
+        """Error over largest value; not a number counts as infinite."""
+        share = self.error / self.largest if self.largest else math.inf * self.error
+        return 0.0 if self.error == 0 else math.inf if math.isnan(share) else share
+
+    @property
+    def share(self) -> float:
+        """Error over rounding; infinite where the networks differ in float64 or rounding exceeds the values."""
+        if not self.same or self.rounding > self.largest or not math.isfinite(self.error + self.rounding):
+            return math.inf
+        return self.error / self.rounding if self.rounding else math.inf if self.error else 0.0
+
+    @property
+    def resembles(self) -> bool:
+        """Whether the error is explained by rounding, or at least smaller than the output; a network of zeros fails."""
+        return self.error <= self.rounding or self.error < self.largest
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a network is from its source on some images.
+
+    Attributes:
+        images: What the networks were run on, in words.
+        shapes: Shapes of the tensors that they were called with.
+        reference: Dtype of the source that the result is held against.
+        outputs: One difference per output, at least one.
+        top1_total: Number of predictions; None where the first output is not one row of scores per image.
+        top1_changed: How many predictions differ from those of the source.
+        accuracy_before: Share of the labels that the source predicts; None without labels.
+        accuracy_after: The same of the network made.
+        not_covered: What the comparison could not show.
+    """
+
+    images: str
+    shapes: tuple[tuple[int, ...], ...]
+    reference: str
+    outputs: tuple[Difference, ...]
+    top1_total: int | None
+    top1_changed: int | None
+    accuracy_before: float | None
+    accuracy_after: float | None
+    not_covered: tuple[str, ...]
+
+    def worst(self, *, exact: bool) -> Difference:
+        """Returns the output nearest to its budget or beyond; where layers are not exact, that of largest error."""
+        return max(self.outputs, key=lambda one: one.share if exact else one.relative)
+
+
+def certify_network(
+    direction: str,
+    source: nn.Module,
+    made: nn.Module,
+    layers: Sequence[LayerCertificate],
+    left_alone: Sequence[LeftAlone],
+    comparison: Comparison | None,
+    *,
+    impl: str | None = None,
+    not_covered: Sequence[str] = (),
+) -> NetworkCertificate:
+    """Puts the certificate of a network together.
+
+    Args:
+        direction: "network_to_attention" or "network_to_conv".
+        source: The network converted.
+        made: The network made.
+        layers: The converted layers.
+        left_alone: What was not converted.
+        comparison: How far the networks are apart; None where they were not compared.
+        impl: Path demanded of attention layers.
+        not_covered: What the certificate says nothing about.
+
+    Returns:
+        The certificate.
+    """
+    exact, passed = all(layer.exact for layer in layers), all(layer.passed for layer in layers)
+    worst = None if comparison is None else comparison.worst(exact=exact)
+    if worst is not None:
+        passed = passed and (worst.share <= 1 if exact else worst.resembles)
+    dtypes = dict.fromkeys(str(parameter.dtype).removeprefix("torch.") for parameter in made.parameters())
+    return NetworkCertificate(
+        direction=direction,
+        source=full_name(type(source)),
+        result=full_name(type(made)),
+        dtype=", ".join(dtypes),
+        impl=impl,
+        layers=tuple(layers),
+        left_alone=tuple(left_alone),
+        exact=exact,
+        images=comparison.images if comparison else None,
+        shapes=comparison.shapes if comparison else (),
+        reference=comparison.reference if comparison else None,
+        measured_error=worst.error if worst else None,
+        rounding=worst.rounding if worst else None,
+        largest=worst.largest if worst else None,
+        top1_total=comparison.top1_total if comparison else None,
+        top1_changed=comparison.top1_changed if comparison else None,
+        accuracy_before=comparison.accuracy_before if comparison else None,
+        accuracy_after=comparison.accuracy_after if comparison else None,
+        passed=passed,
+        not_covered=(*not_covered, *(comparison.not_covered if comparison else ())),
+    )
+
+
+def shorten(
+    certificate: Certificate,
+    names: Sequence[str],
+    *,
+    kernel_size: tuple[int, ...],
+    path: str | None,
+    notes: tuple[str, ...],
+) -> LayerCertificate:
+    """Shortens a layer's certificate to its entry in the certificate of a network.
+
+    Args:
+        certificate: The certificate of one layer.
+        names: Its dotted names in the network, the first one first.
+        kernel_size: Kernel of the convolution, of the source or of the result.
+        path: How the layer computed on the network's images; None where they did not reach it.
+        notes: What else there is to say.
+
+    Returns:
+        The short form.
+    """
+    shared = {field.name for field in fields(LayerCertificate)} & {field.name for field in fields(Certificate)}
+    return LayerCertificate(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        kernel_size=kernel_size,
+        path=path,
+        notes=notes,
+        **{name: getattr(certificate, name) for name in shared},
+    )

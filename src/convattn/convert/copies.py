@@ -1,0 +1,43 @@
+"""Copies of modules to run and change, and torch's random state left as it was."""
+
+import copy
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convattn.errors import UnsupportedModelError
+
+__all__ = ["copy_module", "copy_network", "keep_random_state"]
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """Copies a module, even if it holds tensors with a graph, as old hooks leave them."""
+    results = [tensor for part in module.modules() for tensor in vars(part).values() if isinstance(tensor, Tensor)]
+    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in results if not tensor.is_leaf}
+    return copy.deepcopy(module, memo)
+
+
+def copy_network(model: nn.Module) -> nn.Module:
+    """Copies any network.
+
+    Args:
+        model: The network.
+
+    Returns:
+        An equal network that shares nothing.
+
+    Raises:
+        UnsupportedModelError: Something in it cannot be copied.
+    """
+    try:
+        return copy_module(model)
+    except Exception as error:  # a foreign module may fail in any way
+        raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
+
+
+def keep_random_state(network: nn.Module) -> AbstractContextManager[None]:
+    """Restores torch's random state on leaving, on the CPU and on the network's devices."""
+    devices = {parameter.device.index or 0 for parameter in network.parameters() if parameter.is_cuda}
+    return torch.random.fork_rng(devices=sorted(devices))

@@ -1,0 +1,251 @@
+"""Fits converted convolutions, layer by layer, to the attention layers that they stand for."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.convert.classes import CONVOLUTIONS, Convolution
+from convattn.convert.copies import copy_network
+from convattn.convert.fit.least_squares import NormalEquations, unknowns
+from convattn.convert.network.names import names_by_module
+from convattn.convert.network.probing import shapes_met
+from convattn.convert.network.running import Arguments, run
+from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
+from convattn.layers import RelativeAttention
+from convattn.records import LeftAlone, RefinedLayer, Refinement
+
+__all__ = ["refine"]
+
+_BATCH = 16
+_HELD_OUT = 5
+"""One of this many images is held out."""
+
+_MOST_UNKNOWNS = 8192
+"""Unknowns per output channel beyond which the normal equations (0.5 GiB) are not made."""
+
+
+def refine(
+    conv_model: nn.Module, attention_model: nn.Module, images: Tensor, *, ridge: float = 1e-3
+) -> tuple[nn.Module, Refinement]:
+    """Fits the convolutions of a converted network to the attention layers that they replaced, by least squares.
+
+    From the first layer to the last, the weights and the bias of a convolution move to the minimum of
+    `Σ ‖attention's output − convolution's output‖² + μ‖change‖²`. Each convolution sees the output of the layers that
+    are already fitted, so it also corrects their errors. Every fifth image is held out, and a fit that does not help on
+    those is undone. No labels are needed.
+
+    Args:
+        conv_model: The network that `network_to_conv` returned; it is not changed.
+        attention_model: The network that it was made from; it is not changed.
+        images: At least 5 images, better a few hundred, prepared as the networks expect them.
+        ridge: Ridge penalty > 0 on changes of the weights, as a share of the mean square of a layer's inputs.
+
+    Returns:
+        A new network, and a record of how much each fit helps on the held-out images.
+
+    Raises:
+        ArgumentError: There are too few images or they do not fit the networks; a network has tensors without values or
+            does not return one tensor of finite numbers; `ridge` is out of range; or no convolution of `conv_model`
+            stands for an attention layer. ShapeError if the outputs of two layers differ in shape.
+
+    Example:
+        >>> from convattn import AttentionNet, network_to_conv
+        >>> attention = AttentionNet(width=8, depth=1, heads=4, ffn=8).eval()
+        >>> images = torch.randn(20, 3, 16, 16)
+        >>> conv, _ = network_to_conv(attention, kernel_size=5, images=images)
+        >>> refined, record = refine(conv, attention, images)
+        >>> record.layers[0].name, record.fitted, record.held_out
+        ('blocks.0.mixer', 16, 4)
+    """
+    _require_arguments(conv_model, attention_model, images, ridge)
+    refined, teacher = copy_network(conv_model).eval(), copy_network(attention_model).eval()
+    pairs, left_alone = _pairs(refined, teacher)
+    if not pairs and not left_alone:
+        raise ArgumentError(
+            "conv_model must be what network_to_conv made of attention_model, but none of its convolutions stands for"
+            " an attention layer"
+        )
+    held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
+    fit, rest = images[~held], images[held]
+    _require_taken(rest[:1], refined, teacher)
+    before = _end_to_end(refined, teacher, rest)
+    if not math.isfinite(before[0]):
+        raise ArgumentError("images must give finite outputs in both networks, but some are not finite")
+    order = shapes_met(refined, Arguments((fit[:1],), {}, "one of the images"), pairs)
+    layers = [_fit(refined, teacher, name, *pairs[name], fit, rest, ridge) for name in order]
+    after = _end_to_end(refined, teacher, rest)
+    _put_back(refined, conv_model)
+    record = Refinement(
+        layers=tuple(layers),
+        left_alone=tuple(left_alone),
+        ridge=float(ridge),
+        fitted=len(fit),
+        held_out=len(rest),
+        before=before[0],
+        after=after[0],
+        scale=before[1],
+        top1_changed_before=before[2],
+        top1_changed_after=after[2],
+    )
+    return refined, record
+
+
+def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images: Tensor, ridge: float) -> None:
+    """Raises if an argument has another type, there are too few images, or a tensor has no values."""
+    networks = (("conv_model", conv_model), ("attention_model", attention_model))
+    for argument, model in networks:
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(must_be_a(argument, "an nn.Module", model))
+        held = [*model.named_parameters(), *model.named_buffers()]
+        empty = next((name for name, tensor in held if tensor.is_meta), None)
+        if empty is not None:
+            raise ArgumentError(f"{argument} must have values, but its {empty} is on the meta device")
+    if not isinstance(images, Tensor):
+        raise ArgumentError(must_be_a("images", "a tensor", images))
+    if images.is_meta:
+        raise ArgumentError("images must have values, but they are on the meta device")
+    if images.ndim == 0 or len(images) < _HELD_OUT:
+        raise ArgumentError(must_be("images", f"a batch of at least {_HELD_OUT}", tuple(images.shape)))
+    if isinstance(ridge, bool) or not (isinstance(ridge, int | float) and 0 < ridge < math.inf):
+        raise ArgumentError(must_be("ridge", "a positive finite number", ridge))
+
+
+def _require_taken(image: Tensor, *networks: nn.Module) -> None:
+    """Raises if a network does not accept the images."""
+    try:
+        for network in networks:
+            run(network, Arguments((image,), {}, "one of the images"))
+    except Exception as error:  # foreign networks may fail in any way
+        raise ArgumentError(
+            f"images must fit both networks, but on one of them it raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _put_back(refined: nn.Module, conv_model: nn.Module) -> None:
+    """Restores modes and buffers, which the runs may have changed."""
+    modes = {name: module.training for name, module in conv_model.named_modules()}
+    for name, module in refined.named_modules():
+        module.training = modes[name]
+    with torch.no_grad():
+        for name, buffer in conv_model.named_buffers():
+            refined.get_buffer(name).copy_(buffer)
+
+
+def _pairs(
+    conv_model: nn.Module, teacher: nn.Module
+) -> tuple[dict[str, tuple[Convolution, nn.Module]], list[LeftAlone]]:
+    """Finds the convolutions to fit, each with the module whose output is its target, and those left alone."""
+    pairs, left_alone = {}, []
+    attention = dict(teacher.named_modules(remove_duplicate=False))
+    for conv, names in names_by_module(conv_model).items():
+        if not isinstance(attention.get(names[0]), RelativeAttention) or isinstance(conv, RelativeAttention):
+            continue
+        kind = type(conv).__name__
+        if len(names) > 1:
+            left_alone.append(LeftAlone(names[0], kind, "it is used in several places"))
+        elif type(conv) not in CONVOLUTIONS.values():
+            left_alone.append(LeftAlone(names[0], kind, f"{kind} is not fitted"))
+        elif unknowns(conv) > _MOST_UNKNOWNS:  # type: ignore[arg-type]
+            count = unknowns(conv)  # type: ignore[arg-type]
+            reason = f"{count} unknowns per output channel are more than {_MOST_UNKNOWNS}"
+            left_alone.append(LeftAlone(names[0], kind, reason))
+        else:
+            pairs[names[0]] = conv, _target(names[0], conv_model, attention)
+    return pairs, left_alone
+
+
+def _target(name: str, conv_model: nn.Module, attention: dict[str, nn.Module]) -> nn.Module:
+    """Returns the attention layer, or the module after it that was folded into the convolution."""
+    parent, _, child = name.rpartition(".")
+    siblings = list(conv_model.get_submodule(parent)._modules.items())
+    follower = next((pair for last, pair in pairwise(siblings) if last[0] == child), None)
+    if follower is not None and type(follower[1]) is nn.Identity:
+        folded = attention.get(f"{parent}.{follower[0]}" if parent else follower[0])
+        if folded is not None and not isinstance(folded, nn.Identity):
+            return folded
+    return attention[name]
+
+
+def _fit(
+    model: nn.Module,
+    teacher: nn.Module,
+    name: str,
+    conv: Convolution,
+    target: nn.Module,
+    fit: Tensor,
+    rest: Tensor,
+    ridge: float,
+) -> RefinedLayer:
+    """Fits one convolution, and undoes the fit if it does not help."""
+    equations, old = NormalEquations(conv), copy.deepcopy(conv.state_dict())
+    before, scale = _distance(_seen(model, teacher, conv, target, rest))
+    for x, made, wanted in _seen(model, teacher, conv, target, fit):
+        equations.add(x, wanted - made)
+    equations.solve(ridge)
+    after, _ = _distance(_seen(model, teacher, conv, target, rest))
+    kept = after < before
+    if not kept:
+        conv.load_state_dict(old)
+    return RefinedLayer(name, before, after, scale, kept)
+
+
+def _seen(
+    model: nn.Module, teacher: nn.Module, conv: Convolution, target: nn.Module, images: Tensor
+) -> Iterator[tuple[Tensor, Float[Tensor, "batch outputs *out"], Float[Tensor, "batch outputs *out"]]]:
+    """Yields, batch by batch, a convolution's inputs, its outputs and its target outputs, both outputs in float64."""
+    met: dict[str, Tensor] = {}
+
+    def keep(what: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            met[what], met[f"{what} input"] = output.detach(), inputs[0].detach()
+
+        return hook
+
+    handles = [conv.register_forward_hook(keep("made")), target.register_forward_hook(keep("wanted"))]
+    try:
+        with torch.no_grad():
+            for batch in images.split(_BATCH):
+                model(batch.clone())  # a network may change what it is given
+                teacher(batch.clone())
+                made, wanted = met["made"].double(), met["wanted"].double()
+                if isinstance(target, nn.Linear):
+                    wanted = wanted.movedim(-1, 1)
+                _require_one_shape("two layers", made, wanted)
+                yield met["made input"], made, wanted
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _require_one_shape(whose: str, made: Tensor, wanted: Tensor) -> None:
+    if made.shape != wanted.shape:
+        shapes = f"{tuple(made.shape)} and {tuple(wanted.shape)}"
+        raise ShapeError(f"the outputs of {whose} must have the same shape, but have {shapes}")
+
+
+def _distance(seen: Iterator[tuple[Tensor, Tensor, Tensor]]) -> tuple[float, float]:
+    """Returns the root mean squares of the error and of the target outputs."""
+    squares, wanted_squares, count = 0.0, 0.0, 0
+    for _, made, wanted in seen:
+        squares += (made - wanted).square().sum().item()
+        wanted_squares += wanted.square().sum().item()
+        count += wanted.numel()
+    return (squares / count) ** 0.5, (wanted_squares / count) ** 0.5
+
+
+def _end_to_end(model: nn.Module, teacher: nn.Module, images: Tensor) -> tuple[float, float, int | None]:
+    """Returns the root mean squares of the networks' difference and of the teacher's output, and top-1 changes."""
+    with torch.no_grad():
+        pairs = [(model(batch.clone()), teacher(batch.clone())) for batch in images.split(_BATCH)]
+    if not all(isinstance(y, Tensor) for pair in pairs for y in pair):
+        raise ArgumentError("conv_model must be a network that returns one tensor")
+    made, wanted = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    _require_one_shape("both networks", made, wanted)
+    difference = (made.double() - wanted.double()).square().mean().sqrt().item()
+    changed = int((made.argmax(1) != wanted.argmax(1)).sum()) if made.ndim == 2 else None
+    return difference, wanted.double().square().mean().sqrt().item(), changed

@@ -1,0 +1,73 @@
+"""Networks for inference only: attention weights and filters are computed once, in advance."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convattn.convert.copies import copy_network
+from convattn.convert.network.grafting import graft
+from convattn.convert.network.names import names_by_module
+from convattn.convert.network.probing import shapes_met
+from convattn.convert.network.running import read_arguments
+from convattn.errors import ArgumentError, ConversionError, must_be_a
+from convattn.layers import FrozenAttention, RelativeAttention
+
+__all__ = ["freeze"]
+
+
+def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any]) -> nn.Module:
+    """Copies a network, or one layer, for fast inference on images of one size.
+
+    Normally a layer computes its softmax, filters or kernel in every call. In the copy, each attention layer without
+    content is a `FrozenAttention`, which keeps them for the sizes that it is given when the network runs on `images`.
+    Any number of images is fine; other sizes raise an error. Frozen layers have no parameters and stay on their device.
+    Layers whose scores depend on content, and layers that the images do not reach, are copied unchanged.
+
+    Save the network itself, not the frozen copy, and freeze it again after loading.
+
+    Args:
+        model: A network with attention layers, or such a layer; it is not changed.
+        images: Images of the size to prepare for, or a tuple or mapping of the network's arguments.
+
+    Returns:
+        The copy, in evaluation mode.
+
+    Raises:
+        ArgumentError: An argument has another type, or the network does not accept the images.
+        ConversionError: The images reach no attention layer without content.
+        UnsupportedModelError: The network cannot be copied.
+
+    Example:
+        >>> import torch
+        >>> from convattn.layers import RelativeAttention2d
+        >>> layer, images = RelativeAttention2d(3, 5, 9, "quadratic"), torch.randn(2, 3, 11, 13)
+        >>> frozen = freeze(layer, images)
+        >>> torch.dist(frozen(images), layer(images)).item() < 1e-4
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(must_be_a("model", "an nn.Module", model))
+    if images is None:
+        raise ArgumentError(must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images))
+    given = read_arguments(model, images)
+    with torch.no_grad():
+        names = [
+            named[0]
+            for module, named in names_by_module(model).items()
+            if isinstance(module, RelativeAttention) and not module.needs_content()
+        ]
+    met = shapes_met(model, given, names)
+    if not met:
+        raise ConversionError(
+            "cannot freeze: the images reach no attention layer whose scores do not depend on content"
+        )
+    made = copy_network(model).eval()
+    places = dict(made.named_modules(remove_duplicate=False))
+    frozen: dict[nn.Module, nn.Module] = {}
+    for name, shapes in met.items():
+        layer = places[name]
+        assert isinstance(layer, RelativeAttention)
+        frozen[layer] = FrozenAttention(layer, dict.fromkeys(shape[2:] for shape in shapes))
+    return graft(made, frozen)

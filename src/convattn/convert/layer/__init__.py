@@ -1,0 +1,1 @@
+"""One layer: a convolution made attention, and attention made a convolution."""

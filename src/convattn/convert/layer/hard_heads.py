@@ -1,0 +1,160 @@
+"""Hard heads: each attends to one pixel only, and together they are a convolution."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from convattn.convert.layer.windows import Window, box_window, own_window, sized_windows
+from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
+from convattn.functional import find_shifts
+from convattn.grid import Axis, Geometry
+from convattn.layers import RelativeAttention
+
+__all__ = ["HardHeads", "find_hard_heads", "fixed_heads"]
+
+_HARD = 1 / 8
+"""Attention that a hard head may give to other pixels, as a share of the eps of the weights' dtype."""
+
+_FARTHEST = 1 << 20
+"""Displacement in pixels beyond which float32 does not tell neighbouring pixels apart."""
+
+
+class HardHeads(NamedTuple):
+    """Heads that attend to one displacement each; where it leads beyond the keys, to the nearest key.
+
+    Attributes:
+        displacements: From the query to the pixel, one integer per axis for each head.
+        leak: Largest share of attention at other pixels.
+        any_size: Whether this holds for images of any size, or only for the size that was examined.
+    """
+
+    displacements: tuple[tuple[int, ...], ...]
+    leak: float
+    any_size: bool
+
+    def window(self, geometry: Geometry, taps: tuple[int, ...] | None) -> Window | None:
+        """Chooses a window that contains the displacements of all heads.
+
+        Args:
+            geometry: The layer's.
+            taps: Its size; None takes the layer's own window if that contains them, else the smallest one without gaps.
+
+        Returns:
+            The window, or None if no torch convolution has one.
+        """
+        own = own_window(geometry)
+        windows = sized_windows(geometry, taps) if taps is not None else [own] if own is not None else []
+        held = next((window for window in windows if self._held(window)), None)
+        if held is not None or taps is not None:
+            return held
+        along = list(zip(*self.displacements, strict=True))
+        return box_window(geometry, [min(one) for one in along], [max(one) for one in along])
+
+    def kernel(
+        self, window: Window, maps: Float[Tensor, "heads outputs channels"]
+    ) -> Float[Tensor, "outputs channels *taps"]:
+        """Returns the kernel: each head's matrix at its tap, summed where heads share a tap."""
+        kernel = maps.new_zeros(*maps.shape[1:], *window.taps)
+        for displacement, matrix in zip(self.displacements, maps, strict=True):
+            steps = zip(displacement, window.first, window.steps, strict=True)
+            kernel[(..., *((d - low) // step for d, low, step in steps))] += matrix
+        return kernel
+
+    def sides(self, geometry: Geometry) -> set[tuple[int, int]]:
+        """Lists the sides (axis, 0 before or 1 after) where a head of some query leads beyond the keys."""
+        sides = set()
+        for axis, along in enumerate(zip(*self.displacements, strict=True)):
+            anchor = geometry.anchor[axis]
+            if min(along) < -anchor:
+                sides.add((axis, 0))
+            if max(along) > geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) - anchor:
+                sides.add((axis, 1))
+        return sides
+
+    def seen(self, axes: tuple[Axis, ...]) -> bool:
+        """Tells whether each displacement leads from some query to a key."""
+        along = zip(*self.displacements, strict=True)
+        return all(axis.lowest <= min(one) and max(one) <= axis.highest for one, axis in zip(along, axes, strict=True))
+
+    def _held(self, window: Window) -> bool:
+        """Tells whether the displacement of every head is a tap of a window."""
+        return all(
+            (d - low) % step == 0 and 0 <= (d - low) // step < taps
+            for displacement in self.displacements
+            for d, low, step, taps in zip(displacement, window.first, window.steps, window.taps, strict=True)
+        )
+
+
+def find_hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str) -> HardHeads | None:
+    """Returns the heads if all of them are hard and padding gives the same as attention beyond the keys.
+
+    Displacements that the encoding itself determines hold for images of every size. Otherwise, or if one of them leads
+    to no key at these sizes, the attention is examined, and the result holds for these sizes only.
+
+    Args:
+        layer: The layer.
+        axes: Queries, at every pixel, and keys.
+        mode: Padding mode of the convolution.
+
+    Returns:
+        The heads, or None.
+    """
+    weight = next(layer.values.parameters())
+    heads = fixed_heads(layer.encoding, weight.dtype)
+    if heads is None or not heads.seen(axes):
+        heads = _examined(layer.encoding, axes, weight)
+    if heads is None or not _padding_agrees(layer.geometry, heads.sides(layer.geometry), mode):
+        return None
+    return heads
+
+
+def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
+    """Returns heads that are hard for images of any size, as the encoding alone shows.
+
+    A quadratic head f ≤ ½ from a pixel along an axis gives its other pixels, at distances m on both sides, at most
+    `Σ_{m≥1} e^{−α(m² − 2mf)} + e^{−α(m² + 2mf)}` of what that pixel has. Beyond the keys the nearest key takes its
+    place, and the others are farther still. With m² ≥ 3m − 2 the sums are at most geometric ones.
+
+    Args:
+        encoding: Displacement → score per head.
+        dtype: Dtype of the weights; the leak must stay below its rounding.
+
+    Returns:
+        The heads, or None.
+    """
+    if isinstance(encoding, Shift):
+        return HardHeads(encoding.displacements, 0.0, any_size=True)
+    if not isinstance(encoding, Quadratic):
+        return None
+    centres, alpha = encoding.centres.detach().double().cpu(), encoding.sharpness.detach().double().cpu()[:, None]
+    nearest = centres.round()
+    away = (centres - nearest).abs()
+    near = torch.exp(-alpha * (1 - 2 * away)) / -torch.expm1(-alpha * (3 - 2 * away))
+    far = torch.exp(-alpha * (1 + 2 * away)) / -torch.expm1(-3 * alpha)
+    leak = (near + far).sum(1).max().item()
+    if not (leak <= torch.finfo(dtype).eps * _HARD and nearest.abs().max().item() <= _FARTHEST):
+        return None
+    return HardHeads(tuple(tuple(int(d) for d in head) for head in nearest.tolist()), leak, any_size=True)
+
+
+def _examined(encoding: Encoding, axes: tuple[Axis, ...], weight: Tensor) -> HardHeads | None:
+    """Returns heads that are hard on images of one size, judged in the dtype and on the device of a weight."""
+    if not isinstance(encoding, AxisAdditiveEncoding):
+        return None
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+        tables = encoding.axis_tables(axes, torch.float64, weight.device)
+    shifts = find_shifts(tables, axes, torch.finfo(weight.dtype).eps * _HARD)
+    return None if shifts is None else HardHeads(shifts.offsets, shifts.leak, any_size=False)
+
+
+def _padding_agrees(geometry: Geometry, sides: set[tuple[int, int]], mode: str) -> bool:
+    """Tells whether padding holds the same beyond the keys as the nearest key."""
+    if not sides:
+        return True
+    if any(pixels < 0 for pair in geometry.padding for pixels in pair):
+        return False
+    if mode == "replicate":
+        return set(geometry.input_dilation) == {1}
+    return mode == "zeros" and all(geometry.padding[axis][end] > 0 for axis, end in sides)

@@ -1,0 +1,1 @@
+"""Whole networks: every convolution made attention, or every attention layer a convolution."""

@@ -1,0 +1,192 @@
+"""Two networks that should compute the same, run on images: their outputs against the source in float64."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from convattn.convert.certificate.convolution import summed_otherwise
+from convattn.convert.certificate.network import Comparison, Difference
+from convattn.convert.certificate.trial import largest
+from convattn.convert.classes import AnyConvolution
+from convattn.convert.copies import copy_module
+from convattn.convert.layer.same_padding import pad_same
+from convattn.convert.network.running import Arguments, run
+from convattn.convert.taps import read_taps
+from convattn.errors import ArgumentError, ConversionError
+from convattn.functional.rounding import rounding_budget
+
+__all__ = ["compare_networks"]
+
+_BATCH = 64
+"""Images that run at once."""
+
+_ROUNDINGS = 2
+"""Runs on images with other last digits. They show rounding where two orders of summation agree by luck."""
+
+_MOST = 1 / 4
+"""Power of eps. If rounding may change an output by more than this share of its largest value, little is shown."""
+
+_Road = tuple[list[Tensor], list[Tensor]]
+"""The outputs of a run in the own dtype, and the same computation in float64."""
+
+
+def compare_networks(
+    source: nn.Module,
+    made: nn.Module,
+    given: Arguments,
+    convolutions: Mapping[str, tuple[AnyConvolution, bool]],
+    *,
+    to_conv: bool,
+    labels: Int[Tensor, " images"] | None = None,
+    watch: AbstractContextManager[object] | None = None,
+) -> Comparison:
+    """Runs both networks, and measures how far the one made is from the source in float64.
+
+    What rounding explains is seen on runs that differ by rounding alone: on convolutions summed tap by tap, and on
+    images with other last digits. Where the convolutions are in the network made, that one runs in float64 too, and
+    must agree there with the source as far as rounding moves the source in its own dtype.
+
+    Args:
+        source: The network converted; a copy runs.
+        made: A copy of the network made, in evaluation mode; it runs, and may change itself.
+        given: What the networks are called with.
+        convolutions: The convolutions, by name, and whether the image is first padded by its size.
+        to_conv: Whether the convolutions are in the network made, and not in the source.
+        labels: Class of each image, or None.
+        watch: Entered while the network made runs in its own dtype.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        ArgumentError: The source does not take the images.
+        ConversionError: The network made does not run.
+    """
+    batches, notes = given.batches(_BATCH), list[str]()
+    try:
+        plain = _outputs(copy_module(source).eval(), batches)
+    except Exception as error:  # a foreign network may fail in any way
+        raise ArgumentError(
+            f"images must fit the network, but on {given.words} it raised {type(error).__name__}: {error}"
+        ) from error
+    own = next((x.dtype for x in plain), torch.float32)
+    high, high_made, other = _in_float64(source, batches, notes), None, None
+    if to_conv and high is not None:
+        high_made = _in_float64(made, batches, notes)
+    if not to_conv or (high_made is not None and own == torch.float64):
+        other = _summed_otherwise(made if to_conv else source, convolutions, batches)
+    with watch or nullcontext():
+        results = _run_made(made, batches)
+    roads: list[_Road]
+    if high is None or (to_conv and high_made is None):
+        reference, high = str(own).removeprefix("torch."), [x.double() for x in plain]
+        roads = [(run, high) for run in ([other] if other is not None else _moved(source, batches))]
+    else:
+        reference, roads = "float64", [(plain, high)]
+        if high_made is not None:  # a source in float64 is its own reference, and shows no rounding
+            roads = [(plain, high) if other is None else (other, high_made), (results, high_made)]
+        elif other is not None:
+            roads += [(run, high) for run in (other, *_moved(source, batches))]
+    outputs = _compare(results, high, high_made, roads, notes)
+    total, changed, before, after = _predictions(plain, results, labels)
+    return Comparison(
+        given.words, given.shapes(), reference, tuple(outputs), total, changed, before, after, tuple(notes)
+    )
+
+
+def _outputs(network: nn.Module, batches: Sequence[Arguments], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Runs a network on all batches and joins each of its outputs."""
+    parts = [run(network, batch, dtype) for batch in batches]
+    if len(parts) == 1:
+        return parts[0]
+    return [torch.cat(pieces) if pieces[0].ndim else torch.stack(pieces) for pieces in zip(*parts, strict=True)]
+
+
+def _in_float64(network: nn.Module, batches: Sequence[Arguments], notes: list[str]) -> list[Tensor] | None:
+    """Runs a copy in float64, or notes why it does not run so."""
+    try:
+        return _outputs(copy_module(network).eval().double(), batches, torch.float64)
+    except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
+        notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
+        return None
+
+
+def _run_made(made: nn.Module, batches: Sequence[Arguments]) -> list[Tensor]:
+    """Runs the network made, which may ask its layers for what they do not have."""
+    try:
+        return _outputs(made, batches)
+    except Exception as error:  # a foreign network may look at its layers in any way
+        raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
+
+
+def _moved(source: nn.Module, batches: Sequence[Arguments]) -> list[list[Tensor]]:
+    """Runs copies on images with other last digits."""
+    return [
+        _outputs(copy_module(source).eval(), [batch.rounded_differently(seed) for batch in batches])
+        for seed in range(_ROUNDINGS)
+    ]
+
+
+def _summed_otherwise(
+    network: nn.Module, convolutions: Mapping[str, tuple[AnyConvolution, bool]], batches: Sequence[Arguments]
+) -> list[Tensor]:
+    """Runs a copy with its convolutions summed in another order, to see what rounding does in every layer."""
+    copied = copy_module(network).eval()
+    places = dict(copied.named_modules(remove_duplicate=False))
+
+    def forward(conv: AnyConvolution, same: bool, x: Tensor) -> Tensor:
+        return summed_otherwise(conv, pad_same(x, read_taps(conv).geometry) if same else x)
+
+    for name, (conv, same) in convolutions.items():
+        places[name].forward = partial(forward, conv, same)
+    return _outputs(copied, batches)
+
+
+def _compare(
+    results: Sequence[Tensor],
+    high: Sequence[Tensor],
+    high_made: Sequence[Tensor] | None,
+    roads: Sequence[_Road],
+    notes: list[str],
+) -> list[Difference]:
+    """Compares every output with the reference."""
+    if not high:
+        notes.append("the network as a whole: it returns no floating-point tensor")
+        return [Difference(0.0, 0.0, 0.0)]
+    every = (results, high, *([] if high_made is None else [high_made]), *(outputs for outputs, _ in roads))
+    shapes = [[tuple(x.shape) for x in outputs] for outputs in every]
+    if any(other != shapes[0] for other in shapes[1:]):
+        notes.append("the network as a whole: the shapes of its outputs depend on their values")
+        return [Difference(math.inf, 0.0, math.nan)]
+    compared = []
+    for i, (result, exact) in enumerate(zip(results, high, strict=True)):
+        budgets = [rounding_budget(reference[i], [outputs[i]]) for outputs, reference in roads]
+        same = high_made is None or largest(high_made[i] - exact) <= budgets[0]
+        compared.append(Difference(largest(result.double() - exact), max(budgets), largest(exact), same))
+    if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):
+        notes.append("the network as a whole: its outputs are not finite")
+    limits = [torch.finfo(x.dtype).eps ** _MOST * one.largest for x, one in zip(results, compared, strict=True)]
+    if any(one.rounding > limit for one, limit in zip(compared, limits, strict=True)):
+        notes.append(
+            "the network as a whole: rounding alone, or state that it keeps between runs, changes its outputs much"
+        )
+    return compared
+
+
+def _predictions(
+    plain: Sequence[Tensor], results: Sequence[Tensor], labels: Tensor | None
+) -> tuple[int | None, int | None, float | None, float | None]:
+    """Counts predictions and those that changed, and shares of labels met, where the first output is scores."""
+    if not plain or not results or plain[0].ndim != 2 or plain[0].shape[1] < 2 or results[0].shape != plain[0].shape:
+        return None, None, None, None
+    before, after = plain[0].argmax(1), results[0].argmax(1)
+    changed = int((before != after).sum())
+    if labels is None:
+        return len(before), changed, None, None
+    shares = [(found == labels.to(found.device)).double().mean().item() for found in (before, after)]
+    return len(before), changed, shares[0], shares[1]

@@ -1,0 +1,154 @@
+"""Runs networks for comparison: on copied arguments, with the same random numbers, without side effects."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from convattn.convert.copies import keep_random_state
+from convattn.errors import ArgumentError, must_be, must_be_a
+from convattn.functional.rounding import rounded_differently
+
+__all__ = ["Arguments", "read_arguments", "run", "tensors"]
+
+_SEED = 0
+_SIZE = (3, 224, 224)
+
+
+class Arguments(NamedTuple):
+    """What a network is called with.
+
+    Attributes:
+        positional: Positional arguments.
+        named: Named ones.
+        words: A description of them.
+    """
+
+    positional: tuple[Any, ...]
+    named: Mapping[str, Any]
+    words: str
+
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Returns the shapes of the floating-point and complex tensors."""
+        return tuple(tuple(tensor.shape) for tensor in tensors((self.positional, self.named), as_real=False))
+
+    def copied(self, dtype: torch.dtype | None = None) -> "Arguments":
+        """Copies all tensors, floating-point ones to `dtype` if given, because networks may change their arguments."""
+
+        def copy(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            made = value.detach().clone()
+            return made.to(dtype) if dtype is not None and made.is_floating_point() else made
+
+        return self._mapped(copy)
+
+    def rounded_differently(self, seed: int) -> "Arguments":
+        """Changes last digits of the floating-point tensors at random, as if they had been rounded differently."""
+
+        def move(value: Any) -> Any:
+            floating = isinstance(value, Tensor) and value.is_floating_point()
+            return rounded_differently(value, seed) if floating else value
+
+        return self._mapped(move)
+
+    def batches(self, size: int) -> list["Arguments"]:
+        """Splits a single tensor of images into batches of at most `size`; other arguments stay together."""
+        if self.named or len(self.positional) != 1 or not isinstance(self.positional[0], Tensor):
+            return [self]
+        images = self.positional[0]
+        return [self._replace(positional=(part,)) for part in images.split(size)] if images.ndim else [self]
+
+    def _mapped(self, change: Callable[[Any], Any]) -> "Arguments":
+        return Arguments(tree_map(change, self.positional), tree_map(change, dict(self.named)), self.words)
+
+
+def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None) -> Arguments:
+    """Reads the arguments that a network is to run on, or draws an image.
+
+    Args:
+        model: The network.
+        images: A first argument, a tuple or a mapping of arguments, or None.
+
+    Returns:
+        The arguments.
+
+    Raises:
+        ArgumentError: They have another type, or the tensors are empty or have no values.
+    """
+    if images is None:
+        return _drawn(model)
+    if not isinstance(images, Tensor | tuple | Mapping):
+        raise ArgumentError(must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images))
+    if isinstance(images, Mapping):
+        given = Arguments((), images, "the arguments given")
+    else:
+        given = Arguments(images if isinstance(images, tuple) else (images,), {}, "the images given")
+    held = list(tensors((given.positional, given.named), as_real=False))
+    if any(tensor.is_meta for tensor in held):
+        raise ArgumentError("images must be tensors with values, but one is on the meta device")
+    if held and not any(tensor.numel() for tensor in held):
+        raise ArgumentError(must_be("images", "a batch of at least one", given.shapes()))
+    return given
+
+
+def _drawn(model: nn.Module) -> Arguments:
+    """Draws one image of the size and dtype that a network expects."""
+    config = getattr(model, "default_cfg", None)
+    size = config.get("input_size") if isinstance(config, Mapping) else None
+    shape = (1, *(size or _SIZE))
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
+    return Arguments((drawn.to(like),), {}, f"one standard normal image {shape}, seed {_SEED}")
+
+
+def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Runs a network without gradients and autocast, with the same random numbers each time.
+
+    Args:
+        network: The network; the run may change its state.
+        given: Its arguments; they are copied.
+        dtype: Dtype in which they are given; None keeps theirs.
+
+    Returns:
+        The floating-point and complex tensors in its output, in order.
+    """
+    with ExitStack() as settings:
+        settings.enter_context(keep_random_state(network))
+        settings.enter_context(torch.no_grad())
+        for device in {"cpu", *(parameter.device.type for parameter in network.parameters())}:
+            if torch.amp.is_autocast_available(device):
+                settings.enter_context(torch.autocast(device, enabled=False))
+        torch.manual_seed(_SEED)
+        arguments = given.copied(dtype)
+        return list(tensors(network(*arguments.positional, **arguments.named)))
+
+
+def tensors(value: Any, *, as_real: bool = True) -> Iterator[Tensor]:
+    """Finds the floating-point and complex tensors in nested tuples, lists, mappings and dataclasses.
+
+    Args:
+        value: Anything.
+        as_real: Whether to return complex numbers as pairs of real ones.
+
+    Yields:
+        The tensors, in order.
+    """
+    if isinstance(value, Tensor):
+        if value.is_complex() and as_real:
+            yield torch.view_as_real(value.detach())
+        elif value.is_complex() or value.is_floating_point():
+            yield value.detach()
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors(item, as_real=as_real)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors(item, as_real=as_real)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors(getattr(value, field.name), as_real=as_real)

@@ -1,0 +1,108 @@
+"""Watches a run of a converted network: the path of each layer, and the convolutions that remain."""
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from convattn.layers import RelativeAttention
+from convattn.records import LeftAlone
+
+__all__ = ["Watch"]
+
+_CONVOLUTION = re.compile(r"::_?(\w+_)?(deform_)?conv(olution|_transpose|_tbc|[123]d|_depthwise)")
+
+
+class Watch:
+    """Sees each operation of a running network, and the module that calls it.
+
+    Hooks are set on entering and removed on leaving.
+    """
+
+    def __init__(self, network: nn.Module, left: Sequence[str]) -> None:
+        """Prepares to watch; convolutions `left` alone, given by name, are not reported again."""
+        self._network, self._left = network, set(left)
+        self._stack: list[tuple[str, nn.Module]] = []
+        self._paths: dict[RelativeAttention, str] = {}
+        self._content: dict[RelativeAttention, int] = {}
+        self._calls: dict[str, LeftAlone] = {}
+        self._handles: list[RemovableHandle] = []
+        self._operations = _Operations(self._seen)
+
+    def __enter__(self) -> "Watch":
+        layers = [module for module in self._network.modules() if isinstance(module, RelativeAttention)]
+        parts = {part for layer in layers for part in layer.modules() if part is not layer}  # read, and not called
+        for name, module in self._network.named_modules():
+            if module in parts:
+                continue
+            self._handles.append(module.register_forward_pre_hook(self._enter(name), prepend=True))
+            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+        self._operations.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._operations.__exit__(kind, error, trace)
+        for handle in self._handles:
+            handle.remove()
+
+    def path(self, layer: RelativeAttention) -> str | None:
+        """Returns the path of a layer on the first images that reached it; None if none did."""
+        return self._paths.get(layer)
+
+    def content(self, layer: RelativeAttention) -> int | None:
+        """Returns the bytes that a layer's content scores take per image with an open gate; None without content."""
+        return self._content.get(layer)
+
+    def calls(self) -> list[LeftAlone]:
+        """Returns the modules that called a convolution as a function, with the reason why it was not converted."""
+        return list(self._calls.values())
+
+    def _enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        """Makes the hook that notes the running module, and the path of a layer."""
+
+        def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
+            self._stack.append((name, module))
+            if isinstance(module, RelativeAttention) and module not in self._paths and isinstance(given[0], Tensor):
+                self._paths[module] = module.plan(given[0].shape, given[0].dtype).path
+                if module.gate is not None:
+                    opened = copy.copy(module)
+                    opened.impl = "content"  # also while its gate is closed
+                    self._content[module] = opened.plan((1, *given[0].shape[1:]), given[0].dtype).bytes
+
+        return hook
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        if self._stack and self._stack[-1][1] is module:
+            self._stack.pop()
+
+    def _seen(self, operation: str) -> None:
+        """Notes a convolution that is neither a layer's own nor one left alone."""
+        inside = [name for name, module in self._stack if isinstance(module, RelativeAttention) or name in self._left]
+        if inside or not _CONVOLUTION.search(operation):
+            return
+        name, module = self._stack[-1] if self._stack else ("", self._network)
+        reason = f"it calls {operation} as a function, which is not converted"
+        self._calls.setdefault(name, LeftAlone(name, type(module).__name__, reason))
+
+
+class _Operations(TorchDispatchMode):
+    """Reports the name of every operation."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        """Takes the function that is called with each operation's name."""
+        super().__init__()
+        self._report = report
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Reports the operation and computes it."""
+        self._report(str(func._schema.name))
+        return func(*args, **(kwargs or {}))

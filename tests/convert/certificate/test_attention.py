@@ -1,0 +1,88 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from convattn.convert import conv_to_attention
+from convattn.convert.certificate.attention import certify_attention
+from convattn.encodings import Shift
+from convattn.records import Certificate
+
+
+def test_certificate_describes_the_conversion():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, 3, stride=2, padding=1)
+    layer, certificate = conv_to_attention(conv)
+    assert certificate.direction == "conv_to_attention"
+    assert certificate.source == repr(conv)
+    assert (
+        "RelativeAttention2d(3, 5, num_heads=9, kernel_size=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1))"
+        in certificate.result
+    )
+    assert certificate.result.endswith(f"encoding={layer.encoding})")
+    assert (certificate.dtype, certificate.heads, certificate.bound, certificate.bound_per_unit) == ("float32", 9, 0, 0)
+    assert certificate.check_shape == (2, 3, 4, 5)
+    assert 0 < certificate.measured_error <= certificate.rounding
+    assert certificate.not_covered == ()
+    soft = conv_to_attention(conv, sharpness=5.0)[1]
+    assert soft.not_covered == ("centres rounded when the layer is cast to a narrower dtype",)
+
+
+def test_the_same_conversion_has_the_same_certificate_and_leaves_the_random_state_of_others_alone():
+    conv = nn.ConvTranspose1d(3, 5, 4, stride=3, output_padding=1)
+    first = conv_to_attention(conv)[1]
+    torch.manual_seed(9)
+    assert conv_to_attention(conv)[1] == first
+    assert "output_padding is used instead" in first.not_covered[0]
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_check_images_fit_every_padding(padding, padding_mode):
+    conv = nn.Conv1d(2, 3, 5, padding=padding, padding_mode=padding_mode)
+    assert conv_to_attention(conv)[1].passed
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda layer: layer.values.weight[..., 0, 0].mul_(1.001),
+        lambda layer: setattr(layer, "encoding", Shift(9, 2, displacements=[*Shift(9, 2).displacements[:8], (0, 0)])),
+        lambda layer: setattr(layer, "encoding", layer.encoding.soften(8.0)),
+        lambda layer: layer.bias.add_(1e-4),
+    ],
+    ids=["one tap", "one head", "sharpness", "bias"],
+)
+def test_a_wrong_layer_does_not_pass(fault):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    layer, right = conv_to_attention(conv)
+    with torch.no_grad():
+        fault(layer)
+    wrong = certify_attention(conv, layer, leak=0.0, per_unit=0.0, exact=True, discarded=())
+    assert right.passed
+    assert not wrong.passed
+    assert "FAILED" in wrong.summary()
+
+
+def test_autocast_does_not_reach_the_measurement():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = conv_to_attention(conv)[1]
+    assert inside == conv_to_attention(conv)[1]
+
+
+def test_summary_says_what_was_promised_measured_and_lost():
+    torch.manual_seed(0)
+    summary = conv_to_attention(nn.Conv2d(3, 5, 3), sharpness=5.0, head_width=2)[1].summary()
+    assert summary.startswith("conv to attention: passed (approximate, 9 heads, float32)")
+    for words in ("measured error", "allowed", "sharpness       5 per pixel²", "singular values up to", "not covered"):
+        assert words in summary
+
+
+def test_certificate_survives_json():
+    certificate = conv_to_attention(nn.Conv2d(3, 5, 3), head_width=1)[1]
+    assert Certificate.from_json(certificate.to_json()) == certificate
+    assert json.loads(certificate.to_json())["record"] == "Certificate"

@@ -1,0 +1,105 @@
+"""The way back: layers and arguments that are refused, and why."""
+
+import pytest
+import torch
+from torch import nn
+
+from convattn.convert import attention_to_conv
+from convattn.encodings import Quadratic
+from convattn.errors import ArgumentError, ConversionError, ShapeError, UnknownNameError, UnsupportedModelError
+from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def with_hook(layer):
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def with_nan(layer):
+    with torch.no_grad():
+        layer.values.weight[0, 0, 0] = torch.nan
+    return layer
+
+
+def plain(**options):
+    return RelativeAttention2d(2, 2, 4, "quadratic", **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: nn.Linear(2, 2),
+            UnsupportedModelError,
+            "cannot convert Linear to a convolution: supported layers are Rel",
+        ),
+        (lambda: plain(content=Content()), ConversionError, "its scores depend on content"),
+        (
+            lambda: GatedRelativeAttention2d(2, 2, 4, "quadratic"),
+            ConversionError,
+            r"its gate is open: head 0 gives 0\.269 of its attention to content, and only up to 1\.19e-07 counts as",
+        ),
+        (lambda: with_hook(plain()), UnsupportedModelError, r"it has forward hooks \(pruning adds some\); make them"),
+        (
+            lambda: with_nan(plain()),
+            UnsupportedModelError,
+            r"values\.weight must be finite, but holds 1 NaN or infinite number",
+        ),
+        (lambda: plain(device="meta"), UnsupportedModelError, "on the meta device and has no values"),
+        (
+            lambda: plain(stride=2, input_dilation=2),
+            ConversionError,
+            "cannot convert: no torch convolution has this geometry: Geometry",
+        ),
+        (lambda: nn.MultiheadAttention(4, 2), UnsupportedModelError, "cannot convert MultiheadAttention"),
+    ],
+)
+def test_layers_that_are_no_convolution_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        attention_to_conv(make())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"kernel_size": 0}, ArgumentError, "kernel_size must be an integer of at least 1, or 2 of them, but is 0"),
+        ({"kernel_size": 4}, ArgumentError, r"kernel_size must be one with which .*, but is \(4, 4\)"),
+        ({"mass": 0}, ArgumentError, r"mass must be a share in \(0, 1\), but is 0"),
+        ({"mass": True}, ArgumentError, "mass must be a share"),
+        ({"spatial": 0}, ArgumentError, "spatial must be an integer of at least 1"),
+        ({"padding_mode": "mirror"}, UnknownNameError, "unknown padding_mode 'mirror'"),
+        ({"padding_mode": "reflect", "spatial": 6, "kernel_size": 13}, ConversionError, "give a smaller kernel_size"),
+    ],
+)
+def test_hostile_arguments_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        attention_to_conv(plain(), **options)
+
+
+def test_what_the_layer_says_of_padding_is_not_overruled():
+    layer = plain(kernel_size=3, padding=1)
+    with pytest.raises(ArgumentError, match="padding_mode must be None or the layer's own 'zeros', but is 'reflect'"):
+        attention_to_conv(layer, padding_mode="reflect")
+    with pytest.raises(ShapeError, match="x must have at least 3"):
+        attention_to_conv(plain(kernel_size=3), spatial=2)
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "distance"])
+def test_heads_that_do_not_fall_off_need_the_size(name):
+    layer = RelativeAttention1d(2, 3, 2, name)
+    with pytest.raises(ArgumentError, match="spatial must be given, because the heads do not fall off"):
+        attention_to_conv(layer)
+    assert attention_to_conv(layer, spatial=7)[1].passed
+
+
+def test_a_kernel_that_overflows_is_refused():
+    encoding = Quadratic(2, 1, centres=[[0.0], [0.0]], sharpness=128.0)
+    layer = RelativeAttention1d(1, 1, 2, encoding, dtype=torch.float16)
+    nn.init.constant_(layer.values.weight, 60_000.0)
+    with pytest.raises(ConversionError, match=r"the kernel would not be finite in torch\.float16"):
+        attention_to_conv(layer)

@@ -1,0 +1,131 @@
+"""Whole networks: what the certificate of a conversion says, and that it does not pass where it must not."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from convattn import NetworkCertificate, network_to_attention
+from convattn.errors import CheckpointError
+from convattn.layers import RelativeAttention, RelativeAttention2d
+from convert.network.network_cases import Functional, Results, converted, images
+
+
+def test_a_convolution_called_as_a_function_is_found():
+    network = Functional()
+    made, certificate = converted(network, images(1, 3, 7, 9))
+    assert type(made.after) is RelativeAttention2d
+    assert [(item.name, item.kind) for item in certificate.left_alone] == [("", "Functional")]
+    assert "calls aten::convolution as a function, which is not converted" in certificate.left_alone[0].reason
+    assert "left alone" in certificate.summary()
+
+
+def test_a_layer_that_the_images_do_not_reach_has_no_path():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 1)
+
+        def forward(self, x):
+            return self.used(x)
+
+    _, certificate = converted(Half(), images(1, 3, 7, 9))
+    assert [layer.path for layer in certificate.layers] == ["shift", None]
+
+
+def test_nested_results_and_named_arguments():
+    network = Results()
+    _, certificate = network_to_attention(network, images={"x": images(2, 3, 7, 9), "scale": 2.0})
+    assert certificate.passed
+    assert certificate.shapes == ((2, 3, 7, 9),)
+    assert certificate.top1_total is None
+
+
+def test_top1_is_counted_where_there_are_scores():
+    network = nn.Sequential(nn.Conv2d(3, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    _, certificate = converted(network, images(5, 3, 7, 9))
+    assert (certificate.top1_total, certificate.top1_changed) == (5, 0)
+
+
+def test_soft_heads_are_measured_and_not_called_exact():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3))
+    made, certificate = network_to_attention(network, sharpness=2.0, images=images(2, 3, 9, 11))
+    assert certificate.passed
+    assert not certificate.exact
+    assert certificate.measured_error > certificate.rounding
+    assert all(layer.bound_per_unit > 0 for layer in certificate.layers)
+    assert any("at this sharpness" in item for item in certificate.not_covered)
+    assert made[0].encoding.sharpness.tolist() == pytest.approx([2.0] * 9)
+
+
+def test_heads_that_look_everywhere_make_another_network():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, bias=False))
+    _, certificate = network_to_attention(network, sharpness=1.0, images=images(2, 3, 9, 11))
+    assert [layer.leak for layer in certificate.layers] == [1, 1]
+    share = certificate.measured_error / certificate.largest
+    assert 0.5 < share < 1
+    assert f"passed (approximate, differs by {share:.2g} of the largest output, 2 layers" in certificate.summary()
+
+
+def test_an_error_as_large_as_the_output_does_not_pass():
+    """The second difference of a ramp is zero but for rounding; heads that look aside see the border."""
+    network = nn.Conv2d(1, 1, 3, bias=False)
+    network.weight.data = torch.tensor([[[[0.0, 1, 0], [1, -4, 1], [0, 1, 0]]]])
+    _, certificate = network_to_attention(network, sharpness=2.0, images=torch.arange(7.0).expand(1, 1, 5, 7) / 3)
+    assert all(layer.passed for layer in certificate.layers)
+    assert certificate.measured_error > certificate.largest
+    assert not certificate.passed
+
+
+def test_a_wrong_layer_fails_the_certificate(monkeypatch):
+    """The negative control: a leak of 1e-5 in one layer of three is seen end to end."""
+    network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, 1))
+    forward = RelativeAttention.forward
+
+    def leaking(self, x):
+        y = forward(self, x)
+        return y + 1e-5 * y.mean() if self.num_heads == 1 else y
+
+    monkeypatch.setattr(RelativeAttention2d, "forward", leaking)
+    _, certificate = network_to_attention(network, images=images(2, 3, 9, 11))
+    assert not certificate.passed
+    assert "FAILED" in certificate.summary()
+
+
+def test_a_network_that_refuses_float64_is_held_against_itself():
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            if x.dtype == torch.float64:
+                raise RuntimeError("only single precision")
+            return self.conv(x)
+
+    _, certificate = network_to_attention(Single(), images=images(2, 3, 7, 9))
+    assert certificate.passed
+    assert certificate.reference == "float32"
+    assert any(item.startswith("float64: the network does not run in it") for item in certificate.not_covered)
+
+
+def test_without_images_one_is_drawn_in_the_size_of_the_network():
+    network = nn.Sequential(nn.Conv2d(2, 4, 3))
+    network.default_cfg = {"input_size": (2, 9, 11)}
+    _, certificate = network_to_attention(network)
+    assert certificate.passed
+    assert certificate.shapes == ((1, 2, 9, 11),)
+    assert certificate.images == "one standard normal image (1, 2, 9, 11), seed 0"
+
+
+def test_the_certificate_is_saved_and_loaded(tmp_path):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), parametrizations.spectral_norm(nn.Conv2d(4, 5, 1)))
+    _, certificate = network_to_attention(network, images=images(2, 3, 7, 9), exclude="0")
+    path = certificate.save(tmp_path / "certificate.json")
+    assert NetworkCertificate.load(path) == certificate
+    with pytest.raises(CheckpointError, match="not a NetworkCertificate of schema version 2"):
+        NetworkCertificate.from_json(certificate.to_json().replace('"schema_version": 2', '"schema_version": 9', 1))
+    summary = certificate.summary()
+    assert summary.startswith("network to attention: passed (exact, 1 layer, 1 head, float32)")
+    assert "  note            its weight is computed by SpectralNorm; its present value was converted (1)" in summary

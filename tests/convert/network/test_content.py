@@ -1,0 +1,72 @@
+"""Whole networks with content behind gates: closed the same function, open another, and back while closed."""
+
+import pytest
+import torch
+from torch import nn
+
+from convattn import network_to_attention, network_to_conv
+from convattn.layers import Content, RelativeAttention
+from convattn.models import ResNet
+from convattn.testing.budget import assert_within_budget
+from convert.network.network_cases import assert_unchanged, filled, fingerprint, images
+
+
+def small_resnet():
+    torch.manual_seed(0)
+    return filled(ResNet(1, width=4)).eval()
+
+
+def layers(network):
+    return [module for module in network.modules() if isinstance(module, RelativeAttention)]
+
+
+def test_closed_gates_leave_a_network_as_it_is():
+    network, x = small_resnet(), images(2, 3, 16, 16)
+    before = fingerprint(network)
+    made, certificate = network_to_attention(network, content=True, images=x)
+    assert_unchanged(network, before)
+    assert certificate.passed
+    assert certificate.exact
+    assert {layer.path for layer in certificate.layers} == {"shift"}
+    plain, _ = network_to_attention(network, images=x)
+    with torch.no_grad():
+        assert torch.equal(made(x), plain(x))
+    high = network.double()(x.double()).detach()
+    assert_within_budget(made(x).detach(), high, network.float()(x).detach(), "with gradients")
+
+
+def test_the_certificate_tells_what_content_takes():
+    _, certificate = network_to_attention(
+        small_resnet(), content=True, include="stages.3.*", images=images(2, 3, 64, 64)
+    )
+    second = next(layer for layer in certificate.layers if layer.name == "stages.3.second")
+    assert len(certificate.layers) == 3
+    numbers = (
+        9 * 64 * 100 * 12 + 9 * (64 + 100) * 3 * 4
+    )  # all pairs of heads, queries and keys; queries and keys of width 3
+    note = f"with gradients, or once its gate is open, its content takes {numbers / 2**20:.3g} MiB for an image"
+    assert second.notes == (note,)
+    _, plain = network_to_attention(small_resnet(), include="stages.3.*", images=images(2, 3, 64, 64))
+    assert not any("content" in note for layer in plain.layers for note in layer.notes)
+
+
+def test_closed_gates_become_the_same_convolutions_again_and_open_ones_are_left():
+    network, x = small_resnet(), images(2, 3, 16, 16)
+    made, _ = network_to_attention(network, content=Content(key_width=3, position=False), images=x)
+    again, certificate = network_to_conv(made, images=x, fold=False)
+    assert certificate.exact
+    assert not certificate.left_alone
+    state = again.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in network.state_dict().items())
+    nn.init.constant_(made.stages[3].first.gate[1:2], -0.25)
+    half, certificate = network_to_conv(made, images=x)
+    assert [item.name for item in certificate.left_alone] == ["stages.3.first"]
+    assert "its gate is open: head 1 gives 0.245" in certificate.left_alone[0].reason
+    assert len(layers(half)) == 1
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_what_learns_beside_the_gate_is_as_in_the_convolution(learns):
+    network = small_resnet().requires_grad_(learns)
+    made, _ = network_to_attention(network, content=True, images=images(2, 3, 16, 16))
+    assert {number.requires_grad for number in made.parameters()} == {learns}

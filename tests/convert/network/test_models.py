@@ -1,0 +1,145 @@
+"""Networks of timm and torchvision, converted on both paths: random weights, nothing in them as new."""
+
+from functools import partial
+
+import pytest
+import torch
+from benchmarks.sweep.randomise import randomise
+from benchmarks.sweep.subjects import Built
+from torch import nn
+
+from convattn import network_to_attention
+from convattn.convert import SamePaddedAttention, conv_to_attention
+from convattn.errors import UnsupportedModelError
+from convert.network.network_cases import assert_unchanged, convolutions, filled, fingerprint, images
+
+timm = pytest.importorskip("timm")
+torchvision = pytest.importorskip("torchvision")
+
+FROZEN = "the standardised weight was converted; trained further, it is not standardised again"
+TIMM = {
+    "test_resnet": set(),
+    "test_convnext": set(),
+    "test_byobnet": set(),
+    "test_coatnet": set(),
+    "test_nfnet": {FROZEN},
+    "mixnet_s": set(),  # kernels of several sizes side by side
+    "tf_mobilenetv3_small_minimal_100": set(),  # pads by the size of the image
+    "edgenext_xx_small": set(),  # asks a convolution for the dtype of its weight
+    "vit_tiny_r_s16_p8_224": {FROZEN},  # asks for nothing, standardises and pads
+}
+TORCHVISION = {
+    "mobilenet_v3_small": (torchvision.models.mobilenet_v3_small, (3, 64, 64)),
+    "mc3_18": (torchvision.models.video.mc3_18, (3, 4, 32, 32)),
+    "lraspp_mobilenet_v3_large": (
+        partial(torchvision.models.segmentation.lraspp_mobilenet_v3_large, weights_backbone=None),
+        (3, 64, 64),
+    ),
+}
+SIZES = {"test_coatnet": 160, "vit_tiny_r_s16_p8_224": 224}
+"""Networks that take images of one size only; the others are run on smaller ones than their own."""
+
+
+LARGE = ("mixnet_s", "edgenext_xx_small", "vit_tiny_r_s16_p8_224", "mobilenet_v3_small", "lraspp_mobilenet_v3_large")
+
+
+def some(cases):
+    return [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in LARGE else []) for case in cases.items()]
+
+
+def check(network, x, notes):
+    """Converts a network on both paths; nothing is left over, and the whole is right within its budget."""
+    torch.manual_seed(0)
+    randomise(Built(network, (x,)))
+    before = fingerprint(network)
+    for impl, path in (("auto", "shift"), ("separable", "separable")):
+        made, certificate = network_to_attention(network, impl=impl, images=x)
+        assert certificate.passed, certificate.summary()
+        assert certificate.exact
+        assert certificate.left_alone == ()
+        assert {layer.path for layer in certificate.layers} == {path}
+        assert {note for layer in certificate.layers for note in layer.notes} == notes
+        assert len(certificate.layers) == len(convolutions(network))
+        assert not convolutions(made)
+        assert 0 < certificate.measured_error <= certificate.rounding
+        assert certificate.top1_changed in (0, None)
+    assert_unchanged(network, before)
+
+
+@pytest.mark.parametrize(("name", "notes"), some(TIMM), ids=TIMM)
+def test_timm(name, notes):
+    torch.manual_seed(0)
+    size = SIZES.get(name, 64)
+    check(timm.create_model(name, num_classes=11), images(1, 3, size, size), notes)
+
+
+@pytest.mark.parametrize(("name", "case"), some(TORCHVISION), ids=TORCHVISION)
+def test_torchvision(name, case):
+    torch.manual_seed(0)
+    build, shape = case
+    check(build(num_classes=11), images(1, *shape), set())
+
+
+def test_a_network_with_a_wrong_weight_fails_its_certificate(monkeypatch):
+    def convert(conv, **options):
+        layer, certificate = conv_to_attention(conv, **options)
+        if conv.in_channels == 3:
+            with torch.no_grad():
+                layer.values.weight[2, 1, 1, 1] *= 1.01
+        return layer, certificate
+
+    monkeypatch.setattr("convattn.convert.network.to_attention.conv_to_attention", convert)
+    built = Built(timm.create_model("test_resnet", num_classes=11), (images(1, 3, 64, 64),))
+    randomise(built)
+    certificate = network_to_attention(built.network, images=built.arguments)[1]
+    assert all(layer.passed for layer in certificate.layers)
+    assert not certificate.passed
+    assert certificate.measured_error > certificate.rounding
+
+
+@pytest.mark.parametrize("sizes", [(17, 23), (16, 24)])
+@pytest.mark.parametrize("kind", ["Conv2dSame", "StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_every_subclass_of_timm(kind, stride, sizes):
+    torch.manual_seed(0)
+    build = getattr(timm.layers, kind)
+    network = nn.Sequential(build(4, 6, 3, stride=stride), build(6, 6, (5, 2), groups=2, bias=True)).double().float()
+    before = fingerprint(network)
+    made, certificate = network_to_attention(network, images=images(2, 4, *sizes))
+    assert_unchanged(network, before)
+    assert certificate.passed
+    assert certificate.measured_error > 0
+    dynamic = kind == "Conv2dSame" or (kind.endswith("Same") and stride > 1)
+    assert isinstance(made[0], SamePaddedAttention) == dynamic
+    assert bool(certificate.layers[0].notes) == kind.startswith(("Std", "Scaled"))
+    assert made[0].weight.shape == (6, 4, 3, 3)
+
+
+def test_mixed_convolutions_are_converted_one_by_one():
+    network = timm.layers.MixedConv2d(6, 9, [3, 5, 7])
+    _, certificate = network_to_attention(network, images=images(1, 6, 11, 13))
+    assert certificate.passed
+    assert [layer.heads for layer in certificate.layers] == [9, 25, 49]
+
+
+def test_kernels_and_taps_that_follow_the_input_are_refused():
+    network = nn.ModuleList(
+        [
+            timm.layers.CondConv2d(4, 4, 3),
+            torchvision.ops.DeformConv2d(4, 4, 3),
+            torchvision.ops.Conv2dNormActivation(4, 4),
+        ]
+    )
+    with pytest.raises(UnsupportedModelError) as caught:
+        network_to_attention(network, images=images(1, 4, 7, 9))
+    assert str(caught.value).splitlines()[1:] == [
+        "  0 (CondConv2d): its kernels depend on the input",
+        "  1 (DeformConv2d): its taps move with the input",
+    ]
+
+
+def test_a_convolution_as_a_function_inside_timm_is_named():
+    network = timm.create_model("resnetblur50", num_classes=3, layers=(1, 1, 1, 1), channels=(8, 8, 8, 8))
+    _, certificate = network_to_attention(filled(network), images=images(1, 3, 64, 64))
+    assert certificate.passed
+    assert {item.kind for item in certificate.left_alone} == {"BlurPool2d"}

@@ -1,0 +1,118 @@
+"""Networks to attention and back: certified on any processor, with every bit as it was, and faults found.
+
+The large ones: `pytest -m slow tests/convert/network/test_round_trips.py`.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from convattn import network_to_attention, network_to_conv
+from convattn.convert.layer.hard_heads import HardHeads
+from convattn.convert.network.comparison import compare_networks
+from convattn.convert.network.running import Arguments
+from convattn.networks import create_network
+
+SMALL = [
+    ("timm:test_resnet", torch.float32),
+    ("timm:test_resnet", torch.float64),
+    ("torchvision:resnet18", torch.float32),
+]
+LARGE = [
+    *(f"torchvision:{name}" for name in ("resnet50", "resnet18", "convnext_tiny", "vgg11", "densenet121")),
+    "timm:regnety_016",
+]
+FORMATS = [torch.contiguous_format, torch.channels_last]
+
+
+def built(name, dtype=torch.float32, memory_format=torch.contiguous_format):
+    torch.manual_seed(0)
+    return create_network(name).eval().to(dtype=dtype, memory_format=memory_format)
+
+
+def images(size, dtype=torch.float32, memory_format=torch.contiguous_format):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(1, 3, size, size, generator=generator).to(dtype=dtype, memory_format=memory_format)
+
+
+def require_round_trip(network, x):
+    made, there = network_to_attention(network, images=x)
+    again, back = network_to_conv(made, images=x, fold=False)
+    for certificate in (there, back):
+        failed = [layer.summary() for layer in certificate.layers if not layer.passed]
+        assert certificate.exact
+        assert not failed, failed
+        assert certificate.passed, certificate.summary()
+    before, after = network.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    return made
+
+
+@pytest.mark.parametrize(("name", "dtype"), SMALL)
+def test_small_networks_come_back_certified(name, dtype):
+    require_round_trip(built(name, dtype), images(64, dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("name", LARGE)
+def test_large_networks_come_back_certified(name, memory_format):
+    x = images(224, memory_format=memory_format)
+    made = require_round_trip(built(name, memory_format=memory_format), x)
+    _, folded = network_to_conv(made, images=x)
+    assert folded.passed, folded.summary()
+
+
+def leaking(conv):
+    conv.weight.copy_(conv.weight * (1 - 1e-5) + 1e-5 * conv.weight.roll(1, -1))
+
+
+def halved(conv):
+    conv.weight.copy_(conv.weight.half())
+
+
+def swapped(conv):
+    conv.weight.copy_(conv.weight.flip(-1))
+
+
+def other_border(conv):
+    conv.padding_mode = "replicate"
+    conv._reversed_padding_repeated_twice = [1, 1, 1, 1]
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    network = built("torchvision:resnet18")
+    return network, images(64)
+
+
+@pytest.mark.parametrize("fault", [leaking, halved, swapped, other_border])
+@pytest.mark.parametrize("name", ["layer1.0.conv1", "layer3.1.conv2"])
+def test_a_fault_in_one_convolution_is_found(resnet, name, fault):
+    network, x = resnet
+    wrong = copy.deepcopy(network)
+    with torch.no_grad():
+        fault(wrong.get_submodule(name))
+    given = Arguments((x,), {}, "the images given")
+
+    def share(made):
+        found = compare_networks(network, made, given, {name: (made.get_submodule(name), False)}, to_conv=True)
+        return found.worst(exact=True).share
+
+    assert share(copy.deepcopy(network)) <= 1
+    assert not share(wrong) <= 1
+
+
+def test_a_fault_in_one_layer_fails_the_network(monkeypatch):
+    torch.manual_seed(0)
+    network, x = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 3)), torch.randn(2, 3, 9, 11)
+    made, _ = network_to_attention(network, images=x)
+    kernel = HardHeads.kernel
+    monkeypatch.setattr(HardHeads, "kernel", lambda *a: kernel(*a) * (1 - 1e-5))
+    _, record = network_to_conv(made, images=x)
+    assert not record.passed
+    assert not any(layer.passed for layer in record.layers)

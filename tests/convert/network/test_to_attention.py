@@ -1,0 +1,271 @@
+"""Whole networks: what a conversion keeps."""
+
+import copy
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+from torch.utils.data import DataLoader, TensorDataset
+
+from convattn import network_to_attention
+from convattn.errors import ArgumentError, ConversionError, UnknownNameError
+from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.testing.budget import assert_within_budget
+from convert.network.network_cases import (
+    Branches,
+    Renamed,
+    assert_unchanged,
+    converted,
+    convolutions,
+    filled,
+    fingerprint,
+    images,
+)
+
+PATHS = ("auto", "separable")
+NETWORKS = {
+    "1d": (nn.Sequential(nn.Conv1d(2, 6, 5, stride=2), nn.ReLU(), nn.Conv1d(6, 4, 3, groups=2)), (2, 23)),
+    "depthwise": (nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 12, 5, groups=6)), (3, 11, 13)),
+    "reflect": (nn.Sequential(nn.Conv2d(3, 6, 3, padding=1, padding_mode="reflect"), nn.ReLU()), (3, 11, 13)),
+    "3d": (nn.Sequential(nn.Conv3d(2, 3, (1, 3, 2)), nn.BatchNorm3d(3), nn.Conv3d(3, 5, 1)), (2, 3, 5, 7)),
+    "transposed 1d": (nn.Sequential(nn.ConvTranspose1d(2, 3, 4, stride=2, padding=1), nn.Conv1d(3, 2, 1)), (2, 11)),
+    "transposed 2d": (nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2)), (4, 7, 9)),
+    "transposed 3d": (nn.ConvTranspose3d(2, 3, 2, stride=2), (2, 3, 4, 5)),
+    "same": (nn.Sequential(nn.Conv2d(3, 5, 3, padding="same", dilation=2), nn.Conv2d(5, 2, (1, 7))), (3, 9, 13)),
+}
+
+
+@pytest.mark.parametrize("impl", PATHS)
+@pytest.mark.parametrize(("network", "shape"), NETWORKS.values(), ids=NETWORKS)
+def test_every_kind_of_convolution(network, shape, impl):
+    network = filled(network)
+    made, certificate = converted(network, images(2, *shape), impl=impl)
+    assert not convolutions(made)
+    assert len(certificate.layers) == len(convolutions(network))
+    assert certificate.exact
+    assert {layer.path for layer in certificate.layers} == {"shift" if impl == "auto" else "separable"}
+    kinds = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
+    assert all(isinstance(module, kinds[len(shape) - 1]) for module in made.modules() if hasattr(module, "encoding"))
+
+
+def test_a_module_in_several_places_stays_one_and_tied_weights_stay_tied():
+    network = Branches()
+    made, certificate = converted(network, images(2, 3, 7, 9))
+    assert made.first is made.again
+    assert made.left is not made.right
+    assert made.left.values.weight is made.right.values.weight
+    assert made.left.bias is not made.right.bias
+    entry = certificate.layers[0]
+    assert (entry.name, entry.aliases, entry.notes) == ("first", ("again",), ())
+    assert len(certificate.layers) == 3
+
+
+def test_a_tie_that_cannot_be_kept_is_said():
+    network = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ConvTranspose2d(4, 4, 3))
+    network[1].weight = network[0].weight
+    _, certificate = converted(network, images(1, 4, 7, 9))
+    assert [layer.notes for layer in certificate.layers] == [
+        ("it no longer shares its weight with 1.weight",),
+        ("it no longer shares its weight with 0.weight",),
+    ]
+
+
+def test_a_bias_tied_to_another_module_stays_tied():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    network[0].bias = network[1].bias
+    made, _ = converted(filled(network), images(1, 3, 7, 9))
+    assert made[0].bias is made[1].bias
+
+
+def test_mode_and_what_learns_are_kept():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1))
+    network[0].eval()
+    network[0].weight.requires_grad_(False)
+    network[2].bias.requires_grad_(False)
+    made, _ = converted(network, images(1, 3, 9, 11))
+    assert [module.training for module in made] == [False, True, True, True]
+    assert [m.values.weight.requires_grad for m in (made[0], made[2])] == [False, True]
+    soft, _ = network_to_attention(network, sharpness=5.0, images=images(1, 3, 9, 11))
+    assert [m.encoding.centres.requires_grad for m in (soft[0], soft[2])] == [False, True]
+    assert [m.bias.requires_grad for m in (made[0], made[2])] == [True, False]
+    assert made[0].values.training is made[0].encoding.training is False
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_dtype_is_kept(dtype):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)).to(dtype)
+    made, certificate = converted(network, images(2, 3, 9, 11, dtype=dtype))
+    assert made[0].values.weight.dtype == made[0].bias.dtype == dtype
+    assert certificate.reference == "float64"
+
+
+def test_hooks_are_kept_and_called_with_the_layer():
+    network, seen = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), []
+
+    def double(module, given):
+        seen.append(type(module).__name__)
+        return (2 * given[0],)
+
+    network[0].register_forward_pre_hook(double)
+    network[0].register_forward_hook(lambda *arguments: arguments[-1] + 1)
+    network[0].register_full_backward_hook(lambda *_: seen.append("backward"))
+    x = images(2, 3, 7, 9)
+    made, certificate = converted(network, x)
+    assert certificate.layers[0].notes == ("its hooks were kept; they are called with the attention layer",)
+    seen.clear()
+    made(x.requires_grad_()).sum().backward()
+    assert seen == ["RelativeAttention2d", "backward"]
+
+
+def spectral(conv):
+    return parametrizations.spectral_norm(conv)
+
+
+def weight_normed(conv):
+    return parametrizations.weight_norm(conv)
+
+
+def pruned(conv):
+    return prune.random_unstructured(conv, "weight", 0.5)
+
+
+def old_spectral(conv):
+    return nn.utils.spectral_norm(conv)
+
+
+def old_weight_normed(conv):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.utils.weight_norm(conv)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("wrap", "how"),
+    [
+        (spectral, "SpectralNorm"),
+        (weight_normed, "WeightNorm"),
+        (pruned, "pruning"),
+        (old_spectral, "SpectralNorm"),
+        (old_weight_normed, "WeightNorm"),
+    ],
+)
+def test_a_computed_weight_is_converted_as_it_is(wrap, how, training):
+    torch.manual_seed(0)
+    network = nn.Sequential(wrap(nn.Conv2d(3, 4, 3)), nn.ReLU(), nn.Conv2d(4, 5, 1)).train(training)
+    before = fingerprint(network)
+    x = images(2, 3, 7, 9)
+    made, certificate = network_to_attention(network, images=x)
+    assert_unchanged(network, before)
+    assert certificate.passed
+    assert certificate.layers[0].notes == (f"its weight is computed by {how}; its present value was converted",)
+    assert certificate.layers[1].notes == ()
+    assert type(made[0]) is RelativeAttention2d
+    assert made[0].training is training
+    assert made[0].values.weight.requires_grad
+    assert not made[0]._forward_pre_hooks
+    assert made(x).requires_grad
+
+
+def test_a_subclass_that_overrides_nothing_is_converted():
+    made, _ = converted(nn.Sequential(Renamed(3, 4, 3)), images(1, 3, 7, 9))
+    assert type(made[0]) is RelativeAttention2d
+
+
+def test_the_network_itself_may_be_a_convolution():
+    made, certificate = converted(nn.Conv2d(3, 4, 3), images(1, 3, 7, 9))
+    assert type(made) is RelativeAttention2d
+    assert certificate.layers[0].name == ""
+
+
+def test_patterns_choose_modules():
+    network = nn.ModuleDict(
+        {"stem": nn.Conv2d(3, 4, 3), "stage": nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1))}
+    )
+    network = nn.Sequential(*network.values())
+    x = images(1, 3, 9, 11)
+    made, certificate = converted(network, x, include="1.*", exclude=["1.1"])
+    assert [type(m).__name__ for m in (made[0], made[1][0], made[1][1])] == ["Conv2d", "RelativeAttention2d", "Conv2d"]
+    assert [(item.name, item.reason) for item in certificate.left_alone] == [
+        ("0", "left out by include or exclude"),
+        ("1.1", "left out by include or exclude"),
+    ]
+    message = "include must be a pattern that matches convolutions in the network, for instance '1.1', but is '1.9'"
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        network_to_attention(network, include=["1.*", "1.9"], images=x)
+    with pytest.raises(ArgumentError, match=r"for instance '\*', but is 'layer9'"):
+        network_to_attention(network[0], exclude="layer9", images=x)
+
+
+def test_a_converted_network_learns_as_the_convolutions_did():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    made, _ = converted(network, images(2, 3, 9, 11))
+    x = images(2, 3, 9, 11)
+    network(x).square().sum().backward()
+    made(x).square().sum().backward()
+    double = copy.deepcopy(network).double()
+    double.zero_grad()
+    double(x.double()).square().sum().backward()
+    for i in (0, 2):
+        gradient = made[i].values.weight.grad
+        assert_within_budget(gradient, double[i].weight.grad, network[i].weight.grad, "gradient")
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_wrong_arguments():
+    network, x = nn.Sequential(nn.Conv2d(3, 4, 3)), images(1, 3, 7, 9)
+    before = fingerprint(network)
+    with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type int"):
+        network_to_attention(3)
+    for wrong in (x.numpy(), [x], DataLoader(TensorDataset(x))):
+        kind = f"but is of type {type(wrong).__name__}$"
+        with pytest.raises(
+            ArgumentError, match=f"images must be a tensor, a tuple of arguments or a mapping .*, {kind}"
+        ):
+            network_to_attention(network, images=wrong)
+    with pytest.raises(ArgumentError, match=r'impl must be "auto" with content, .*, but is .separable'):
+        network_to_attention(network, content=True, impl="separable", images=x)
+    with pytest.raises(ArgumentError, match="content must be True, False or a Content, but is 'yes'"):
+        network_to_attention(network, content="yes", images=x)
+    with pytest.raises(UnknownNameError, match="unknown impl 'separabel': did you mean 'separable'"):
+        network_to_attention(network, impl="separabel", images=x)
+    with pytest.raises(ArgumentError, match="sharpness must be a positive finite number, but is -1"):
+        network_to_attention(network, sharpness=-1, images=x)
+    with pytest.raises(ArgumentError, match="exclude must be a name pattern or a sequence of them, but is 3"):
+        network_to_attention(network, exclude=3, images=x)
+    with pytest.raises(ArgumentError, match="images must fit the network, but on the images given it raised"):
+        network_to_attention(network, images=images(1, 5, 7, 9))
+    with pytest.raises(ConversionError, match="there is no convolution to convert in Linear: none is a module; those"):
+        network_to_attention(nn.Linear(2, 3), images=x)
+    assert_unchanged(network, before)
+
+
+def test_a_convolution_that_is_the_network_shares_nothing():
+    layer = nn.Conv2d(3, 4, 3)
+    _, certificate = network_to_attention(layer, images=images(1, 3, 7, 9))
+    assert certificate.layers[0].notes == ()
+    layer.register_forward_hook(lambda *_: None)
+    _, certificate = network_to_attention(layer, images=images(1, 3, 7, 9))
+    assert "hooks were kept; they are called with the attention layer (the network itself)" in certificate.summary()
+
+
+def test_a_network_whose_convolutions_are_all_left_out():
+    network, x = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(5))), images(1, 3, 7, 9)
+    message = "in Sequential: include and exclude leave out every one (0, 1, 2 and 2 more)"
+    with pytest.raises(ConversionError, match=re.escape(message)):
+        network_to_attention(network, exclude="*", images=x)
+    with pytest.raises(ConversionError, match=r"in Conv2d: .* leave out every one \(the network itself\)"):
+        network_to_attention(network[0], exclude="*", images=x)
+
+
+@pytest.mark.parametrize(("number", "told"), [(1, "1 layer is"), (2, "2 layers are")])
+def test_a_network_that_is_attention_already(number, told):
+    network, x = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(number))), images(1, 3, 7, 9)
+    made, _ = network_to_attention(network, images=x)
+    message = f"in Sequential: {told} attention already; `network_to_conv` (`--to conv`) is the way back"
+    for include in (None, "0"):
+        with pytest.raises(ConversionError, match=re.escape(message)):
+            network_to_attention(made, include=include, images=x)

@@ -1,0 +1,173 @@
+"""Networks and images that ask for trouble: what comes out is right or says what it does not show; nothing changes."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from convattn import network_to_attention, network_to_conv
+from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
+from convattn.layers import RelativeAttention2d
+from convert.network.hostile_cases import (
+    Borrowing,
+    Counting,
+    Drawing,
+    Growing,
+    Listed,
+    Looking,
+    Overwriting,
+    Remembering,
+    Spectrum,
+    Unfolding,
+)
+from convert.network.network_cases import images, unchanged
+
+
+def conv():
+    torch.manual_seed(0)
+    return nn.Conv2d(3, 4, 3)
+
+
+def attempt(network, x, **options):
+    """Converts a network; asserts that it, the images and the random state are left as they were."""
+    given = x if isinstance(x, tuple) else tuple(x.values()) if isinstance(x, dict) else (x,)
+    with unchanged(network, *given):
+        return network_to_attention(network, images=x, **options)
+
+
+@pytest.mark.parametrize("kind", [Counting, Remembering, Overwriting, Drawing])
+def test_networks_that_change_are_run_on_copies_from_the_same_start(kind):
+    network = kind(conv())
+    made, certificate = attempt(network, images(2, 3, 7, 9))
+    assert certificate.passed
+    assert type(made.layer) is RelativeAttention2d
+    assert certificate.rounding < 1e-5 * certificate.largest  # runs that had seen each other would differ by ones
+    assert getattr(network, "seen", []) == getattr(made, "seen", []) == []
+
+
+def test_a_network_that_rounding_moves_too_far_is_not_passed():
+    _, certificate = attempt(Growing(conv()), images(2, 3, 7, 9))
+    assert not certificate.passed
+    assert certificate.rounding > certificate.largest
+    assert "the network as a whole: rounding alone, or state that it keeps between runs, changes its outputs much" in (
+        certificate.not_covered
+    )
+
+
+def test_a_network_that_looks_at_its_layers_is_refused():
+    with pytest.raises(ConversionError, match="the converted network does not run: AssertionError"):
+        attempt(Looking(conv()), images(2, 3, 7, 9))
+
+
+@pytest.mark.parametrize(
+    "network", [Listed(nn.Conv2d(4, 5, 1), conv()), Borrowing(conv())], ids=lambda network: type(network).__name__
+)
+def test_convolutions_that_are_no_modules_of_the_network_are_named(network):
+    _, certificate = attempt(network, images(2, 3, 7, 9))
+    assert certificate.passed
+    assert [(item.name, item.kind) for item in certificate.left_alone] == [("", type(network).__name__)]
+    assert "calls aten::convolution as a function, which is not converted" in certificate.left_alone[0].reason
+    assert f"  left alone      the network itself ({type(network).__name__}): it calls aten::" in certificate.summary()
+
+
+def test_a_convolution_out_of_other_operations_is_not_seen():
+    """As the docstring states."""
+    made, certificate = attempt(Unfolding(conv()), images(2, 3, 7, 9))
+    assert certificate.passed
+    assert certificate.left_alone == ()
+    assert isinstance(made.layer, RelativeAttention2d)
+
+
+def test_a_network_of_functions_only_is_refused():
+    class Only(nn.Module):
+        def forward(self, x):
+            return nn.functional.conv2d(x, torch.ones(2, 3, 3, 3))
+
+    with pytest.raises(
+        ConversionError, match=r"no convolution to convert in Only: none is a module; those called as fu"
+    ):
+        attempt(Only(), images(2, 3, 7, 9))
+
+
+def test_complex_results_are_compared():
+    _, certificate = attempt(Spectrum(conv()), images(2, 3, 7, 9))
+    assert certificate.passed
+    assert 0 < certificate.measured_error <= certificate.rounding
+
+
+def test_a_traced_graph_is_converted():
+    network = torch.fx.symbolic_trace(nn.Sequential(conv(), nn.ReLU()))
+    made, certificate = attempt(network, images(2, 3, 7, 9))
+    assert certificate.passed
+    assert isinstance(made.get_submodule("0"), RelativeAttention2d)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_wrappers_for_several_devices(tmp_path):
+    made, certificate = attempt(DataParallel(nn.Sequential(conv())), images(2, 3, 7, 9))
+    assert certificate.passed
+    assert isinstance(made.module[0], RelativeAttention2d)
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        network = DistributedDataParallel(nn.Sequential(conv()))
+        with pytest.raises(UnsupportedModelError, match=r"itself .DistributedDataParallel.: .* convert its `module`"):
+            attempt(network, images(2, 3, 7, 9))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_measured_against_float64(dtype):
+    network = nn.Sequential(conv(), nn.ReLU(), nn.Conv2d(4, 5, 3)).to(dtype)
+    made, certificate = attempt(network, images(2, 3, 9, 11, dtype=dtype))
+    assert certificate.passed
+    assert certificate.reference == "float64"
+    assert made[2].bias.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "x", [images(2, 3, 7, 9) * torch.nan, (images(2, 3, 7, 9) * 60000).half()], ids=["nan", "overflow"]
+)
+def test_results_that_are_not_finite_are_not_passed(x):
+    _, certificate = attempt(nn.Sequential(conv().to(x.dtype)), x)
+    assert not certificate.passed
+    assert "the network as a whole: its results are not finite" in certificate.not_covered
+
+
+def test_nothing_learns_where_nothing_did():
+    made, certificate = attempt(nn.Sequential(conv()).requires_grad_(False), images(2, 3, 7, 9).requires_grad_())
+    assert certificate.passed
+    assert not any(parameter.requires_grad for parameter in made.parameters())
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (images(0, 3, 7, 9), r"images must be a batch of at least one, but is \(\(0, 3, 7, 9\),\)"),
+        (images(1, 3, 7, 9, dtype=torch.float64), r"on the images given it raised RuntimeError: Input type \(double\)"),
+        (torch.ones(1, 3, 7, 9, dtype=torch.long), r"on the images given it raised RuntimeError: Input type \(long"),
+        (torch.ones(1, 3, 7, 9, device="meta"), "images must be tensors with values, but one is on the meta device"),
+        ((images(1, 3, 7, 9), 3), "on the images given it raised TypeError"),
+        ({"y": images(1, 3, 7, 9)}, "on the arguments given it raised TypeError: .* unexpected keyword argument 'y'"),
+    ],
+)
+def test_images_that_the_network_does_not_take(x, message):
+    with pytest.raises(ArgumentError, match=message):
+        attempt(nn.Sequential(conv()), x)
+
+
+def test_autocast_around_a_conversion_changes_nothing():
+    network, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1)), torch.randn(2, 3, 7, 9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made, certificate = network_to_attention(network, images=x)
+        assert network_to_conv(made, images=x)[1].passed
+    assert certificate == network_to_attention(network, images=x)[1]
+    assert certificate.passed
+
+
+def test_the_random_state_is_kept_where_a_conversion_fails():
+    with pytest.raises(UnsupportedModelError):
+        attempt(nn.Sequential(conv(), nn.LazyLinear(3)), images(1, 3, 7, 9))
+    with pytest.raises(ArgumentError):
+        attempt(nn.Sequential(conv()), images(1, 3, 2, 2))

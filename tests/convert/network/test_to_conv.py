@@ -1,0 +1,282 @@
+"""Whole networks on the way back."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from convattn.convert import attention_to_conv, conv_to_attention, network_to_conv
+from convattn.errors import ArgumentError, ConversionError
+from convattn.layers import GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
+from convattn.layers.block import MixingBlock
+from convattn.models import AttentionNet, ConvNet, load_network
+from convattn.testing.budget import assert_within_budget
+
+
+def images(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def hard(conv):
+    return conv_to_attention(conv)[0]
+
+
+def with_statistics(norm):
+    nn.init.normal_(norm.running_mean)
+    nn.init.uniform_(norm.running_var, 0.5, 2.0)
+    if norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    return norm
+
+
+def network():
+    """Convolutions as attention, plain and transposed, each followed by batch normalisation, and one shared."""
+    torch.manual_seed(0)
+    shared = hard(nn.Conv2d(6, 6, 3, padding=1, groups=3))
+    return nn.Sequential(
+        hard(nn.Conv2d(3, 6, (3, 2), stride=2, padding=1, bias=False)),
+        with_statistics(nn.BatchNorm2d(6)),
+        shared,
+        nn.ReLU(),
+        shared,
+        nn.Sequential(
+            hard(nn.ConvTranspose2d(6, 4, 3, stride=2, groups=2)), with_statistics(nn.BatchNorm2d(4, affine=False))
+        ),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ).eval()
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_network_of_hard_heads_comes_back(fold, dtype):
+    model, x = network().to(dtype), images(5, 3, 11, 13, dtype=dtype)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    made, record = network_to_conv(model, images=x, labels=torch.arange(5) % 4, fold=fold)
+    assert record.exact
+    assert record.passed
+    assert record.direction == "network_to_conv"
+    assert record.measured_error <= record.rounding
+    assert (record.top1_changed, record.top1_total) == (0, 5)
+    assert record.accuracy_before == record.accuracy_after
+    assert [layer.name for layer in record.layers] == ["0", "2", "5.0"]
+    assert record.layers[1].aliases == ("4",)
+    assert made[2] is made[4]
+    assert isinstance(made[5][0], nn.ConvTranspose2d)
+    assert isinstance(made[1], nn.Identity if fold else nn.BatchNorm2d)
+    assert ("BatchNorm2d folded in" in record.layers[0].notes) == fold
+    hi = copy.deepcopy(model).double()(x.double())
+    assert_within_budget(made(x), hi, model(x) if dtype == torch.float32 else hi + record.rounding / 2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not {id(p) for p in made.parameters()} & {id(p) for p in model.parameters()}
+
+
+def test_batch_normalisation_in_training_is_not_folded():
+    made, record = network_to_conv(network().train())
+    assert made.training
+    assert isinstance(made[1], nn.BatchNorm2d)
+    assert record.layers[0].notes == ()
+
+
+class Twice(nn.Sequential):
+    """Does something else with its children."""
+
+    def forward(self, x):
+        return super().forward(x) + self[0](x)
+
+
+def hooked(module):
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Twice,
+        lambda conv, norm: nn.Sequential(conv, nn.ReLU(), norm),
+        lambda conv, norm: nn.Sequential(conv, norm, norm),
+        lambda conv, norm: nn.Sequential(conv, norm, nn.ReLU(), conv),
+        lambda conv, norm: nn.Sequential(conv, hooked(norm)),
+        lambda conv, norm: hooked(nn.Sequential(conv, norm)),
+        lambda conv, _: nn.Sequential(conv, nn.BatchNorm2d(3, track_running_stats=False).eval()),
+    ],
+)
+def test_what_does_not_certainly_follow_is_not_folded(make):
+    torch.manual_seed(0)
+    model = make(hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3))).eval()
+    made, record = network_to_conv(model, images=images(2, 3, 5, 7))
+    assert record.passed
+    assert not any(isinstance(module, nn.Identity) for module in made.modules())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_linear_map_of_a_block_is_folded_unless_it_is_shared(shared):
+    torch.manual_seed(0)
+    blocks = [MixingBlock(hard(nn.Conv2d(4, 4, 3, padding=1)), 4, ffn=5) for _ in range(2)]
+    if shared:
+        blocks[1].dense = blocks[0].dense
+    made, record = network_to_conv(nn.Sequential(*blocks).eval(), images=images(2, 4, 5, 7))
+    assert record.exact
+    assert record.passed
+    assert isinstance(made[0].dense, nn.Linear if shared else nn.Identity)
+
+
+def soft_network(**options):
+    torch.manual_seed(0)
+    sizes = {"width": 8, "depth": 2, "heads": 4, "ffn": 8, "image_size": 16}
+    return AttentionNet(**{**sizes, **options}).eval()
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "learned_axial", "sinusoidal", "distance"])
+def test_attention_net_becomes_a_conv_net(tmp_path, encoding):
+    model, x = soft_network(encoding=encoding), images(6, 3, 16, 16)
+    made, record = network_to_conv(model, images=x, labels=torch.zeros(6, dtype=torch.long), padding_mode="replicate")
+    assert record.passed
+    assert not record.exact
+    assert record.source == record.result == "convattn.models.attention_net.AttentionNet"
+    assert [layer.name for layer in record.layers] == ["blocks.0.mixer", "blocks.1.mixer"]
+    assert any("images of other sizes than 8 x 8" in note for note in record.layers[0].notes)
+    assert record.measured_error == (made(x).double() - copy.deepcopy(model).double()(x.double())).abs().max().item()
+    net = ConvNet.of(made)
+    net.save_pretrained(tmp_path)
+    loaded = load_network(tmp_path)
+    hi = copy.deepcopy(made).double()(x.double())
+    assert_within_budget(loaded(x).detach(), hi.detach(), made(x).detach())
+
+
+def test_a_larger_window_is_nearer_end_to_end():
+    model, x = soft_network(), images(6, 3, 16, 16)
+    errors = [network_to_conv(model, kernel_size=k, images=x)[1].measured_error for k in (1, 3, 7)]
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_layers_are_chosen_by_name():
+    model = network()
+    made, record = network_to_conv(model, include=["0", "5.*"], exclude="5.0")
+    assert [layer.name for layer in record.layers] == ["0"]
+    assert [(item.name, item.reason) for item in record.left_alone] == [
+        ("2", "left out by include"),
+        ("5.0", "left out by exclude"),
+    ]
+    assert isinstance(made[2], RelativeAttention2d)
+    assert record.not_covered[0] == "the whole network: no images were given"
+    assert (record.measured_error, record.images, record.shapes) == (None, None, ())
+
+
+def test_what_cannot_be_converted_stays_and_says_why():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        RelativeAttention2d(3, 3, 4, "quadratic", content=True),
+        GatedRelativeAttention2d(3, 3, 4, "quadratic"),
+        hooked(hard(nn.Conv2d(3, 3, 1))),
+        hard(nn.Conv2d(3, 3, 1)),
+    ).eval()
+    made, record = network_to_conv(model, images=images(2, 3, 5, 7))
+    assert [type(module) for module in made] == [type(module) for module in model[:3]] + [nn.Conv2d]
+    reasons = {item.name: item.reason for item in record.left_alone}
+    assert "depend on content" in reasons["0"]
+    assert "gate is open" in reasons["1"]
+    assert "forward hooks" in reasons["2"]
+    assert record.passed
+
+
+def test_a_layer_alone_is_a_network_too():
+    layer = hard(nn.Conv1d(2, 3, 3, padding=1))
+    made, record = network_to_conv(layer, images=images(2, 2, 7))
+    assert torch.equal(made.weight, attention_to_conv(layer)[0].weight)
+    assert record.passed
+
+
+class Pair(nn.Module):
+    """Returns two tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = hard(nn.Conv2d(3, 3, 1))
+
+    def forward(self, x):
+        return self.layer(x), x
+
+
+def test_all_outputs_of_a_network_are_compared():
+    _, record = network_to_conv(Pair(), images=images(2, 3, 5, 7))
+    assert record.passed
+    assert 0 < record.measured_error <= record.rounding
+
+
+def test_a_layer_that_meets_several_sizes_is_made_for_the_largest():
+    torch.manual_seed(0)
+    layer = RelativeAttention1d(2, 2, 3, "sinusoidal")
+    model = nn.Sequential(layer, nn.MaxPool1d(2), layer).eval()
+    _, record = network_to_conv(model, images=images(2, 2, 12))
+    assert any("images of other sizes than 12" in note for note in record.layers[0].notes)
+
+
+def test_a_fault_in_a_converted_network_shows(monkeypatch):
+    def faulty(layer, **options):
+        conv, certificate = attention_to_conv(layer, **options)
+        conv.weight.data *= 1 - 1e-4
+        return conv, certificate
+
+    home = sys.modules[network_to_conv.__module__]
+    monkeypatch.setattr(home, "attention_to_conv", faulty)
+    _, record = network_to_conv(network(), images=images(5, 3, 11, 13))
+    assert not record.passed
+
+
+def test_numbers_that_are_not_finite_do_not_pass():
+    model = nn.Sequential(hard(nn.Conv2d(3, 3, 1)), nn.Linear(4, 4)).eval()
+    nn.init.constant_(model[1].weight, torch.nan)
+    assert not network_to_conv(model, images=images(2, 3, 4, 4))[1].passed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel_size": 0}, "kernel_size must be an integer of at least 1"),
+        ({"mass": 2.0}, r"mass must be a share in \(0, 1\)"),
+        ({"mass": "half"}, r"mass must be a share in \(0, 1\), but is 'half'"),
+        ({"include": []}, "include must be a name pattern or a sequence of them"),
+        ({"exclude": ()}, "exclude must be a name pattern or a sequence of them"),
+        (
+            {"include": "no-such-layer"},
+            "include must be a pattern that matches attention layers in the network, for instance ",
+        ),
+        ({"exclude": ["*", "no-such-layer"]}, "exclude must be .*, but is 'no-such-layer'"),
+        ({"padding_mode": "mirror"}, "unknown padding_mode 'mirror'. Known: circular"),
+        ({"images": torch.zeros(0, 3, 5, 5)}, "images must be a batch of at least one"),
+        ({"labels": torch.zeros(2, dtype=torch.long)}, "labels must be one per image, but there are 2 labels and no"),
+        (
+            {"labels": torch.zeros(2, dtype=torch.long), "images": torch.zeros(1, 3, 5, 5)},
+            "there are 2 labels and there are 1 images",
+        ),
+        ({"images": torch.zeros(1, 3, 5, 5, device="meta")}, "images must be on the network's device cpu, but is"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.usefixtures("without_type_checks")
+def test_hostile_arguments_are_refused(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        network_to_conv(network(), **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            nn.Linear(2, 2),
+            r"cannot convert Linear: no layer could be converted \(it has no RelativeAttention layers; other",
+        ),
+        (
+            nn.Sequential(RelativeAttention2d(3, 3, 4, "quadratic", content=True)),
+            r"no layer could be converted \(0: .*depend on content",
+        ),
+    ],
+)
+def test_a_network_without_such_layers_is_refused(model, message):
+    with pytest.raises(ConversionError, match=message):
+        network_to_conv(model)

@@ -1,0 +1,181 @@
+"""Hostile input to the conversions of attention to convolutions, and to their refinement."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from convattn import attention_to_conv, conv_to_attention, network_to_conv, refine
+from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
+from convattn.layers import GatedRelativeAttention2d, RelativeAttention2d
+from convert.network.hostile_cases import Counting, Drawing, Listed, Overwriting, Remembering, Whole
+from convert.network.network_cases import images, unchanged
+
+
+def hard(channels=4):
+    torch.manual_seed(0)
+    return conv_to_attention(nn.Conv2d(3, channels, 3))[0]
+
+
+def not_a_number():
+    layer = hard()
+    with torch.no_grad():
+        layer.values.weight[0, 0, 0, 0] = torch.nan
+    return layer
+
+
+def with_a_lock():
+    network = nn.Sequential(hard())
+    network.lock = threading.Lock()
+    return network
+
+
+class Asking(Whole):
+    """Asks its layer for what only attention has."""
+
+    def forward(self, x):
+        return self.layer(x) * self.layer.num_heads
+
+
+REFUSED = {
+    "content": (lambda: RelativeAttention2d(3, 4, 4, "quadratic", content=True), "its scores depend on content"),
+    "gate": (lambda: GatedRelativeAttention2d(3, 4, 4, "quadratic"), "its gate is open: head 0 gives"),
+    "nan": (not_a_number, r"its values\.weight must be finite, but holds 1 NaN or infinite number"),
+    "meta": (lambda: hard().to("meta"), "is on the meta device and has no values"),
+    "complex": (lambda: hard().to(torch.complex64), r"must be float16, .* or float64, but is torch\.complex64"),
+    "float8": (lambda: hard().to(torch.float8_e4m3fn), r"must be float16, .* or float64, but is torch\.float8_e4m3fn"),
+    "kind": (
+        lambda: nn.Sequential(hard()),
+        "cannot convert Sequential to a convolution: supported layers are Relative",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_layers_that_are_refused(make, message):
+    layer = make()
+    with unchanged(layer), pytest.raises(ConversionError, match=message):
+        attention_to_conv(layer)
+    if isinstance(layer, nn.Sequential):
+        return
+    network = nn.Sequential(layer)
+    with unchanged(network), pytest.raises(ConversionError, match=f"no layer could be converted .0: .*{message}"):
+        network_to_conv(network)
+
+
+@pytest.mark.parametrize("kind", [Counting, Remembering, Overwriting, Drawing])
+def test_networks_that_change_are_run_on_copies_from_the_same_start(kind):
+    network, x = kind(hard()), images(6, 3, 7, 9)
+    with unchanged(network, x):
+        made, certificate = network_to_conv(network, images=x)
+    assert certificate.passed
+    assert certificate.rounding < 1e-5 * certificate.largest
+    assert type(made.layer) is nn.Conv2d
+    assert getattr(network, "seen", []) == getattr(made, "seen", []) == []
+
+
+def test_what_does_not_run_in_float64_is_held_against_itself():
+    network, x = Listed(conv_to_attention(nn.Conv2d(4, 5, 1))[0], hard()), images(6, 3, 7, 9)
+    with unchanged(network, x):
+        made, certificate = network_to_conv(network, images=x)
+    assert isinstance(made.hidden[0], RelativeAttention2d)
+    assert certificate.passed
+    assert certificate.reference == "float32"
+    assert certificate.measured_error <= certificate.rounding > 0
+    assert any("float64: the network does not run in it (ArgumentError: " in item for item in certificate.not_covered)
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "kind", "message"),
+    [
+        (
+            lambda: Asking(hard()),
+            images(2, 3, 7, 9),
+            ConversionError,
+            "the converted network does not run: AttributeError",
+        ),
+        (with_a_lock, images(2, 3, 7, 9), UnsupportedModelError, "cannot copy Sequential: cannot pickle"),
+        (
+            nn.Sequential,
+            images(2, 3, 7, 9),
+            ConversionError,
+            "no layer could be converted .it has no RelativeAttention",
+        ),
+        (
+            lambda: nn.Sequential(hard(), nn.Linear(7, 2, device="meta")),
+            images(2, 3, 7, 9),
+            UnsupportedModelError,
+            r"cannot convert Sequential: its 1\.weight is on the meta device and has no values",
+        ),
+        (lambda: Whole(hard()), images(0, 3, 7, 9), ArgumentError, "images must be a batch of at least one"),
+        (
+            lambda: Whole(hard()),
+            images(2, 3, 7, 9, dtype=torch.float64),
+            ArgumentError,
+            r"images must fit the network, but on those of shape \(1, 3, 7, 9\) it raised ArgumentError: x",
+        ),
+        (lambda: Whole(hard()), images(2, 3, 2, 2), ArgumentError, "it raised ShapeError"),
+    ],
+)
+def test_networks_and_images_that_are_refused(make, x, kind, message):
+    network = make()
+    with unchanged(network, x), pytest.raises(kind, match=message):
+        network_to_conv(network, images=x)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_arguments_of_other_kinds():
+    attention = Whole(hard()).eval()
+    conv, _ = network_to_conv(attention)
+    x = images(6, 3, 7, 9)
+    with unchanged(attention, conv, x):
+        with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type tuple$"):
+            network_to_conv((attention, 3))
+        with pytest.raises(UnsupportedModelError, match="cannot convert int to a convolution: supported layers are"):
+            attention_to_conv(3)
+        with pytest.raises(ArgumentError, match="images must be a tensor, but is of type str"):
+            network_to_conv(attention, images="dog")
+        with pytest.raises(ArgumentError, match=r"conv_model must be an nn\.Module, but is of type int"):
+            refine(3, attention, x)
+        with pytest.raises(ArgumentError, match=r"attention_model must be an nn\.Module, but is of type NoneType"):
+            refine(conv, None, x)
+        with pytest.raises(ArgumentError, match="images must be a tensor, but is of type NoneType"):
+            refine(conv, attention, None)
+        with pytest.raises(ArgumentError, match="ridge must be a positive finite number, but is 'much'"):
+            refine(conv, attention, x, ridge="much")
+
+
+@pytest.mark.parametrize(
+    ("conv", "attention", "x", "message"),
+    [
+        (None, None, images(6, 3, 7, 9).to("meta"), "images must have values, but they are on the meta device"),
+        (None, None, images(6, 3, 7, 9, dtype=torch.float64), "images must fit both networks, but on one"),
+        (None, None, images(6, 3, 2, 2), "images must fit both networks, but on one of them it raised"),
+        (None, None, images(6, 3, 7, 9) * torch.inf, "the outputs of both networks are finite, but some are not"),
+        (None, lambda: Whole(not_a_number()), images(6, 3, 7, 9), "the outputs of both networks are finite"),
+        (
+            lambda: Whole(nn.Conv2d(3, 4, 3, device="meta")),
+            None,
+            images(6, 3, 7, 9),
+            r"conv_model must have values, but its layer\.weight is on the meta device",
+        ),
+        (nn.Sequential, nn.Sequential, images(6, 3, 7, 9), "conv_model must be what network_to_conv made of attention"),
+    ],
+)
+def test_what_cannot_be_refined(conv, attention, x, message):
+    attention = Whole(hard()).eval() if attention is None else attention()
+    conv = network_to_conv(Whole(hard()))[0] if conv is None else conv()
+    with unchanged(conv, attention, x), pytest.raises(ArgumentError, match=message):
+        refine(conv, attention, x)
+
+
+@pytest.mark.parametrize("kind", [Counting, Overwriting])
+def test_networks_that_change_are_refined_on_copies(kind):
+    attention, x = kind(hard()).eval(), images(6, 3, 7, 9)
+    conv, _ = network_to_conv(attention)
+    with unchanged(conv, attention, x):
+        refined, record = refine(conv, attention, x)
+    assert record.after <= record.before
+    assert not refined.training

@@ -1,0 +1,141 @@
+"""Frozen copies for inference."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from convattn.convert import conv_to_attention, freeze, network_to_attention
+from convattn.errors import ArgumentError, ConversionError, ShapeError
+from convattn.layers import FrozenAttention, RelativeAttention1d, RelativeAttention2d
+from convattn.testing.budget import assert_within_budget
+
+
+def images(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+LAYERS = {
+    "kernel": lambda: RelativeAttention2d(4, 6, 9, "shift", kernel_size=3, padding=1, groups=2),
+    "reflected": lambda: RelativeAttention2d(
+        4, 6, 9, "shift", kernel_size=3, padding=1, padding_mode="reflect", stride=2
+    ),
+    "transposed": lambda: conv_to_attention(nn.ConvTranspose2d(4, 6, 3, stride=2))[0],
+    "grid": lambda: conv_to_attention(nn.Conv2d(4, 6, 3, padding=1), sharpness=1.0)[0],
+    "grid, hard": lambda: conv_to_attention(nn.Conv2d(4, 6, 3, padding=1), impl="separable")[0],
+    "separable": lambda: RelativeAttention2d(4, 6, 5, "quadratic"),
+    "narrow": lambda: RelativeAttention2d(4, 6, 5, "quadratic", head_width=2),
+    "dense": lambda: RelativeAttention2d(4, 6, 2, "distance"),
+    "fourier": lambda: RelativeAttention2d(4, 6, 2, "generalized_quadratic", impl="fourier"),
+    "dropout": lambda: RelativeAttention2d(4, 6, 2, "sinusoidal", dropout=0.3),
+}
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_a_frozen_layer_computes_the_layer_for_any_number_of_images(make):
+    torch.manual_seed(0)
+    layer, x = make(), images(3, 4, 11, 13)
+    frozen = freeze(layer, x[:1])
+    assert isinstance(frozen, FrozenAttention)
+    assert layer.training
+    assert not frozen.training
+    layer.eval()
+    high = copy.deepcopy(layer).double()(x.double())
+    with torch.no_grad():
+        assert_within_budget(frozen(x), high, layer(x))
+        assert frozen(x[:0]).shape == layer(x[:0]).shape
+        before = frozen(x)
+        for parameter in layer.parameters():
+            parameter.add_(1)
+        assert torch.equal(frozen(x), before)
+    assert not list(frozen.parameters())
+    assert not frozen(x).requires_grad
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_gradients_of_the_images_are_right(make):
+    torch.manual_seed(0)
+    layer, x = make().eval(), images(3, 4, 11, 13)
+    frozen = freeze(layer, x)
+    found, low, high = (
+        torch.autograd.grad(module(given).square().sum(), given)[0]
+        for module, given in (
+            (frozen, x.clone().requires_grad_()),
+            (layer, x.clone().requires_grad_()),
+            (copy.deepcopy(layer).double(), x.double().requires_grad_()),
+        )
+    )
+    assert_within_budget(found, high, low)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared, self.pool = nn.Conv2d(4, 4, 3, padding=1), nn.MaxPool2d(2)
+
+    def forward(self, x):
+        return self.shared(self.pool(self.shared(x)))
+
+
+def test_a_network_is_frozen_with_every_size_that_its_layers_meet():
+    torch.manual_seed(0)
+    made, _ = network_to_attention(Twice(), sharpness=2.0, images=images(1, 4, 12, 14))
+    frozen = freeze(made, images(1, 4, 12, 14))
+    assert frozen.shared.sizes == ((12, 14), (6, 7))
+    assert type(made.shared) is RelativeAttention2d
+    with torch.no_grad():
+        x = images(5, 4, 12, 14)
+        high = copy.deepcopy(made).eval().double()(x.double())
+        assert_within_budget(frozen(x), high, made.eval()(x))
+        again = pickle.loads(pickle.dumps(frozen))
+        assert torch.equal(again(x), copy.deepcopy(frozen)(x))
+
+
+def test_layers_that_look_at_content_stay_as_they_are():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        RelativeAttention2d(3, 4, 2, "quadratic"), RelativeAttention2d(4, 4, 2, "quadratic", content=True)
+    )
+    frozen = freeze(network, images(1, 3, 5, 7))
+    assert [type(layer) for layer in frozen] == [FrozenAttention, RelativeAttention2d]
+    with pytest.raises(ConversionError, match="cannot freeze: the images reach no attention layer whose scores do not"):
+        freeze(network[1], images(1, 4, 5, 7))
+
+
+def test_what_a_frozen_layer_cannot_do_is_refused():
+    frozen = freeze(RelativeAttention1d(3, 5, 2, "quadratic"), images(1, 3, 11))
+    with pytest.raises(ShapeError, match="x must be of a size for which this layer was frozen, 11, but is 12: freeze"):
+        frozen(images(1, 3, 12))
+    with pytest.raises(ShapeError, match=r"x must be of shape \(batch, 3, 1 spatial sizes\), but is \(1, 4, 11\)"):
+        frozen(images(1, 4, 11))
+    with pytest.raises(ArgumentError, match=r"x must be of the weights' dtype torch\.float32, but is"):
+        frozen(images(1, 3, 11).double())
+    with pytest.raises(ArgumentError, match="a frozen layer cannot be trained"):
+        frozen.train()
+    with pytest.raises(ArgumentError, match="a frozen layer cannot be moved or cast"):
+        frozen.double()
+    assert frozen.eval() is frozen
+
+
+def test_wrong_arguments_are_named(without_type_checks):
+    with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type int"):
+        freeze(3, images(1, 3, 5, 7))
+    with pytest.raises(
+        ArgumentError, match="images must be a tensor, a tuple of arguments or a mapping of them, but is"
+    ):
+        freeze(RelativeAttention2d(3, 5, 2, "quadratic"), None)
+    with pytest.raises(ArgumentError, match=r"images must fit the network, but on those of shape"):
+        freeze(RelativeAttention2d(3, 5, 2, "quadratic"), images(1, 4, 5, 7))
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_a_frozen_layer_holds_no_graph_and_can_be_copied(make):
+    torch.manual_seed(0)
+    layer, x = make().eval(), images(3, 4, 11, 13)
+    frozen = freeze(layer, x)
+    with torch.no_grad():
+        assert torch.equal(copy.deepcopy(frozen)(x), frozen(x))
+        assert torch.equal(pickle.loads(pickle.dumps(frozen))(x), frozen(x))
+    assert not frozen(x).requires_grad
