@@ -23,8 +23,8 @@ from convattn.benchmark.measure import extra_memory, in_a_process_of_its_own, ma
 from convattn.encodings import Quadratic
 from convattn.files import write_atomically
 from convattn.layers import RelativeAttention1d
+from convattn.provenance import describe_hardware, describe_versions, find_revision
 from convattn.testing.budget import assert_within_budget
-from convattn.training.environment import describe_hardware, describe_versions, find_revision
 
 LENGTHS = (1024, 4096, 16384, 65536)
 CHANNELS, HEADS = 16, 9

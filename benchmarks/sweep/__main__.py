@@ -21,7 +21,7 @@ from benchmarks.sweep.randomise import HOW
 from benchmarks.sweep.record import append, families, read
 
 from convattn.files import write_atomically
-from convattn.training.environment import describe_hardware, describe_versions, find_revision
+from convattn.provenance import describe_hardware, describe_versions, find_revision
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from benchmarks.trained.page import page
 
 from convattn.data import load_cifar10
 from convattn.files import write_atomically
+from convattn.provenance import describe_hardware, describe_versions, find_revision
 from convattn.records import RunRecord
-from convattn.training.environment import describe_hardware, describe_versions, find_revision
 
 
 def seeds_of(runs: Path, *names: str) -> list[int]:

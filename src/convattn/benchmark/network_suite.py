@@ -13,7 +13,7 @@ from convattn.benchmark.network_page import networks_page
 from convattn.benchmark.network_record import NetworkResult, NetworksRecord
 from convattn.files import write_atomically
 from convattn.grid import whole_number
-from convattn.training.environment import describe_hardware, describe_versions, find_revision
+from convattn.provenance import describe_hardware, describe_versions, find_revision
 
 __all__ = ["run_networks", "write_networks"]
 

@@ -16,7 +16,7 @@ from convattn.benchmark.scaling import run_scaling
 from convattn.benchmark.training_case import run_training_case
 from convattn.files import write_atomically
 from convattn.grid import whole_number
-from convattn.training.environment import describe_hardware, describe_versions, find_revision
+from convattn.provenance import describe_hardware, describe_versions, find_revision
 
 __all__ = ["Listener", "run_layers", "write_layers"]
 

@@ -1,11 +1,8 @@
-"""Where a run happens: hardware, versions, code revision, memory."""
+"""Where a result comes from: hardware, instruction set, versions and code revision."""
 
 import os
 import platform
-import re
-import resource
 import subprocess
-import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +11,7 @@ import torch
 
 from convattn.__about__ import __version__
 
-__all__ = ["describe_hardware", "describe_instructions", "describe_versions", "find_revision", "peak_memory"]
+__all__ = ["describe_hardware", "describe_instructions", "describe_versions", "find_revision"]
 
 _PACKAGES = ("torch", "accelerate", "numpy")
 
@@ -86,21 +83,6 @@ def find_revision(folder: Path = Path(__file__).parent) -> str | None:
     if not _git(folder, "ls-files", "."):
         return None
     return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-
-
-def peak_memory(device: torch.device) -> int:
-    """Returns the largest memory so far, in bytes: of the device where it is CUDA, or else of the process.
-
-    On Linux it is the kernel's VmHWM: ru_maxrss is inherited, and may be that of the program which started this one.
-    """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
-    if peak is not None:
-        return int(peak[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _version(package: str) -> str | None:

@@ -1,10 +1,8 @@
 import subprocess
-import sys
 
-import pytest
 import torch
 
-from convattn.training.environment import describe_hardware, describe_versions, find_revision, peak_memory
+from convattn.provenance import describe_hardware, describe_versions, find_revision
 
 CPU = torch.device("cpu")
 
@@ -19,19 +17,6 @@ def test_hardware_and_versions_are_named():
 def test_versions_are_of_the_packages_that_are_installed():
     versions = describe_versions(("torch", "no-such-package"))
     assert set(versions) == {"convattn", "python", "torch"}
-
-
-def test_peak_memory_is_at_least_what_is_held():
-    held = torch.ones(10_000_000)
-    assert peak_memory(CPU) >= held.numel() * held.element_size()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the peak is inherited")
-def test_peak_memory_is_not_that_of_the_program_that_started_this_one():
-    held = torch.ones(300_000_000)
-    ask = "import torch; from convattn.training.environment import peak_memory; print(peak_memory(torch.device('cpu')))"
-    done = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True)
-    assert 0 < int(done.stdout) < held.nbytes
 
 
 def run_git(folder, *arguments):
