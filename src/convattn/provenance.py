@@ -11,7 +11,7 @@ import torch
 
 from convattn.__about__ import __version__
 
-__all__ = ["describe_hardware", "describe_instructions", "describe_versions", "find_revision"]
+__all__ = ["describe_hardware", "describe_instructions", "describe_versions", "find_revision", "portable_path"]
 
 _PACKAGES = ("torch", "accelerate", "numpy")
 
@@ -83,6 +83,16 @@ def find_revision(folder: Path = Path(__file__).parent) -> str | None:
     if not _git(folder, "ls-files", "."):
         return None
     return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def portable_path(path: Path) -> str:
+    """Returns a path as a recorded command names it: of an absolute one the name alone.
+
+    Example:
+        >>> portable_path(Path("docs/results")), portable_path(Path("/home/somebody/results"))
+        ('docs/results', 'results')
+    """
+    return path.name if path.is_absolute() else path.as_posix()
 
 
 def _version(package: str) -> str | None:
