@@ -76,6 +76,6 @@ def bytes_held(module: nn.Module) -> int:
     return frozen + sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
-def path_taken(module: nn.Module, shape: tuple[int, ...]) -> str | None:
+def path_taken(module: object, shape: tuple[int, ...]) -> str | None:
     """Returns the path that a layer takes in its present mode for images of a shape; None of a peer."""
     return module.plan(shape).path if isinstance(module, RelativeAttention) else None

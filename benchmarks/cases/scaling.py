@@ -62,15 +62,15 @@ class ScalingCase(Case):
     def _enter(self, name: str, setting: Setting) -> Contender:
         with seeded(self.seed):
             module = setting.place(MODULES[name](self), training=self.training)
-        images, ours = setting.draw(self.shape, self.seed), isinstance(module, RelativeAttention)
+        images = setting.draw(self.shape, self.seed)
         small = images[(..., *(slice(_SMALL[self.dims]),) * self.dims)]
         return Contender(
             call=make_call(module, images, training=self.training),
             describe=lambda: (_NOTES[name].format(heads=self.heads), path_taken(module, self.shape)),
-            check=partial(self._check, module, images) if ours else None,
+            check=partial(self._check, module, images) if isinstance(module, RelativeAttention) else None,
             warm_up=make_call(module, small, training=self.training),
             weights=bytes_held(module),
-            ours=ours,
+            ours=isinstance(module, RelativeAttention),
         )
 
     def _check(self, layer: RelativeAttention, images: Tensor) -> Check:

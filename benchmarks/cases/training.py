@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,10 +40,10 @@ class TrainingCase(Case):
         steps: Number of steps over which the losses are compared.
     """
 
-    network: Mapping[str, int]
+    network: Mapping[str, Any]
     batch: int
     dropout: float
-    small: Mapping[str, int]
+    small: Mapping[str, Any]
     steps: int = 20
     memory: bool = False
 
@@ -92,7 +93,7 @@ class TrainingCase(Case):
             ours=True,
         )
 
-    def _build(self, options: Mapping[str, int], dropout: float, setting: Setting) -> AttentionNet:
+    def _build(self, options: Mapping[str, Any], dropout: float, setting: Setting) -> AttentionNet:
         spread = 0.02 * (400 / options["width"]) ** 0.5
         with seeded(self.seed):
             network = AttentionNet("quadratic", **options, dropout=dropout, initializer_range=spread)
