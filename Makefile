@@ -50,8 +50,8 @@ constraints:             ## Pin today's versions in constraints.txt (needs uv)
 	mv constraints.txt.new constraints.txt
 
 clean:                   ## Remove the environment and everything that is written by tools
-	rm -rf $(VENV) build dist demo demo-* bench-layers bench-layers-* .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist demo demo-* bench-layers* bench-networks* bench-sequences* .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp says which extras the environment holds; newer requirements make it stale.
 $(VENV)/.dev $(VENV)/.demo: pyproject.toml constraints.txt | $(PY)

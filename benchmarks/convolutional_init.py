@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from convattn import convolutional_init
 from convattn.data import load_digits
 from convattn.files import write_atomically
-from convattn.training.environment import describe_hardware, describe_versions, find_revision
+from convattn.provenance import describe_hardware, describe_versions, find_revision
 
 SEEDS = (0, 1, 2)
 EPOCHS = (2, 5, 15)

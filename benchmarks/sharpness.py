@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from convattn.analysis import SharpnessCurve, sharpness_regimes
 from convattn.convert import conv_to_attention, off_centre_mass
 from convattn.files import write_atomically
+from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 from convattn.testing.budget import budget
-from convattn.training.environment import describe_hardware, describe_versions, find_revision
 
 SHARPNESS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 23, 26, 30, 35, 40, 46, 60, 80, 100, 150, 200)
 TABULATED = (1, 2, 3, 5, 10, 20, 46, 100, 200)
@@ -189,7 +189,7 @@ def main() -> None:
     with torch.inference_mode():
         curves = [measure(dims, dtype) for dims in SIZES for dtype in DTYPES]
     setting = {
-        "command": f"python benchmarks/sharpness.py --output {folder.as_posix()}",
+        "command": f"python benchmarks/sharpness.py --output {portable_path(folder)}",
         "hardware": describe_hardware(torch.device("cpu")),
         "versions": describe_versions(),
         "revision": find_revision(),

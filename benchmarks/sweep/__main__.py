@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from benchmarks.sweep.homes import HOMES, home
 from benchmarks.sweep.page import page
 from benchmarks.sweep.process import import_once, in_its_own_process
 from benchmarks.sweep.randomise import HOW
 from benchmarks.sweep.record import append, families, read
-
 from convattn.files import write_atomically
-from convattn.training.environment import describe_hardware, describe_versions, find_revision
+from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def start(record: Path, homes: list[str]) -> dict[str, Any]:
     Returns:
         Its line.
     """
-    command = ["python -m benchmarks.sweep", record.name if record.is_absolute() else record.as_posix()]
+    command = ["python -m benchmarks.sweep", portable_path(record)]
     hardware = describe_hardware(torch.device("cpu"))
     return {
         "started": datetime.now(UTC).strftime("%Y-%m-%d"),

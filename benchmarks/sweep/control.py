@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from benchmarks.sweep.subjects import Built, run
 from torch import nn
 
+from benchmarks.sweep.subjects import Built, run
 from convattn import NetworkCertificate
 from convattn.layers import RelativeAttention
 

@@ -5,11 +5,11 @@ from collections import Counter
 from typing import Any
 
 import torch
+
 from benchmarks.sweep.control import turn_one_weight
 from benchmarks.sweep.homes import home
 from benchmarks.sweep.randomise import randomise
 from benchmarks.sweep.subjects import Built, WithoutConvolutionError
-
 from convattn import ConvAttnError, network_to_attention
 
 __all__ = ["IMPLS", "convert_family"]

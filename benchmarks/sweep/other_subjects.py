@@ -6,8 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from benchmarks.sweep.subjects import Built, Home, Subject
 from torch import Tensor, nn
+
+from benchmarks.sweep.subjects import Built, Home, Subject
 
 __all__ = ["HOME", "NETWORKS", "Generator"]
 

@@ -4,8 +4,9 @@ import math
 from typing import Any
 
 import torch
-from benchmarks.sweep.subjects import Built, run
 from torch import Tensor, nn
+
+from benchmarks.sweep.subjects import Built, run
 
 __all__ = ["HOW", "randomise"]
 

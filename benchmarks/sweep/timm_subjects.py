@@ -13,9 +13,9 @@ from typing import Any
 
 import timm
 import torch
-from benchmarks.sweep.subjects import Built, Home, Subject, WithoutConvolutionError
 from torch import nn
 
+from benchmarks.sweep.subjects import Built, Home, Subject, WithoutConvolutionError
 from convattn.files import write_atomically
 
 __all__ = ["HOME"]

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from benchmarks.sweep.subjects import Built, Home, Subject
 from torch import Tensor, nn
 from torchvision.models import get_model
 from torchvision.models.optical_flow import raft
+
+from benchmarks.sweep.subjects import Built, Home, Subject
 
 __all__ = ["HOME", "NETWORKS", "BeforeSuppression", "InOnePrecision", "Network"]
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from benchmarks.trained.measure import BATCH, Bench, attentional, convolutional, fine_tuned
 from benchmarks.trained.page import page
-
 from convattn.data import load_cifar10
 from convattn.files import write_atomically
+from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 from convattn.records import RunRecord
-from convattn.training.environment import describe_hardware, describe_versions, find_revision
 
 
 def seeds_of(runs: Path, *names: str) -> list[int]:
@@ -57,9 +57,7 @@ def described(runs: Path, name: str) -> dict[str, Any]:
 
 def command(given: argparse.Namespace) -> str:
     """Words the command that repeats the run; of folders that lie elsewhere it says the name alone."""
-    runs, work, output = (
-        path.name if path.is_absolute() else path.as_posix() for path in (given.runs, given.work, given.output)
-    )
+    runs, work, output = map(portable_path, (given.runs, given.work, given.output))
     words = ["python -m benchmarks.trained", "--runs", runs, "--work", work, "--output", output]
     words += ["--rounds", str(given.rounds), *(["--busy"] if given.busy else [])]
     return " ".join(["CONVATTN_CIFAR10=FOLDER", *words])

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trained.measure import CERTIFIED, REFINED_ON
-
 from convattn.training.markdown import markdown_table
 
 __all__ = ["page"]

@@ -11,7 +11,6 @@ from typing import Any
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from convattn.__about__ import __version__
-from convattn.cli.bench import bench
 from convattn.cli.convert import convert
 from convattn.cli.demo import demo
 from convattn.cli.help_text import HelpText
@@ -23,7 +22,7 @@ from convattn.cli.train import train
 from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError
 from convattn.files import FULL
 
-__all__ = ["COMMANDS", "build_app", "main"]
+__all__ = ["COMMANDS", "build_app", "main", "new_app", "run_app"]
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
     {
@@ -32,7 +31,6 @@ COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
         "train": train,
         "study": study,
         "reproduce": reproduce,
-        "bench": bench,
         "info": info,
     }
 )
@@ -44,24 +42,35 @@ _MISTAKE, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
 
 def build_app() -> App:
     """Makes the parser of the command line, with every command."""
-    app = App(
-        name="convattn",
-        help="Self-attention that is a convolution, and back.",
+    app = new_app("convattn", "Self-attention that is a convolution, and back.")
+    for name, command in COMMANDS.items():
+        app.command(command, name=name, sort_key=name)
+    return app
+
+
+def new_app(name: str, summary: str | None) -> App:
+    """Makes a parser without commands; its help is laid out as that of `convattn`."""
+    return App(
+        name=name,
+        help=summary,
         help_epilogue="Exit codes: 0 done, 1 a check failed, 2 a mistake, 130 interrupted.",
         version=__version__,
         help_format="plaintext",
         help_formatter=HelpText(),
         suppress_keyboard_interrupt=False,
     )
-    for name, command in COMMANDS.items():
-        app.command(command, name=name, sort_key=name)
-    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Runs the command line, and returns its exit code; arguments that are None are those of the process."""
+    return run_app(build_app(), arguments)
+
+
+def run_app(app: App, arguments: Sequence[str] | None) -> int:
+    """Runs a program; a mistake is one line on standard error.
 
     Args:
+        app: Its parser.
         arguments: What follows the program's name; None takes it from the process.
 
     Returns:
@@ -72,29 +81,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     wait_without_spinning()
     try:
-        code = _run(arguments)
+        code = _run(app, arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has gone. What is still in the buffer must not raise again when the interpreter closes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except KeyboardInterrupt:
-        return _fail("interrupted", _INTERRUPTED)
+        return _fail(app, "interrupted", _INTERRUPTED)
     except UnusedCliTokensError as error:
-        return _fail(f"there is no place for the argument {' '.join(error.unused_tokens or ())!r}", _MISTAKE)
+        return _fail(app, f"there is no place for the argument {' '.join(error.unused_tokens or ())!r}", _MISTAKE)
     except (ConvAttnError, CycloptsError) as error:
-        return _fail(str(error), _MISTAKE)
+        return _fail(app, str(error), _MISTAKE)
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
             raise
         place = "" if error.filename is None else f": {os.fspath(error.filename)}"
-        return _fail(f"{error.strerror}{place}", _MISTAKE)
+        return _fail(app, f"{error.strerror}{place}", _MISTAKE)
     return code
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(app: App, arguments: Sequence[str] | None) -> int:
     """Parses and runs; errors come out as exceptions, and a page of help or the version as no code at all."""
-    app = build_app()
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     with warnings.catch_warnings():
         shown = warnings.showwarning
@@ -111,8 +119,8 @@ def _show_warning(otherwise: Callable[..., None], message: Warning, category: ty
         otherwise(message, category, *rest)
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(app: App, message: str, code: int) -> int:
     """Prints an error on one line and returns its exit code."""
     sys.stdout.flush()
-    print(f"convattn: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{app.name[0]}: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -90,8 +90,8 @@ def describe_installation() -> Installation:
     import torch
 
     from convattn.encodings import ENCODINGS
+    from convattn.provenance import describe_hardware
     from convattn.training import recipe_names
-    from convattn.training.environment import describe_hardware
 
     extras = _optional_packages()
     versions = {name: version for name in extras if (version := _version(name))}

@@ -14,9 +14,10 @@ from safetensors import SafetensorError
 
 from convattn.data import ImageDataset
 from convattn.errors import ArgumentError, CheckpointError, DeviceError, MissingDependencyError, must_be
+from convattn.provenance import describe_hardware, describe_versions, find_revision
 from convattn.records import RunRecord
 from convattn.training.build import Network, load_data
-from convattn.training.environment import describe_hardware, describe_versions, find_revision, peak_memory
+from convattn.training.memory import peak_memory
 from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import command_for, flat_values
 from convattn.training.run_folder import RunFolder

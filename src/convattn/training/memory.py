@@ -1,13 +1,17 @@
-"""How much memory a run will take, before its first step."""
+"""Memory of a run: what it will take, before its first step, and what it took."""
 
 import copy
+import re
+import resource
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MemoryEstimate", "estimate_memory"]
+__all__ = ["MemoryEstimate", "estimate_memory", "peak_memory"]
 
 _STATES = {torch.optim.SGD: 1, torch.optim.AdamW: 2}
 
@@ -85,6 +89,21 @@ def estimate_memory(
         activations=two + (at_once - 2) * (four - two) // 2,
         images=data_bytes,
     )
+
+
+def peak_memory(device: torch.device) -> int:
+    """Returns the largest memory so far, in bytes: of the device where it is CUDA, or else of the process.
+
+    On Linux it is the kernel's VmHWM: ru_maxrss is inherited, and may be that of the program which started this one.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
+    if peak is not None:
+        return int(peak[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _saved_bytes(network: nn.Module, images: Tensor) -> int:

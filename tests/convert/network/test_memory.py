@@ -9,7 +9,7 @@ MEASURE = """
 import torch
 from torch import nn
 from convattn import network_to_attention
-from convattn.benchmark.measure import extra_memory
+from benchmarks.measure import extra_memory
 
 network_to_attention(nn.Conv2d(3, 4, 3), images=torch.zeros(1, 3, 8, 8))  # what is loaded at the first call
 network = nn.Sequential(*[nn.Conv2d(1024, 1024, 3, padding=1) for _ in range(4)])

@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks.sweep.randomise import randomise
-from benchmarks.sweep.subjects import Built
 from torch import nn
 
+from benchmarks.sweep.randomise import randomise
+from benchmarks.sweep.subjects import Built
 from convattn import network_to_attention
 from convattn.convert import SamePaddedAttention, conv_to_attention
 from convattn.errors import UnsupportedModelError

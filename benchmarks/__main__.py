@@ -1,0 +1,136 @@
+"""`python -m benchmarks SUITE`: layers, networks or sequences against their peers; correctness before time."""
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from convattn.cli.app import new_app, run_app
+from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, first_free
+from convattn.cli.output import print_record
+from convattn.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from benchmarks.record import CaseResult
+
+__all__ = ["bench", "main"]
+
+_PROGRAM = "python -m benchmarks"
+_ROUNDS, _QUICK_ROUNDS = 7, 3
+_WIDTH = 180
+"""Columns of a table that no terminal limits."""
+
+
+def bench(
+    suite: str,
+    *,
+    output: OutputOrDefault = None,
+    quick: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    cases: Annotated[tuple[str, ...], Parameter(name="--case", negative="", show_default=False)] = (),
+    repeats: Annotated[WholeNumber | None, Parameter(show_default=False)] = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    json: AsJson = False,
+) -> int:
+    """Measure layers, converted networks or long sequences against their peers, and write tables.
+
+    Whatever computes the same function is first checked against float64; what is wrong gets no time, and the exit code
+    is 1. Then the contenders take turns. The folder holds the record as JSON, with every raw time and the environment,
+    a page, and figures of time over size.
+
+    Args:
+        suite: What to measure: layers, networks (whole networks of timm as they are and converted to attention), or
+            sequences (long ones).
+        output: Folder to make; it must be new or empty. Without it bench-SUITE, or the first of bench-SUITE-2, -3, …
+            that is free.
+        quick: Take tiny sizes, to see in a few seconds that everything works; the times say nothing about speed.
+        cases: Name of a case or of a group of cases, for instance quadratic-16-forward, scaling or resnet50; may be
+            given more than once. Without it all.
+        repeats: Number of rounds; in each every contender runs once. Without it 7, with --quick 3. Networks on a single
+            image run twenty times as many.
+        dtype: Dtype of weights and images: float32, bfloat16 or float64.
+        device: Where to compute: cpu, cuda or cuda:N.
+        json: Print the record as JSON, and nothing else.
+
+    Returns:
+        0, or 1 where a check failed.
+
+    Raises:
+        MissingDependencyError: A package is not installed without which the suite cannot run.
+    """
+    from importlib.util import find_spec
+
+    from benchmarks import runner
+    from benchmarks.setting import Setting
+    from benchmarks.suites import choose, find_suite
+    from convattn.files import new_folder
+    from convattn.grid import whole_number
+
+    found = find_suite(suite)
+    if find_spec(found.needs) is None:  # before anything is measured
+        raise MissingDependencyError(found.needs, "bench")
+    chosen, setting = choose(found.cases(quick), cases), Setting(device, dtype)
+    usual = _QUICK_ROUNDS if quick else _ROUNDS
+    rounds = whole_number("--repeats", usual if repeats is None else repeats)
+    folder = first_free(Path(f"bench-{suite}")) if output is None else output
+    words = [suite, *(["--quick"] if quick else []), *(word for name in cases for word in ("--case", name))]
+    command = shlex.join([*words, "--repeats", str(rounds), "--dtype", setting.dtype, "--device", setting.device])
+    with new_folder(folder, "--output") as temporary:
+        record = runner.run_suite(
+            found,
+            chosen,
+            setting,
+            rounds=rounds,
+            quick=quick,
+            command=f"{_PROGRAM} {command}",
+            listener=None if json else _table_printer(found.baselines),
+        )
+        page = runner.write_files(record, temporary).name
+    verdict = "every check passed" if record.passed else "FAILED: a contender is wrong, see the tables"
+    print_record(record, f"{verdict}\nwrote {folder}; look at {folder / page}", json=json)
+    return 0 if record.passed else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: What follows the program's name; None takes it from the process.
+
+    Returns:
+        The exit code.
+    """
+    app = new_app(_PROGRAM, None)
+    app.default(bench)
+    return run_app(app, arguments)
+
+
+def _table_printer(baselines: Sequence[str]) -> "Callable[[CaseResult], None]":
+    """Makes the function that prints a table of each case; a verdict that is bad is red on a terminal."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from benchmarks.report import table
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console = Console(markup=False, emoji=False, highlight=False, width=_WIDTH)
+
+    def show(result: "CaseResult") -> None:
+        heads, rows = table([result], baselines)
+        printed = Table(*heads, title=f"{result.name}: {result.title}", title_justify="left", box=SIMPLE)
+        for row in rows:
+            printed.add_row(*(Text(cell, style="red" if "FAILED" in cell else "") for cell in row))
+        console.print(printed)
+        console.file.flush()
+
+    return show
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Training steps of the paper's network: the path that the layers choose, the reference path, and as published."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.cases.case import Case, Contender, bytes_held, path_taken
+from benchmarks.cases.published import PublishedAttention
+from benchmarks.correctness import judge, roads
+from benchmarks.record import Check
+from benchmarks.setting import Setting, seeded
+from convattn.layers import RelativeAttention
+from convattn.models import AttentionNet
+
+__all__ = ["TrainingCase", "compute_as"]
+
+_CLASSES = 10
+_CHECKED_IMAGES = 8
+_NOTES = {
+    "convattn": 'impl="auto"',
+    "reference": "the readable path in every layer",
+    "published": "the published formulation in every layer",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCase(Case):
+    """Training steps of `AttentionNet("quadratic")`: as the layers choose, with the reference path, as published.
+
+    Attributes:
+        network: Options of the network that is timed: width, depth, heads, ffn and image_size.
+        batch: Number of images in a step.
+        dropout: Dropout of the network that is timed.
+        small: Options of the network on which the losses are compared, without dropout.
+        steps: Number of steps over which the losses are compared.
+    """
+
+    network: Mapping[str, Any]
+    batch: int
+    dropout: float
+    small: Mapping[str, Any]
+    steps: int = 20
+    memory: bool = False
+
+    @property
+    def title(self) -> str:
+        """What is measured, in words."""
+        words = "width {width}, depth {depth}, {image_size}×{image_size} images"
+        return (
+            f"training step of AttentionNet (quadratic), {words.format(**self.network)}, batch {self.batch}, dropout "
+            f"{self.dropout:g}; the losses of {self.steps} steps are compared on {words.format(**self.small)}"
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Images, channels, rows and columns."""
+        return self.batch, 3, self.network["image_size"], self.network["image_size"]
+
+    def contenders(self, setting: Setting) -> Mapping[str, Callable[[], Contender]]:
+        """Returns what builds each contender; the true losses are computed once."""
+        side = self.small["image_size"]
+        images = setting.draw((min(self.batch, _CHECKED_IMAGES), 3, side, side), self.seed)
+
+        def losses(name: str, x: Tensor) -> dict[str, Tensor]:
+            network = compute_as(name, self._build(self.small, 0.0, setting)).to(x.dtype)
+            step = self._stepper(network, x)
+            return {"losses": torch.stack([step() for _ in range(self.steps)])}
+
+        @cache
+        def references() -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+            return losses("reference", images.double()), [losses("reference", x) for x in roads(images)]
+
+        def check(name: str) -> Check:
+            exact, lows = references()
+            return judge(losses(name, images), exact, lows[1:] if name == "reference" else lows)
+
+        return {name: partial(self._enter, name, setting, check) for name in _NOTES}
+
+    def _enter(self, name: str, setting: Setting, check: Callable[[str], Check]) -> Contender:
+        network = compute_as(name, self._build(self.network, self.dropout, setting))
+        side = self.network["image_size"] // 2
+        met = self.batch, self.network["width"], side, side
+        return Contender(
+            call=self._stepper(network, setting.draw(self.shape, self.seed)),
+            describe=lambda: (_NOTES[name], path_taken(network.blocks[0].mixer, met)),
+            check=partial(check, name),
+            weights=bytes_held(network),
+            ours=True,
+        )
+
+    def _build(self, options: Mapping[str, Any], dropout: float, setting: Setting) -> AttentionNet:
+        spread = 0.02 * (400 / options["width"]) ** 0.5
+        with seeded(self.seed):
+            network = AttentionNet("quadratic", **options, dropout=dropout, initializer_range=spread)
+        return setting.place(network, training=True)
+
+    def _stepper(self, network: AttentionNet, images: Tensor) -> Callable[[], Tensor]:
+        """Makes the function that trains a network for one step and returns the loss before it."""
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+        labels = torch.randint(_CLASSES, (len(images),), generator=torch.Generator().manual_seed(self.seed))
+        labels = labels.to(images.device)
+
+        def step() -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            loss = functional.cross_entropy(network(images), labels)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+
+def compute_as(name: str, network: AttentionNet) -> AttentionNet:
+    """Makes a network compute as one of the contenders does, and returns it."""
+    for block in network.blocks:
+        assert isinstance(block.mixer, RelativeAttention)
+        if name == "published":
+            block.mixer = PublishedAttention(block.mixer)
+        elif name == "reference":
+            block.mixer.impl = name
+    return network.train()

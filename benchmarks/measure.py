@@ -1,0 +1,180 @@
+"""Time and memory: contenders take turns in one process, and each has a process of its own for its memory."""
+
+import ctypes
+import gc
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "NO_COUNTER",
+    "extra_memory",
+    "in_a_process_of_its_own",
+    "make_call",
+    "plain_float32",
+    "time_rounds",
+]
+
+NO_COUNTER = "measured on CUDA and Linux only"
+"""Why there is no memory where the system cannot tell."""
+
+_WARM_UPS = 1
+
+
+def make_call(module: nn.Module, x: Tensor, *, training: bool) -> Callable[[], None]:
+    """Makes the call that is measured.
+
+    Args:
+        module: The module; its output has the shape of its input.
+        x: Its input.
+        training: Whether gradients of input and parameters are taken too, from an upstream gradient equal to x; else
+            there is no graph.
+
+    Returns:
+        A function without arguments or result.
+    """
+    if not training:
+
+        def infer() -> None:
+            with torch.no_grad():
+                module(x)
+
+        return infer
+    leaf, parameters = x.detach().requires_grad_(), list(module.parameters())
+
+    def train() -> None:
+        for tensor in (leaf, *parameters):
+            tensor.grad = None
+        module(leaf).backward(x)
+
+    return train
+
+
+def time_rounds(
+    calls: Mapping[str, Callable[[], object]], *, rounds: int, device: torch.device
+) -> dict[str, tuple[float, ...]]:
+    """Times calls in turns: in one round each runs once, and another one begins in the next.
+
+    Args:
+        calls: Functions by name; one round more runs before, untimed.
+        rounds: Number of rounds, ≥ 1.
+        device: Device that is waited for.
+
+    Returns:
+        Seconds of each round, by name.
+    """
+    names = list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    with _without_collector():
+        for number in range(_WARM_UPS + rounds):
+            first = number % max(len(names), 1)
+            for name in names[first:] + names[:first]:
+                _wait(device)
+                began = time.perf_counter()
+                calls[name]()
+                _wait(device)
+                seconds[name].append(time.perf_counter() - began)
+    return {name: tuple(times[_WARM_UPS:]) for name, times in seconds.items()}
+
+
+def extra_memory(call: Callable[[], object], device: torch.device) -> int | None:
+    """Measures the largest memory of a call beyond what is held before it.
+
+    On the CPU this is the peak of the resident memory: right for the first large call of a process, since memory that
+    was freed but not given back is used again unseen. The peak is the kernel's VmHWM, set back before the call;
+    ru_maxrss cannot be set back, and a child inherits its parent's.
+
+    Args:
+        call: What is measured; a small call of the same kind should have loaded all code before.
+        device: Where it allocates.
+
+    Returns:
+        Bytes; None where the system cannot tell (neither CUDA nor Linux).
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    if not sys.platform.startswith("linux"):
+        return None
+    _give_back()
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    call()
+    return max(_resident("VmHWM") - before, 0)
+
+
+def in_a_process_of_its_own(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function in a fresh interpreter.
+
+    Args:
+        function: A function that can be found by its module and name.
+        *arguments: What it is called with.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        MemoryError: The process was killed, as the system does where memory runs out.
+    """
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            raise MemoryError("the process was killed") from None
+
+
+@contextmanager
+def plain_float32() -> Iterator[None]:
+    """Keeps CUDA from computing float32 in TensorFloat-32 inside the block."""
+    products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _give_back() -> None:
+    """Returns freed memory to the system, where the C library can, so that it is seen when it is used again."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _resident(field: str) -> int:
+    """Reads a size of this process from the kernel, in bytes."""
+    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024

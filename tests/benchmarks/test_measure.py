@@ -1,0 +1,110 @@
+import gc
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.measure import (
+    extra_memory,
+    in_a_process_of_its_own,
+    make_call,
+    plain_float32,
+    time_rounds,
+)
+
+CPU = torch.device("cpu")
+HELD, PEAK = 32, 96
+
+
+def allocate() -> int | None:
+    """Holds and frees known amounts; the measured peak is of the call alone."""
+    before = np.ones(HELD * 2**20, dtype=np.uint8)
+    np.ones(2 * PEAK * 2**20, dtype=np.uint8)  # a peak of the preparation, which must not count
+    extra = extra_memory(lambda: np.ones(PEAK * 2**20, dtype=np.uint8), CPU)
+    assert before.all()
+    return extra
+
+
+def be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from Linux")
+def test_memory_of_a_child_is_what_it_allocated():
+    extra = in_a_process_of_its_own(allocate)
+    assert abs(extra / 2**20 - PEAK) < 4
+
+
+def test_memory_of_other_systems_is_unknown(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "plan9")
+    assert extra_memory(lambda: None, CPU) is None
+
+
+def test_child_that_is_killed_is_told():
+    with pytest.raises(MemoryError, match="the process was killed"):
+        in_a_process_of_its_own(be_killed)
+
+
+def test_calls_take_turns_and_each_begins_in_its_round():
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "abc"}
+    seconds = time_rounds(calls, rounds=2, device=CPU)
+    assert "".join(order) == "abcbcacab"  # the first round is not timed
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+def test_time_is_that_of_the_call_and_the_collector_comes_back():
+    seen = []
+
+    def sleep():
+        seen.append(gc.isenabled())
+        time.sleep(0.02)
+
+    assert gc.isenabled()
+    assert min(time_rounds({"sleep": sleep}, rounds=3, device=CPU)["sleep"]) >= 0.02
+    assert gc.isenabled()
+    assert not any(seen)
+
+
+def test_nothing_to_time_is_no_error():
+    assert time_rounds({}, rounds=3, device=CPU) == {}
+
+
+def test_training_call_leaves_the_gradients_of_one_pass():
+    conv, x = nn.Conv2d(3, 3, kernel_size=1), torch.randn(2, 3, 5, 7)
+    call = make_call(conv, x, training=True)
+    call()
+    once = conv.weight.grad.clone()
+    call()
+    assert torch.equal(conv.weight.grad, once)
+
+
+def test_inference_call_makes_no_graph():
+    seen = []
+
+    class Spy(nn.Module):
+        def forward(self, x):
+            seen.append(torch.is_grad_enabled())
+            return x
+
+    make_call(Spy(), torch.zeros(1), training=False)()
+    assert seen == [False]
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_tensor_float_32_is_off_inside_and_as_it_was_outside(before):
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    kept = matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = before
+        with plain_float32():
+            assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
+        assert (matmul.allow_tf32, cudnn.allow_tf32) == (before, before)
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = kept
