@@ -18,7 +18,7 @@ One `except ConvAttnError` catches them all; the second base class keeps them co
     └── MissingDependencyError (ImportError)  an optional package is not installed; says the install line
 
 Two warnings are given: `CheckpointWarning` if a damaged checkpoint is skipped and the one before it is used, and
-    `CertificateWarning` if the certificate of what is loaded did not pass.
+`CertificateWarning` if the certificate of what is loaded did not pass.
 """
 
 import difflib
@@ -66,8 +66,7 @@ def must_be(argument: str, expectation: str, value: object) -> str:
 
 
 def must_be_a(argument: str, expectation: str, value: object) -> str:
-    """Returns a message about an argument of a wrong type. It names the type and does not print the value, which may be
-    long.
+    """Returns a message about an argument of a wrong type, which it names; the value may be too long to print.
 
     Args:
         argument: Name of the argument, as in the signature.

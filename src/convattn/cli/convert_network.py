@@ -169,8 +169,9 @@ class Measured:
             return None
         parts = self.shape.split(",")
         if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-            raise ArgumentError(must_be("--shape", "whole numbers separated by commas, for instance 3,224,224",
-            self.shape))
+            raise ArgumentError(
+                must_be("--shape", "whole numbers separated by commas, for instance 3,224,224", self.shape)
+            )
         return tuple(map(int, parts))
 
 

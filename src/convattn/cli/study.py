@@ -100,7 +100,7 @@ def _engine(name: str, workers: int | None, threads: int | None, address: str | 
 
 
 def _read_seeds(text: str) -> list[int]:
-    """Reads whole numbers between commas."""
+    """Reads whole numbers separated by commas."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
