@@ -137,9 +137,7 @@ def test_a_certificate_that_did_not_pass_is_said(passed, tmp_path, recwarn):
         if passed:
             load_network(tmp_path / folder)
         else:
-            with pytest.warns(
-                CertificateWarning, match=f"{folder} came with a certificate that did not pass: conv to att"
-            ):
+            with pytest.warns(CertificateWarning, match=f"the certificate in {folder} did not pass: conv to att"):
                 load_network(tmp_path / folder)
     assert not recwarn.list
 

@@ -17,8 +17,8 @@ One `except ConvAttnError` catches them all; the second base class keeps them co
     ├── TrainingError                         training cannot go on, for instance because the loss is not finite
     └── MissingDependencyError (ImportError)  an optional package is not installed; says the install line
 
-Two things are said and not raised: `CheckpointWarning`, where a damaged checkpoint is passed over for the one before,
-and `CertificateWarning`, where what is loaded came with a certificate that did not pass.
+Two warnings are given: `CheckpointWarning` if a damaged checkpoint is skipped and the one before it is used, and
+`CertificateWarning` if the certificate of what is loaded did not pass.
 """
 
 import difflib
@@ -48,12 +48,12 @@ __all__ = [
 
 
 def must_be(argument: str, expectation: str, value: object) -> str:
-    """Words a message about an argument in the one form that the library uses.
+    """Returns a message about a wrong argument, in the form that every such message has.
 
     Args:
         argument: Name of the argument, as in the signature.
-        expectation: What would have been right, completing "must be …".
-        value: What came instead; shown by `repr`.
+        expectation: What was expected, completing "must be …".
+        value: What came; shown by `repr`.
 
     Returns:
         The message.
@@ -66,7 +66,7 @@ def must_be(argument: str, expectation: str, value: object) -> str:
 
 
 def must_be_a(argument: str, expectation: str, value: object) -> str:
-    """Words a message about an argument of a wrong kind, which is named and not shown: networks and arrays are long.
+    """Returns a message about an argument of a wrong type, which it names; the value may be too long to print.
 
     Args:
         argument: Name of the argument, as in the signature.
@@ -84,11 +84,11 @@ def must_be_a(argument: str, expectation: str, value: object) -> str:
 
 
 def install_hint(package: str, extra: str) -> str:
-    """Words what installs an optional package, whether convattn came from an index or from a checkout.
+    """Returns the line that installs an optional package, right for an installed convattn and for a checkout.
 
     Args:
         package: Name of the package.
-        extra: Extra of convattn that brings it, together with what else is used beside it.
+        extra: Extra of convattn that installs it together with what is used beside it.
 
     Returns:
         The command, and the extra.
@@ -105,11 +105,11 @@ class ConvAttnError(Exception):
 
 
 class ArgumentError(ConvAttnError, ValueError):
-    """An argument has a value that the call cannot take."""
+    """An argument has a wrong value."""
 
 
 class ShapeError(ArgumentError):
-    """A tensor has a rank or a size that the call cannot take."""
+    """A tensor has a wrong rank or size."""
 
 
 class UnknownNameError(ArgumentError):
@@ -121,7 +121,7 @@ class UnknownNameError(ArgumentError):
     """
 
     def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
-        """Names the kind of thing looked up, the name that came and those that would have been right."""
+        """Takes the kind of thing that was looked up, the name that came, and the known names."""
         self.kind, self.name, self.known = kind, name, sorted(known)
         nearest = difflib.get_close_matches(str(name), self.known, n=1, cutoff=0.5)
         hint = f": did you mean {nearest[0]!r}?" if nearest else "."
@@ -133,7 +133,7 @@ class UnknownNameError(ArgumentError):
 
 
 class EncodingRangeError(ArgumentError):
-    """A table of displacements was asked for one that it does not hold."""
+    """A table was asked for a displacement that it does not hold."""
 
 
 class RecipeError(ArgumentError):
@@ -145,7 +145,7 @@ class ConversionError(ConvAttnError):
 
 
 class UnsupportedModelError(ConversionError):
-    """A module is of a kind that the converter does not understand; the message names it."""
+    """The converter does not understand a module; the message names it."""
 
 
 class DataError(ConvAttnError):
@@ -161,7 +161,7 @@ class CheckpointWarning(UserWarning):
 
 
 class CertificateWarning(UserWarning):
-    """What is loaded came with a certificate that did not pass."""
+    """The certificate of what is loaded did not pass."""
 
 
 class WriteError(ConvAttnError, OSError):

@@ -1,4 +1,4 @@
-"""Files and folders that are either whole or not there, also where the disk is full or the process is killed."""
+"""Writes files and folders that are either whole or not there, even if the disk is full or the process is killed."""
 
 import errno
 import os
@@ -96,7 +96,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Path:
-    """Checks that a folder can be made: that nothing, or only an empty folder, has the name.
+    """Raises unless a folder can be made: the path must not exist, or be an empty folder.
 
     Args:
         path: The folder to be made.
@@ -122,9 +122,9 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterator[Path]:
-    """Makes a folder that appears with all its contents when the block ends, and not at all when the block raises.
+    """Makes a folder that appears with all its contents when the block ends, and not at all if the block raises.
 
-    What killed processes have left beside it is removed first.
+    Leftovers of killed processes beside it are removed first.
 
     Args:
         path: The folder to make; parents are made where missing.
@@ -161,9 +161,9 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterat
 
 @contextmanager
 def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Makes a hidden folder that is gone when the block ends, and at the next start where this process is killed.
+    """Makes a hidden folder that is removed when the block ends; if the process is killed, at the next start.
 
-    A lock on the folder itself says that somebody is at work in it; it ends with the process, by whatever death.
+    A lock on the folder shows that a process is using it; the lock ends with the process, however it dies.
 
     Args:
         parent: Where to make it.
@@ -186,16 +186,16 @@ def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
 
 @contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
-    """Keeps a folder to one process at a time; the lock ends with the process, by whatever death.
+    """Locks a folder for one process; the lock ends with the process, however it dies.
 
     Args:
-        folder: A folder that is there; the file `.lock` in it says who is at work.
+        folder: An existing folder; the file `.lock` in it says which process uses it.
 
     Yields:
         Nothing.
 
     Raises:
-        CheckpointError: Somebody is at work in it; the message says who.
+        CheckpointError: Another process is using it; the message says which.
     """
     import socket
 
@@ -210,7 +210,7 @@ def sole_use(folder: Path) -> Iterator[None]:
 
 
 def _locked(file: Path) -> int:
-    """Opens and locks a file; one that its last owner has removed meanwhile is made anew."""
+    """Opens and locks a file; if its last owner has just removed it, it is created again."""
     while True:
         held = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         if not _lock(held):
@@ -230,7 +230,7 @@ def _lock(held: int) -> bool:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Removes the hidden folders that killed processes have left; those of living ones stay.
+    """Removes hidden folders left by killed processes; those of running processes stay.
 
     Args:
         folder: Where to look, not deeper.
@@ -247,7 +247,7 @@ def clear_leftovers(folder: Path) -> None:
 
 @contextmanager
 def _said(path: Path) -> Iterator[None]:
-    """Makes one error of a full disk, wherever in the block it is met, and of a place that cannot be written."""
+    """Turns a full disk or an unwritable place, wherever the block meets it, into a WriteError."""
     try:
         yield
     except WriteError:

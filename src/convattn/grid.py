@@ -1,9 +1,7 @@
 """Grids of queries and keys in n dimensions: positions, sizes, padding and displacement tables.
 
-Everything here is integers and index tensors. Keys are the pixels of the padded image; a query stands at the middle
-of the
-window that a convolution with the same arguments would look at; a displacement is δ = key − query, in pixels of the
-key grid.
+Everything here is integers and index tensors. The keys are the pixels of the padded image. A query stands at the middle
+of the window that a convolution with the same arguments would see. A displacement is δ = key − query, in pixels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,7 @@ from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 __all__ = ["PADDING_MODES", "Axis", "Geometry", "axis_lists", "whole_number"]
 
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
-"""How the image goes on outside its border; the names of `torch.nn.Conv2d`."""
+"""What lies outside the image; the names of `torch.nn.Conv2d`."""
 
 PerAxis: TypeAlias = int | Sequence[int]
 """One integer for all axes, or one per axis."""
@@ -60,7 +58,7 @@ class Axis:
 
     @property
     def mirrored(self) -> "Axis":
-        """The axis seen from its other end: displacements change sign."""
+        """The same axis counted from its other end, so that displacements change sign."""
         first, last = self.keys - 1 - self.queries[-1], self.keys - 1 - self.queries[0]
         return Axis(range(first, last + 1, self.queries.step), self.keys)
 
@@ -69,7 +67,7 @@ class Axis:
         return torch.arange(self.lowest, self.highest + 1, device=device)
 
     def index(self, device: torch.device | None = None) -> Int[Tensor, "queries keys"]:
-        """Returns, for each query and key, where their displacement stands in `displacements()`."""
+        """Returns the index of the displacement of each query and key in `displacements()`."""
         queries = torch.arange(self.queries.start, self.queries.stop, self.queries.step, device=device)
         keys = torch.arange(self.keys, device=device)
         return keys[None, :] - queries[:, None] - self.lowest
@@ -128,10 +126,8 @@ def whole_number(name: str, value: int, *, least: int = 1) -> int:
 class Geometry:
     """Where queries stand on the padded key grid: the size arithmetic of `torch.nn.ConvNd` and `ConvTransposeNd`.
 
-    The window (`kernel_size` and `dilation`) fixes the number of queries and the point where each stands; it does
-    not limit
-    which keys a query attends to. With the default window of one pixel and no padding, queries and keys are the
-    same pixels.
+    The window (`kernel_size` and `dilation`) gives the number of queries and their positions. It does not limit which
+    keys a query attends to. With the default window of one pixel and no padding, queries and keys are the same pixels.
 
     Attributes:
         kernel_size: Size of the window, in taps per axis.

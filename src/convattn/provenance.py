@@ -45,7 +45,7 @@ def describe_hardware(device: torch.device) -> dict[str, str]:
 
 
 def describe_instructions() -> str:
-    """Names the instruction set that torch computes with, and what else the environment keeps to a smaller one.
+    """Names torch's instruction set, and variables that limit other libraries to a smaller one.
 
     Returns:
         For instance "AVX512" or "AVX2 (ONEDNN_MAX_CPU_ISA=AVX2)".
@@ -72,7 +72,7 @@ def describe_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
 
 
 def find_revision(folder: Path = Path(__file__).parent) -> str | None:
-    """Returns the revision of the git checkout that tracks a folder, with "-dirty" where files differ from it.
+    """Returns the revision of the git checkout that tracks a folder, with "-dirty" if files were changed.
 
     Args:
         folder: Folder of source files; by default this package's.

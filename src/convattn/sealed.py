@@ -1,8 +1,8 @@
-"""Saved folders that prove themselves: tensors and what builds them, with a SHA-256 of each.
+"""Saved folders with digests: tensors and configuration, with the SHA-256 of each.
 
 A folder holds `model.safetensors`, `config.json` and sometimes `certificate.json`. Under "digests" the configuration
 has the SHA-256 of every tensor (name, dtype, shape, bytes), of the certificate, and of all the rest of itself. Loading
-holds the files against them. That finds damage and edits, and proves no author: who edits can write new digests too.
+compares the files with them. That finds damage and edits; it does not prove who wrote the folder.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ def write_sealed(
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads `config.json`, and holds nothing against anything yet.
+    """Reads `config.json` without verifying it.
 
     Args:
         folder: Where it lies.
@@ -96,7 +96,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Reads what `write_sealed` wrote, and holds it against its digests.
+    """Reads what `write_sealed` wrote, and compares it with the digests.
 
     Args:
         folder: The folder.
@@ -109,7 +109,7 @@ def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple
         CheckpointError: A file is missing, damaged, or not what was saved; the message names it.
 
     Warns:
-        CertificateWarning: The certificate that lies there did not pass.
+        CertificateWarning: The certificate in the folder did not pass.
     """
     folder, config = as_path(folder), read_config(folder)
     try:
@@ -127,7 +127,7 @@ def _verify(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor])
     """Refuses a folder of which anything differs from what was saved, and says what."""
     digests = config.get(DIGESTS)
     if not isinstance(digests, dict):
-        raise CheckpointError(f"{folder / CONFIG} has no digests, so that nothing shows what was saved; {_HINT}")
+        raise CheckpointError(f"{folder / CONFIG} has no digests, so changes cannot be found; {_HINT}")
     if digests.get("configuration") != _config_digest(config):
         raise CheckpointError(f"{folder / CONFIG} is not what was saved; {_HINT}")
     saved, found = digests["tensors"], {name: _tensor_digest(name, tensor) for name, tensor in tensors.items()}
@@ -145,7 +145,7 @@ def _verify(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor])
 
 
 def _warn_of_certificate(folder: Path) -> None:
-    """Says where a conversion did not pass its own check."""
+    """Warns if the certificate in the folder did not pass."""
     file = folder / CERTIFICATE
     if not file.exists():
         return
@@ -157,7 +157,7 @@ def _warn_of_certificate(folder: Path) -> None:
     certificate = kind.load(file)
     if not certificate.passed:
         first = certificate.summary().splitlines()[0]
-        warnings.warn(f"{folder} came with a certificate that did not pass: {first}", CertificateWarning, stacklevel=4)
+        warnings.warn(f"the certificate in {folder} did not pass: {first}", CertificateWarning, stacklevel=4)
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

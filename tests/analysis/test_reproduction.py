@@ -252,7 +252,7 @@ def test_images_that_cannot_be_had_are_said(runs, tmp_path):
     recipe = (run / "recipe.toml").read_text().replace('name = "digits"', 'name = "cifar10"\nfolder = "no/such"')
     (run / "recipe.toml").write_text(recipe)
     result = reproduce(["fig6"], tmp_path / "runs", tmp_path / "out")
-    assert result.targets[0].problem == "CIFAR-10: no folder no/such"
+    assert result.targets[0].problem == "CIFAR-10: there is no folder no/such"
     empty = tmp_path / "empty"
     empty.mkdir()
     result = reproduce(["fig6"], tmp_path / "runs", tmp_path / "second", data=empty)

@@ -30,7 +30,7 @@ MISTAKES = {
         "--runs must be given: the folder in which convattn train has made its runs",
     ),
     "missing output": (["convert", "convolution"], "--output must be given, except with --dry-run$"),
-    "one too many": (["info", "extra"], "there is no place for the argument 'extra'"),
+    "one too many": (["info", "extra"], "unexpected argument 'extra'"),
     "not a number": (["convert", "x", "-o", "new", "--sharpness", "hard"], 'unable to convert "hard" into float'),
     "not an integer": (
         ["convert", "x", "-o", "new", "--head-width", "1.5"],

@@ -60,7 +60,8 @@ def test_attention_is_not_converted_again(tmp_path, capsys):
     capsys.readouterr()
     assert main(["convert", str(made), "-o", str(tmp_path / "again")]) == 2
     assert (
-        capsys.readouterr().err == f"convattn: {made} holds a RelativeAttention2d, which is no convolution of torch\n"
+        capsys.readouterr().err
+        == f"convattn: {made} holds a RelativeAttention2d, which is not a convolution of torch\n"
     )
     assert not (tmp_path / "again").exists()
 
@@ -81,7 +82,5 @@ def test_a_certificate_that_did_not_pass_is_said_on_loading(tmp_path, capsys):
     convert.save_layer(layer, tmp_path / "layer", certificate=replace(certificate, passed=False))
     assert main(["convert", str(tmp_path / "layer"), "--to", "conv", "-o", str(tmp_path / "made")]) == 0
     err = capsys.readouterr().err
-    assert err.startswith(
-        f"convattn: {tmp_path / 'layer'} came with a certificate that did not pass: conv to attention"
-    )
+    assert err.startswith(f"convattn: the certificate in {tmp_path / 'layer'} did not pass: conv to attention")
     assert err.count("\n") == 1

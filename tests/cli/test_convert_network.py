@@ -99,7 +99,7 @@ def test_fold_says_where_it_finds_nothing(weights, capsys):
     assert main([*arguments, "-o", "made"]) == 0
     assert "folded" not in capsys.readouterr().out
     assert main(["convert", "made", "--to", "conv", "--fold", "-o", "back", *SHAPE]) == 0
-    assert "folded nothing: no linear map or batch normalisation certainly follows" in capsys.readouterr().out
+    assert "folded nothing: no new convolution is certainly followed by" in capsys.readouterr().out
 
 
 def test_an_attention_layer_becomes_a_convolution(capsys):
@@ -160,7 +160,7 @@ MISTAKES = {
     "weights that do not fit": ([*OWN, "--weights", "other.pth"], "do not fit ResNet: .*missing: stem.0.weight.*: a"),
     "no weights": ([*OWN, "--weights", "absent.pth"], "cannot read weights from absent.pth: FileNotFoundError"),
     "unknown network": (["convert", "timm:resnt18", "-o", "made", "--random-weights"], "did you mean 'resnet18'"),
-    "unknown home": (["convert", "tim:resnet18", "-o", "made", "--random-weights"], "unknown home of networks 'tim'"),
+    "unknown home": (["convert", "tim:resnet18", "-o", "made", "--random-weights"], "unknown source 'tim'"),
     "unknown option": ([*OWN, "--random-weights", "--set", "widht=3"], "options must be what convattn:ResNet takes"),
     "weights of a folder": (
         ["convert", "run", "-o", "made", "--random-weights"],
@@ -175,9 +175,9 @@ MISTAKES = {
         [*OWN, "--random-weights", "--images", "run"],
         "images cannot be read from a folder for a ResNet",
     ),
-    "images and a shape": ([*OWN, "--images", "run", *SHAPE], "--shape is for images of random numbers"),
+    "images and a shape": ([*OWN, "--images", "run", *SHAPE], "--shape cannot be given with --images"),
     "no limit": ([*OWN, "--random-weights", "--images", "run", "--limit", "0"], "--limit must be at least 1, but is 0"),
-    "limit of no images": ([*OWN, "--random-weights", "--limit", "3"], "--limit is for the images of --images, which"),
+    "limit of no images": ([*OWN, "--random-weights", "--limit", "3"], "--limit needs --images"),
     "no colon": (["convert", "resnet18", "--dry-run"], "there is no folder 'resnet18'; did you mean timm:resnet18.$"),
     "no colon, with a tag": (
         ["convert", "resnet18.a1_in1k", "--dry-run"],
@@ -193,7 +193,7 @@ MISTAKES = {
         ["convert", "layer", "-o", "made", "--limit", "3"],
         "--limit is for a network, and layer holds a single layer",
     ),
-    "shape": ([*OWN, "--random-weights", "--shape", "3,x"], "--shape must be whole numbers between commas"),
+    "shape": ([*OWN, "--random-weights", "--shape", "3,x"], "--shape must be whole numbers separated by commas"),
     "shape that does not fit": (
         [*OWN, "--random-weights", "--shape", "5,8,8"],
         "images must fit the network",

@@ -49,7 +49,7 @@ def test_wrong_content_is_refused_with_the_file_and_the_reason(tmp_path, name):
 
 
 def test_missing_folder_and_missing_file(tmp_path):
-    with pytest.raises(DataError, match="CIFAR-10: no folder"):
+    with pytest.raises(DataError, match="CIFAR-10: there is no folder"):
         load_cifar10(tmp_path / "absent")
     parquet.write_table(good(1), tmp_path / FILES[0])
     with pytest.raises(DataError, match=f"has no file {FILES[1]}; expected {FILES[0]} and {FILES[1]}"):

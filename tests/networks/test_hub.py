@@ -79,5 +79,5 @@ def test_a_folder_goes_to_the_hub_as_it_is(hub, made, tmp_path):
 
 
 def test_what_is_neither_folder_nor_repository_is_told(hub):
-    with pytest.raises(CheckpointError, match="someone/else is no folder, and cannot be fetched from the Hub"):
+    with pytest.raises(CheckpointError, match="someone/else is not a folder, and cannot be fetched from the Hub"):
         from_pretrained("someone/else")

@@ -175,9 +175,9 @@ def test_the_options_of_the_source_must_be_given(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"options": {"num_classes": 3}}, "options must be given with a source"),
+        ({"options": {"num_classes": 3}}, "options must be None without a source"),
         ({"source": "resnet18"}, 'source must be "timm:NAME"'),
-        ({"source": "tim:resnet18"}, "unknown home of networks 'tim': did you mean 'timm'"),
+        ({"source": "tim:resnet18"}, "unknown source 'tim': did you mean 'timm'"),
         ({"source": "timm:resnet10t", "options": {"act_layer": nn.ReLU}}, "options must be a dict of JSON types"),
     ],
 )
@@ -226,8 +226,8 @@ DAMAGES = {
     "fields": (lambda f: write_config(f, layers=None, tied=[]), "config.json is damaged: layers, tied"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "cannot read the weights"),
     "weights cut off": (cut_off, "cannot read the weights"),
-    "source": (lambda f: write_config(f, source="convattn:ResNot"), "names what cannot be built: unknown network"),
-    "options": (lambda f: write_config(f, options={"widht": 8}), "names what cannot be built: options must be what"),
+    "source": (lambda f: write_config(f, source="convattn:ResNot"), "that cannot be built: unknown network"),
+    "options": (lambda f: write_config(f, options={"widht": 8}), "that cannot be built: options must be what"),
     "sizes": (lambda f: write_config(f, options=SEVEN), "do not fit together: .* of another shape: "),
     "place": (lambda f: change_layer(f, names=["stem.9"]), "do not fit together: ResNet has no module 'stem.9'"),
     "kind of layer": (lambda f: change_layer(f, kind="Linear"), "do not fit together: unknown kind of layer 'Linear'"),

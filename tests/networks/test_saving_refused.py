@@ -48,7 +48,7 @@ def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_
         ({"folder": "x" * 300}, "folder cannot be made: File name too long"),
         ({"source": 3}, 'source must be "timm:NAME" or "torchvision:NAME", but is 3'),
         ({"source": "timm:resnet10t", "options": 3}, "options must be a dict of JSON types: .*, but is 3"),
-        ({"options": [1]}, r"options must be given with a source, which takes them, but is \[1\]"),
+        ({"options": [1]}, r"options must be None without a source, whose builder takes them, but is \[1\]"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message, tmp_path, without_type_checks):

@@ -42,7 +42,7 @@ def test_a_backbone_is_not_fetched(monkeypatch):
     [
         ("resnet18", {}, ArgumentError, 'source must be "timm:NAME", "torchvision:NAME" or "convattn:CLASS", but is'),
         ("timm:", {}, ArgumentError, "source must be"),
-        ("tim:resnet18", {}, UnknownNameError, "unknown home of networks 'tim': did you mean 'timm'"),
+        ("tim:resnet18", {}, UnknownNameError, "unknown source 'tim': did you mean 'timm'"),
         ("timm:resnt18", {}, ArgumentError, "unknown timm model 'resnt18': did you mean 'resnet18'"),
         ("torchvision:resnt18", {}, ArgumentError, "unknown torchvision model 'resnt18': did you mean 'resnet18'"),
         ("convattn:ConvNets", {}, UnknownNameError, "unknown network 'ConvNets': did you mean 'ConvNet'"),

@@ -125,7 +125,7 @@ def test_a_conversion_whose_certificate_fails_is_refused(monkeypatch):
 
     monkeypatch.setattr(build, "network_to_attention", disturbed)
     with pytest.raises(
-        ConversionError, match="the conversion that the recipe asks for is not right:\nnetwork to atten"
+        ConversionError, match="the conversion that the recipe asks for failed its check:\nnetwork to atten"
     ):
         build_network(recipe(ConvertRecipe(include=LAST)), tiny_data())
 
@@ -151,5 +151,5 @@ def test_a_run_to_start_from_that_is_no_such_network_is_refused(trained):
     larger = dataclasses.replace(
         recipe(ConvertRecipe(include=LAST), trained), model=ResNetRecipe(blocks_per_stage=1, width=8)
     )
-    with pytest.raises(CheckpointError, match="holds another network than ResNet of this recipe"):
+    with pytest.raises(CheckpointError, match="does not fit the ResNet of this recipe"):
         build_network(larger, tiny_data())

@@ -83,7 +83,7 @@ def test_folder_with_contents_is_refused_and_kept(tmp_path):
 def test_folder_of_a_run_is_refused_and_the_message_says_how_to_go_on(tmp_path):
     (tmp_path / "recipe.toml").write_text("")
     message = (
-        r"output must be new or empty, but '.*' holds a run: go on with it by resume=True \(command: --resume\), or"
+        r"output must be new or empty, but '.*' holds a run: continue it with resume=True \(command: --resume\), or"
     )
     with pytest.raises(ArgumentError, match=message):
         train(tiny_recipe(), output=tmp_path, data=tiny_data(), progress=False)

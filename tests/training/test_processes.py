@@ -59,7 +59,7 @@ def train_elsewhere(recipe, folder, *launcher, last=None, **options):
 
 def test_second_precision_in_one_process_is_refused():
     train(tiny_recipe(epochs=1), data=tiny_data(), progress=False)
-    with pytest.raises(DeviceError, match=r"training\.precision 'bf16' cannot be had in this process"):
+    with pytest.raises(DeviceError, match=r"training\.precision 'bf16' is not possible in this process"):
         train(with_precision(tiny_recipe(epochs=1), "bf16"), data=tiny_data(), progress=False)
 
 

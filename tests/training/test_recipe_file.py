@@ -17,8 +17,8 @@ REFUSED = {
     "not a choice": ("data.name", "mnist", "data.name must be 'digits' or 'cifar10', but is 'mnist'"),
     "not a kind": ("model.kind", "vit", "model.kind must be 'attention_net' or 'conv_net' or 'resnet', but is 'vit'"),
     "not true or false": ("data.flip", "perhaps", "data.flip must be true or false, but is 'perhaps'"),
-    "value as a section": ("name.first", "x", "name is a value"),
-    "combination": ("optim.nesterov", "true", "nesterov must be false without sgd and momentum, but is True"),
+    "value as a section": ("name.first", "x", "cannot set name.first, because name is a single value"),
+    "combination": ("optim.nesterov", "true", "nesterov must be false without sgd and a momentum, but is True"),
 }
 
 

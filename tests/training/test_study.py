@@ -97,7 +97,7 @@ def test_folder_that_is_no_run_is_an_error(tmp_path):
         run(tmp_path)
     assert (place / "thesis.txt").read_text() == "years of work"
     (tmp_path / f"{RECIPE}-7").write_text("")
-    with pytest.raises(CheckpointError, match="is a file, where the study keeps a run's folder"):
+    with pytest.raises(CheckpointError, match="is a file, but must be the folder of a run"):
         run(tmp_path, seeds=(7,))
 
 
@@ -197,7 +197,7 @@ def test_other_threads_are_warned_of(tmp_path):
 
 
 def test_two_studies_in_one_folder_are_refused(tmp_path):
-    with locked(tmp_path), pytest.raises(CheckpointError, match="another study is at work in"):
+    with locked(tmp_path), pytest.raises(CheckpointError, match="another study is using"):
         run(tmp_path)
 
 

@@ -65,10 +65,10 @@ def test_command_repeats_the_recipe(tmp_path):
         ({"recipes": ()}, r"^recipes must be at least one recipe, but is \[\]$"),
         ({"seeds": ()}, r"^seeds must be at least one number, each once, but is \[\]$"),
         ({"seeds": (1, 1)}, r"^seeds must be at least one number, each once, but is \[1, 1\]$"),
-        ({"overrides": {"seed": "3"}}, "^the key seed cannot be set in a study: give seeds$"),
-        ({"grid": {"seed": ("3",)}}, "^the key seed cannot be set in a study: give seeds$"),
+        ({"overrides": {"seed": "3"}}, "^seed cannot be set in a study: use seeds$"),
+        ({"grid": {"seed": ("3",)}}, "^seed cannot be set in a study: use seeds$"),
         ({"grid": {"model.heads": ("3", "3")}}, r"^grid model\.heads must be at least one value, each once"),
-        ({"grid": {"model.heads": ("3",)}, "overrides": {"model.heads": "4"}}, "is both set and varied"),
+        ({"grid": {"model.heads": ("3",)}, "overrides": {"model.heads": "4"}}, "is in overrides and in grid"),
         ({"recipes": (RECIPE, RECIPE)}, f"^two recipes are called {RECIPE}: {RECIPE} and {RECIPE}; rename one$"),
     ],
 )

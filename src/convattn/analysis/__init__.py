@@ -1,4 +1,4 @@
-"""Looking at heads and conversions: where heads attend, how conversions err, and figures of both."""
+"""Analysis of heads and conversions: where heads attend, how large errors are, and figures of both."""
 
 from convattn.analysis.figures import Comparison, convolution_and_attention, sharpness_regimes
 from convattn.analysis.figures_heads import head_centres

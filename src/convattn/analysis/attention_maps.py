@@ -1,4 +1,4 @@
-"""Where the heads of a trained network attend, by attention itself: on no image, on one, or on the mean of many."""
+"""Attention weights of the heads of a trained network: without images, on one, or averaged over many."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -84,7 +84,7 @@ def _at(
 
 @contextmanager
 def _inputs_of(layers: Sequence[RelativeAttention]) -> Iterator[list[Tensor]]:
-    """Gathers what each layer is given in the block, in the order of the calls."""
+    """Collects the inputs of each layer, in the order of the calls."""
     inputs: list[Tensor] = []
     hooks = [layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for layer in layers]
     try:

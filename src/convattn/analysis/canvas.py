@@ -1,4 +1,4 @@
-"""Files that figures are drawn on, with matplotlib; no state of matplotlib is changed.
+"""Figures of matplotlib that are written to files; the state of matplotlib does not change.
 
 Colours are those of Okabe and Ito, which colour-blind readers tell apart; no meaning is carried by colour alone.
 """
@@ -36,7 +36,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def figure_file(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator[Any]:
-    """Makes a figure of its own and writes it, whole or not at all, when the block ends.
+    """Makes a figure, and writes it when the block ends; the file appears whole or not at all.
 
     Args:
         path: File to write; its ending is one of `FORMATS`.
@@ -46,7 +46,7 @@ def figure_file(path: str | os.PathLike[str], size: tuple[float, float]) -> Iter
         An empty figure of matplotlib, to be drawn on.
 
     Raises:
-        ArgumentError: The ending is another.
+        ArgumentError: The file has another ending.
         MissingDependencyError: matplotlib is not installed.
     """
     with figure_files([path], size) as figure:
@@ -55,7 +55,7 @@ def figure_file(path: str | os.PathLike[str], size: tuple[float, float]) -> Iter
 
 @contextmanager
 def figure_files(paths: Sequence[str | os.PathLike[str]], size: tuple[float, float]) -> Iterator[Any]:
-    """Makes a figure of its own and writes it in several forms when the block ends.
+    """Makes a figure, and writes it in several formats when the block ends.
 
     Args:
         paths: Files to write, each whole or not at all; their endings are of `FORMATS`.
@@ -65,7 +65,7 @@ def figure_files(paths: Sequence[str | os.PathLike[str]], size: tuple[float, flo
         An empty figure of matplotlib, to be drawn on.
 
     Raises:
-        ArgumentError: An ending is another.
+        ArgumentError: A file has another ending.
         MissingDependencyError: matplotlib is not installed.
     """
     forms = [Path(path).suffix.removeprefix(".").lower() for path in paths]

@@ -1,4 +1,4 @@
-"""Figures of conversions: what they compute, and how they err."""
+"""Figures of conversions: their outputs and errors."""
 
 import os
 from collections.abc import Sequence

@@ -92,7 +92,7 @@ def head_paths(
     *,
     title: str,
 ) -> None:
-    """Draws the way of each head's centre over training, and then the heads at some moments of it.
+    """Draws the path of each head's centre over training, and the heads at some moments.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 3.
 
@@ -138,7 +138,7 @@ def _panels(figure: Any, count: int, columns: int) -> Any:
 
 
 def _hide_spare(axes: Any, used: int) -> None:
-    """Leaves out panels that nothing is drawn on; the ones above them take over the labels of the bottom row."""
+    """Removes empty panels; the panels above them get the labels of the bottom row."""
     columns = axes.shape[1]
     for number in range(used, axes.size):
         axes.flat[number].set_visible(False)
@@ -148,7 +148,7 @@ def _hide_spare(axes: Any, used: int) -> None:
 
 
 def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
-    """Words a moment by its epochs, or by its steps where several moments have the same epoch."""
+    """Names a moment by its epoch, or by its step if several moments have the same epoch."""
     if snapshot.step == 0:
         return "start"
     alike = {other.step for other in snapshots if other.epoch == snapshot.epoch}
@@ -162,7 +162,7 @@ def _count(heads: int) -> str:
 
 
 def _reach(centres: Sequence[Float[np.ndarray, "heads 2"]]) -> float:
-    """How far axes go, in pixels, so that every centre is in sight."""
+    """Returns the range of the axes, in pixels, so that every centre is visible."""
     return max(float(np.abs(item).max(initial=0.0)) for item in centres) + 2.5
 
 
@@ -193,7 +193,7 @@ def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
 
 
 def _draw_ways(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> None:
-    """Draws the way of each centre, with a ring at its start and the head's number at its end."""
+    """Draws the path of each centre, with a ring at its start and the head's number at its end."""
     for head in range(centres.shape[1]):
         colour = COLOURS[head % len(COLOURS)]
         rows, cols = centres[:, head, 0], centres[:, head, 1]

@@ -1,4 +1,4 @@
-"""Where the heads of a training run looked, read back from its folder."""
+"""Reads from a run's folder where its heads looked."""
 
 import os
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Training runs found in a folder: the finished ones with their records, and what is wrong with the others."""
+"""Finds training runs in a folder: finished ones with their records, and the state of the others."""
 
 import json
 import os
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def settings(self) -> str:
-        """What runs share that differ in the seed only: the recipe but for seed, claim and folders, and the data."""
+        """Recipe without seed, claim and folders, and data: equal in runs that differ only in the seed."""
         recipe = {key: value for key, value in self.record.recipe.items() if key not in _OF_ONE_RUN}
         for key, value in recipe.items():
             if isinstance(value, dict):
@@ -68,7 +68,7 @@ class RunGroup:
 
     Attributes:
         runs: The runs, by seed.
-        repeats: Runs of a seed that is there already: they are no further evidence.
+        repeats: Further runs of the same seed, which add no evidence.
     """
 
     runs: tuple[Run, ...]
@@ -96,7 +96,7 @@ class RunsFound:
 
 
 def find_runs(folder: str | os.PathLike[str]) -> RunsFound:
-    """Finds the runs in a folder: the folder itself, those in it, and those in these; hidden ones are left out.
+    """Finds the runs in a folder, at most two folders deep; hidden folders are left out.
 
     Args:
         folder: Folder of runs.
@@ -122,7 +122,7 @@ def find_runs(folder: str | os.PathLike[str]) -> RunsFound:
 
 
 def group_runs(runs: Sequence[Run], recipe: str, scale: str) -> list[RunGroup]:
-    """Picks the runs of a recipe, and puts those together that differ in the seed only.
+    """Selects the runs of a recipe, and groups those that differ only in the seed.
 
     Args:
         runs: Finished runs.
@@ -130,7 +130,7 @@ def group_runs(runs: Sequence[Run], recipe: str, scale: str) -> list[RunGroup]:
         scale: Its scale.
 
     Returns:
-        The groups: first the one with the fewest changes to the recipe, of equal ones that with the most seeds.
+        The groups: fewest changes to the recipe first, then most seeds first.
     """
     by_settings: dict[str, dict[int, list[Run]]] = {}
     for run in runs:

@@ -1,4 +1,4 @@
-"""How far attention of finite sharpness is from its convolution, as measured curves."""
+"""Measured curves of the difference between attention of finite sharpness and its convolution."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""From the table of commands to a program: parsing, exit codes, and every error on one line."""
+"""Runs the commands: parses arguments, returns exit codes, and prints every error on one line."""
 
 import os
 import sys
@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
 """Every command by its name: a function of typed arguments that returns the exit code."""
 
 _MISTAKE, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
-"""Exit codes besides 0 (done) and 1 (done, and the answer is no); the last two are a shell's 128 + signal."""
+"""Exit codes besides 0 (done) and 1 (a check failed); the last two are 128 + signal, as in a shell."""
 
 
 def build_app() -> App:
@@ -71,13 +71,13 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
 
     Args:
         app: Its parser.
-        arguments: What follows the program's name; None takes it from the process.
+        arguments: The words after the program's name; None takes them from `sys.argv`.
 
     Returns:
         The exit code.
 
     Raises:
-        OSError: One that no file or folder explains, which is not the user's mistake.
+        OSError: An error that is not about a file or a folder, and so not the user's mistake.
     """
     wait_without_spinning()
     try:
@@ -90,7 +90,7 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return _fail(app, "interrupted", _INTERRUPTED)
     except UnusedCliTokensError as error:
-        return _fail(app, f"there is no place for the argument {' '.join(error.unused_tokens or ())!r}", _MISTAKE)
+        return _fail(app, f"unexpected argument {' '.join(error.unused_tokens or ())!r}", _MISTAKE)
     except (ConvAttnError, CycloptsError) as error:
         return _fail(app, str(error), _MISTAKE)
     except OSError as error:
@@ -102,7 +102,7 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
 
 
 def _run(app: App, arguments: Sequence[str] | None) -> int:
-    """Parses and runs; errors come out as exceptions, and a page of help or the version as no code at all."""
+    """Parses the arguments and runs the command; errors are raised, and help or the version give code 0."""
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     with warnings.catch_warnings():
         shown = warnings.showwarning
@@ -112,7 +112,7 @@ def _run(app: App, arguments: Sequence[str] | None) -> int:
 
 
 def _show_warning(otherwise: Callable[..., None], message: Warning, category: type[Warning], *rest: Any) -> None:
-    """Prints a warning of convattn's own on one line, and leaves others to Python."""
+    """Prints a warning of convattn on one line; other warnings are shown as Python shows them."""
     if issubclass(category, CertificateWarning | CheckpointWarning):
         print(f"convattn: {' '.join(str(message).split())}", file=sys.stderr)
     else:

@@ -46,38 +46,38 @@ def convert(  # noqa: PLR0913 - the options of the command
 ) -> int:
     """Convert a network or a layer to attention that computes the same, or attention to convolutions.
 
-    The result is checked against the source, in every layer and as a whole, and written with its certificate only if it
-    passes; otherwise nothing is written and the exit code is 1. A network that timm or torchvision builds needs
-    --weights, --pretrained or --random-weights.
+    The result is compared with the source, layer by layer and as a whole. It is written, with its certificate, only if
+    it passes; otherwise nothing is written and the exit code is 1. A network of timm or torchvision needs --weights,
+    --pretrained or --random-weights.
 
     Args:
         source: timm:NAME, torchvision:NAME, or the folder of a network, a training run or a layer.
         output: Folder to make, with model.safetensors, config.json, certificate.json and, for a network, a model card;
-            it must be new or empty. Required but with --dry-run.
+            it must be new or empty. Required, except with --dry-run.
         to: What to make: attention, or conv for convolutions.
         weights: File with the weights of a network of timm or torchvision, a state dict in safetensors or as torch.save
             writes it; all names and shapes must fit.
         pretrained: Fetch the weights that timm or torchvision has for the network.
         random_weights: Draw the weights, with seed 0.
-        arguments: KEY=VALUE, an argument that the network of timm or torchvision is built with, for instance
+        arguments: KEY=VALUE, an argument for the builder of a network of timm or torchvision, for instance
             num_classes=10; the value is JSON or text. May be given more than once.
-        images: Folder of images to measure the networks on, prepared as timm or torchvision say. Without it they are
-            measured on one image of random numbers.
+        images: Folder of images on which to compare the networks, prepared as timm or torchvision say. Without it one
+            image of random numbers is used.
         limit: How many of the images to take, in the order of their names.
-        shape: Shape of the image of random numbers, for instance 3,224,224; without it as the network says.
-        include: Pattern of names of layers to convert, for instance layer4.*; may be given more than once. Without it
+        shape: Shape of the image of random numbers, for instance 3,224,224. Default: the network's own.
+        include: Pattern of names of layers to convert, for instance layer4.*; may be given more than once. Default:
             all.
         exclude: Pattern of names of layers to leave alone; may be given more than once.
-        sharpness: α > 0 of every head, in 1/pixel²; without it heads are so sharp that the result is exact.
-        impl: How attention computes: auto (hard heads as a convolution) or separable (softmax, axis by axis). Without
-            it auto.
+        sharpness: α > 0 of every head, in 1/pixel². Without it heads are hard and the result is exact.
+        impl: How attention is computed: auto (hard heads run as a convolution) or separable (softmax, axis by axis).
+            Default: auto.
         content: Give the layers of a network scores that depend on the input, behind gates that are closed and can
             learn to open.
-        head_width: Width of each head of a single layer, at least 1; without it heads are as wide as they need to be.
-        kernel_size: Taps per axis of convolutions to make; without it as many as each layer needs.
-        mass: Share in (0, 1) of each head's attention that a kernel may leave out; without it what rounding hides.
-        fold: Merge batch normalisation and linear maps after new convolutions into them.
-        no_verify: Take a folder of which files were changed since it was saved; without it such a folder is refused.
+        head_width: Width of each head of a single layer, at least 1. Without it heads are wide enough to be exact.
+        kernel_size: Taps per axis of the new convolutions. Without it each layer gets as many as it needs.
+        mass: Share in (0, 1) of each head's attention that a kernel may leave out. Default: what rounding hides.
+        fold: Merge the batch normalisation or linear map after each new convolution into it.
+        no_verify: Accept a folder whose files were changed after it was saved; without it such a folder is refused.
         dry_run: Write nothing, and show what would change and what it would cost.
         json: Print the certificate, or with --dry-run the forecast, as JSON.
 
@@ -85,7 +85,7 @@ def convert(  # noqa: PLR0913 - the options of the command
         0, or 1 where the check failed.
 
     Raises:
-        ArgumentError: Options are missing, or do not go together.
+        ArgumentError: An option is missing, or two options exclude each other.
     """
     given = key_values(arguments, "--set")
     to_attention = {"--sharpness": sharpness, "--impl": impl, "--content": content, "--head-width": head_width}
@@ -124,7 +124,7 @@ def convert(  # noqa: PLR0913 - the options of the command
 
 
 def _require_absent(options: Mapping[str, object], reason: str) -> None:
-    """Refuses options that do not go with what else is asked for."""
+    """Raises if an option was given that does not apply."""
     for name, value in options.items():
         if not (value is None or value is False or value == ()):
             raise ArgumentError(f"{name} {reason}")

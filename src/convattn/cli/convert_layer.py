@@ -14,7 +14,7 @@ def layer_in(source: str) -> bool:
     """Tells whether a folder holds a single layer, as `save_layer` writes it.
 
     Args:
-        source: The folder; anything else is none.
+        source: The folder; it need not exist.
 
     Returns:
         Whether its configuration describes a layer.
@@ -29,7 +29,7 @@ def layer_in(source: str) -> bool:
 
 
 def convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], *, verify: bool, json: bool) -> int:
-    """Converts a layer, and writes it where its certificate passes.
+    """Converts a layer, and writes it if its certificate passes.
 
     Args:
         source: Folder of the layer.
@@ -43,7 +43,7 @@ def convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], 
         0, or 1 where the check failed.
 
     Raises:
-        UnsupportedModelError: The layer is no convolution, where that is needed.
+        UnsupportedModelError: The layer is not a convolution, and attention is to be made.
     """
     from convattn.convert import SUPPORTED_CONVOLUTIONS, attention_to_conv, conv_to_attention, load_layer, save_layer
     from convattn.files import require_new_folder
@@ -53,7 +53,7 @@ def convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], 
     if to == "conv":
         made, certificate = attention_to_conv(layer, **options)
     elif type(layer) not in SUPPORTED_CONVOLUTIONS:
-        raise UnsupportedModelError(f"{source} holds a {type(layer).__name__}, which is no convolution of torch")
+        raise UnsupportedModelError(f"{source} holds a {type(layer).__name__}, which is not a convolution of torch")
     else:
         made, certificate = conv_to_attention(layer, **options)  # type: ignore[arg-type]
     if certificate.passed:

@@ -16,7 +16,7 @@ __all__ = ["Measured", "Origin", "convert_network", "forecast_network"]
 
 
 _LIMIT = 16
-"""How many images are taken unless the user says."""
+"""Default number of images."""
 
 
 class _Loaded(NamedTuple):
@@ -42,7 +42,7 @@ class Origin:
         weights: File with the weights.
         pretrained: Whether to fetch them.
         random_weights: Whether to draw them.
-        arguments: What the network is built with, as text.
+        arguments: Arguments for the network's builder, as text.
         verify: Whether to refuse a folder that was changed since it was saved.
     """
 
@@ -57,13 +57,13 @@ class Origin:
         """Builds or loads the network.
 
         Args:
-            weights_matter: Whether to demand that the weights are said.
+            weights_matter: Whether the user must say which weights to take.
 
         Returns:
             The network, and what builds its architecture.
 
         Raises:
-            ArgumentError: There is no such folder, or the weights are not said, or said in two ways, or said for a
+            ArgumentError: There is no such folder; or no weights were named, or weights in two ways, or weights for a
                 folder that has its own.
         """
         self._require_there()
@@ -86,7 +86,7 @@ class Origin:
         return self._build()
 
     def _require_there(self) -> None:
-        """Refuses a folder that is not there, with a network of timm that may be meant."""
+        """Raises if the folder does not exist; the message suggests a network of timm of that name."""
         if not self._is_folder() or Path(self.source).is_dir():
             return
         from convattn.networks.timm import is_known
@@ -135,24 +135,24 @@ class Measured:
     shape: str | None
 
     def require(self) -> None:
-        """Checks what can be checked before a network is built.
+        """Checks the options before a network is built.
 
         Raises:
-            ArgumentError: The folder is not there, the limit is no positive number or of no folder, or the shape is
-                none.
+            ArgumentError: The folder does not exist, the limit is not positive or has no folder, or the shape is not
+                one.
         """
         if self.folder is not None and not self.folder.is_dir():
             raise ArgumentError(must_be("--images", "a folder of images", str(self.folder)))
         if self.folder is not None and self.shape is not None:
-            raise ArgumentError("--shape is for images of random numbers, and --images gives others")
+            raise ArgumentError("--shape cannot be given with --images: it is the shape of an image of random numbers")
         if self.folder is None and self.limit is not None:
-            raise ArgumentError("--limit is for the images of --images, which is not given")
+            raise ArgumentError("--limit needs --images: it is the number of images to take from that folder")
         if self.limit is not None and self.limit < 1:
             raise ArgumentError(must_be("--limit", "at least 1", self.limit))
         self._sizes()
 
     def images(self, loaded: _Loaded) -> tuple["Tensor", str]:
-        """Reads the images, or draws one; returns them, and what they are in words."""
+        """Reads the images, or draws one; returns them with a description."""
         from convattn.networks.images import draw_images, preparation, read_images
 
         if self.folder is None:
@@ -169,14 +169,16 @@ class Measured:
             return None
         parts = self.shape.split(",")
         if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-            raise ArgumentError(must_be("--shape", "whole numbers between commas, for instance 3,224,224", self.shape))
+            raise ArgumentError(
+                must_be("--shape", "whole numbers separated by commas, for instance 3,224,224", self.shape)
+            )
         return tuple(map(int, parts))
 
 
 def convert_network(
     origin: Origin, output: Path, to: str, options: dict[str, Any], measured: Measured, *, json: bool
 ) -> int:
-    """Converts a network, and writes it where its certificate passes.
+    """Converts a network, and writes it if its certificate passes.
 
     Args:
         origin: Where it comes from.
@@ -204,7 +206,7 @@ def convert_network(
         save_network(made, output, source=loaded.source, options=loaded.options, certificate=certificate)
     outcome = f"wrote {output}" if certificate.passed else "wrote nothing"
     if options.get("fold") and not any("folded in" in note for layer in certificate.layers for note in layer.notes):
-        outcome += "\nfolded nothing: no linear map or batch normalisation certainly follows a new convolution"
+        outcome += "\nfolded nothing: no new convolution is certainly followed by a linear map or batch normalisation"
     print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
     return 0 if certificate.passed else 1
 
@@ -213,10 +215,10 @@ def forecast_network(origin: Origin, to: str, options: dict[str, Any], measured:
     """Prints what a conversion would change, and writes nothing.
 
     Args:
-        origin: Where the network comes from; without a word on its weights they are drawn.
+        origin: Where the network comes from; weights that are not named are drawn.
         to: "attention" or "conv".
         options: Arguments of the conversion.
-        measured: The images for which the cost is counted; of a folder the first.
+        measured: The images for which the cost is counted; only the first of a folder is used.
         json: Whether to print the forecast as JSON.
 
     Returns:
@@ -233,7 +235,7 @@ def forecast_network(origin: Origin, to: str, options: dict[str, Any], measured:
 
 
 def _value(text: str) -> Any:
-    """Reads a value as JSON where it is that, and as text otherwise."""
+    """Reads a value as JSON if it is JSON, and as text otherwise."""
     try:
         return json_format.loads(text)
     except ValueError:

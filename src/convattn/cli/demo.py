@@ -27,16 +27,16 @@ def demo(*, output: OutputOrDefault = None, json: AsJson = False) -> int:
     """Convert, train and certify in a minute or two, and write a page about it.
 
     All images come with scikit-learn. A convolution of a photograph becomes attention that computes the same, and an
-    attention-only network learns to read handwritten digits. The folder holds the page index.html, its figures, what
-    it says as demo.json, the convolution, the attention made from it with its certificate, and the training run.
+    attention-only network learns to read handwritten digits. The folder holds the page index.html, its figures, its
+    numbers as demo.json, the convolution, the attention layer with its certificate, and the training run.
 
     Args:
-        output: Folder to make; it must be new or empty. Without it demo, or the first of demo-2, demo-3, … that is
-            free: an earlier demo is never replaced.
+        output: Folder to make; it must be new or empty. Default: demo, or the first of demo-2, demo-3, … that is free.
+            An earlier demo is never replaced.
         json: Print what was shown as JSON.
 
     Returns:
-        0, or 1 where a certificate failed or the accuracy was not reached.
+        0, or 1 if a certificate failed or the accuracy was not reached.
     """
     from convattn.files import new_folder
     from convattn.training import load_recipe
@@ -54,7 +54,7 @@ def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demon
     Args:
         folder: An empty folder, to be filled.
         recipe: Recipe of a network with quadratic heads.
-        quiet: Whether to keep from saying what is being done.
+        quiet: Whether to print nothing about the progress.
 
     Returns:
         What was shown.
@@ -93,7 +93,7 @@ def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demon
 
 
 def _where_next(folder: Path) -> str:
-    """Says what to look at, and which commands read what was written."""
+    """Returns what to look at, and commands to try next."""
     return "\n".join(
         [
             f"wrote {folder}; look at {folder / 'index.html'}, then try:",

@@ -65,7 +65,7 @@ def _wrap(name: str, value: str) -> str:
 
 
 def info(*, json: AsJson = False) -> int:
-    """Print versions, hardware, names, and which packages are missing.
+    """Print versions, hardware, names of encodings and recipes, and missing packages.
 
     Args:
         json: Print it as JSON.

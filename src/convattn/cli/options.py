@@ -27,7 +27,7 @@ AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=Fals
 
 
 def first_free(folder: Path) -> Path:
-    """Returns the folder's path, or the first of PATH-2, PATH-3, … that nothing or only an empty folder has.
+    """Returns the path, or the first of PATH-2, PATH-3, … that does not exist or is an empty folder.
 
     Args:
         folder: The path wanted.
@@ -50,11 +50,11 @@ def key_values(texts: Iterable[str], option: str) -> dict[str, str]:
     """Reads KEY=VALUE texts.
 
     Args:
-        texts: What the option was given, each time it was.
+        texts: The values of the option.
         option: Its name, for the error.
 
     Returns:
-        Values by key; of two with the same key the later.
+        Values by key; if a key comes twice, the later value counts.
 
     Raises:
         ArgumentError: A text is of another form.

@@ -1,4 +1,4 @@
-"""What commands print: text with the verdicts coloured on a terminal, plain elsewhere, or a record as JSON."""
+"""Prints what commands say: text, with verdicts coloured on a terminal, or a record as JSON."""
 
 import sys
 
@@ -10,7 +10,7 @@ _VERDICTS = [r"(?P<green>\bpassed\b)", r"(?P<red>\bFAILED\b)", r"(?P<red>\bmissi
 
 
 def print_text(text: str) -> None:
-    """Prints lines as they are; on a terminal verdicts are coloured.
+    """Prints text; on a terminal, verdicts are coloured.
 
     Args:
         text: Lines without markup.
@@ -30,12 +30,12 @@ def print_text(text: str) -> None:
 
 
 def print_record(record: Record, summary: str, *, json: bool) -> None:
-    """Prints a result as JSON, or in words.
+    """Prints a result as JSON, or its summary.
 
     Args:
         record: The result.
-        summary: The same in words.
-        json: Whether JSON is asked for.
+        summary: The result as text.
+        json: Whether to print JSON.
     """
     if json:
         sys.stdout.write(record.to_json())

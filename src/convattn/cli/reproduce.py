@@ -1,4 +1,4 @@
-"""`convattn reproduce`: the paper's tables and figures out of training runs."""
+"""`convattn reproduce`: the paper's tables and figures from training runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,24 +22,24 @@ def reproduce(
     data: Annotated[Path | None, Parameter(show_default=False)] = None,
     json: AsJson = False,
 ) -> int:
-    """Make a table or a figure of the paper out of training runs.
+    """Make a table or a figure of the paper from training runs.
 
-    A table is written as Markdown and CSV, a figure as PNG and SVG with the numbers behind it as CSV or parquet;
-    reproduction.json says what each shows. What is not there is named with the command that makes it, unfinished and
-    unreadable runs are listed, and whatever can be made without them is made.
+    A table is written as Markdown and CSV; a figure as PNG and SVG, with its numbers as CSV or parquet.
+    reproduction.json says what each shows. If a run is missing, the command that makes it is printed; unfinished and
+    unreadable runs are listed; everything that needs none of them is made.
 
     Args:
         target: table1, fig2 to fig10, fig12, fig13, fig14, or all.
-        runs: Folder of runs, as convattn train makes them; they lie in it or one folder deeper. It must be given.
-        output: Folder to make; it must be new or empty. Without it reproduce-TARGET, or the first of
-            reproduce-TARGET-2, -3, … that is free. Where nothing can be made it is not there.
+        runs: Folder that holds runs of convattn train, directly or one folder deeper. Required.
+        output: Folder to make; it must be new or empty. Default: reproduce-TARGET, or the first of reproduce-TARGET-2,
+            -3, … that is free. If nothing can be made, there is no folder.
         scale: Scale of the recipes: paper, small or tiny.
-        data: Folder with the files of CIFAR-10, for figures 6 to 10. Without it the folder that the run was trained
-            on, or the Hub.
-        json: Print what came of it as JSON, and nothing else.
+        data: Folder with the files of CIFAR-10, for figures 6 to 10. Default: the folder that the run was trained on,
+            or the Hub.
+        json: Print the result as JSON.
 
     Returns:
-        0, or 1 where something is missing or could not be made.
+        0, or 1 if something is missing or could not be made.
 
     Raises:
         ArgumentError: The folder of runs is not given.

@@ -38,29 +38,30 @@ def study(  # noqa: PLR0913  (each is an option of the command)
 ) -> int:
     """Train recipes with several seeds, and compare them.
 
-    Each run is a process with a folder NAME-SEED and a log NAME-SEED.log. The same command again keeps finished runs
-    and continues stopped ones from their last checkpoint; nothing is overwritten. A run that fails does not stop the
-    others. study.json, study.md and study.csv say what each recipe gave and how it differs from the baseline.
+    Each run is a process with a folder NAME-SEED and a log NAME-SEED.log. If you give the command again, finished runs
+    are kept and stopped ones continue from their last checkpoint; nothing is overwritten. A run that fails does not
+    stop the others. study.json, study.md and study.csv hold the results of each recipe and their differences from the
+    baseline.
 
     Args:
         recipes: Names of recipes (`convattn info` lists them), or files that end in .toml.
-        seeds: Seeds of each recipe, between commas.
-        scale: paper, small or tiny; without it as each recipe says.
+        seeds: Seeds of each recipe, separated by commas.
+        scale: paper, small or tiny. Default: as each recipe says.
         overrides: KEY=VALUE, a value to change in every recipe; may be given more than once.
-        grid: KEY=VALUE,VALUE,…, values that make a variant of every recipe each, named NAME[KEY=VALUE]; given more than
-            once, every combination.
-        baseline: Recipe or variant that the others are held against; without it the first.
-        output: Folder of the study; without it study. With --engine ray every node must see it under the same path.
-        workers: Runs at a time; without it 1, with --engine ray as many as the cluster has room for.
-        threads: Threads of each run; without it OMP_NUM_THREADS, or else one for tiny images and the cores divided by
-            the workers for others.
+        grid: KEY=VALUE,VALUE,…: each value makes a variant NAME[KEY=VALUE] of every recipe. If given more than once,
+            every combination is a variant.
+        baseline: Recipe or variant with which the others are compared. Default: the first.
+        output: Folder of the study. Default: study. With --engine ray every node must see it under the same path.
+        workers: Runs at a time. Default: 1; with --engine ray as many as the cluster has room for.
+        threads: Threads of each run. Default: OMP_NUM_THREADS; if that is not set, one for tiny images, and for others
+            the cores divided by the workers.
         engine: local for processes on this machine, ray for a Ray cluster.
         address: Address of the Ray cluster, or auto for the one that runs here; without it one is started for the
             study.
         json: Print the study's record as JSON.
 
     Returns:
-        0, or 1 where a run failed.
+        0, or 1 if a run failed.
     """
     numbers, changes, variants = _read_seeds(seeds), key_values(overrides, "--set"), key_values(grid, "--grid")
     folder = Path("study") if output is None else output
@@ -82,7 +83,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
 
 
 def _engine(name: str, workers: int | None, threads: int | None, address: str | None) -> "Engine":
-    """Makes what carries the runs out; it tells of them on standard error."""
+    """Makes the engine that carries out the runs; it reports on standard error."""
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -92,22 +93,22 @@ def _engine(name: str, workers: int | None, threads: int | None, address: str | 
 
         return RayEngine(workers=workers, threads=threads, tell=tell, address=address)
     if address is not None:
-        raise ArgumentError("--address is for --engine ray, which is not given")
+        raise ArgumentError("--address needs --engine ray")
     from convattn.training.studies.engine import LocalEngine
 
     return LocalEngine(workers=workers, threads=threads, tell=tell)
 
 
 def _read_seeds(text: str) -> list[int]:
-    """Reads whole numbers between commas."""
+    """Reads whole numbers separated by commas."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
-        raise ArgumentError(must_be("--seeds", "whole numbers between commas", text)) from None
+        raise ArgumentError(must_be("--seeds", "whole numbers separated by commas", text)) from None
 
 
 def _summarise(record: "StudyRecord") -> str:
-    """Words a study in a few lines."""
+    """Summarises a study in a few lines."""
     lines = []
     for group in record.groups:
         spread = "" if group.accuracy.deviation is None else f" ± {100 * group.accuracy.deviation:.2f}"

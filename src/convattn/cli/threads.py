@@ -1,4 +1,4 @@
-"""The threads of a command: none that waits by spinning, and one alone where the work is small."""
+"""Threads of a command: they wait without spinning, and small work gets one thread."""
 
 import os
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ __all__ = ["one_thread", "wait_without_spinning"]
 
 
 def wait_without_spinning() -> None:
-    """Lets threads that wait for others sleep, unless the environment says how they wait; before torch is loaded.
+    """Lets waiting threads sleep, unless the environment says otherwise. Call it before torch is loaded.
 
-    By default they spin: beside another program, or where two share a core, they hold up what they wait for.
+    By default waiting threads spin, and slow down the threads that they wait for if a core is shared.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -22,7 +22,7 @@ def one_thread(small: bool = True) -> Iterator[None]:
     On a busy machine many short operations take much longer with more threads, because each waits for the slowest.
 
     Args:
-        small: Whether the work is small; where it is not, nothing is changed.
+        small: Whether the work is small; if not, nothing is changed.
 
     Yields:
         Nothing.

@@ -1,4 +1,4 @@
-"""`convattn train`: a recipe to a run's folder."""
+"""`convattn train`: trains by a recipe, into a folder."""
 
 import os
 from pathlib import Path
@@ -26,25 +26,25 @@ def train(
     tracker: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     json: AsJson = False,
 ) -> int:
-    """Train a network by a recipe, and record what repeats the run.
+    """Train a network by a recipe, and record everything needed to repeat the run.
 
-    The run's folder holds recipe.toml, metrics.jsonl, heads.parquet where heads have centres, model.safetensors,
-    config.json, README.md (the card) and, last, record.json: a folder without it is a run that did not finish, and
-    --resume takes it up where its newest checkpoint left it. Tiny images are computed on one thread, others on as many
-    as there are cores, unless OMP_NUM_THREADS says how many. With several processes: accelerate launch -m convattn
-    train RECIPE.
+    The run's folder holds recipe.toml, metrics.jsonl, heads.parquet (if heads have centres), model.safetensors,
+    config.json, README.md (the card) and record.json. record.json is written last: a folder without it is a run that
+    did not finish, and --resume continues it from its newest checkpoint. Tiny images are computed on one thread, others
+    on all cores, unless OMP_NUM_THREADS says how many. With several processes: accelerate launch -m convattn train
+    RECIPE.
 
     Args:
         recipe: Name of a recipe (`convattn info` lists them), or a file that ends in .toml.
-        scale: Sizes of the run: paper, small (minutes on a CPU) or tiny (seconds, on embedded images). Without it
-            paper, or what the file says.
-        output: Folder to make for the run; it must be new or empty, but with --resume. Without it runs/NAME-SEED (with
-            the scale in the name where it is not paper), or the first of runs/NAME-SEED-2, -3, … that is free.
+        scale: Sizes of the run: paper, small (minutes on a CPU) or tiny (seconds, on embedded images). Default: paper,
+            or what the file says.
+        output: Folder to make for the run; it must be new or empty, except with --resume. Default: runs/NAME-SEED (with
+            the scale in the name if it is not paper), or the first of runs/NAME-SEED-2, -3, … that is free.
         overrides: KEY=VALUE, a value of the recipe to change, for instance training.epochs=3; may be given more than
             once.
-        resume: Go on with the run in the folder; a finished one is left as it is.
-        checkpoint_every: Steps between two checkpoints. Without it one is written after each epoch.
-        tracker: Follow the metrics with tensorboard, wandb or trackio as well; may be given more than once.
+        resume: Continue the run in the folder; a finished run is left as it is.
+        checkpoint_every: Steps between two checkpoints. Default: one checkpoint after each epoch.
+        tracker: Also send the metrics to tensorboard, wandb or trackio; may be given more than once.
         json: Print the run's record as JSON.
 
     Returns:
@@ -67,7 +67,7 @@ def train(
 
 
 def summarise_run(record: RunRecord) -> str:
-    """Words a record in a few lines.
+    """Summarises a record in a few lines.
 
     Args:
         record: The record of a run.

@@ -1,4 +1,4 @@
-"""Image data sets held whole in memory, and augmentation of whole batches on their device."""
+"""Image data sets in memory, and augmentation of whole batches on their device."""
 
 from convattn.data.augment import cutout, horizontal_flip, normalise, random_crop
 from convattn.data.cifar10 import load_cifar10

@@ -1,6 +1,6 @@
 """Random crops, flips and black squares of whole batches, on the device that holds them, from an explicit generator.
 
-Pixels go in and out as they are stored (bytes), so that padding is black as in the paper's code; normalise last.
+Pixels stay as they are stored (bytes), so that padding is black as in the paper's code. Normalise afterwards.
 """
 
 import torch
@@ -18,7 +18,7 @@ __all__ = ["cutout", "horizontal_flip", "normalise", "random_crop"]
 def random_crop(
     images: UInt8[Tensor, "batch channels rows cols"], *, padding: int, generator: torch.Generator
 ) -> UInt8[Tensor, "batch channels rows cols"]:
-    """Moves each image by its own random whole-pixel shift, filling with black what comes in from outside.
+    """Shifts each image by a random number of whole pixels; what comes in from outside is black.
 
     ``y[b, c, i, j] = x̃[b, c, i + r_b, j + s_b]`` with x̃ the image padded by `padding` zeros on every side and r_b,
     s_b uniform on 0 … 2·padding: the usual "pad, then crop at random".

@@ -47,13 +47,13 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
         The data set, on the CPU.
 
     Raises:
-        DataError: A file is missing or unreadable, has other columns, or holds an image or a label that cannot be
-            right; or the Hub cannot be reached.
+        DataError: A file is missing or unreadable, has wrong columns, or holds a wrong image or label; or the Hub
+            cannot be reached.
 
     Example:
         >>> load_cifar10("no/such/folder")
         Traceback (most recent call last):
-        convattn.errors.DataError: CIFAR-10: no folder no/such/folder
+        convattn.errors.DataError: CIFAR-10: there is no folder no/such/folder
     """
     if folder is None:
         paths, origin = fetch_from_hub(_REPOSITORY, {name: f"{_SUBFOLDER}/{file}" for name, file in _FILES.items()})
@@ -72,9 +72,9 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
 
 
 def _existing(folder: Path, name: str) -> Path:
-    """Returns a file's path, once it is known to be there."""
+    """Returns a file's path; raises if it is missing."""
     if not folder.is_dir():
-        raise DataError(f"CIFAR-10: no folder {folder}")
+        raise DataError(f"CIFAR-10: there is no folder {folder}")
     if not (folder / name).is_file():
         raise DataError(f"CIFAR-10: {folder} has no file {name}; expected {' and '.join(_FILES.values())}")
     return folder / name
@@ -110,7 +110,7 @@ def _labels(path: Path, labels: np.ndarray) -> torch.Tensor:
 
 
 def _check_schema(path: Path, schema: pa.Schema) -> None:
-    """Refuses a file whose columns are not those of the Hub's copy."""
+    """Raises if the columns are not those of the Hub's copy."""
     found = {field.name: field.type for field in schema}
     image, label = found.get("img"), found.get("label")
     if image is not None and pa.types.is_struct(image) and label is not None and pa.types.is_integer(label):

@@ -1,4 +1,4 @@
-"""Labelled images held whole in memory, with what is needed to say later exactly which ones they were."""
+"""Labelled images in memory, with hashes that tell later exactly which ones they were."""
 
 import hashlib
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Hashes that say which data a result is about."""
+"""Hashes that identify the data of a result."""
 
 import hashlib
 from pathlib import Path

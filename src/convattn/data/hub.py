@@ -14,7 +14,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch_from_hub(repository: str, files: dict[str, str]) -> tuple[dict[str, Path], str]:
-    """Fetches files into the Hub's cache, or finds them there without a connection, and checks their content.
+    """Fetches files into the Hub's cache, unless they are there, and checks their content.
 
     The cache keeps each large file under the SHA-256 that the Hub states for it, also for later use without a
     connection.
@@ -47,7 +47,7 @@ def fetch_from_hub(repository: str, files: dict[str, str]) -> tuple[dict[str, Pa
 
 
 def _check_content(path: Path) -> None:
-    """Holds a cached file against the name that the cache keeps it under."""
+    """Compares the SHA-256 of a cached file with its name in the cache."""
     stated, found = path.resolve().name, file_sha256(path)
     if not _SHA256.fullmatch(stated):
         raise DataError(

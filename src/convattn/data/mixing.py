@@ -25,8 +25,8 @@ def mixup(
     """Blends each image, and its target, with a partner: ``x̃_b = λ_b x_b + (1 − λ_b) x_π(b)``, ỹ likewise.
 
     π is a random permutation of the batch and λ_b ~ Beta(α, α), one for each image (the authors' code draws one for the
-    whole batch). Small α leave most images nearly as they are; 1 blends evenly. Blending and `normalise` may change
-    places, but bytes would be rounded: normalise first.
+    whole batch). A small α leaves most images nearly as they are; with 1, λ is uniform. Normalise first: bytes would be
+    rounded.
 
     Source: Zhang, Cisse, Dauphin, Lopez-Paz, "mixup: Beyond Empirical Risk Minimization", ICLR 2018.
 
@@ -50,7 +50,7 @@ def mixup(
         True
     """
     if not images.is_floating_point():
-        raise ArgumentError(must_be("images", "of floating point, since bytes would be rounded", images.dtype))
+        raise ArgumentError(must_be("images", "of floating point, because bytes would be rounded", images.dtype))
     _require_targets(targets, len(images))
     partner, share = _partners(len(images), alpha, generator)
     partner, share = partner.to(images.device), share.to(images.device)
@@ -109,7 +109,7 @@ def cutmix(
 
 
 def _require_targets(targets: Tensor, batch: int) -> None:
-    """Refuses class numbers, and targets of other images."""
+    """Raises unless the targets are shares of classes, one row per image."""
     if targets.ndim != 2 or len(targets) != batch:
         raise ShapeError(must_be("targets", f"of shape ({batch}, classes), one row per image", tuple(targets.shape)))
     if not targets.is_floating_point():

@@ -24,18 +24,18 @@ _CENTRED = ("generalized_quadratic", "quadratic")
 class AttentionNet(MixingNet):
     """The attention-only image classifier of the paper.
 
-    Every block mixes with multi-head attention of merged heads (each head mixes all channels, then one linear map of
-    the heads' results together). Sizes at the defaults, with the encoding "quadratic": 12,086,844 parameters;
-    "learned_axial": 12,278,682; "learned_axial" with content: 29,484,282.
+    Every block has multi-head attention with merged heads: each head mixes all channels, and one linear map takes the
+    results of all heads. Sizes at the defaults, with the encoding "quadratic": 12,086,844 parameters; "learned_axial":
+    12,278,682; "learned_axial" with content: 29,484,282.
 
     With content, queries and keys are as wide as the network, with biases; the encoding "learned_axial" then has no
     vectors of its own per head, and its tables, concatenated, are used as they are (the paper's "learned + content").
 
-    Gated, each head mixes two distributions instead of adding two scores: that of the encoding, with its own vectors
-    per head, and that of content, q·k/√width. Queries and keys are those of the network with content, as wide as the
-    network and not width/heads as in ConViT, so that the gate is what differs. As in ConViT position has no part in the
-    content scores. Queries keep their bias, a preference for some keys that is the same everywhere; keys have none,
-    because the softmax cancels it. A gate per head starts at 1, a share of 0.73 for position.
+    With `gated`, each head mixes two distributions instead of adding two scores: one from the encoding, with its own
+    vectors per head, and one from content, q·k/√width. Queries and keys are as wide as the network, as in the network
+    with content and not width/heads as in ConViT, so that only the gate differs. As in ConViT, content scores do not
+    depend on position. Queries have a bias; keys have none, because the softmax cancels it. The gate of a head starts
+    at 1, which gives position a share of 0.73.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §4 and appendix, and the authors' code for what the text leaves open;
     the gate: d'Ascoli et al. 2021 (ConViT), eq. 6.
@@ -80,7 +80,7 @@ class AttentionNet(MixingNet):
 
         Args:
             encoding: Name of an encoding.
-            content: Whether attention depends on the input's content as well.
+            content: Whether attention also depends on the content of the input.
             num_classes: Number of classes, ≥ 1.
             in_channels: Channels of the images, ≥ 1.
             width: Channels of the feature maps, ≥ 1; even for "learned_axial" with content.
@@ -93,8 +93,7 @@ class AttentionNet(MixingNet):
                 size; the others take images of any size.
             initializer_range: Standard deviation of the weights at the start, > 0. The paper's 0.02 suits its width;
                 a branch keeps its gain at other widths with 0.02·√(400/width).
-            dense: Whether a linear map follows the attention in each block; without it the network is of the form that
-                `fused` returns.
+            dense: Whether a linear map follows the attention in each block; `fused` returns networks without it.
             centres: Where the heads of "quadratic" and "generalized_quadratic" start: "normal", drawn from N(0, 2²), or
                 "grid", the K x K whole-pixel shifts around the query, with K² heads and K odd. Sharpness is drawn
                 either way.
@@ -141,13 +140,13 @@ class AttentionNet(MixingNet):
         """Merges the linear map after the attention of each block into the attention, for inference.
 
         Scores of classes stay the same but for rounding; the network has `depth · (width² + width)` parameters fewer.
-        It is saved and loaded as any other.
+        It is saved and loaded like any other.
 
         Returns:
             A new network, in the same mode; this one is not changed.
 
         Raises:
-            ConversionError: The network has no such maps, or a block cannot be merged: see `convattn.fuse`.
+            ConversionError: The network has no such maps, or a block cannot be merged; see `convattn.fuse`.
 
         Example:
             >>> import torch

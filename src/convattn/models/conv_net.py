@@ -17,7 +17,7 @@ __all__ = ["ConvNet"]
 
 @final
 class ConvNet(MixingNet):
-    """The same network as `AttentionNet`, with K x K convolutions where that one attends.
+    """The same network as `AttentionNet`, with K x K convolutions in place of attention.
 
     It answers what the paper leaves open: how well do the same blocks do when their heads are fixed on a K x K grid?
     At the defaults it has 12,086,682 parameters: 12,086,844 less the nine centres and sharpnesses (27 numbers) of
@@ -92,10 +92,10 @@ class ConvNet(MixingNet):
 
     @classmethod
     def of(cls, network: MixingNet) -> "ConvNet":
-        """Makes a `ConvNet` of a network of this form whose blocks hold convolutions, as `network_to_conv` leaves it.
+        """Makes a `ConvNet` from a network like it whose blocks hold convolutions, as `network_to_conv` does.
 
-        Kernels are surrounded with zeros to the size of the largest, which changes nothing. The result is saved and
-        loaded as any other.
+        Kernels are padded with zeros to the size of the largest, which does not change the result. The result is saved
+        and loaded as any other.
 
         Args:
             network: An `AttentionNet` or `ConvNet`, each of whose blocks mixes with an `nn.Conv2d` that keeps the size;
@@ -105,7 +105,7 @@ class ConvNet(MixingNet):
             A new network that computes the same, in the same mode, dtype and device.
 
         Raises:
-            ConversionError: A block mixes with something else, or the blocks are not of one form.
+            ConversionError: A block has something else in place of the convolution, or the blocks are not alike.
 
         Example:
             >>> ConvNet.of(ConvNet(kernel_size=5, width=8, depth=1, ffn=8)).kernel_size
@@ -163,7 +163,7 @@ def _plain_mixer(number: int, block: nn.Module) -> nn.Conv2d:
     halves = tuple(k // 2 for k in mixer.kernel_size)
     plain = (mixer.stride, mixer.dilation, mixer.groups) == ((1, 1), (1, 1), 1) and mixer.bias is not None
     if not plain or mixer.padding != halves or any(k % 2 == 0 for k in mixer.kernel_size):
-        raise ConversionError(f"{start} {mixer}, which is not one that keeps the size, with bias and an odd kernel")
+        raise ConversionError(f"{start} {mixer}, but must keep the size and have a bias and an odd kernel")
     return mixer
 
 

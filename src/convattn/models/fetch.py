@@ -21,7 +21,7 @@ def fetch(
     local_files_only: bool = False,
     token: str | bool | None = None,
 ) -> Path:
-    """Fetches what loading needs of a repository on the Hub; a folder that is there is left as it is.
+    """Fetches the files of a saved network from the Hub; returns a local folder as it is.
 
     Args:
         folder_or_repository: Folder, or repository "owner/name" on the Hub.
@@ -54,6 +54,6 @@ def fetch(
         )
     except (OSError, ValueError) as error:  # what the Hub's client raises is one or the other
         raise CheckpointError(
-            f"{repository} is no folder, and cannot be fetched from the Hub ({type(error).__name__}: {error})"
+            f"{repository} is not a folder, and cannot be fetched from the Hub ({type(error).__name__}: {error})"
         ) from None
     return Path(fetched)

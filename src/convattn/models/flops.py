@@ -10,7 +10,7 @@ class FlopCount:
     """Floating-point operations of one forward pass on one image; a multiplication and its addition count as two.
 
     Only matrix products are counted: not the softmax, the normalisations, the biases or the activations. Mixing is
-    counted as the paper does, with N x N weights per head; layers that find a cheaper path do less.
+    counted as in the paper, with N x N weights per head; layers on a cheaper path take fewer.
 
     Attributes:
         linear: Linear maps of channels, the heads' value matrices and convolutions included.

@@ -29,22 +29,22 @@ class HubModel(
     """A network with `save_pretrained`, `from_pretrained` and `push_to_hub`.
 
     A saved network is ``model.safetensors`` (weights) and ``config.json`` (the constructor's arguments, the class under
-    the key "architecture", and digests of all). Loading demands that nothing was changed, and that the weights fit
-    exactly: a network with weights left at random is worse than none.
+    the key "architecture", and digests of all). Loading raises if anything was changed or the weights do not fit
+    exactly; no weight is ever left random.
     """
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **options: Any) -> str | None:
-        """Saves the network in a folder: a new one whole or not at all, in one that is there each file.
+        """Saves the network in a folder. A new folder appears whole or not at all; in an existing one, each file does.
 
         Args:
-            save_directory: The folder; files of the same names are replaced, but for the card `README.md`.
-            **options: As `huggingface_hub.ModelHubMixin.save_pretrained` takes them.
+            save_directory: The folder; files of the same names are replaced, except the card `README.md`.
+            **options: Passed to `huggingface_hub.ModelHubMixin.save_pretrained`.
 
         Returns:
-            The address of the commit where it is pushed to the Hub as well, else None.
+            The address of the commit if the network is also pushed to the Hub, otherwise None.
 
         Raises:
-            ArgumentError: The folder is no path, or a file.
+            ArgumentError: The folder is not a path, or is a file.
         """
         folder = as_path(save_directory, "save_directory")
         options = {"repo_id": folder.name, **options}
@@ -67,7 +67,7 @@ class HubModel(
         verify: bool = True,
         **arguments: Any,
     ) -> Any:
-        """Loads a network from a folder, or from the Hub where there is no such folder.
+        """Loads a network from a folder or, if there is no such folder, from the Hub.
 
         Args:
             pretrained_model_name_or_path: Folder, or repository "owner/name" on the Hub.
@@ -77,8 +77,8 @@ class HubModel(
             local_files_only: Whether to take what is in the cache, and fetch nothing.
             revision: Branch, tag or commit of the repository; None takes its main branch.
             map_location: Device of the network.
-            verify: Whether to refuse what was changed since it was saved.
-            **arguments: Arguments of the class that take the place of those saved.
+            verify: Whether to raise if files were changed after they were saved.
+            **arguments: Arguments of the class, instead of the saved ones.
 
         Returns:
             The network, in evaluation mode.
@@ -112,13 +112,13 @@ class HubModel(
         return network.to(map_location).eval()
 
     def _copy(self: _Model, **arguments: Any) -> _Model:
-        """Copies the network; the copy's configuration has other arguments, which its modules are yet to follow."""
+        """Copies the network and gives the copy's configuration new arguments; the caller adapts its modules."""
         made = copy.deepcopy(self)
         made._hub_mixin_config = {**cast(dict[str, Any], self._hub_mixin_config), **arguments}
         return made
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Writes the weights and the configuration, into a folder that the mixin has made."""
+        """Writes weights and configuration into the folder."""
         arguments = cast(dict[str, Any], self._hub_mixin_config)
         self._require_loadable(arguments)
         config = {"architecture": type(self).__name__, **arguments}
@@ -128,7 +128,7 @@ class HubModel(
             raise UnsupportedModelError(f"cannot save {type(self).__name__}: {error}") from None
 
     def _require_loadable(self, arguments: dict[str, Any]) -> None:
-        """Refuses a network whose tensors are not those of a new one with its arguments: it would not load."""
+        """Raises if the network could not be loaded: its tensors must be those of a new one with its arguments."""
         with torch.device("meta"):
             plain = type(self)(**arguments).state_dict()
         found = self.state_dict()

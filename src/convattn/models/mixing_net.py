@@ -1,4 +1,4 @@
-"""What the attention network and its convolutional control have in common: all but the mixer."""
+"""The common part of the attention network and its convolutional control: everything but the mixer."""
 
 import math
 from abc import ABC, abstractmethod
@@ -22,8 +22,8 @@ __all__ = ["MixingNet"]
 class MixingNet(HubModel, ABC):
     """Patches to pixels, post-normalised blocks, mean over pixels, class scores.
 
-    ``images → p x p space-to-depth → Linear to width → blocks → mean over pixels → Linear to classes``. Linear maps and
-    convolutions start at N(0, initializer_range²) with biases 0; encodings keep their own start.
+    ``images → p x p space-to-depth → Linear to width → blocks → mean over pixels → Linear to classes``. Weights of
+    linear maps and convolutions start from N(0, initializer_range²), biases from 0; encodings have their own start.
 
     Attributes:
         patches: Space-to-depth, invertible by `nn.PixelShuffle`.

@@ -1,4 +1,4 @@
-"""Degenerate heads of quadratic encodings: which they are, removing them, starting them anew."""
+"""Degenerate heads of quadratic encodings: finding, removing and re-initialising them."""
 
 import math
 
@@ -23,7 +23,7 @@ _KINDS = "a Quadratic or a GeneralizedQuadratic"
 def degenerate_heads(
     encoding: Quadratic | GeneralizedQuadratic, *, flattest: float = _FLATTEST, condition: float = 1e3
 ) -> Bool[Tensor, " heads"]:
-    """Tells which heads look at no place: at all pixels alike, or at a whole line of them.
+    """Tells which heads have no definite place: they look at all pixels alike, or at a whole line of pixels.
 
     With λ₁ ≥ … ≥ λ_n ≥ 0 the eigenvalues of Σ_h⁻¹, head h is degenerate where `λ₁ < flattest` (Σ⁻¹ near 0) or
     `λ₁ > condition · λ_n`. Its attention has the standard deviation 1/√λ₁ pixels in the direction where it is sharpest.
@@ -40,7 +40,7 @@ def degenerate_heads(
     Args:
         encoding: The heads. Of a `Quadratic`, Σ⁻¹ is 2α times the identity and the condition number 1.
         flattest: Largest eigenvalue below which a head is flat, ≥ 0, in 1/pixel².
-        condition: Largest condition number of Σ⁻¹ that is none of a line, ≥ 1; infinity allows any.
+        condition: Condition number of Σ⁻¹ above which a head looks at a line, ≥ 1; infinity allows any.
 
     Returns:
         Whether each head is degenerate, on the encoding's device.
@@ -66,15 +66,14 @@ def degenerate_heads(
 
 
 def prune_heads(network: AttentionNet, *, flattest: float = _FLATTEST, condition: float = 1e3) -> AttentionNet:
-    """Removes the degenerate heads of a network, each with its matrix W_h; all else is copied.
+    """Removes the degenerate heads of a network, each with its matrix W_h; the rest is copied.
 
-    What is left computes as if the W_h of the removed heads were zero: a block's output loses exactly their share
-    `Σ_k A_h[q, k] W_h x[k]`. So a network usually needs some more training, as in the paper. Each block keeps at least
-    one head: where all are degenerate, the one of largest tr Σ⁻¹, which is the sharpest.
+    The new network computes as if the W_h of the removed heads were zero: the output of a block loses exactly their
+    share `Σ_k A_h[q, k] W_h x[k]`. So it usually needs some more training, as in the paper. Each block keeps at least
+    one head: if all are degenerate, the sharpest, with the largest tr Σ⁻¹.
 
     The new network is saved and loaded like any other; its configuration has the number of heads of each block. Its
-    parameters are new objects: make a new optimizer for it, since one made for the old network goes on with the old
-    parameters, and its state has the old shapes.
+    parameters are new objects: make a new optimizer for it.
 
     Args:
         network: A network with quadratic or generalised quadratic encodings, without content; it is not changed.
@@ -108,13 +107,13 @@ def prune_heads(network: AttentionNet, *, flattest: float = _FLATTEST, condition
 
 @torch.no_grad()
 def reinitialise_heads(network: AttentionNet, *, flattest: float = _FLATTEST, condition: float = 1e3) -> int:
-    """Starts the degenerate heads of a network anew, in place, from PyTorch's global random numbers.
+    """Re-initialises the degenerate heads of a network, in place, from PyTorch's global random numbers.
 
     Their centres and shape (or sharpness) are drawn as by the encoding's constructor, centres from N(0, 2²) whatever
     the start of the network was, and their W_h from N(0, initializer_range²). Other heads are not touched.
 
-    The parameters stay the same objects, and an optimizer made for them goes on with what it gathered for the heads
-    that are gone: set the rows of these heads to zero in its state (momentum, second moments), or make a new one.
+    The parameters stay the same objects, so an optimizer still has the momentum of the old heads: set the rows of these
+    heads to zero in its state, or make a new optimizer.
 
     Args:
         network: A network with quadratic or generalised quadratic encodings, without content.
@@ -122,7 +121,7 @@ def reinitialise_heads(network: AttentionNet, *, flattest: float = _FLATTEST, co
         condition: As in `degenerate_heads`.
 
     Returns:
-        The number of heads started anew, of all blocks together.
+        The number of heads re-initialised, in all blocks together.
 
     Raises:
         ArgumentError: The network has content or other encodings, or as in `degenerate_heads`; nothing is changed
@@ -161,7 +160,7 @@ def _kept_heads(encoding: Quadratic | GeneralizedQuadratic, flattest: float, con
 def _eigenvalues(encoding: Quadratic | GeneralizedQuadratic) -> Float[Tensor, "heads dims"]:
     """Returns the eigenvalues of Σ⁻¹ in float64 on the CPU, as squares of the singular values of S.
 
-    They keep all their digits so, where those of the product SᵀS would keep half.
+    That keeps all digits; eigenvalues of the product SᵀS would keep half.
     """
     if isinstance(encoding, GeneralizedQuadratic):
         return torch.linalg.svdvals(encoding.shape.cpu().double()) ** 2
@@ -169,7 +168,7 @@ def _eigenvalues(encoding: Quadratic | GeneralizedQuadratic) -> Float[Tensor, "h
 
 
 def _layers(network: AttentionNet) -> list[tuple[RelativeAttention2d, Quadratic | GeneralizedQuadratic]]:
-    """Returns each block's attention layer, whose heads are their encoding's alone, and that encoding."""
+    """Returns each block's attention layer and its encoding; raises if the layer has content."""
     if network.content:
         raise ArgumentError("network must be without content: a head flat in position may still attend by content")
     layers = []

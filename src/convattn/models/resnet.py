@@ -34,14 +34,14 @@ class ResNet(HubModel):
     def __init__(
         self, blocks_per_stage: int = 2, *, num_classes: int = 10, in_channels: int = 3, width: int = 64
     ) -> None:
-        """Builds the network with PyTorch's own start.
+        """Builds the network, initialised as PyTorch does.
 
         Args:
             blocks_per_stage: Basic blocks in each of the four stages, ≥ 1; 2 makes ResNet-18.
             num_classes: Number of classes, ≥ 1.
             in_channels: Channels of the images, ≥ 1.
-            width: Channels of the first stage, ≥ 1; each later stage has twice those of the one before. 64 is that of
-                ResNet-18.
+            width: Channels of the first stage, ≥ 1; each later stage has twice as many as the one before. ResNet-18 has
+                64.
 
         Raises:
             ArgumentError: A size is out of range.
@@ -107,7 +107,7 @@ class _BasicBlock(nn.Module):
     """Two 3 x 3 convolutions beside a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        """Builds the block; the shortcut is a 1 x 1 convolution of every stride-th pixel where the shapes differ."""
+        """Builds the block; if the shapes differ, the shortcut is a 1 x 1 convolution with the stride."""
         super().__init__()
         self.stride = stride
         self.first = nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False)
@@ -121,7 +121,7 @@ class _BasicBlock(nn.Module):
             )
 
     def forward(self, x: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch outputs out_rows out_cols"]:
-        """Adds what the convolutions make of x to what the shortcut does."""
+        """Adds the outputs of the convolutions and of the shortcut."""
         taken = take_every(x, (self.stride, self.stride))  # strided 1 x 1 convolutions may err: decision 0013
         branch = F.relu(self.first_norm(self.first(x)))
         return F.relu(self.second_norm(self.second(branch)) + self.shortcut(taken))

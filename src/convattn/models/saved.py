@@ -18,11 +18,11 @@ NETWORKS = MappingProxyType({kind.__name__: kind for kind in (AttentionNet, Conv
 
 
 def load_network(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Module:
-    """Loads the network that `save_pretrained` or a training run left in a folder.
+    """Loads a network that `save_pretrained` or a training run saved.
 
     Args:
         folder: Folder with ``config.json`` and ``model.safetensors``.
-        verify: Whether to refuse what was changed since it was saved.
+        verify: Whether to raise if files were changed after they were saved.
 
     Returns:
         The network on the CPU, in evaluation mode.

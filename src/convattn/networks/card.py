@@ -1,4 +1,4 @@
-"""The card of a saved network: what it was, what it is, what was measured, and how to load it."""
+"""The model card of a saved network: its source, its conversion, what was measured, how to load it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _REST = (
 def network_card(
     config: Mapping[str, Any], network: nn.Module, certificate: NetworkCertificate | Certificate | None
 ) -> str:
-    """Words what is known of a saved network; what is not known is left out, or said to be unknown.
+    """Writes the model card of a saved network; what is not known is left out or called unknown.
 
     Args:
         config: What `config.json` holds.

@@ -1,4 +1,4 @@
-"""What a conversion would change, before it is done."""
+"""Forecasts what a conversion would change."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def forecast_attention(
     Args:
         network: The network; it is not changed.
         images: Images that it takes; it is run on them once.
-        sharpness: As in `network_to_attention`, and so are the others.
+        sharpness: As in `network_to_attention`, like the arguments below.
         impl: Path demanded of the layers.
         content: Whether they get scores that depend on the input, behind closed gates.
         include: Patterns of names to convert.
@@ -70,7 +70,7 @@ def forecast_attention(
 
 
 def forecast_conv(network: nn.Module, images: Tensor, **options: Any) -> ConversionForecast:
-    """Tells what `network_to_conv` would make of a network, by doing it without measuring it.
+    """Tells what `network_to_conv` would make of a network, by converting it without measuring.
 
     Args:
         network: The network; it is not changed.

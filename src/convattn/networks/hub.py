@@ -30,7 +30,7 @@ def from_pretrained(
     token: str | bool | None = None,
     verify: bool = True,
 ) -> nn.Module:
-    """Loads a network from a folder or, where there is no such folder, from the Hugging Face Hub.
+    """Loads a network from a folder or, if there is no such folder, from the Hugging Face Hub.
 
     Args:
         folder_or_repository: Folder, or repository "owner/name" on the Hub.
@@ -78,7 +78,7 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
 
     Args:
         network: The network, or a folder that `save_network` or `convattn convert` wrote.
-        repo_id: Repository "owner/name"; it is made where there is none.
+        repo_id: Repository "owner/name"; it is created if it does not exist.
         source: As in `save_network`.
         options: As in `save_network`.
         certificate: As in `save_network`.

@@ -24,7 +24,7 @@ def read_images(folder: Path, prepare: Callable[[Any], Tensor], *, limit: int) -
 
     Args:
         folder: Where they lie, also in folders inside.
-        prepare: What makes a tensor of an RGB picture; all of one shape.
+        prepare: Turns an RGB picture into a tensor; all must have one shape.
         limit: How many to read at most, ≥ 1.
 
     Returns:
@@ -50,7 +50,7 @@ def read_images(folder: Path, prepare: Callable[[Any], Tensor], *, limit: int) -
 
 
 def preparation(source: str | None, network: nn.Module) -> Callable[[Any], Tensor]:
-    """Finds how the images of a network are prepared.
+    """Returns the function that prepares the images of a network.
 
     Args:
         source: What the network was built by, or None.
@@ -60,7 +60,7 @@ def preparation(source: str | None, network: nn.Module) -> Callable[[Any], Tenso
         A function of an RGB picture of pillow.
 
     Raises:
-        ArgumentError: Its home does not say how.
+        ArgumentError: The library that the network comes from does not say how.
     """
     home, name = split_source(source) if source else ("", "")
     if home == "timm":

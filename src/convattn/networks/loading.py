@@ -1,4 +1,4 @@
-"""Loading whatever this library saves: networks converted or not, runs, single layers."""
+"""Loads everything that this library saves: networks, converted or not, runs, single layers."""
 
 import copy
 import os
@@ -46,16 +46,16 @@ def load_network(
         folder: The folder.
         model: For a network that was saved without a source: a network as it was before its conversion, which is not
             changed, or a function that builds one. Its weights play no part.
-        verify: Whether to refuse a folder in which tensors, configuration or certificate were changed since it was
-            saved, or tensors hold NaN. False loads what was edited on purpose.
+        verify: Whether to refuse a folder if tensors, configuration or certificate were changed after saving, or
+            tensors hold NaN. False loads folders that were edited on purpose.
 
     Returns:
         The network on the CPU, in evaluation mode, with the tensors that were saved, bit for bit.
 
     Raises:
         CheckpointError: A file is missing, damaged or not what was saved, or the parts do not fit together.
-        ArgumentError: The folder is no path; or the architecture has to be given and is not, or is given where the
-            folder says it.
+        ArgumentError: The folder is not a path; or `model` is missing, or given although the folder says what builds
+            the network.
         MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed.
 
     Warns:
@@ -82,7 +82,7 @@ def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         Its contents.
 
     Raises:
-        CheckpointError: It is missing, or no JSON, or not about anything that this library saves.
+        CheckpointError: It is missing, not JSON, or not a configuration of this library.
     """
     config = read_config(folder)
     if not ("architecture" in config or config.get("kind") in ["network", *KINDS]):
@@ -122,11 +122,9 @@ def _architecture(folder: Path, config: dict[str, Any], model: nn.Module | Calla
         return nn.Identity()  # a layer that is the network takes its place
     if config["source"] is None:
         raise ArgumentError(
-            must_be(
-                "model", f"given for {folder}: a {config['class']} as before its conversion, or what builds one", None
-            )
+            must_be("model", f"given for {folder}: a {config['class']} as before its conversion, or its builder", None)
         )
     try:
         return create_network(config["source"], config["options"])
     except ArgumentError as error:
-        raise CheckpointError(f"{folder / CONFIG} names what cannot be built: {error}") from None
+        raise CheckpointError(f"{folder / CONFIG} describes a network that cannot be built: {error}") from None

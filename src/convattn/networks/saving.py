@@ -44,9 +44,9 @@ def save_network(
     comes from, what rebuilds each layer that took the place of another, and digests by which loading knows that nothing
     was changed), `README.md` (a model card) and, where given, `certificate.json`.
 
-    With a source the network is held against a new one: all but weights and the described layers must be the same, so
-    that what is loaded computes what was saved. Without one, the architecture has to be given again on loading; layers
-    and weights are saved all the same.
+    With a source, the network is compared with a new one: everything but the weights and the described layers must be
+    equal, so that the loaded network computes the same. Without a source, the architecture must be given again on
+    loading.
 
     Args:
         network: The network; it is not changed.
@@ -60,7 +60,7 @@ def save_network(
         The folder.
 
     Raises:
-        UnsupportedModelError: It would not come back as it is, or holds NaN; the message says why.
+        UnsupportedModelError: The network could not be loaded as it is, or holds NaN; the message says why.
         ArgumentError: The network, the source, its options, the folder or the certificate are wrong.
         MissingDependencyError: The source is not installed.
         ConvAttnError: The folder cannot be written.
@@ -88,7 +88,7 @@ def save_network(
     _require_layers(network, certificate)
     built = own_source(network) if source is None else (source, _json_options(options))
     if built is None and options:
-        raise ArgumentError(must_be("options", "given with a source, which takes them", options))
+        raise ArgumentError(must_be("options", "None without a source, whose builder takes them", options))
     try:
         layers = describe_layers(network) if built is None else _compared(network, *built)
         tensors, tied = file_tensors(network)
@@ -117,7 +117,7 @@ def save_network(
 
 
 def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certificate | None) -> None:
-    """Refuses what could not be loaded as the folder says, and a certificate of another network's layers."""
+    """Raises if a layer could not be rebuilt, or the certificate is that of another network."""
     made = [name for name, module in network.named_modules() if type(module).__module__.startswith(_ADAPTERS)]
     if made:
         raise UnsupportedModelError(

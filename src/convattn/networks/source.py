@@ -33,7 +33,7 @@ def split_source(source: str) -> tuple[str, str]:
     if not (colon and name):
         raise ArgumentError(must_be("source", '"timm:NAME", "torchvision:NAME" or "convattn:CLASS"', source))
     if home not in HOMES:
-        raise UnknownNameError("home of networks", home, HOMES)
+        raise UnknownNameError("source", home, HOMES)
     return home, name
 
 

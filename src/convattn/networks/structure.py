@@ -1,4 +1,4 @@
-"""How a network differs from a new one of the same source: layers that took the places of others, and all else."""
+"""Compares a network with a new one of the same source: replaced layers, and all other differences."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,7 +96,7 @@ def put_layers(network: nn.Module, described: Sequence[Mapping[str, Any]]) -> nn
 
 
 def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
-    """Tells in what else a network differs from a new one into which its layers were put.
+    """Lists all other differences between a network and a new one with the same replaced layers.
 
     Names and shapes of tensors are compared, plain attributes of all modules (strides, rates, switches), the number of
     hooks, and buffers that a state dict does not have.

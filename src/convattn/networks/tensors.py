@@ -1,4 +1,4 @@
-"""The tensors of a network: to a file in which each is written once, and back to where they were."""
+"""The tensors of a network: collected for a file, each once, and put back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Weights of a network as people keep them: a state dict, in safetensors or pickled by torch."""
+"""Reads weights of a network: a state dict, in safetensors or pickled by torch."""
 
 import os
 import pickle
@@ -39,7 +39,7 @@ def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
 
 
 def _hint(network: nn.Module, found: Mapping[str, Tensor]) -> str:
-    """Tells of a word before all names, as a wrapper leaves it, where the names after it are of the network."""
+    """Suggests a prefix to remove, if all names have one, as a wrapper adds it, and fit without it."""
     first = {name.partition(".")[0] for name in found}
     after = {name.partition(".")[2] for name in found}
     if len(first) != 1 or not after & network.state_dict().keys():

@@ -13,10 +13,10 @@ __all__ = ["Certificate"]
 class Certificate(Record):
     """What a conversion promises, and what was measured of it.
 
-    The promise, for every input on which nothing overflows, with y the result in its dtype and y_source the source in
-    float64: ``max|y − y_source| ≤ (bound_per_unit + rounding_per_unit) · max|x| + rounding_at_zero``. What rounding can
-    take at most, in whatever order sums are taken, is far more than what it took from the input that was measured; that
-    result is held against `rounding`, which is much smaller.
+    The promise holds for every input x without overflow: ``max|y − y_source| ≤ (bound_per_unit + rounding_per_unit) ·
+    max|x| + rounding_at_zero``, with y the result in its dtype and y_source the source in float64. Its rounding terms
+    cover the worst case of any order of summation. The measured error must keep to `rounding` instead, which is much
+    smaller.
 
     Attributes:
         direction: "conv_to_attention" or "attention_to_conv".
@@ -26,7 +26,7 @@ class Certificate(Record):
         heads: Number of attention heads, one per tap of the kernel.
         sharpness: α of the score −α‖δ − Δ‖² (1/pixel²), the smallest over heads; None where heads are hard
             by construction or have other encodings.
-        exact: Whether nothing is lost but rounding: no attention off the taps, no singular value discarded.
+        exact: Whether only rounding is lost: no attention off the taps, no singular value discarded.
         leak: Bound on the attention mass outside a head's own pixel (or, towards a convolution, outside the window).
         bound_per_unit: A-priori bound on the largest output error for inputs of absolute value ≤ 1; excludes rounding.
         rounding_per_unit: A-priori bound on what rounding adds to that, for products in full precision (not TF32).

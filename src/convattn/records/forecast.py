@@ -109,7 +109,7 @@ def _row(layer: LayerForecast) -> tuple[str, ...]:
 
 
 def _size(count: int) -> str:
-    """Words a number of bytes."""
+    """Formats a number of bytes."""
     number, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if number < 1024:

@@ -66,7 +66,7 @@ class LayerCertificate(Record):
 
 @dataclass(frozen=True)
 class LeftAlone(Record):
-    """A layer that could have been meant and was not converted.
+    """A layer that was not converted, although it may compute a convolution.
 
     Attributes:
         name: Dotted name of the module, or of the module that calls a convolution as a function.
@@ -87,10 +87,10 @@ class LeftAlone(Record):
 class NetworkCertificate(Record):
     """What the conversion of a whole network promises, and what was measured of it, in either direction.
 
-    Each layer has a bound of its own, for every input, as in `Certificate`. End to end there is a promise only where
-    every layer is exact: both networks compute one function, and differ by rounding alone. How much that is, is
-    measured on the images named and bounded for no others. Where layers leak, the end-to-end numbers are
-    measurements on the images named, and no bound: read them, since passing says little there.
+    Each layer has its own bound for every input, as in `Certificate`. For the whole network there is a promise only if
+    every layer is exact: then both networks compute the same function and differ by rounding alone. The rounding is
+    measured on the images named, and not bounded for others. If layers leak, the numbers for the whole network are
+    measurements on these images and not bounds: read them, because passing says little.
 
     Attributes:
         direction: "network_to_attention" or "network_to_conv".
@@ -103,8 +103,8 @@ class NetworkCertificate(Record):
         exact: Whether every converted layer is exact.
         images: What the whole networks were compared on, in words; None where nothing was.
         shapes: Shapes of the tensors that they were called with.
-        reference: Dtype of the source that the result is held against, for instance "float64"; None where the networks
-            were not compared, as are the next three.
+        reference: Dtype of the source with which the result is compared, for instance "float64"; None, like the next
+            three, if the networks were not compared.
         measured_error: Largest difference to the reference over all outputs, at the output that comes closest to its
             budget.
         rounding: Largest difference that the dtype's rounding explains there, by the error budget of

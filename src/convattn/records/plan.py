@@ -13,7 +13,7 @@ class Plan(Record):
 
     Attributes:
         path: "separable", "dense", "fourier", "shift", "content", "flex" or "reference".
-        order: "weights" where pixels are mixed before they meet the heads' matrices, "values" where after.
+        order: "weights" if pixels are mixed before they are multiplied with the heads' matrices, "values" if after.
         reason: Why this path.
         flops: Floating-point operations of a forward pass; a multiplication and an addition count as two.
         bytes: Estimated working memory of a forward pass, beyond input, output and parameters.

@@ -1,4 +1,4 @@
-"""What every record has: JSON with its kind and schema version, saved whole or not at all."""
+"""The base of every record: JSON with kind and schema version, saved whole or not at all."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ class Record:
     """A result that can be saved: JSON with the record's kind and schema version.
 
     Attributes:
-        schema_version: Version of the record's fields; a file of another version is refused, not guessed at.
+        schema_version: Version of the record's fields; a file of another version is refused.
     """
 
     schema_version: ClassVar[int] = 1
@@ -84,7 +84,7 @@ class Record:
 
 
 def _plain(value: Any) -> Any:
-    """Makes JSON's own types of a value; JSON has no inf or nan, so these become strings."""
+    """Converts a value to JSON types; inf and nan, which JSON lacks, become strings."""
     if isinstance(value, float) and (not math.isfinite(value)):
         return repr(float(value))
     if isinstance(value, dict):
@@ -95,7 +95,7 @@ def _plain(value: Any) -> Any:
 
 
 def _build(kind: Any, value: Any) -> Any:
-    """Makes a value of the annotated type out of what JSON held."""
+    """Converts JSON to a value of the annotated type."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)
         names = {item.name for item in dataclasses.fields(kind)}

@@ -1,4 +1,4 @@
-"""What fitting converted convolutions to the attention that they stand for has brought."""
+"""Results of fitting converted convolutions to the attention that they replace."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class RefinedLayer(Record):
         before: Root mean square of its output's difference to the attention layer's, on images held out of the fit.
         after: The same afterwards.
         scale: Root mean square of the attention layer's output there.
-        kept: Whether the fit was kept, which it is where it helped on the images held out.
+        kept: Whether the fit was kept: it is if it helped on the images held out.
     """
 
     name: str
@@ -29,7 +29,7 @@ class RefinedLayer(Record):
 
 @dataclass(frozen=True)
 class Refinement(Record):
-    """What a refinement has brought, on images that no layer was fitted on.
+    """Results of a refinement, on images that were not used for fitting.
 
     Attributes:
         layers: The convolutions, in the order in which they compute.

@@ -1,4 +1,4 @@
-"""What a training run was, and which data it saw."""
+"""Records of a training run and of its data."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -29,7 +29,7 @@ class DataRecord(Record):
 
 @dataclass(frozen=True)
 class RunRecord(Record):
-    """All that is needed to read, repeat and doubt a training run.
+    """Everything that is needed to read, repeat and check a training run.
 
     Attributes:
         name: Name of the recipe.
@@ -44,7 +44,7 @@ class RunRecord(Record):
         peak_memory: Peak memory of the process (CPU) or of the device (GPU), in bytes.
         memory_estimate: What was expected of each device before the first step, in bytes; libraries are not in it.
         energy: Energy of the device over the run, in joules; None where it does not report it.
-        resumed: How often the run was taken up from a checkpoint.
+        resumed: How often the run was resumed from a checkpoint.
         hardware: Processor or accelerator, cores, memory.
         versions: Versions of Python and of the packages that computed.
         started: Start, ISO 8601 in UTC.

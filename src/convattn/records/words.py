@@ -9,7 +9,7 @@ ITSELF = "the network itself"
 
 
 def counted(count: int, noun: str) -> str:
-    """Words a count with its noun, in the singular where there is one.
+    """Returns a count with its noun, in the singular for one.
 
     Args:
         count: How many there are.

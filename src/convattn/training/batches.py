@@ -1,4 +1,4 @@
-"""The training images of a run, in a random order that can be taken up in the middle of an epoch."""
+"""The training images of a run, in a random order that can be resumed in the middle of an epoch."""
 
 from collections.abc import Iterator
 from typing import Any, final
@@ -18,12 +18,12 @@ __all__ = ["Batches"]
 class Batches:
     """Augmented batches of a training split that lies on the device as bytes.
 
-    Order and augmentation come from generators of their own, on the CPU, so that they are the same on every device and
-    for every number of processes: each process makes the whole batch and takes its share.
+    Order and augmentation have their own generators on the CPU. So they are the same on every device and for any number
+    of processes: each process makes the whole batch and takes its share.
 
     Attributes:
-        per_epoch: Full batches in an epoch; what does not fill one is left out.
-        position: Batches of the present epoch that have been taken.
+        per_epoch: Full batches in an epoch; images that do not fill a batch are left out.
+        position: Batches of the current epoch that have been used.
 
     Example:
         >>> from convattn.data import load_digits
@@ -41,7 +41,7 @@ class Batches:
         """Moves the images to the device.
 
         Args:
-            data: Its training split is what comes in batches.
+            data: The data set whose training split is used.
             recipe: How the images are varied.
             size: Images in a batch, from 1 to the split's number.
             seed: Seed of order and augmentation.
@@ -55,7 +55,7 @@ class Batches:
         self.per_epoch, self.position = len(self._split) // size, 0
 
     def __iter__(self) -> Iterator[tuple[Float[Tensor, "batch channels rows cols"], Float[Tensor, "batch classes"]]]:
-        """Yields what is left of the epoch: images as a network takes them, and the probability of each class."""
+        """Yields the remaining batches of the epoch: normalised images, and the probability of each class."""
         self._order.set_state(self._order_of_epoch)
         order = torch.randperm(len(self._split), generator=self._order).to(self._split.labels.device)
         for number in range(self.position, self.per_epoch):
@@ -73,7 +73,7 @@ class Batches:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up where `state_dict` was called."""
+        """Restores what `state_dict` returned."""
         self.position, self._order_of_epoch = state["position"], state["order_of_epoch"]
         self._augmentation.set_state(state["augmentation"])
 

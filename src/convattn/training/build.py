@@ -1,4 +1,4 @@
-"""From a recipe's sections to the objects that a run uses."""
+"""Builds what a run uses from the sections of its recipe: data, network, optimizer, schedule."""
 
 import os
 from typing import Any, TypeAlias, cast
@@ -37,15 +37,15 @@ def load_data(recipe: DataRecipe) -> ImageDataset:
     """Loads the images that a recipe names.
 
     Args:
-        recipe: The recipe's section. Where it names no folder for CIFAR-10, the environment's CONVATTN_CIFAR10 does, so
-            that no path of one machine stands in a recipe; without either the files come from the Hub.
+        recipe: The recipe's section. If it names no folder for CIFAR-10, the environment variable CONVATTN_CIFAR10
+            does, so that recipes hold no local paths; without either, the files come from the Hub.
 
     Returns:
         The data set, on the CPU.
 
     Raises:
-        DataError: The images cannot be had.
-        MissingDependencyError: A package that the images come with is not installed.
+        DataError: The images cannot be loaded.
+        MissingDependencyError: The package that contains the images is not installed.
     """
     if recipe.name == "digits":
         return load_digits()
@@ -57,15 +57,15 @@ def build_network(recipe: Recipe, data: ImageDataset) -> Network:
 
     Args:
         recipe: The recipe.
-        data: Where the numbers of channels and classes and the size of the images come from.
+        data: Gives the number of channels and classes and the size of the images.
 
     Returns:
-        The network: freshly drawn from PyTorch's global random numbers, or that of the run to start from; with the
-        convolutions made attention that the recipe says.
+        The network: new, with weights from PyTorch's global random numbers, or that of the run to start from. The
+        convolutions that the recipe names are converted to attention.
 
     Raises:
-        ArgumentError: A size does not fit, or no convolution has a name that the recipe says.
-        CheckpointError: The network to start from cannot be loaded, or is another than the recipe's.
+        ArgumentError: A size does not fit, or a pattern of the recipe matches no convolution.
+        CheckpointError: The network to start from cannot be loaded, or does not fit the recipe.
         ConversionError: The network has no convolutions, or the certificate of the conversion fails.
         RecipeError: The folder to start from is not given.
         UnknownNameError: There is no such encoding.
@@ -87,13 +87,15 @@ def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
 
 
 def _load_start(start: StartRecipe, expected: Network) -> Network:
-    """Loads the network to start from, and holds it against the one that the recipe describes."""
+    """Loads the network to start from, and checks that it fits the recipe."""
     if start.folder is None:
         raise RecipeError(must_be("start.folder", f"the folder of a run of {start.recipe}", start.folder))
     network = load_network(start.folder)
     sizes = {name: value.shape for name, value in expected.state_dict().items()}
     if {name: value.shape for name, value in network.state_dict().items()} != sizes:
-        raise CheckpointError(f"{start.folder} holds another network than {type(expected).__name__} of this recipe")
+        raise CheckpointError(
+            f"the network in {start.folder} does not fit the {type(expected).__name__} of this recipe"
+        )
     if not start.prune:
         return cast(Network, network)
     if not isinstance(network, AttentionNet):
@@ -102,7 +104,7 @@ def _load_start(start: StartRecipe, expected: Network) -> Network:
 
 
 def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Network:
-    """Makes attention of convolutions, and demands that the certificate passes."""
+    """Converts convolutions to attention, and raises if the certificate fails."""
     made, certificate = network_to_attention(
         network,
         sharpness=recipe.sharpness,
@@ -111,12 +113,12 @@ def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Net
         images=normalise(data.test.images[:_CERTIFIED], data.mean, data.std),
     )
     if not certificate.passed:
-        raise ConversionError(f"the conversion that the recipe asks for is not right:\n{certificate.summary()}")
+        raise ConversionError(f"the conversion that the recipe asks for failed its check:\n{certificate.summary()}")
     return cast(Network, made)
 
 
 def build_optimizer(recipe: OptimRecipe, network: nn.Module) -> torch.optim.Optimizer:
-    """Builds the optimizer; centres and shapes of quadratic encodings are kept from weight decay.
+    """Builds the optimizer; centres and shapes of quadratic encodings have no weight decay.
 
     Args:
         recipe: The recipe's section.

@@ -17,11 +17,11 @@ _PSEUDOCODE = {
 
 
 def model_card(record: RunRecord) -> str:
-    """Words a run's record as the card of the model that it made.
+    """Writes the model card of a run.
 
     The items are those of the reproducibility checklist of J. Pineau et al., "Improving reproducibility in machine
-    learning research", JMLR 22 (2021), but for those on theorems, on data collected anew and on the spread over runs,
-    which the page of a study has.
+    learning research", JMLR 22 (2021), without those on theorems, on new data and on the spread over runs, which is on
+    the page of a study.
 
     Args:
         record: The record.
@@ -104,7 +104,7 @@ def _computation(record: RunRecord) -> dict[str, str]:
     energy = "not reported by the device" if record.energy is None else f"{record.energy / 3.6e6:.4g} kWh of the device"
     return {
         "started": record.started,
-        "time": f"{record.seconds:.1f} s, evaluation included; taken up {record.resumed} times from a checkpoint",
+        "time": f"{record.seconds:.1f} s, evaluation included; resumed {record.resumed} times from a checkpoint",
         "peak memory": f"{record.peak_memory / 2**20:,.0f} MiB",
         "memory estimated before": f"{record.memory_estimate / 2**20:,.0f} MiB on each device",
         "energy": energy,

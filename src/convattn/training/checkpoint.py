@@ -1,4 +1,4 @@
-"""Checkpoints of a run: folders that are either whole or not there, each known to be undamaged before it is used."""
+"""Checkpoints of a run: folders that are either whole or not there, and are checked for damage before use."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint says of itself.
+    """Step, processes and digests of a checkpoint.
 
     Attributes:
         step: Optimizer steps done.
@@ -38,7 +38,7 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run, ``step-00000123`` and so on; the newest two are kept.
 
-    A checkpoint is written beside its place, closed with the SHA-256 of each of its files, and then moved there.
+    A checkpoint is written under a temporary name, with the SHA-256 of each of its files, and then renamed.
 
     Attributes:
         folder: Where they are.
@@ -68,14 +68,14 @@ class Checkpoints:
         return place
 
     def clear(self) -> None:
-        """Removes what was begun and not finished."""
+        """Removes unfinished checkpoints."""
         for left in self.folder.glob(".*"):
             shutil.rmtree(left, ignore_errors=True)
 
     def finish(self, written: Path, *, step: int, processes: int) -> None:
         """Closes a checkpoint, moves it to its place and drops all but the newest two.
 
-        Those of later steps are dropped as well: they were damaged, or the run would have been taken up there.
+        Checkpoints of later steps are dropped too: they must be damaged, or the run would have resumed there.
 
         Args:
             written: The folder that `begin` made, with all files.
@@ -97,10 +97,10 @@ class Checkpoints:
                 _drop(other)
 
     def load_newest(self, load: Callable[[Path, Checkpoint], None]) -> Checkpoint:
-        """Loads the newest checkpoint that is whole; damaged ones are said and passed over.
+        """Loads the newest undamaged checkpoint, and warns of damaged ones.
 
         Args:
-            load: Takes a checkpoint's folder and what it says of itself.
+            load: Called with a checkpoint's folder and its description.
 
         Returns:
             The checkpoint loaded.
@@ -133,13 +133,13 @@ class Checkpoints:
 
 
 def read_checkpoint(place: Path) -> Checkpoint:
-    """Reads what a checkpoint says of itself, and holds its files against that.
+    """Reads the description of a checkpoint, and checks its files.
 
     Args:
         place: The checkpoint's folder.
 
     Returns:
-        What it says.
+        The description.
 
     Raises:
         CheckpointError: A file is missing, damaged or cannot be read.
@@ -164,7 +164,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _drop(place: Path) -> None:
-    """Removes a checkpoint that nobody must find half removed."""
+    """Removes a checkpoint, so that nobody finds half of it."""
     hidden = place.with_name(f".{place.name}.old")
     os.replace(place, hidden)
     shutil.rmtree(hidden, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The energy counters of a device, added up over hours in which they may start again from zero."""
+"""Energy of a device over a run: hardware counters that may wrap around."""
 
 import importlib
 import time
@@ -17,11 +17,11 @@ _SECONDS_BETWEEN_READINGS = 60.0
 
 @dataclass(frozen=True)
 class Counter:
-    """What a counter shows.
+    """One reading of an energy counter.
 
     Attributes:
         joules: Energy since some moment, in joules.
-        range: Energy after which it starts again from zero, in joules; None where it never does.
+        range: Energy at which the counter wraps around to zero, in joules; None if it never does.
     """
 
     joules: float
@@ -33,8 +33,8 @@ class EnergyMeter:
     """Adds up the energy of a whole device.
 
     Counters are those of the hardware: NVML's for an NVIDIA accelerator (with the package nvidia-ml-py), the kernel's
-    power capping counters of the packages for a processor, where they can be read. Once they cannot be read, or one
-    goes back that cannot start again, the sum is unknown and stays so.
+    power capping counters of the packages for a processor, where they can be read. If a counter cannot be read once, or
+    goes back without wrapping around, the sum is unknown from then on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,7 +49,7 @@ class EnergyMeter:
         self._read_at = time.monotonic()
 
     def watch(self) -> None:
-        """Reads the counters if the last reading is a minute old: to be called often, so that no turn is missed."""
+        """Reads the counters if the last reading is a minute old. Call it often, so that no wrap-around is missed."""
         if time.monotonic() - self._read_at >= _SECONDS_BETWEEN_READINGS:
             self.read()
 
@@ -83,7 +83,7 @@ def read_counters(device: torch.device) -> dict[str, Counter]:
 
 
 def _spent(before: Counter, now: Counter | None) -> float | None:
-    """Returns the energy between two readings of a counter, with at most one start from zero between them."""
+    """Returns the energy between two readings of a counter, with at most one wrap-around between them."""
     if now is None or (now.joules < before.joules and before.range is None):
         return None
     return now.joules - before.joules + (before.range or 0.0) * (now.joules < before.joules)

@@ -1,4 +1,4 @@
-"""Where the heads of quadratic encodings look, followed over a run."""
+"""Records where the heads of quadratic encodings look during a run."""
 
 import io
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadr
 
 
 class HeadTrace:
-    """Rows of centres and sharpness, one for each head of each two-dimensional quadratic layer at each moment recorded.
+    """Centres and sharpness: a row for each head, two-dimensional quadratic layer and recorded moment.
 
     Example:
         >>> from convattn.models import AttentionNet

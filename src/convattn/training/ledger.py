@@ -1,4 +1,4 @@
-"""What a run has cost so far, over all the times that it was taken up."""
+"""Time and energy of a run so far, over all its resumptions."""
 
 import time
 from datetime import UTC, datetime
@@ -15,11 +15,11 @@ __all__ = ["Ledger"]
 class Ledger:
     """Wall time and energy of a run.
 
-    What was spent after the last checkpoint before the run was cut off is not known, and not counted.
+    What was spent between the last checkpoint and an interruption is unknown and not counted.
 
     Attributes:
-        started: When the run began first, ISO 8601 in UTC.
-        resumed: How often the run was taken up from a checkpoint.
+        started: When the run began, ISO 8601 in UTC.
+        resumed: How often the run was resumed from a checkpoint.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,20 +40,20 @@ class Ledger:
 
     @property
     def energy(self) -> float | None:
-        """Energy of the whole device so far, in joules; None where it was not reported all the time."""
+        """Energy of the whole device so far, in joules; None if a part of it is unknown."""
         joules = self._meter.read()
         return None if joules is None or self._earlier_joules is None else self._earlier_joules + joules
 
     def watch(self) -> None:
-        """Keeps count of the energy; to be called often."""
+        """Updates the energy; call it often."""
         self._meter.watch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what has been counted."""
+        """Returns time, energy and number of resumptions."""
         counted = {"seconds": self.seconds, "joules": self.energy}
         return {**counted, "resumed": self.resumed, "started": self.started}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Counts on from `state_dict`."""
+        """Continues from `state_dict`."""
         self._earlier_seconds, self._earlier_joules = state["seconds"], state["joules"]
         self.resumed, self.started = state["resumed"] + 1, state["started"]

@@ -1,4 +1,4 @@
-"""What values a recipe's keys may take: types and ranges, checked and put into words."""
+"""Types and ranges that a recipe's values may have: checked, and described in messages."""
 
 import dataclasses
 import math
@@ -17,8 +17,8 @@ class Range:
     Attributes:
         low: Lower end.
         high: Upper end; None where there is none.
-        without_low: Whether the lower end itself is out.
-        without_high: Whether the upper end itself is out.
+        without_low: Whether the lower end itself is excluded.
+        without_high: Whether the upper end itself is excluded.
     """
 
     low: int
@@ -33,7 +33,7 @@ class Range:
         return above and below and math.isfinite(value)
 
     def __str__(self) -> str:
-        """Words the interval, completing "a number …"."""
+        """Describes the interval, completing "a number …"."""
         if self.high is None:
             return f"{'above' if self.without_low else 'of at least'} {self.low}"
         return f"in {'(' if self.without_low else '['}{self.low}, {self.high}{')' if self.without_high else ']'}"
@@ -53,7 +53,7 @@ def fits(value: object, hint: Any) -> bool:
         hint: bool, int, float, str, a Literal, an optional type, a tuple of any length, or one of them with a `Range`.
 
     Returns:
-        Whether it is; an int serves where a float is asked for, a bool never serves as a number.
+        Whether it is. An int counts as a float; a bool never counts as a number.
 
     Example:
         >>> fits(3, int), fits(True, int), fits(3, typing.Annotated[float, Range(0, 1)])
@@ -74,7 +74,7 @@ def fits(value: object, hint: Any) -> bool:
 
 
 def explain(hint: Any) -> str:
-    """Words what `fits` demands, completing "must be …".
+    """Describes what `fits` accepts, completing "must be …".
 
     Args:
         hint: What `fits` takes.

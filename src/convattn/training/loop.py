@@ -1,4 +1,4 @@
-"""Training by a recipe, from the images to the record."""
+"""Trains by a recipe: `train` runs all epochs and returns the record."""
 
 import os
 import random
@@ -42,24 +42,23 @@ def train(
     trackers: Sequence[str] = (),
     tell: Callable[[str], None] | None = None,
 ) -> RunRecord:
-    """Trains the recipe's network and records all that is needed to repeat the run.
+    """Trains the network of a recipe, and records everything needed to repeat the run.
 
-    On the CPU the same recipe, versions and number of threads give the same weights, bit for bit, also where the run
-    was cut off and taken up again; the caller's random state is left as it was. Under ``accelerate launch`` or
-    ``torchrun`` each process takes a share of every batch; all of them must see the output folder.
+    On the CPU, the same recipe, versions and number of threads give the same weights bit for bit, even if the run was
+    interrupted and resumed. The caller's random state does not change. Under ``accelerate launch`` or ``torchrun`` each
+    process takes a share of every batch; all of them must see the output folder.
 
     Args:
-        recipe: What to do; from `load_recipe` or built in Python.
+        recipe: The recipe, from `load_recipe` or built in Python.
         output: Folder to make, or an empty one, for the run's files: ``recipe.toml``, ``metrics.jsonl``,
-            ``heads.parquet`` where heads have centres, ``model.safetensors``, ``config.json``, ``README.md`` (the
-            card), ``checkpoints`` while the run is under way, and, last, ``record.json``. None leaves nothing behind
-            but the record returned.
-        data: Images to use in place of those that the recipe names.
-        progress: Whether to say how much memory is expected, and to show a progress bar; on a terminal only.
-        resume: Whether to take up the run in the output folder at its newest checkpoint. A finished one is left as it
-            is, and its record returned.
+            ``heads.parquet`` if heads have centres, ``model.safetensors``, ``config.json``, ``README.md`` (the card),
+            ``checkpoints`` during the run, and, last, ``record.json``. None writes nothing.
+        data: Images to use instead of those that the recipe names.
+        progress: Whether to print the expected memory and to show a progress bar; on a terminal only.
+        resume: Whether to continue the run in the output folder from its newest checkpoint. A finished run is left as
+            it is, and its record is returned.
         checkpoint_every: Steps between two checkpoints, at least 1; None writes one after each epoch.
-        trackers: Names of trackers ("tensorboard", "wandb", "trackio") that get the metrics of each epoch.
+        trackers: Names of trackers ("tensorboard", "wandb", "trackio") to which the metrics are sent after each epoch.
         tell: Called with a line of text after each epoch.
 
     Returns:
@@ -67,13 +66,12 @@ def train(
         "images_per_second" over all of them.
 
     Raises:
-        ArgumentError: The recipe is none; the output folder holds something, or is missing where the
-            run is to be taken up or tracked; the steps between checkpoints are out of range; or a size of the network
-            does not fit the images.
-        CheckpointError: The folder holds no run that can be taken up, or one of another recipe, or another process is
-            at work in it; a checkpoint or the results cannot be written; or the network to start from cannot be loaded.
-        DataError: The images cannot be had.
-        DeviceError: The process has trained with another precision before.
+        ArgumentError: `recipe` is not a Recipe; the output folder is not empty; no output folder is given but `resume`
+            or `trackers` needs one; `checkpoint_every` is below 1; or a size of the network does not fit the images.
+        CheckpointError: The folder holds no run to resume, or a run of another recipe, or is used by another process; a
+            checkpoint or the results cannot be written; or the network to start from cannot be loaded.
+        DataError: The images cannot be loaded.
+        DeviceError: This process has already trained with another precision.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
         RecipeError: The batch does not fit the data.
         TrainingError: The loss is not finite.
@@ -117,7 +115,7 @@ def _train(
     trackers: Sequence[str],
     tell: Callable[[str], None] | None,
 ) -> RunRecord:
-    """Trains; the folder is new, or holds a run of the recipe that is not finished."""
+    """Trains; the folder is new, or holds an unfinished run of the recipe."""
     accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
     progress, revision = progress and accelerator.is_main_process, find_revision()
     data = load_data(recipe.data) if data is None else data
@@ -156,10 +154,10 @@ def _train(
 
 
 def _open_folder(output: str | os.PathLike[str] | None, *, resume: bool, tracked: bool) -> RunFolder | None:
-    """Names the run's folder, and checks that it is new where the run is."""
+    """Returns the run's folder; raises if it is not empty and the run is not resumed."""
     if output is None:
         if resume or tracked:
-            raise ArgumentError(must_be("output", "the run's folder where the run is resumed or tracked", output))
+            raise ArgumentError(must_be("output", "the run's folder, because resume or trackers is given", output))
         return None
     folder = RunFolder(output)
     if not resume:
@@ -176,7 +174,7 @@ def _run_epochs(
     progress: bool,
     tell: Callable[[str], None] | None,
 ) -> None:
-    """Runs all epochs that are left, showing, telling and tracking each."""
+    """Runs the remaining epochs, and reports each to the progress bar, `tell` and the trackers."""
     trainer = session.trainer
     with _tracked(accelerator, recipe), _progress_bar(progress) as bar:
         total = recipe.training.epochs * trainer.steps_per_epoch
@@ -192,7 +190,7 @@ def _run_epochs(
 
 @contextmanager
 def _tracked(accelerator: "Accelerator", recipe: Recipe) -> Iterator[None]:
-    """Starts the trackers that were asked for, and closes them whatever happens."""
+    """Starts the trackers, and closes them at the end, also after an error."""
     if not accelerator.log_with:
         yield
         return
@@ -205,7 +203,7 @@ def _tracked(accelerator: "Accelerator", recipe: Recipe) -> Iterator[None]:
 
 
 def _write_results(folder: RunFolder, network: Network, record: RunRecord) -> None:
-    """Writes what a finished run leaves behind."""
+    """Writes the network, its card and the record of a finished run."""
     try:
         folder.finish(network, record)
     except (OSError, SafetensorError) as error:
@@ -215,17 +213,17 @@ def _write_results(folder: RunFolder, network: Network, record: RunRecord) -> No
 
 
 def _not_covered(session: Session, processes: int) -> tuple[str, ...]:
-    """Says what the record of one run leaves open."""
+    """Lists what the record of one run does not cover."""
     items = ["the spread over seeds: this is one run"]
     if session.ledger.resumed:
-        items.append("peak memory before the run was last taken up")
+        items.append("peak memory before the run was last resumed")
     if processes > 1:
         items.append("peak memory of the other processes, and energy of other devices than the first process's")
     return tuple(items)
 
 
 def _progress_bar(progress: bool) -> Progress:
-    """Makes a bar on standard error, hidden where that is no terminal."""
+    """Makes a progress bar on standard error, hidden unless that is a terminal."""
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(
@@ -234,14 +232,14 @@ def _progress_bar(progress: bool) -> Progress:
 
 
 def _say(line: str, progress: bool) -> None:
-    """Says a line on standard error where that is a terminal."""
+    """Prints a line on standard error if that is a terminal."""
     console = Console(stderr=True, highlight=False)
     if progress and console.is_terminal:
         console.print(line)
 
 
 def _start_accelerator(precision: str, trackers: Sequence[str], folder: RunFolder | None) -> "Accelerator":
-    """Starts accelerate, which fixes one precision for each process."""
+    """Starts accelerate, which allows one precision per process."""
     try:
         from accelerate import Accelerator
     except ImportError:
@@ -250,14 +248,14 @@ def _start_accelerator(precision: str, trackers: Sequence[str], folder: RunFolde
         place = None if folder is None else folder.path
         return Accelerator(mixed_precision=precision, log_with=list(trackers) or None, project_dir=place)
     except ValueError as error:
-        raise DeviceError(f"training.precision {precision!r} cannot be had in this process: {error}") from None
+        raise DeviceError(f"training.precision {precision!r} is not possible in this process: {error}") from None
 
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seeds PyTorch's global random numbers, and gives the caller's back afterwards.
+    """Seeds PyTorch's global random numbers, and restores the caller's afterwards.
 
-    So are those of Python and numpy, which nothing here draws from, but which accelerate saves and loads.
+    Those of Python and numpy are restored too: nothing here uses them, but accelerate saves and loads them.
     """
     import numpy as np
 

@@ -6,7 +6,7 @@ __all__ = ["markdown_table"]
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    r"""Words a table; whatever stands in a cell stays in that cell.
+    r"""Writes a table; special characters in a cell are escaped.
 
     Args:
         heads: Heading of each column.

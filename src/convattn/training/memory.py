@@ -1,4 +1,4 @@
-"""Memory of a run: what it will take, before its first step, and what it took."""
+"""Estimates the memory of a run before its first step, and measures what it took."""
 
 import copy
 import re
@@ -18,13 +18,13 @@ _STATES = {torch.optim.SGD: 1, torch.optim.AdamW: 2}
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on the device of each process; what allocators and libraries add is not in it.
+    """Bytes on the device of each process, without what allocators and libraries add.
 
     Attributes:
         weights: Parameters and buffers, and their moving average where there is one.
         gradients: Gradients.
         optimizer: Momenta.
-        activations: What the backward pass keeps of the images that are taken at once.
+        activations: What is kept for the backward pass, for the images of one portion.
         images: Both splits, as bytes.
     """
 
@@ -40,7 +40,7 @@ class MemoryEstimate:
         return self.weights + self.gradients + self.optimizer + self.activations + self.images
 
     def __str__(self) -> str:
-        """Words the estimate in one line."""
+        """Returns the estimate in one line."""
         parts = ", ".join(f"{name} {number / 2**20:,.0f}" for name, number in vars(self).items())
         return f"memory: about {self.total / 2**20:,.0f} MiB on each device ({parts})"
 
@@ -56,14 +56,14 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimates the memory of a training step.
 
-    Activations are counted, not guessed: two small forward passes through a copy of the network, in training mode, add
-    up the storage that is saved for the backward pass; the rest follows from the number of images.
+    Activations are counted: two small forward passes through a copy of the network, in training mode, add up the
+    storage saved for the backward pass. It grows linearly with the number of images.
 
     Args:
         network: The network; not changed.
         optimizer: Its optimizer; SGD and AdamW are known.
         images: Four or more normalised images.
-        at_once: Images that a process takes at once.
+        at_once: Images in one portion of a process.
         averaged: Whether a moving average of the weights is kept.
         data_bytes: Size of the images that lie on the device.
 

@@ -23,17 +23,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DataRecipe(Section):
-    """Which images, and how the training images are varied.
+    """Which images to use, and how to augment the training images.
 
     Attributes:
         name: "digits" or "cifar10".
         folder: Folder with the files of CIFAR-10; None fetches them from the Hub.
-        crop_padding: Black border, in pixels, out of which each training image is cropped at random; 0 crops nothing.
+        crop_padding: Width in pixels of a black border; each training image is cropped at random from the image with
+            border. 0 crops nothing.
         flip: Whether each training image is mirrored left to right with probability one half.
         cutout: Side, in pixels, of a black square at a random place in each training image; 0 for none.
         mixup: α of the blending of two images, each with its own share λ ~ Beta(α, α); 0 for none.
-        cutmix: α of the pasting of a piece of one image into another; 0 for none. With both, each batch takes one of
-            the two, by the toss of a coin.
+        cutmix: α of the pasting of a piece of one image into another; 0 for none. With both, each batch uses one of the
+            two at random.
     """
 
     name: Literal["digits", "cifar10"] = "cifar10"
@@ -47,13 +48,13 @@ class DataRecipe(Section):
 
 @dataclass(frozen=True)
 class OptimRecipe(Section):
-    """How weights move.
+    """The optimizer.
 
     Attributes:
         algorithm: "sgd" or "adamw".
         learning_rate: Highest learning rate.
         momentum: Momentum of SGD; β₁ of AdamW.
-        nesterov: Whether SGD's momentum is Nesterov's; AdamW ignores it and so demands false.
+        nesterov: Whether SGD uses Nesterov momentum; must be false with AdamW.
         weight_decay: Factor of weight decay; centres and shapes of quadratic encodings are never decayed.
     """
 
@@ -67,7 +68,7 @@ class OptimRecipe(Section):
         """Checks values and their combination."""
         super().__post_init__()
         if self.nesterov and (self.algorithm != "sgd" or not self.momentum):
-            raise RecipeError(must_be("nesterov", "false without sgd and momentum", self.nesterov))
+            raise RecipeError(must_be("nesterov", "false without sgd and a momentum", self.nesterov))
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class CosineRecipe(Section):
 
 @dataclass(frozen=True)
 class StepsRecipe(Section):
-    """A constant that falls at given epochs.
+    """A constant learning rate that falls at given epochs.
 
     Attributes:
         kind: "steps".
@@ -106,19 +107,19 @@ class StepsRecipe(Section):
 
 @dataclass(frozen=True)
 class TrainingRecipe(Section):
-    """How long, and in what portions.
+    """Epochs, batch size, precision, and what else a step does.
 
     Attributes:
         epochs: Number of passes over the training images.
-        batch_size: Images per step, over all processes; the rest of an epoch that does not fill a batch is left out.
-        micro_batch: Largest number of images that a process takes at once; their gradients are added up to those of
-            the whole batch, so that memory falls and the step stays the same. None takes a process's share whole.
+        batch_size: Images per step, over all processes; images that do not fill a batch are left out.
+        micro_batch: Largest number of images that a process computes at once. The gradients of these portions are
+            added, so that the step is the same and takes less memory. None computes a process's share at once.
         precision: "no" for float32, or mixed with "bf16" or "fp16".
         compile: Whether `torch.compile` compiles the network.
         label_smoothing: Share of each label that is spread over all classes.
-        ema: Decay per step of an exponential moving average of the weights, which is then what is tested and saved;
+        ema: Decay per step of an exponential moving average of the weights; if given, the average is tested and saved.
             None for none.
-        reinitialise: Epochs after which degenerate heads are drawn afresh, rising.
+        reinitialise: Epochs after which degenerate heads get new random values, rising.
     """
 
     epochs: Count = 300
@@ -142,7 +143,7 @@ class StartRecipe(Section):
     """Where the weights come from.
 
     Attributes:
-        recipe: Name of the recipe whose run's network is trained on; None draws the weights afresh.
+        recipe: Name of the recipe whose trained network is the start; None starts with random weights.
         folder: That run's folder.
         prune: Whether the degenerate heads of that network are removed.
     """
@@ -155,7 +156,7 @@ class StartRecipe(Section):
         """Checks values and their combination."""
         super().__post_init__()
         if self.recipe is None and (self.folder is not None or self.prune):
-            raise RecipeError(must_be("recipe", "the name of a recipe where folder or prune is set", self.recipe))
+            raise RecipeError(must_be("recipe", "the name of a recipe, because folder or prune is set", self.recipe))
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class ConvertRecipe(Section):
 
     Attributes:
         include: Patterns of names of the convolutions to convert.
-        sharpness: α of every head in 1/pixel²; None makes hard heads, of which nothing can learn.
+        sharpness: α of every head in 1/pixel²; None makes hard heads, whose displacements are fixed.
         content: Whether heads get scores that depend on the input, behind gates that start closed.
     """
 
@@ -179,8 +180,8 @@ class Recipe(Section):
 
     Attributes:
         name: Name of the recipe.
-        claim: What a run shows: command, hardware, minutes, accuracy over seeds, date and revision.
-        scale: "paper" for the recipe's own sizes; "small" and "tiny" change them as `scales.toml` says.
+        claim: What was measured: command, hardware, minutes, accuracy over seeds, date and revision.
+        scale: "paper" for the recipe's own sizes; "small" and "tiny" for those of `scales.toml`.
         seed: Seed of the weights, the order of the images and the augmentation.
         model: The network.
         start: Where its weights come from.
@@ -216,5 +217,5 @@ class Recipe(Section):
 
 
 def _plain(value: Any) -> Any:
-    """Makes lists of tuples, as JSON and TOML have them."""
+    """Turns tuples into lists, as in JSON and TOML."""
     return list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Recipes as TOML: reading with overrides, and writing."""
+"""Reads recipes from TOML, with overrides, and writes them."""
 
 import dataclasses
 import difflib
@@ -24,7 +24,7 @@ __all__ = ["command_for", "differing_keys", "flat_values", "load_recipe", "recip
 
 
 class _Text(str):
-    """The text of an override, to be read as whatever type its key has."""
+    """The text of an override, to be read as the type of its key."""
 
 
 def recipe_names() -> list[str]:
@@ -36,24 +36,24 @@ def recipe_names() -> list[str]:
 def load_recipe(
     name_or_path: str | os.PathLike[str], *, scale: str | None = None, overrides: Mapping[str, str] | None = None
 ) -> Recipe:
-    """Reads a recipe, brings it to a scale and applies overrides.
+    """Reads a recipe, changes its scale and applies overrides.
 
     Args:
         name_or_path: Name of a recipe of the package, or a path that ends in ".toml".
         scale: "paper" for the sizes that the recipe states, "small" for minutes and "tiny" for seconds on a CPU; None
             leaves the scale as the file has it.
-        overrides: New values by dotted key, as text: ``{"optim.learning_rate": "0.05"}``; items of a list stand between
-            commas.
+        overrides: New values by dotted key, as text: ``{"optim.learning_rate": "0.05"}``; items of a list are separated
+            by commas.
 
     Returns:
         The recipe, every value checked.
 
     Raises:
-        ArgumentError: The name is no text and no path, or the overrides are no dict.
+        ArgumentError: The name is neither text nor a path, or the overrides are not a dict.
         UnknownNameError: The package has no recipe of that name.
         RecipeError: The file is missing or not TOML, a key is unknown or missing, or a value is of the wrong type or
-            out of range; the message names the file, the key, what was expected and what came. Or the recipe has not
-            that scale.
+            out of range (the message names the file, the key, what was expected and what came); or the recipe does not
+            have that scale.
 
     Example:
         >>> load_recipe("digits-quadratic", overrides={"training.epochs": "3"}).training.epochs
@@ -72,13 +72,13 @@ def load_recipe(
         for section in sections:
             table = table.setdefault(section, {})
             if not isinstance(table, dict):
-                raise RecipeError(f"{source}: {section} is a value, so that {key} cannot be set")
+                raise RecipeError(f"{source}: cannot set {key}, because {section} is a single value")
         table[last] = _Text(text)
     return _build(Recipe, content, source, "")
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
-    """Returns a recipe as TOML, every value written out; `load_recipe` reads the same recipe back."""
+    """Returns a recipe as TOML with every value; `load_recipe` reads the same recipe back."""
     return tomli_w.dumps(recipe.to_dict(), multiline_strings=True)
 
 
@@ -86,10 +86,10 @@ def command_for(recipe: Recipe) -> str:
     """Returns the command that repeats a run of a recipe.
 
     Args:
-        recipe: A recipe of the package, with or without changed values, or any other.
+        recipe: Any recipe.
 
     Returns:
-        The command, with one ``--set`` for each changed value; of a recipe that is not the package's, by its own file.
+        The command, with one ``--set`` for each changed value. For a recipe that is not in the package it names a file.
 
     Example:
         >>> command_for(load_recipe("digits-quadratic", overrides={"seed": "1"}))
@@ -113,14 +113,14 @@ def command_for(recipe: Recipe) -> str:
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Says in which keys two recipes differ; the claim, which changes no number, does not count.
+    """Lists the keys in which two recipes differ, without the claim, which changes no number.
 
     Args:
         first: A recipe as nested plain values.
         second: Another.
 
     Returns:
-        One text for each key, ``key is 1, not 2``; none where the recipes are equal.
+        One text for each key, ``key is 1, not 2``; empty if the recipes are equal.
 
     Example:
         >>> differing_keys({"claim": "none", "data": {"name": "digits"}}, {"data": {"name": "cifar10"}})
@@ -132,7 +132,7 @@ def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
 
 
 def flat_values(recipe: Recipe) -> dict[str, Any]:
-    """Returns a recipe's values by dotted key; lists as text between commas."""
+    """Returns a recipe's values by dotted key; lists become text separated by commas."""
     return {
         key: _as_text(value) if isinstance(value, list) else value for key, value in _flatten(recipe.to_dict()).items()
     }
@@ -217,7 +217,7 @@ def _sections(hint: Any) -> list[type]:
 
 
 def _unknown(path: str, key: str, expected: Iterable[str]) -> str:
-    """Words an unknown key, with the nearest known one."""
+    """Returns the message for an unknown key, with the nearest known one."""
     nearest = difflib.get_close_matches(key, expected, n=1, cutoff=0.5)
     hint = f": did you mean {nearest[0]!r}?" if nearest else "."
     return f"unknown key {path!r}{hint} Known: {', '.join(expected)}"

@@ -1,4 +1,4 @@
-"""A run's folder: every file whole or not there, and the record last."""
+"""The folder of a run: every file is whole or not there, and the record is written last."""
 
 import json
 import os
@@ -33,12 +33,12 @@ __all__ = ["RunFolder"]
 
 
 class RunFolder:
-    """Writes what a run leaves behind, and finds what an unfinished one has left.
+    """Writes the files of a run, and reads those of an unfinished run.
 
     ``recipe.toml`` (resolved) and the first of the ``checkpoints`` come with the folder itself; ``metrics.jsonl`` and
     ``heads.parquet`` are replaced after every epoch and before every checkpoint; ``model.safetensors``,
     ``config.json`` and ``README.md`` (the card) come at the end, and ``record.json`` last of all: a folder without it
-    is a run that did not finish. Each file is written beside its place and then moved there.
+    is a run that did not finish. Each file is written under a temporary name and then renamed.
 
     Attributes:
         path: The folder.
@@ -60,12 +60,13 @@ class RunFolder:
         """Checks that the folder can be made.
 
         Raises:
-            ArgumentError: The path is a file, or a folder that holds something; of a run the message says how to go on.
+            ArgumentError: The path is a file or a folder that is not empty. If it holds a run, the message says how to
+                continue it.
         """
         if (self.path / "recipe.toml").is_file():
             raise ArgumentError(
-                f"output must be new or empty, but {str(self.path)!r} holds a run: go on with it by resume=True"
-                " (command: --resume), or take another folder"
+                f"output must be new or empty, but {str(self.path)!r} holds a run: continue it with resume=True"
+                " (command: --resume), or choose another folder"
             )
         require_new_folder(self.path, "output")
 
@@ -76,7 +77,7 @@ class RunFolder:
             recipe: The recipe that the run must have.
 
         Returns:
-            The run's record where it is finished; None where it can be taken up.
+            The record of a finished run; None if the run can be resumed.
 
         Raises:
             CheckpointError: The folder holds no run, one of another recipe, or one whose files cannot be read.
@@ -96,41 +97,41 @@ class RunFolder:
 
     @contextmanager
     def new(self, recipe: Recipe) -> Iterator[Path]:
-        """Makes the folder, with the recipe as resolved and whatever else the block writes into it.
+        """Makes the folder, with the resolved recipe and what the block writes into it.
 
         Args:
             recipe: The recipe.
 
         Yields:
-            The folder under its temporary name; it has its own when the block ends.
+            The folder under a temporary name; it gets its own name when the block ends.
         """
         with new_folder(self.path, "output") as folder:
             write_atomically(folder / "recipe.toml", recipe_to_toml(recipe))
             yield folder
 
     def hold(self) -> None:
-        """Keeps the folder to this process until `release`, and removes what killed processes have left in it.
+        """Locks the folder for this process until `release`, and removes leftovers of killed processes.
 
         Raises:
-            CheckpointError: Another process is at work in it.
+            CheckpointError: Another process is using it.
         """
         self._held.enter_context(sole_use(self.path))
         clear_leftovers(self.path)
 
     def release(self) -> None:
-        """Lets others have the folder."""
+        """Unlocks the folder."""
         self._held.close()
 
     def rewind(self, step: int, epoch: int, heads: HeadTrace) -> list[EpochResult]:
-        """Drops what was written of steps after a checkpoint.
+        """Drops what was written after a checkpoint.
 
         Args:
             step: Optimizer steps done at the checkpoint.
             epoch: Epochs done at the checkpoint.
-            heads: The trace to fill with what is kept.
+            heads: The trace to fill with the rows that are kept.
 
         Returns:
-            What each epoch before the checkpoint gave.
+            The results of each epoch before the checkpoint.
 
         Raises:
             CheckpointError: A file is missing or damaged.
@@ -156,7 +157,7 @@ class RunFolder:
         write_atomically(self.path / "metrics.jsonl", "".join(self._metrics))
 
     def write_heads(self, heads: HeadTrace) -> None:
-        """Writes where the heads looked so far, if any have centres."""
+        """Writes the trace of the heads, if any have centres."""
         if heads.rows:
             write_atomically(self.path / "heads.parquet", heads.to_parquet())
 

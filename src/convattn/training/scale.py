@@ -1,4 +1,4 @@
-"""One recipe at three scales: as in the paper, in minutes on a CPU, and in seconds."""
+"""Three scales of a recipe: as in the paper, minutes on a CPU, and seconds."""
 
 import tomllib
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ SCALES = ("paper", "small", "tiny")
 
 
 def change_scale(content: Mapping[str, Any], scale: str, own: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Brings a recipe of CIFAR-10 to another scale.
+    """Changes the scale of a recipe of CIFAR-10.
 
-    What `scales.toml` says of the scale holds for every recipe; what the recipe's own table ``scales`` says of it comes
-    on top. In a section of several kinds (model, schedule) the tables of `scales.toml` stand under the kind.
+    `scales.toml` holds the changes for every recipe; those in the recipe's own table ``scales`` are applied after them.
+    For a section with several kinds (model, schedule), `scales.toml` has a table for each kind.
 
     Args:
         content: The recipe's tables, at the scale "paper".
@@ -30,7 +30,7 @@ def change_scale(content: Mapping[str, Any], scale: str, own: Mapping[str, Any],
 
     Raises:
         UnknownNameError: There is no such scale.
-        RecipeError: The recipe has another scale already, or is not one of CIFAR-10.
+        RecipeError: The recipe already has another scale, or is not a recipe of CIFAR-10.
 
     Example:
         >>> recipe = {"model": {"kind": "conv_net", "width": 400}, "data": {"name": "cifar10"}}
@@ -43,7 +43,8 @@ def change_scale(content: Mapping[str, Any], scale: str, own: Mapping[str, Any],
         raise RecipeError(f"{source}: {must_be('scale', repr(content['scale']) + ', as the file says', scale)}")
     data = content.get("data", {})
     if isinstance(data, dict) and data.get("name", "cifar10") != "cifar10":
-        raise RecipeError(f"{source}: {must_be('scale', 'paper, because only recipes of cifar10 have others', scale)}")
+        expectation = "paper, because only recipes of cifar10 have other scales"
+        raise RecipeError(f"{source}: {must_be('scale', expectation, scale)}")
     shared = tomllib.loads((resources.files("convattn.training") / "scales.toml").read_text(encoding="utf-8"))
     changed = dict(content) | {"scale": scale}
     for changes in (shared[scale], own.get(scale, {})):
@@ -60,7 +61,7 @@ def require_scales(own: object, source: str) -> None:
         source: Name of the recipe's file, for messages.
 
     Raises:
-        RecipeError: It is not a table of tables of sections, or names a scale that can have no changes.
+        RecipeError: It is not a table of tables of sections, or names an unknown scale.
     """
     if not isinstance(own, dict):
         raise RecipeError(f"{source}: {must_be('scales', 'a table', own)}")

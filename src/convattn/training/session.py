@@ -1,4 +1,4 @@
-"""A run that can be cut off at any moment: the trainer, its folder and its checkpoints, in all processes together."""
+"""A run that can be interrupted at any moment: trainer, folder and checkpoints, in all processes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 _MOMENTS = 200
-"""About so many times over a run the heads are recorded, and after each epoch."""
+"""Approximate number of times that the heads are recorded during a run, besides after each epoch."""
 
 
 @final
 class Session:
-    """Carries a trainer through its epochs, and writes down enough to take it up again.
+    """Runs the epochs of a trainer, and saves what is needed to resume.
 
     Attributes:
         trainer: The network under training.
         ledger: Time and energy.
-        heads: Where the heads looked.
-        results: What each epoch gave.
+        heads: The trace of the heads.
+        results: The results of each epoch.
     """
 
     def __init__(self, trainer: Trainer, recipe: Recipe, accelerator: "Accelerator", folder: RunFolder | None) -> None:
@@ -52,10 +52,10 @@ class Session:
         accelerator.register_for_checkpointing(self.ledger)
 
     def start(self) -> None:
-        """Makes the folder, with a checkpoint of the start.
+        """Makes the folder, with a first checkpoint at step 0.
 
         Raises:
-            CheckpointError: The folder cannot be written; it is not there then.
+            CheckpointError: The folder cannot be written; then nothing is left of it.
         """
         self.heads.record(step=0, epoch=0)
         if self._folder is None:
@@ -70,11 +70,11 @@ class Session:
         self._accelerator.wait_for_everyone()
 
     def resume(self) -> None:
-        """Takes the run up at its newest checkpoint.
+        """Continues the run from its newest checkpoint.
 
         Raises:
-            CheckpointError: There is none, it was written by another number of processes or by other code, the metrics
-                of the epochs before it are not there, or another process is at work in the folder.
+            CheckpointError: There is no checkpoint; it was written by another number of processes or another version;
+                the metrics of earlier epochs are missing; or another process is using the folder.
         """
         assert self._folder is not None
         if self._accelerator.is_main_process:
@@ -86,14 +86,14 @@ class Session:
         self._accelerator.wait_for_everyone()  # the main process may now replace what all have read
 
     def run(self, *, checkpoint_every: int | None, on_step: Callable[[], None]) -> Iterator[EpochResult]:
-        """Runs the epochs that are left, writing each.
+        """Runs the remaining epochs, and writes each.
 
         Args:
             checkpoint_every: Steps between two checkpoints; None writes one after each epoch.
             on_step: Called after every step.
 
         Yields:
-            What each epoch gave.
+            The results of each epoch.
 
         Raises:
             CheckpointError: A checkpoint cannot be written.
@@ -144,7 +144,7 @@ class Session:
 
     @contextmanager
     def _written(self, otherwise: str) -> Iterator[None]:
-        """Makes one error of what may go wrong in writing a checkpoint, and removes what was begun."""
+        """Turns errors in writing a checkpoint into one CheckpointError, and removes the unfinished checkpoint."""
         assert self._folder is not None
         try:
             yield

@@ -1,4 +1,4 @@
-"""How many threads a run takes: as the environment says, one where the images are tiny, or else all."""
+"""Threads of a run: as the environment says, or one for tiny images, or all cores."""
 
 import os
 
@@ -8,7 +8,7 @@ __all__ = ["is_small", "threads_given"]
 
 
 def threads_given() -> int | None:
-    """Returns the number of threads that the environment asks for; the variables are those that torch reads.
+    """Returns the number of threads that the environment sets, in the variables that torch reads.
 
     Returns:
         The number, or None.
@@ -27,10 +27,10 @@ def threads_given() -> int | None:
 
 
 def is_small(recipe: Recipe) -> bool:
-    """Tells whether a run's steps are so short that threads would wait for each other more than they compute.
+    """Tells whether the steps of a run are so short that more threads would not help.
 
     Args:
-        recipe: What is to be trained.
+        recipe: The recipe of the run.
 
     Returns:
         True for the digits, which are 8 x 8 pixels: an operation on a batch of them takes microseconds.

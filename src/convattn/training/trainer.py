@@ -1,4 +1,4 @@
-"""One network under training: its steps, its measurements, and its state for a checkpoint."""
+"""Trains one network: steps, tests, and the state for a checkpoint."""
 
 import time
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _TEST_BATCH = 500
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What one epoch gave.
+    """Results of one epoch.
 
     Attributes:
         epoch: Epochs done.
@@ -40,9 +40,9 @@ class EpochResult:
         learning_rate: Learning rate of the last step.
         train_loss: Mean cross-entropy of the epoch's training batches, augmented, in nats.
         test_loss: Mean cross-entropy of the test images after the epoch, in nats.
-        test_accuracy: Share of the test images classified rightly after the epoch, in [0, 1].
+        test_accuracy: Share of the test images classified correctly after the epoch, in [0, 1].
         seconds: Wall time of the epoch's training and test together, in seconds.
-        images_per_second: Training images per second, the test left out.
+        images_per_second: Training images per second, without the test.
     """
 
     epoch: int
@@ -59,9 +59,9 @@ class EpochResult:
 class Trainer:
     """Trains one network by one recipe; both splits lie on the device as bytes.
 
-    The order of the images and their augmentation come from generators of their own, seeded by the recipe; weights and
-    dropout from PyTorch's global random numbers. With several processes each takes its share of every batch, and the
-    gradient is that of the whole batch.
+    The order of the images and their augmentation have their own generators, seeded by the recipe; weights and dropout
+    use PyTorch's global random numbers. Each of several processes takes its share of every batch, and the gradient is
+    that of the whole batch.
 
     Attributes:
         network: The network, as built.
@@ -73,14 +73,14 @@ class Trainer:
         """Builds the network and the optimizer and moves the images to the device.
 
         Args:
-            recipe: What to do.
+            recipe: The recipe.
             data: Images to train and test on.
             accelerator: Device, precision and processes.
 
         Raises:
             CheckpointError: The network to start from cannot be loaded.
-            RecipeError: A batch is larger than the training split, or smaller than the number of processes; or heads
-                are to be drawn afresh in a network that has none which could be.
+            RecipeError: A batch is larger than the training split or smaller than the number of processes; or
+                `reinitialise` is set for a network without quadratic heads.
         """
         self._recipe, self._data, self._accelerator = recipe, data, accelerator
         size, limits = recipe.training.batch_size, (accelerator.num_processes, len(data.train))
@@ -111,7 +111,7 @@ class Trainer:
 
     @property
     def result(self) -> Network:
-        """The network that is tested and saved: the average of the weights where the recipe asks for one."""
+        """The network that is tested and saved: with averaged weights if the recipe asks for them."""
         return self.network if self._average is None else cast(Network, self._average.module)
 
     def estimate_memory(self) -> MemoryEstimate:
@@ -129,13 +129,13 @@ class Trainer:
         )
 
     def run_epoch(self, on_step: Callable[[], None] = lambda: None) -> EpochResult:
-        """Trains on what is left of an epoch, all but an incomplete last batch, and tests.
+        """Trains on the remaining full batches of an epoch, and tests.
 
         Args:
             on_step: Called after every step; the state may be saved there.
 
         Returns:
-            What the epoch gave, the part before a checkpoint included.
+            The results of the epoch, including the part before a checkpoint.
 
         Raises:
             TrainingError: The loss is not finite.
@@ -170,13 +170,13 @@ class Trainer:
 
     @torch.inference_mode()
     def evaluate(self, split: ImageSplit) -> tuple[float, float]:
-        """Measures the network on images as they are.
+        """Tests the network on images without augmentation.
 
         Args:
             split: Images on the device.
 
         Returns:
-            Mean cross-entropy in nats, and the share classified rightly.
+            Mean cross-entropy in nats, and the share classified correctly.
         """
         (self._prepared if self._average is None else self._average).eval()
         network = self._forward if self._average is None else self._average
@@ -191,9 +191,9 @@ class Trainer:
         return means[0].item(), means[1].item()
 
     def share_losses(self) -> None:
-        """Makes the epoch's losses so far those of all processes, all processes together.
+        """Sums the losses of the epoch so far over all processes; every process must call it.
 
-        A checkpoint keeps the state of the main process alone, and must be shared before it is written.
+        Call it before a checkpoint, which keeps the state of the main process alone.
         """
         if self._losses:
             self._losses = list(self._mean_over_processes(torch.stack(self._losses)))
@@ -205,7 +205,7 @@ class Trainer:
         return {**place, "losses": losses.cpu(), "batches": self._batches.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up where `state_dict` was called."""
+        """Restores what `state_dict` returned."""
         self.step, self.epoch, self._seconds = state["step"], state["epoch"], state["seconds"]
         self._losses = list(state["losses"].to(self._accelerator.device))
         self._batches.load_state_dict(state["batches"])
@@ -239,7 +239,7 @@ class Trainer:
         return total
 
     def _reinitialise(self) -> None:
-        """Draws degenerate heads afresh, the same in every process."""
+        """Gives degenerate heads new random values, the same in every process."""
         if isinstance(self.network, AttentionNet):
             with forked_random_numbers(self._accelerator.device):
                 torch.manual_seed(self._recipe.seed + self.step)
@@ -254,19 +254,19 @@ class Trainer:
         return cast(Tensor, self._accelerator.reduce(values, "mean"))
 
     def _require_finite(self, losses: list[Tensor]) -> None:
-        """Stops where a loss is inf or nan; asked seldom, because the question waits for the device."""
+        """Raises if a loss is inf or nan; called seldom, because it waits for the device."""
         wrong = (~torch.stack(losses).isfinite()).nonzero()
         if len(wrong):
             number = int(wrong[0])
             step = self.step - len(losses) + number
             raise TrainingError(
                 f"{self._recipe.name}: the loss is {losses[number].item()} at step {step} (epoch {self.epoch + 1}, "
-                f"learning rate {self._learning_rate(step):g}); lower optim.learning_rate or warm up for longer"
+                f"learning rate {self._learning_rate(step):g}); lower optim.learning_rate, or use a longer warm-up"
             )
 
 
 def _require_heads(network: Network, reinitialise: tuple[int, ...]) -> None:
-    """Refuses at the start what would fail, or do nothing, after the epochs named."""
+    """Raises at the start if `reinitialise` would fail or do nothing later."""
     able = isinstance(network, AttentionNet) and not network.content and quadratic_encodings(network)
     if reinitialise and not able:
         expectation = "left away where the network has no quadratic heads without content"
@@ -274,9 +274,9 @@ def _require_heads(network: Network, reinitialise: tuple[int, ...]) -> None:
 
 
 def forked_random_numbers(device: torch.device) -> AbstractContextManager[None]:
-    """Returns a context that gives PyTorch's global random numbers back afterwards.
+    """Returns a context that restores PyTorch's global random numbers at its end.
 
-    With CUDA those of every device, because seeding and loading a checkpoint change every device.
+    With CUDA, those of every device, because seeding and loading a checkpoint change every device.
 
     Args:
         device: The device that computes.
@@ -289,5 +289,5 @@ def forked_random_numbers(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _average(network: nn.Module, decay: float | None) -> AveragedModel | None:
-    """Makes the moving average of a network's weights, where one is asked for."""
+    """Makes the moving average of a network's weights, if the recipe asks for one."""
     return None if decay is None else AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay))

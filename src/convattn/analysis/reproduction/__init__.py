@@ -1,4 +1,4 @@
-"""The paper's tables and figures, made out of training runs."""
+"""The paper's tables and figures, made from training runs."""
 
 from convattn.analysis.reproduction.record import MissingRun, Reproduction, TargetResult
 from convattn.analysis.reproduction.run import reproduce

@@ -73,7 +73,7 @@ def make_average(
 
     Raises:
         CheckpointError: The run's network is damaged, or of another kind.
-        DataError: The images cannot be had.
+        DataError: The images cannot be loaded.
     """
     network, size = material.attention_net(recipe)
     data, notes = material.images.of(material.groups[recipe][0].first)
@@ -102,7 +102,7 @@ def make_one_image(material: Material, name: str, folder: Path, recipe: str, num
 
     Raises:
         CheckpointError: The run's network is damaged, or of another kind.
-        DataError: The images cannot be had, or are too few.
+        DataError: The images cannot be loaded, or are too few.
     """
     network, size = material.attention_net(recipe)
     data, notes = material.images.of(material.groups[recipe][0].first)

@@ -39,7 +39,7 @@ class RunImages:
             The data set, and a note where its files are not those that the run has seen.
 
         Raises:
-            DataError: The images cannot be had.
+            DataError: The images cannot be loaded.
             MissingDependencyError: A package that the images come with is not installed.
             RecipeError: The run's recipe.toml cannot be read.
         """

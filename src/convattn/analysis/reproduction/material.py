@@ -1,4 +1,4 @@
-"""What tables and figures are made of, and how they are named."""
+"""Runs and images for the tables and figures, and names of their files."""
 
 import csv
 import io
@@ -36,7 +36,7 @@ class Material:
     images: RunImages
 
     def title(self, name: str, what: str, recipe: str) -> str:
-        """Words the title of a figure of one run: the run of the lowest seed."""
+        """Returns the title of a figure of one run, the one with the lowest seed."""
         group = self.groups[recipe][0]
         changed = ", settings changed" if group.first.changes else ""
         seed = f"seed {group.first.record.seed}, one of n = {len(group.runs)}"
@@ -63,7 +63,7 @@ class Material:
 
 
 def figure_name(target: str) -> str:
-    """Words a figure's name: "Figure 3" for "fig3"."""
+    """Returns a figure's name: "Figure 3" for "fig3"."""
     return f"Figure {target.removeprefix('fig')}"
 
 

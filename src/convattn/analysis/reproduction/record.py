@@ -1,4 +1,4 @@
-"""What came of reproducing tables and figures, and what is missing."""
+"""Records of reproduced tables and figures, and of missing runs."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ __all__ = ["MissingRun", "Reproduction", "TargetResult"]
 
 @dataclass(frozen=True)
 class MissingRun:
-    """A run that a table or a figure needs and that is not there.
+    """A missing run that a table or a figure needs.
 
     Attributes:
         recipe: Its recipe.
@@ -22,14 +22,14 @@ class MissingRun:
 
 @dataclass(frozen=True)
 class TargetResult:
-    """What came of one table or figure.
+    """Result for one table or figure.
 
     Attributes:
         target: Its name.
         files: Names of the files made; none where it could not be made.
         runs: Folders of the runs that it shows.
         missing: Recipes without a finished run.
-        problem: Why it could not be made although the runs are there; None where nothing went wrong.
+        problem: Why it could not be made although the runs exist; None if nothing went wrong.
         notes: What to know when reading it.
     """
 
@@ -56,7 +56,7 @@ class TargetResult:
 
 @dataclass(frozen=True)
 class Reproduction(Record):
-    """What came of all tables and figures asked for.
+    """Results for all tables and figures.
 
     Attributes:
         runs: Folder of the runs.
@@ -66,7 +66,7 @@ class Reproduction(Record):
         unreadable: Folders whose record cannot be read, each with the reason.
         targets: The tables and figures.
         notes: Runs whose settings are not their recipe's own, and runs that are not shown, with the reason.
-        missing: Runs that are needed and not there, in an order in which they can be made.
+        missing: Missing runs, in an order in which they can be made.
     """
 
     runs: str
@@ -80,7 +80,7 @@ class Reproduction(Record):
 
     @property
     def complete(self) -> bool:
-        """Whether everything was made whole."""
+        """Whether everything was made completely."""
         return all(target.complete for target in self.targets)
 
     def summary(self) -> str:

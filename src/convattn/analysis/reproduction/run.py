@@ -1,4 +1,4 @@
-"""Makes tables and figures of the paper out of a folder of runs."""
+"""Makes tables and figures of the paper from a folder of runs."""
 
 import os
 import shlex
@@ -31,7 +31,7 @@ def reproduce(
     scale: str = "paper",
     data: str | os.PathLike[str] | None = None,
 ) -> Reproduction:
-    """Makes tables and figures out of the runs that are there, and says what is missing.
+    """Makes tables and figures from the runs in a folder, and says which runs are missing.
 
     Args:
         targets: Names of `TARGETS`.
@@ -41,7 +41,7 @@ def reproduce(
         data: Folder with the files of CIFAR-10, for figures that show images; None takes what the runs name.
 
     Returns:
-        What came of each target; saved as ``reproduction.json`` beside the files.
+        The result for each target; saved as ``reproduction.json`` beside the files.
 
     Raises:
         ArgumentError: A folder is not there, or the output folder holds something.
@@ -152,7 +152,7 @@ def _report(
 
 
 def _command(recipe: str, material: Material, runs: Path, data: str | os.PathLike[str] | None) -> str:
-    """Words the command that makes a missing run: seed 0, in a folder that is free."""
+    """Returns the command that makes a missing run: seed 0, in a new folder."""
     words = ["convattn", "train", recipe, "--scale", material.scale]
     if data is not None and material.scale != "tiny":
         words += ["--set", f"data.folder={os.fspath(data)}"]
@@ -164,6 +164,6 @@ def _command(recipe: str, material: Material, runs: Path, data: str | os.PathLik
 
 
 def _free(folder: Path) -> Path:
-    """Returns the path, or the first of PATH-2, PATH-3, … that nothing has."""
+    """Returns the path, or the first of PATH-2, PATH-3, … that does not exist."""
     names = (folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in count(1))
     return next(path for path in names if not path.exists())

@@ -1,4 +1,4 @@
-"""Table 1 of the paper, its rows and ours, out of training runs."""
+"""Table 1 of the paper, its rows and ours, from training runs."""
 
 import csv
 import io

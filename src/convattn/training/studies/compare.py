@@ -1,4 +1,4 @@
-"""Finished runs, compared: each recipe over its seeds, and its differences to the baseline."""
+"""Compares finished runs: each recipe over its seeds, and its differences from the baseline."""
 
 from collections.abc import Sequence
 
@@ -24,11 +24,11 @@ _DIFFERING = {
 
 
 def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRecord:
-    """Makes a study's record out of what the folders of its runs hold.
+    """Makes the record of a study from the folders of its runs.
 
     Args:
         runs: All runs, finished or not.
-        baseline: Label of the runs that the others are held against.
+        baseline: Label of the runs with which the others are compared.
         command: Command that repeats the study.
 
     Returns:
@@ -80,7 +80,7 @@ def _group(label: str, records: Sequence[RunRecord]) -> StudyGroup:
 
 
 def _entry(run: PlannedRun, record: RunRecord, sha256: str) -> StudyRun:
-    """Keeps of a run's record what a study needs."""
+    """Returns the part of a run's record that a study keeps."""
     return StudyRun(
         label=run.label,
         seed=record.seed,
@@ -103,7 +103,7 @@ def _failure(run: PlannedRun) -> StudyFailure:
 
 
 def require_same_data(runs: Sequence[PlannedRun], records: Sequence[RunRecord]) -> None:
-    """Refuses to compare runs that saw other bytes.
+    """Raises if runs were trained on different data.
 
     Args:
         runs: Finished runs.
@@ -123,7 +123,7 @@ def require_same_data(runs: Sequence[PlannedRun], records: Sequence[RunRecord]) 
 
 
 def _warnings(records: Sequence[RunRecord]) -> list[str]:
-    """Names what differs between runs besides recipe and seed."""
+    """Lists what differs between runs besides recipe and seed."""
     found = {"code revisions": {record.revision or "none" for record in records}}
     found |= {words: {record.hardware.get(key, "none") for record in records} for key, words in _DIFFERING.items()}
     for package in sorted({name for record in records for name in record.versions}):

@@ -1,4 +1,4 @@
-"""What carries a study's runs out: local processes here, a Ray cluster in `ray_engine`."""
+"""Engines, which carry out the runs of a study: local processes here, a Ray cluster in `ray_engine`."""
 
 import json
 import os
@@ -32,13 +32,13 @@ _LEASH = Path(__file__).with_name("leash.py")
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """Carries out runs, each in a process of its own.
+    """Carries out runs, each in its own process.
 
     Attributes:
         workers: Runs at a time.
         threads: Threads of each run.
         command: Makes the command of a run.
-        tell: Called with a line of text whenever something happens.
+        tell: Called with a line of text when a run starts or ends.
 
     Raises:
         ArgumentError: The number of workers or threads is below 1.
@@ -58,26 +58,26 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, runs: Sequence[PlannedRun]) -> Generator[PlannedRun, None, None]:
-        """Carries runs out; whatever ends the iteration early stops those under way, which can then be continued.
+        """Carries out runs. If the iteration ends early, running ones are stopped and can be continued later.
 
         Args:
             runs: The runs that are not finished.
 
         Yields:
-            Each run when it has ended, well or not.
+            Each run when it has ended, successful or not.
         """
 
 
 @final
 @dataclass(frozen=True)
 class LocalEngine(Engine):
-    """Runs as processes on this machine: one at a time unless told, with all cores shared among them.
+    """Carries out runs as processes on this machine, one at a time by default; they share the cores.
 
-    Where there are CUDA devices, workers take them in turn.
+    CUDA devices are given to the workers in turn.
     """
 
     def run(self, runs: Sequence[PlannedRun]) -> Generator[PlannedRun, None, None]:
-        """Carries runs out, at most `workers` at a time.
+        """Carries out runs, at most `workers` at a time.
 
         Args:
             runs: The runs.
@@ -108,7 +108,7 @@ class LocalEngine(Engine):
                 process.wait()
 
     def _threads(self, run: PlannedRun, workers: int) -> int:
-        """Returns how many threads a run gets: as told, as the environment says, or by its work."""
+        """Returns the threads of a run: as demanded, as the environment says, or by the size of its images."""
         return self.threads or threads_given() or (1 if is_small(run.recipe) else max(1, _cores() // workers))
 
 
@@ -136,7 +136,7 @@ def leash_command(run: PlannedRun, command: CommandBuilder, environment: Mapping
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Makes SIGTERM an exception, as Ctrl-C is one, so that what is under way can be stopped in order.
+    """Turns SIGTERM into an exception, as Ctrl-C is one, so that runs can be stopped in order.
 
     Yields:
         Nothing. Outside the main thread, which alone receives signals, nothing is changed.
@@ -166,7 +166,7 @@ def sigterm_raises() -> Iterator[None]:
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    """Starts a leash in a session of its own, where Ctrl-C at the terminal reaches only the study."""
+    """Starts a leash in its own session, so that Ctrl-C at the terminal reaches only the study."""
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -182,7 +182,7 @@ def _cores() -> int:
 
 
 def _slots(workers: int) -> list[dict[str, str]]:
-    """Returns for each worker the variables that give it a device of its own, in turn."""
+    """Returns, for each worker, the environment variables that give it a device."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [str(number) for number in range(torch.cuda.device_count())] if named is None else named.split(",")
     if not torch.cuda.device_count():

@@ -1,4 +1,4 @@
-"""What a study finds in its folder when it starts, and when its runs have ended."""
+"""Reads the folder of a study: the state of each run before it starts, and its record after it ended."""
 
 import hashlib
 import tomllib
@@ -23,22 +23,22 @@ _SHOWN = 4
 
 
 def find_state(run: PlannedRun) -> State:
-    """Says what is to be done for a run.
+    """Returns the state of a run.
 
     Args:
         run: The run.
 
     Returns:
-        "finished" where its record is there, "under way" where there is a checkpoint to continue from, "stopped early"
-        where it stopped before the first, else "new".
+        "finished" if it has a record, "under way" if it has a checkpoint, "stopped early" if it stopped before its
+        first checkpoint, otherwise "new".
 
     Raises:
         RecipeError: The folder holds a run of another recipe; the message names the differences.
-        CheckpointError: The folder holds something that is no run, or a file of it cannot be read.
+        CheckpointError: The folder holds something that is not a run, or cannot be read.
     """
     folder = run.folder
     if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file, where the study keeps a run's folder")
+        raise CheckpointError(f"{folder} is a file, but must be the folder of a run")
     if not folder.exists() or not any(folder.iterdir()):
         return "new"
     if is_finished(folder):
@@ -66,7 +66,7 @@ def read_run(run: PlannedRun) -> tuple[RunRecord, str]:
 
 
 def last_line(log: Path) -> str | None:
-    """Returns the last line of a log that is not empty; None where there is none."""
+    """Returns the last non-empty line of a log; None if there is none."""
     if not log.is_file():
         return None
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -75,7 +75,7 @@ def last_line(log: Path) -> str | None:
 
 @contextmanager
 def locked(place: Path) -> Iterator[None]:
-    """Keeps a folder to one study at a time; made where missing.
+    """Locks a folder for one study; makes it if it is missing.
 
     Args:
         place: Folder of the study.
@@ -85,14 +85,14 @@ def locked(place: Path) -> Iterator[None]:
 
     Raises:
         ArgumentError: The place is a file.
-        CheckpointError: Another study is at work in the folder.
+        CheckpointError: Another study is using the folder.
     """
     if place.exists() and not place.is_dir():
         raise ArgumentError(f"output must be a folder, but {str(place)!r} is a file")
     place.mkdir(parents=True, exist_ok=True)
     with (place / ".study.lock").open("ab") as file:
         if not lock(file, patience=0):
-            raise CheckpointError(f"another study is at work in {place}")
+            raise CheckpointError(f"another study is using {place}")
         yield
 
 

@@ -1,9 +1,9 @@
-"""One run on a leash: starts or continues it, and ends it when whoever holds the leash is gone.
+"""Runs one training run on a leash: it ends when the process that holds the leash ends.
 
-This file is run as a program of its own, by its path, and needs nothing but Python: so it starts at once, on any node.
-The leash is the program's standard input. It ends, by whatever death, with the process that holds the other side; the
-run is then stopped rather than left behind, where it would write into a folder that another attempt continues. The lock
-on the log is a second guard: the run inherits it, so that nobody starts another attempt while one is alive.
+This file is run as a program, by its path, and needs only Python, so it starts quickly on any node. The leash is the
+program's standard input. When the process at the other end dies, however it dies, standard input closes and the run is
+stopped; otherwise it would go on writing into a folder that another attempt continues. A lock on the log is a second
+guard: the run inherits it, so that no other attempt starts while this one is alive.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from typing import IO, Any
 __all__ = ["BUSY", "has_checkpoint", "is_finished", "lock", "main"]
 
 BUSY = 75
-"""Exit code where another process is at work in the folder."""
+"""Exit code if another process is using the folder."""
 
 _PATIENCE = 30.0
 """Seconds to wait for the lock: longer than a run that is told to stop has until it is killed."""
@@ -53,7 +53,7 @@ def lock(file: IO[Any], patience: float) -> bool:
         patience: Seconds to wait where another process has the lock.
 
     Returns:
-        Whether the lock was got.
+        Whether this process has the lock now.
     """
     end = time.monotonic() + patience
     while True:
@@ -75,13 +75,13 @@ def main(text: str) -> int:
             and "environment" to add.
 
     Returns:
-        The exit code of the run; 0 where it was finished before, 75 where another process is at work on it.
+        The exit code of the run; 0 if it was already finished, 75 if another process is running it.
     """
     task = json.loads(text)
     folder = Path(task["folder"])
     with Path(task["log"]).open("ab", buffering=0) as log:
         if not lock(log, _PATIENCE):
-            log.write(f"another process is at work in {folder}\n".encode())
+            log.write(f"another process is using {folder}\n".encode())
             return BUSY
         if is_finished(folder):
             return 0
@@ -97,7 +97,7 @@ def main(text: str) -> int:
 
 
 def _set_aside(folder: Path) -> None:
-    """Renames what a run left that stopped before its first checkpoint: it cannot be continued, nor is it deleted."""
+    """Renames the folder of a run that stopped before its first checkpoint: it cannot be continued, and is kept."""
     if folder.is_dir() and any(folder.iterdir()):
         names = (folder.with_name(f"{folder.name}.stopped-{number}") for number in count(1))
         folder.rename(next(name for name in names if not name.exists()))
@@ -130,13 +130,13 @@ def _hold(command: list[str], task: dict[str, Any], log: IO[bytes]) -> int:
 
 
 def _die_with_parent() -> None:
-    """Asks Linux to end the run where this process is killed and so cannot."""
+    """Asks Linux to end the run if this process is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ends a run with everything that it started: politely, then not."""
+    """Ends a run and all its processes: by SIGTERM, then by SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, number)

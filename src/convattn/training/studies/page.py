@@ -1,4 +1,4 @@
-"""A study's record as a page and as a table."""
+"""Writes the record of a study as a page and as a table."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ _MEASURES = ("mean", "deviation", "minimum", "maximum")
 
 
 def study_page(record: StudyRecord) -> str:
-    """Words a study as Markdown.
+    """Writes a study as Markdown.
 
     Args:
         record: The study.
@@ -38,8 +38,8 @@ def study_csv(record: StudyRecord) -> str:
         record: The study.
 
     Returns:
-        A header and a row for each recipe: accuracies as fractions, times in seconds; a number that does not exist, as
-        the deviation of one run, is empty.
+        A header and a row for each recipe: accuracies as fractions, times in seconds. A number that does not exist,
+        such as the deviation of one run, is empty.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -75,7 +75,7 @@ def _groups(record: StudyRecord) -> list[str]:
 
 
 def _differences(record: StudyRecord) -> list[str]:
-    """Returns the table of differences, and what its intervals are worth."""
+    """Returns the table of differences, and how far its intervals can be trusted."""
     if not record.differences:
         return []
     rows = (
@@ -121,13 +121,13 @@ def _runs(record: StudyRecord) -> list[str]:
 
 
 def _spread(summary: Summary) -> str:
-    """Words a mean with its deviation, in percent."""
+    """Formats a mean with its deviation, in percent."""
     deviation = "" if summary.deviation is None else f" ± {100 * summary.deviation:.2f}"
     return f"{100 * summary.mean:.2f}{deviation} %"
 
 
 def _interval(item: StudyDifference) -> str:
-    """Words an interval."""
+    """Formats an interval."""
     return "none" if item.low is None or item.high is None else f"{100 * item.low:+.2f} to {100 * item.high:+.2f}"
 
 

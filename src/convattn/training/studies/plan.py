@@ -1,4 +1,4 @@
-"""Which runs a study has: recipes × variants × seeds, each with a folder of its own."""
+"""The runs of a study: recipes × variants × seeds, each with its own folder."""
 
 import hashlib
 import itertools
@@ -42,7 +42,7 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """Name of the folder, which tells the run from all others of the study."""
+        """Name of the folder, different for each run of the study."""
         return self.folder.name
 
     @property
@@ -113,22 +113,22 @@ def _check(
     overrides: Mapping[str, str],
     grid: Mapping[str, Sequence[str]],
 ) -> None:
-    """Refuses what no recipe need be read for."""
+    """Checks the arguments before any recipe is read."""
     if not recipes:
         raise ArgumentError(must_be("recipes", "at least one recipe", list(recipes)))
     if not seeds or len(set(seeds)) < len(seeds):
         raise ArgumentError(must_be("seeds", "at least one number, each once", list(seeds)))
     if "seed" in overrides or "seed" in grid:
-        raise ArgumentError("the key seed cannot be set in a study: give seeds")
+        raise ArgumentError("seed cannot be set in a study: use seeds")
     for key, values in grid.items():
         if not values or len(set(values)) < len(values):
             raise ArgumentError(must_be(f"grid {key}", "at least one value, each once", list(values)))
         if key in overrides:
-            raise ArgumentError(f"the key {key} is both set and varied: leave one of the two out")
+            raise ArgumentError(f"the key {key} is in overrides and in grid: remove one of the two")
 
 
 def _check_runs(runs: Sequence[PlannedRun]) -> None:
-    """Refuses runs that would share a folder, and runs whose results nobody may compare."""
+    """Raises if two runs would share a folder, or runs use different data."""
     labels: dict[str, PlannedRun] = {}
     for run in runs:
         other = labels.setdefault(run.name, run)
@@ -140,7 +140,7 @@ def _check_runs(runs: Sequence[PlannedRun]) -> None:
 
 
 def _safe(label: str) -> str:
-    """Returns a label as a file name; one that had to be changed carries a few digits of its hash."""
+    """Returns a label as a file name; if characters were replaced, a few digits of its hash are added."""
     if _SAFE.fullmatch(label) and len(label) <= _LONGEST:
         return label
     digits = hashlib.sha256(label.encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""A study's runs as tasks of a Ray cluster; Ray is imported only when such a study runs."""
+"""Carries out the runs of a study as tasks of a Ray cluster; Ray is imported only when needed."""
 
 import os
 import subprocess
@@ -27,15 +27,15 @@ _PATIENCE = 30.0
 @final
 @dataclass(frozen=True)
 class RayEngine(Engine):
-    """Runs as tasks of a Ray cluster, as many at a time as it has room for.
+    """Carries out runs as tasks of a Ray cluster, as many at a time as fit.
 
     A run whose node dies is given to another node and continued from its last checkpoint. For that the study's folder
     must lie on a file system that all nodes share, and Python, the package, the recipes' files and the data must have
-    the same paths on all of them. Ray's workers execute `subprocess.call`, so that they load nothing of convattn; the
-    run is on the same leash as with local processes, and ends with the worker that holds it.
+    the same paths on all of them. Ray's workers call `subprocess.call` and load nothing of convattn. The run is on the
+    same leash as with local processes, and ends with its worker.
 
-    A run takes one GPU where the cluster has some. Without `threads` it takes its share of a node's processors: all of
-    them divided by the node's GPUs, of the smallest node.
+    If the cluster has GPUs, a run takes one. Without `threads` a run takes the processors of the smallest node divided
+    by its GPUs.
 
     Attributes:
         address: Address of the cluster, or "auto" for the one that runs on this machine; None starts one here for the
@@ -100,7 +100,7 @@ class RayEngine(Engine):
 
 
 def _import_ray() -> ModuleType:
-    """Imports Ray, which reports nothing to anyone."""
+    """Imports Ray, with its usage reports switched off."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -112,7 +112,7 @@ def _import_ray() -> ModuleType:
 
 @contextmanager
 def _connected(ray: ModuleType, address: str | None) -> Iterator[None]:
-    """Connects to a cluster, or starts one, unless the caller has; and lets go of it whatever happens."""
+    """Connects to a cluster, or starts one, unless the caller has; disconnects at the end, also after an error."""
     if ray.is_initialized():
         yield
         return
@@ -131,7 +131,7 @@ def _connected(ray: ModuleType, address: str | None) -> Iterator[None]:
 
 
 def _await(ray: ModuleType, reference: Any, run: PlannedRun) -> None:
-    """Takes a task's end; where Ray itself gave up, its reason goes where the run's own would be."""
+    """Waits for a task. If Ray itself gave up, its reason is written to the log of the run."""
     try:
         ray.get(reference)
     except ray.exceptions.RayError as error:

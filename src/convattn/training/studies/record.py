@@ -1,4 +1,4 @@
-"""What a study found, as a record that can be saved; nothing here needs torch."""
+"""Records of a study, which can be saved; nothing here needs torch."""
 
 from dataclasses import dataclass, field
 
@@ -49,14 +49,14 @@ class StudyDifference:
 
     Attributes:
         label: The recipe.
-        baseline: The recipe that it is held against.
+        baseline: The recipe with which it is compared.
         seeds: Seeds that both have finished.
         values: The differences, in the order of the seeds.
         mean: Their mean.
         deviation: Their standard deviation, with n − 1; None where there is one.
         low: Lower end of the 95 % bootstrap interval of the mean; None where there is one difference.
         high: Upper end.
-        worth: What such an interval over so many seeds says, and what not.
+        worth: How far an interval over so many seeds can be trusted.
     """
 
     label: str
@@ -72,7 +72,7 @@ class StudyDifference:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A finished run, and what is needed to doubt it.
+    """A finished run, and what is needed to check it.
 
     Attributes:
         label: The recipe.
@@ -82,7 +82,7 @@ class StudyRun:
         results: Final numbers by name, as in the run's record.
         seconds: Wall time, in seconds.
         parameters: Number of trainable parameters.
-        data: Name of the data and their copy.
+        data: Name of the data set and of its copy.
         data_hashes: SHA-256 of the data's files or arrays, by name.
         hardware: Processor or accelerator, cores, threads.
         versions: Versions of Python and of the packages that computed.
@@ -122,18 +122,18 @@ class StudyFailure:
 
 @dataclass(frozen=True)
 class StudyRecord(Record):
-    """Recipes over seeds: what each gave, and how they differ.
+    """Results of recipes over seeds, and their differences.
 
     Attributes:
-        command: Command that repeats the study; with its folder as ``-o`` it continues it.
+        command: Command that repeats the study; with the study's folder as ``-o`` it continues the study.
         seeds: Seeds that each recipe is run with.
-        baseline: The recipe that the others are held against.
-        groups: Each recipe over its finished runs; a recipe without any is left out.
+        baseline: The recipe with which the others are compared.
+        groups: Each recipe over its finished runs; recipes without finished runs are left out.
         differences: Paired differences of each other recipe to the baseline.
         runs: Every finished run.
         failures: Every run that did not finish.
         data: Which data all runs saw; None where none has finished.
-        warnings: What makes the runs less comparable: other code revisions, versions or hardware.
+        warnings: What makes the runs less comparable: different code revisions, versions or hardware.
         not_covered: What the study says nothing about.
     """
 

@@ -1,4 +1,4 @@
-"""Recipes × seeds, each run in a process of its own, kept when finished and continued when not, and compared."""
+"""Runs recipes × seeds, each in its own process; keeps finished runs, continues others, and compares them."""
 
 import os
 import shlex
@@ -33,9 +33,9 @@ def study(
 ) -> StudyRecord:
     """Runs every recipe, in every variant, with every seed, and compares them.
 
-    Finished runs in the folder are kept, runs that were stopped are continued from their last checkpoint, and nothing
-    is overwritten but the study's own ``study.json``, ``study.md`` and ``study.csv``. A run that fails does not stop
-    the others. Ctrl-C and SIGTERM stop all runs; the same call continues them.
+    Finished runs in the folder are kept, and stopped runs continue from their last checkpoint. Nothing is overwritten
+    except ``study.json``, ``study.md`` and ``study.csv``. A run that fails does not stop the others. Ctrl-C and SIGTERM
+    stop all runs; the same call continues them.
 
     Args:
         recipes: Names of recipes, or paths that end in ".toml".
@@ -45,15 +45,15 @@ def study(
         overrides: Values for all recipes, by dotted key, as text.
         grid: Several values by dotted key; every combination of them makes a variant ``NAME[KEY=VALUE]`` of every
             recipe.
-        baseline: Recipe or variant that the others are held against; by default the first.
-        engine: What carries the runs out; by default local processes, one at a time.
+        baseline: Recipe or variant with which the others are compared; by default the first.
+        engine: Carries out the runs; by default as local processes, one at a time.
 
     Returns:
         The record, as in ``study.json``.
 
     Raises:
         ArgumentError: There are no recipes or seeds, or two runs would be the same.
-        CheckpointError: The folder holds something else, or another study is at work in it.
+        CheckpointError: The folder holds something else, or another study is using it.
         DataError: Runs saw different data.
         MissingDependencyError: scipy is missing, or the engine's package.
         RecipeError: A recipe is wrong, or a run's folder holds a run of another recipe.
@@ -74,7 +74,7 @@ def study(
 
 
 def _carry_out(runs: Sequence[PlannedRun], engine: Engine) -> None:
-    """Runs what is not finished, after every folder was looked at."""
+    """Checks every folder, then runs what is not finished."""
     states = {run.name: find_state(run) for run in runs}
     finished = [run for run in runs if states[run.name] == "finished"]
     require_same_data(finished, [read_run(run)[0] for run in finished])
@@ -92,7 +92,7 @@ def _carry_out(runs: Sequence[PlannedRun], engine: Engine) -> None:
 
 
 def _outcome(run: PlannedRun) -> str:
-    """Says how a run ended."""
+    """Returns how a run ended, in words."""
     if not is_finished(run.folder):
         return f"FAILED: {last_line(run.log) or 'no log'}"
     record, _ = read_run(run)
@@ -122,7 +122,7 @@ def _command(
     grid: Mapping[str, Sequence[str]],
     baseline: str | None,
 ) -> str:
-    """Words the command that repeats the study."""
+    """Returns the command that repeats the study."""
     words = ["convattn", "study", *(os.fspath(recipe) for recipe in recipes), "--seeds", ",".join(map(str, seeds))]
     words += [] if scale is None else ["--scale", scale]
     words += [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]

@@ -35,7 +35,7 @@ def summarise(values: Sequence[float]) -> Summary:
 def paired_difference(
     label: str, baseline: str, values: Mapping[int, float], against: Mapping[int, float]
 ) -> StudyDifference | None:
-    """Compares two recipes over the seeds that both have.
+    """Compares two recipes over their common seeds.
 
     Args:
         label: Name of the one.
@@ -44,7 +44,7 @@ def paired_difference(
         against: The other's.
 
     Returns:
-        The differences, value less baseline, their mean, spread and interval; None where no seed is common.
+        The differences, value minus baseline, with mean, spread and interval; None if no seed is common.
     """
     seeds = sorted(values.keys() & against.keys())
     if not seeds:
@@ -93,7 +93,7 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float] | tuple[N
 
 
 def require_scipy() -> None:
-    """Looks for scipy before hours of training rather than after.
+    """Raises if scipy is missing, before hours of training rather than after.
 
     Raises:
         MissingDependencyError: It is not installed.
@@ -103,7 +103,7 @@ def require_scipy() -> None:
 
 
 def interval_worth(n: int) -> str:
-    """Says what a percentile bootstrap interval over n differences is worth.
+    """Says how far a percentile bootstrap interval over n differences can be trusted.
 
     A resample that draws the smallest value n times has probability n⁻ⁿ. For n of 2 and 3 that is above 2.5 %, so that
     the interval is exactly the range; and the range of n independent draws holds the median of what they are drawn from
