@@ -101,7 +101,7 @@ def test_a_network_in_training_with_checkpoints():
 
 def test_weights_and_masks_are_refused():
     made, _ = convolutional_init(build(attn_implementation="eager"))
-    message = r"^output_attentions must be False: the weights of all tokens are never made, but is True$"
+    message = r"^output_attentions must be False: the attention weights of all tokens are never computed, but is True$"
     with pytest.raises(ArgumentError, match=message):
         made(pixels(), output_attentions=True)
     made.config.output_attentions = True

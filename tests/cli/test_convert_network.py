@@ -187,7 +187,7 @@ MISTAKES = {
     "no folder": (["convert", "absent", "-o", "made", "--random-weights"], "there is no folder 'absent'$"),
     "all left out": (
         [*OWN, "--random-weights", "--exclude", "*"],
-        r"no convolution to convert in ResNet: include and exclude leave out every one \(stem\.0, .* more",
+        r"no convolution to convert in ResNet: include and exclude leave out all of them \(stem\.0, .* more",
     ),
     "limit for a layer": (
         ["convert", "layer", "-o", "made", "--limit", "3"],

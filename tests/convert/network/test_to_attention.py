@@ -114,7 +114,7 @@ def test_hooks_are_kept_and_called_with_the_layer():
     network[0].register_full_backward_hook(lambda *_: seen.append("backward"))
     x = images(2, 3, 7, 9)
     made, certificate = converted(network, x)
-    assert certificate.layers[0].notes == ("its hooks were kept; they are called with the attention layer",)
+    assert certificate.layers[0].notes == ("its hooks were kept and are called with the attention layer",)
     seen.clear()
     made(x.requires_grad_()).sum().backward()
     assert seen == ["RelativeAttention2d", "backward"]
@@ -238,7 +238,7 @@ def test_wrong_arguments():
         network_to_attention(network, exclude=3, images=x)
     with pytest.raises(ArgumentError, match="images must fit the network, but on the images given it raised"):
         network_to_attention(network, images=images(1, 5, 7, 9))
-    with pytest.raises(ConversionError, match="there is no convolution to convert in Linear: none is a module; those"):
+    with pytest.raises(ConversionError, match="no convolution to convert in Linear: none of its modules is one"):
         network_to_attention(nn.Linear(2, 3), images=x)
     assert_unchanged(network, before)
 
@@ -249,15 +249,15 @@ def test_a_convolution_that_is_the_network_shares_nothing():
     assert certificate.layers[0].notes == ()
     layer.register_forward_hook(lambda *_: None)
     _, certificate = network_to_attention(layer, images=images(1, 3, 7, 9))
-    assert "hooks were kept; they are called with the attention layer (the network itself)" in certificate.summary()
+    assert "hooks were kept and are called with the attention layer (the network itself)" in certificate.summary()
 
 
 def test_a_network_whose_convolutions_are_all_left_out():
     network, x = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(5))), images(1, 3, 7, 9)
-    message = "in Sequential: include and exclude leave out every one (0, 1, 2 and 2 more)"
+    message = "in Sequential: include and exclude leave out all of them (0, 1, 2 and 2 more)"
     with pytest.raises(ConversionError, match=re.escape(message)):
         network_to_attention(network, exclude="*", images=x)
-    with pytest.raises(ConversionError, match=r"in Conv2d: .* leave out every one \(the network itself\)"):
+    with pytest.raises(ConversionError, match=r"in Conv2d: .* leave out all of them \(the network itself\)"):
         network_to_attention(network[0], exclude="*", images=x)
 
 
@@ -265,7 +265,7 @@ def test_a_network_whose_convolutions_are_all_left_out():
 def test_a_network_that_is_attention_already(number, told):
     network, x = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(number))), images(1, 3, 7, 9)
     made, _ = network_to_attention(network, images=x)
-    message = f"in Sequential: {told} attention already; `network_to_conv` (`--to conv`) is the way back"
+    message = f"in Sequential: {told} attention already; `network_to_conv` (`--to conv`) converts back"
     for include in (None, "0"):
         with pytest.raises(ConversionError, match=re.escape(message)):
             network_to_attention(made, include=include, images=x)

@@ -84,7 +84,7 @@ def test_a_network_of_functions_only_is_refused():
             return nn.functional.conv2d(x, torch.ones(2, 3, 3, 3))
 
     with pytest.raises(
-        ConversionError, match=r"no convolution to convert in Only: none is a module; those called as fu"
+        ConversionError, match=r"no convolution to convert in Only: none of its modules is one, and those called as fu"
     ):
         attempt(Only(), images(2, 3, 7, 9))
 
@@ -132,7 +132,7 @@ def test_half_precision_is_measured_against_float64(dtype):
 def test_results_that_are_not_finite_are_not_passed(x):
     _, certificate = attempt(nn.Sequential(conv().to(x.dtype)), x)
     assert not certificate.passed
-    assert "the network as a whole: its results are not finite" in certificate.not_covered
+    assert "the network as a whole: its outputs are not finite" in certificate.not_covered
 
 
 def test_nothing_learns_where_nothing_did():
