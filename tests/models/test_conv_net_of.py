@@ -69,7 +69,7 @@ def changed(change):
         (lambda block: setattr(block, "mixer", nn.Identity()), "block 1 mixes with Identity, not Conv2d"),
         (lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 2, padding=1)), "must keep the size"),
         (lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 3, padding=1, groups=2)), "must keep the size"),
-        (lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 3, padding=1, bias=False)), "with bias and an odd"),
+        (lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 3, padding=1, bias=False)), "have a bias and an odd"),
         (lambda block: setattr(block, "dense", nn.Identity()), "linear maps in some blocks only"),
         (lambda block: setattr(block.mixer, "padding_mode", "circular"), "padding modes circular and zeros"),
     ],
