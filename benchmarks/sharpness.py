@@ -83,7 +83,7 @@ Not covered: trained weights, other kernel widths, strides, dilations and paddin
 class Case:
     """A convolution, an input, and what the convolution gives: in float64, and by a second road in its own dtype."""
 
-    conv: nn.Module
+    conv: nn.Conv1d | nn.Conv2d | nn.Conv3d
     x: Tensor
     high: Tensor
     low: Tensor

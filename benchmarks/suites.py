@@ -105,6 +105,8 @@ def _full_layers() -> tuple[Case, ...]:
 
 def _tiny_layers() -> tuple[Case, ...]:
     tiny: dict[str, Any] = {"channels": 16, "heads": 3, "size": 8, "batch": 2, "memory": False}
+    hard: dict[str, Any] = {**tiny, "heads": 9}
+    measured: dict[str, Any] = {**tiny, "memory": True}
     ours = ("convattn", "reference", "published")
     network = {"width": 16, "depth": 1, "heads": 3, "ffn": 16, "image_size": 8}
     return (
@@ -112,8 +114,8 @@ def _tiny_layers() -> tuple[Case, ...]:
         LayerCase(name="quadratic-8-training", kind="quadratic", **tiny, forms=_ALL, training=True),
         LayerCase(name="generalized-quadratic-8", kind="generalized_quadratic", **tiny),
         LayerCase(name="distance-8", kind="distance", **tiny),
-        LayerCase(name="hard-8", kind="hard", **tiny | {"heads": 9}),
-        LayerCase(name="content-8-training", kind="content", **tiny | {"memory": True}, forms=ours, training=True),
+        LayerCase(name="hard-8", kind="hard", **hard),
+        LayerCase(name="content-8-training", kind="content", **measured, forms=ours, training=True),
         *_scaling((8, 16, 32), channels=16, heads=3),
         *_training(network, network, batch=4, steps=5),
     )

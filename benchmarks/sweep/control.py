@@ -37,5 +37,7 @@ def turn_one_weight(built: Built, made: nn.Module, certificate: NetworkCertifica
         weight[torch.unravel_index(weight.abs().argmax(), weight.shape)] *= -1
     after = run(built._replace(network=made))
     moved = max((new.double() - old).abs().max().item() for new, old in zip(after, before, strict=True))
+    assert certificate.measured_error is not None
+    assert certificate.rounding is not None
     share = (moved - certificate.measured_error) / certificate.rounding
     return {"layer": name, "share_of_budget": share, "rejected": share > 1}

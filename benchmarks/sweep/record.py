@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def read(record: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def families(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def families(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Keeps the lines of families.
 
     Args:

@@ -204,7 +204,7 @@ def fine_tuned(bench: Bench, runs: Path, seed: int) -> FineTuned:
     end = load_network(runs / f"resnet18-to-attention-{seed}")
     pairs = list(zip(quadratic_encodings(start), quadratic_encodings(end), strict=True))
     moved = torch.cat([(new.centres - old.centres).norm(dim=1) for old, new in pairs])
-    sharpness = torch.cat([new.sharpness for _, new in pairs])
+    sharpness = torch.cat([torch.as_tensor(new.sharpness) for _, new in pairs])
     gates = [m.gate.tanh().abs() for m in end.modules() if isinstance(m, RelativeAttention) and m.gate is not None]
     opened = torch.cat(gates) if gates else torch.zeros(1)
     return FineTuned(
