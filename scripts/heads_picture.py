@@ -33,7 +33,7 @@ def draw_heads(panel: Any, maps: torch.Tensor) -> None:
         row, col = divmod(head, 3)
         left, top = col * step, row * step
         place = (left, left + SIZE, top + SIZE, top)
-        panel.imshow(image.sqrt(), cmap="Blues", vmin=0, vmax=1, extent=place, interpolation="nearest")
+        panel.imshow(image.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1, extent=place, interpolation="nearest")
         panel.plot(left + SIZE / 2, top + SIZE / 2, "o", color=COLOURS[1], markersize=3, fillstyle="none")
     finish(panel)
 

@@ -185,7 +185,7 @@ def test_loading_without_registering_says_what_to_do(registered, tmp_path):
     layer = RelativeAttention1d(3, 5, 2, "ring")
     folder, whole = save_layer(layer, tmp_path / "layer"), save_network(nn.Sequential(layer), tmp_path / "network")
     del registry._known["ring"]
-    message = "its encoding 'ring' is not known here: if it is one of your own, call convattn.register_encoding before"
+    message = "its encoding 'ring' is not registered: if it is your own, call convattn.register_encoding before"
     for load in (lambda: load_layer(folder), lambda: load_network(whole, model=nn.Sequential(nn.Conv1d(3, 5, 1)))):
         with pytest.raises(CheckpointError, match=message):
             load()

@@ -16,7 +16,7 @@ from convert.network.network_cases import assert_unchanged, convolutions, filled
 timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")
 
-FROZEN = "the standardised weight was converted; trained further, it is not standardised again"
+FROZEN = "the standardised weight was converted; further training does not standardise it again"
 TIMM = {
     "test_resnet": set(),
     "test_convnext": set(),
