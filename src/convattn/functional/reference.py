@@ -59,7 +59,7 @@ def position_weights(
 ) -> Float[Tensor, "heads queries keys"]:
     """Takes the softmax of position scores, with zero for every weight below the root of the smallest normal number.
 
-    Products of smaller weights are subnormal, and processors multiply subnormal numbers 10 to 100 times more slowly.
+    Products of smaller weights are subnormal, and processors multiply subnormal numbers far more slowly.
     In float32 the bound is 1e-19, twelve digits below what rounding leaves of the output.
 
     Args:
