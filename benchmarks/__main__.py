@@ -38,7 +38,7 @@ def bench(
     """Measure layers, converted networks or long sequences against their peers, and write tables.
 
     Whatever computes the same function is first checked against float64; what is wrong gets no time, and the exit code
-    is 1. Then the contenders take turns. The folder holds the record as JSON, with every raw time and the environment,
+    is 1. Then the contenders take turns. Subnormal numbers count as zero for all of them. The folder holds the record as JSON, with every raw time and the environment,
     a page, and figures of time over size.
 
     Args:
@@ -63,6 +63,8 @@ def bench(
     """
     from importlib.util import find_spec
 
+    import torch
+
     from benchmarks import runner
     from benchmarks.setting import Setting
     from benchmarks.suites import choose, find_suite
@@ -78,6 +80,7 @@ def bench(
     folder = first_free(Path(f"bench-{suite}")) if output is None else output
     words = [suite, *(["--quick"] if quick else []), *(word for name in cases for word in ("--case", name))]
     command = shlex.join([*words, "--repeats", str(rounds), "--dtype", setting.dtype, "--device", setting.device])
+    torch.set_flush_denormal(True)  # before there are other threads: they take over what is set when they start
     with new_folder(folder, "--output") as temporary:
         record = runner.run_suite(
             found,
