@@ -38,8 +38,8 @@ def bench(
     """Measure layers, converted networks or long sequences against their peers, and write tables.
 
     Whatever computes the same function is first checked against float64; what is wrong gets no time, and the exit code
-    is 1. Then the contenders take turns. Subnormal numbers count as zero for all of them. The folder holds the record as JSON, with every raw time and the environment,
-    a page, and figures of time over size.
+    is 1. Then the contenders take turns, with subnormal numbers counted as zero. The folder holds the record as JSON,
+    with every raw time and the environment, a page, and figures of time over size.
 
     Args:
         suite: What to measure: layers, networks (whole networks of timm as they are and converted to attention), or

@@ -15,7 +15,7 @@ from convattn.functional import (
     find_bands,
     pad_keys,
 )
-from convattn.functional.bands import PIECE
+from convattn.functional.bands.find import PIECE
 from convattn.grid import Axis, Geometry
 from convattn.testing.budget import assert_within_budget
 from convattn.testing.convolutions import farthest

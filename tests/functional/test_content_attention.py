@@ -12,7 +12,7 @@ from convattn.layers import Content, RelativeAttention2d
 from convattn.testing.budget import assert_within_budget
 from convattn.testing.dense import as_dtype
 
-MODULE = importlib.import_module("convattn.functional.content_attention")
+MODULE = importlib.import_module("convattn.functional.content.attention")
 
 
 NARROW = Content(key_width=3)

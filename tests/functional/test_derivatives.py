@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from convattn.functional import product_attention
+from convattn.functional import separable_attention
 from convattn.functional.derivatives import backward_to_differentiate, can_be_read, needs_own_operations
-from convattn.functional.filtering import filter_images
+from convattn.functional.fourier.transforms import filter_images
 from convattn.grid import Axis
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # of forward mode
@@ -45,7 +45,7 @@ def holds(compute, inputs):
 @every_group
 def test_products_have_second_derivatives(axes, groups):
     inputs = (*images_and_maps(axes, groups), *attention(axes))
-    assert holds(lambda keys, maps, *weights: product_attention(weights, keys, maps, groups), inputs)
+    assert holds(lambda keys, maps, *weights: separable_attention(weights, keys, maps, groups), inputs)
 
 
 @every_grid
@@ -65,7 +65,7 @@ def test_no_gradient_goes_from_one_input_to_another_that_it_was_made_of():
     (keys, _), weights = images_and_maps(AXES[0], 1), attention(AXES[0])
 
     def compute(keys):
-        return product_attention(weights, keys, keys.mean().expand(2, 4, 4) ** 2)
+        return separable_attention(weights, keys, keys.mean().expand(2, 4, 4) ** 2)
 
     assert torch.autograd.gradgradcheck(compute, (keys,), fast_mode=True)
 
@@ -83,7 +83,7 @@ def test_first_gradients_are_computed_in_place_and_only_further_ones_are_not():
     """The backward pass leaves a graph of the gradient behind only where one was asked for."""
     keys, maps = images_and_maps(AXES[1], 1)
     weights = attention(AXES[1])
-    y = product_attention(weights, keys, maps)
+    y = separable_attention(weights, keys, maps)
     plain = torch.autograd.grad(y.square().sum(), [keys, maps, *weights], retain_graph=True)
     further = torch.autograd.grad(y.square().sum(), [keys, maps, *weights], create_graph=True)
     assert not any(gradient.requires_grad for gradient in plain)

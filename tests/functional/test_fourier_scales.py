@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from convattn.functional import attend, attention_weights, displacement_scores, fourier_attention, fourier_filters
-from convattn.functional import filtering as module
-from convattn.functional.filtering import filter_images
+from convattn.functional.fourier import transforms as module
+from convattn.functional.fourier.transforms import filter_images
 from convattn.grid import Axis
 from convattn.testing.budget import assert_within_budget
 from convattn.testing.convolutions import farthest

@@ -9,10 +9,10 @@ from convattn.functional import (
     attend,
     attention_weights,
     combine_heads,
-    dense_attention,
     displacement_scores,
     fourier_attention,
     fourier_filters,
+    position_weights,
     separable_attention,
 )
 from convattn.grid import Axis
@@ -70,7 +70,8 @@ def inputs(case, dtype):
 
 
 def separable(case, keys, maps, *tables):
-    return separable_attention(tables, case.axes, keys, maps, case.groups)
+    weights = [position_weights(table, (axis,)) for table, axis in zip(tables, case.axes, strict=True)]
+    return separable_attention(weights, keys, maps, case.groups)
 
 
 def full_table(tables):
@@ -81,7 +82,8 @@ def full_table(tables):
 
 
 def dense(case, keys, maps, *tables):
-    return dense_attention(full_table(tables), case.axes, keys, maps, case.groups)
+    y = separable_attention([position_weights(full_table(tables), case.axes)], keys.flatten(2), maps, case.groups)
+    return y.unflatten(-1, [len(axis.queries) for axis in case.axes])
 
 
 def fourier(case, keys, maps, *tables):
@@ -176,14 +178,3 @@ def test_inputs_are_left_alone(path):
     kept = [value.clone() for value in values]
     gradients(path, case, values)
     assert all(torch.equal(value, copy) for value, copy in zip(values, kept, strict=True))
-
-
-def test_dropout_is_drawn_once_for_all_images_and_right_on_average():
-    torch.manual_seed(0)
-    axes, maps = (Axis(range(2), 5),), torch.eye(5)[None]
-    table, keys = torch.zeros(1, len(axes[0].displacements())), torch.eye(5).expand(2, 5, 5)
-    draws = torch.stack([dense_attention(table, axes, keys, maps, dropout=0.25) for _ in range(500)])
-    assert torch.equal(draws[:, 0], draws[:, 1])
-    assert set(draws.unique().tolist()) == {0.0, (torch.tensor(0.2) * torch.tensor(4 / 3)).item()}
-    standard_error = 0.2 * (0.25 / 0.75 / draws[:, 0].numel()) ** 0.5
-    assert abs(draws.mean().item() - 0.2) < 4 * standard_error

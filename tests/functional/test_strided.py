@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convattn.convert import network_to_attention
-from convattn.functional.strided import convolve, convolve_transposed
+from convattn.functional.shift.strided import convolve, convolve_transposed
 from convattn.models import ResNet
 from convattn.testing.budget import assert_within_budget
 
@@ -116,7 +116,7 @@ def test_control_torchs_own_network_meets_the_fault():
 GRADIENT = """
 import sys, torch
 from torch.nn.functional import conv2d, conv_transpose2d
-from convattn.functional.strided import convolve, convolve_transposed
+from convattn.functional.shift.strided import convolve, convolve_transposed
 
 ours, worst = sys.argv[1] == "ours", 0.0
 torch.manual_seed(0)

@@ -12,7 +12,7 @@ from tests.layers.layer_cases import LayerCase, hard
 from tests.testing.faults import eight_bits, halved, last_without_gradient, leaky, of_bfloat16
 from torch.nn import functional as F
 
-from convattn.functional.filtering import quick_length
+from convattn.functional.fourier.transforms import quick_length
 from convattn.layers import Content
 
 REFERENCE, SEPARABLE = (LayerCase("quadratic", options={"impl": impl}) for impl in ("reference", "separable"))
@@ -98,38 +98,42 @@ def one_head_per_pixel(right):
 VALUES = [
     Fault("reference", "the softmax leaks", REFERENCE, "layers.weights:attention_weights", of_result(leaky)),
     Fault("reference", "W_h in half precision", REFERENCE, "layers.relative:attend", of_argument(2, halved)),
+    Fault("separable", "the softmax of each axis leaks", SEPARABLE, "layers.choice:position_weights", of_result(leaky)),
     Fault(
-        "separable", "the softmax of each axis leaks", SEPARABLE, "layers.execution:position_weights", of_result(leaky)
+        "separable", "W_h in half precision", SEPARABLE, "functional.separable.product:add_head", of_argument(2, halved)
     ),
-    Fault("separable", "W_h in half precision", SEPARABLE, "functional.product:add_head", of_argument(2, halved)),
     Fault(
         "separable",
         "W_h in eight bits, where products are those of torch",
         SEPARABLE,
-        "functional.product:combine_heads",
+        "functional.separable.product:combine_heads",
         of_argument(1, eight_bits),
         dtype=torch.bfloat16,
     ),
-    Fault("dense", "weights in half precision", DENSE, "layers.execution:position_weights", of_result(halved)),
-    Fault("dense", "a wrong border row", DENSE, "functional.product:_Product.forward", of_result(border_row_off)),
+    Fault("dense", "weights in half precision", DENSE, "layers.choice:position_weights", of_result(halved)),
+    Fault(
+        "dense", "a wrong border row", DENSE, "functional.separable.product:_Product.forward", of_result(border_row_off)
+    ),
     Fault(
         "fourier",
         "transforms so short that they wrap around",
         FOURIER,
-        "functional.fourier:_lengths",
+        "functional.fourier.attention:_lengths",
         lambda _: lambda axes, _: [quick_length(axis.keys) for axis in axes],
     ),
-    Fault("fourier", "kernels in half precision", FOURIER, "functional.fourier:_place", of_result(halved)),
+    Fault("fourier", "kernels in half precision", FOURIER, "functional.fourier.attention:_place", of_result(halved)),
     Fault(
-        "shift", "zeros beyond the border", SHIFT, "functional.shift_convolution:functional", zeros_beyond_the_border
+        "shift", "zeros beyond the border", SHIFT, "functional.shift.convolution:functional", zeros_beyond_the_border
     ),
-    Fault("shift", "one head per pixel", TOGETHER, "functional.shift_convolution:_joined", one_head_per_pixel),
-    Fault("content", "the softmax leaks", CONTENT, "functional.content_attention:attention_weights", of_result(leaky)),
+    Fault("shift", "one head per pixel", TOGETHER, "functional.shift.convolution:_joined", one_head_per_pixel),
+    Fault("content", "the softmax leaks", CONTENT, "functional.content.attention:attention_weights", of_result(leaky)),
     Fault(
-        "content", "position in half precision", CONTENT, "functional.content_attention:_Work._along", of_result(halved)
+        "content", "position in half precision", CONTENT, "functional.content.attention:_Work._along", of_result(halved)
     ),
-    Fault("values", "W_out in half precision", NARROW, "functional.narrow:combine_heads", of_argument(1, halved)),
-    Fault("values", "the softmax leaks", NARROW, "layers.execution:position_weights", of_result(leaky)),
+    Fault(
+        "values", "W_out in half precision", NARROW, "functional.separable.narrow:combine_heads", of_argument(1, halved)
+    ),
+    Fault("values", "the softmax leaks", NARROW, "layers.choice:position_weights", of_result(leaky)),
 ]
 """Faults that values show."""
 
@@ -171,7 +175,7 @@ GRADIENTS = [
         "separable",
         "rows' weights without the last query",
         SEPARABLE,
-        "functional.product:_Product.backward",
+        "functional.separable.product:_Product.backward",
         of_output(3, not_from_the_last_query),
         "encoding.centres",
     ),
@@ -179,16 +183,23 @@ GRADIENTS = [
         "separable",
         "columns' weights without the last query",
         SEPARABLE,
-        "functional.product:_Product.backward",
+        "functional.separable.product:_Product.backward",
         of_output(4, not_from_the_last_query),
         "encoding.centres",
     ),
-    Fault("dense", "W_h in half precision", DENSE, "functional.product:head_backward", of_argument(1, halved), "x"),
+    Fault(
+        "dense",
+        "W_h in half precision",
+        DENSE,
+        "functional.separable.product:head_backward",
+        of_argument(1, halved),
+        "x",
+    ),
     Fault(
         "fourier",
         "the normaliser taken for a constant",
         FOURIER,
-        "functional.filtering:_Filter.backward",
+        "functional.fourier.transforms:_Filter.backward",
         of_output(3, torch.zeros_like),
         "encoding.centres",
     ),
@@ -196,7 +207,7 @@ GRADIENTS = [
         "fourier",
         "kernels' gradient in half precision",
         FOURIER,
-        "functional.filtering:_Filter.backward",
+        "functional.fourier.transforms:_Filter.backward",
         of_output(2, halved),
         "encoding.centres",
     ),
@@ -204,7 +215,7 @@ GRADIENTS = [
         "shift",
         "hard heads that move",
         SHIFT,
-        "layers.execution:_NoGradient.backward",
+        "functional.paths:_NoGradient.backward",
         of_output(1, lambda gradient: gradient + 1e-30),
         "encoding.centres",
     ),
@@ -212,7 +223,7 @@ GRADIENTS = [
         "shift",
         "one head without gradient",
         SHIFT,
-        "functional.shift_convolution:_joined",
+        "functional.shift.convolution:_joined",
         of_argument(0, last_without_gradient),
         "values",
     ),
@@ -220,7 +231,7 @@ GRADIENTS = [
         "content",
         "queries in half precision when computed again",
         CONTENT,
-        "functional.content_attention:checkpoint",
+        "functional.content.attention:checkpoint",
         from_other_queries_again,
         "x",
     ),
@@ -228,7 +239,7 @@ GRADIENTS = [
         "values",
         "one head without gradient",
         NARROW,
-        "functional.narrow:combine_heads",
+        "functional.separable.narrow:combine_heads",
         of_argument(1, last_without_gradient),
         "values.output",
     ),
@@ -244,19 +255,19 @@ AUTOCAST = [
     Fault(path, "scores in bfloat16", between(**options), place, wrong)
     for path, options, place, wrong in [
         ("reference", {"impl": "reference"}, "layers.weights:attention_weights", of_argument(0, of_bfloat16)),
-        ("separable", {"impl": "separable"}, "layers.execution:position_weights", of_argument(0, of_bfloat16)),
-        ("dense", {"impl": "dense"}, "layers.execution:position_weights", of_argument(0, of_bfloat16)),
-        ("fourier", {"impl": "fourier"}, "layers.execution:_table", of_result(of_bfloat16)),
+        ("separable", {"impl": "separable"}, "layers.choice:position_weights", of_argument(0, of_bfloat16)),
+        ("dense", {"impl": "dense"}, "layers.choice:position_weights", of_argument(0, of_bfloat16)),
+        ("fourier", {"impl": "fourier"}, "layers.choice:_table", of_result(of_bfloat16)),
         (
             "content",
             {"content": Content(key_width=3)},
-            "functional.content_attention:attention_weights",
+            "functional.content.attention:attention_weights",
             of_argument(0, of_bfloat16),
         ),
         (
             "values",
             {"impl": "separable", "head_width": 2},
-            "layers.execution:position_weights",
+            "layers.choice:position_weights",
             of_argument(0, of_bfloat16),
         ),
     ]

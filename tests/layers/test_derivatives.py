@@ -18,8 +18,9 @@ from tests.layers.layer_cases import ADDITIVE, HARD, LayerCase
 
 from convattn.encodings import ENCODINGS
 from convattn.errors import ArgumentError, DeviceError
-from convattn.functional import derivatives, product
+from convattn.functional import derivatives
 from convattn.functional.rounding import rounded_differently
+from convattn.functional.separable import product
 from convattn.layers import (
     Content,
     GatedRelativeAttention2d,

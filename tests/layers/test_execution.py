@@ -12,7 +12,7 @@ from torch import nn
 from convattn.convert import conv_to_attention
 from convattn.encodings import Quadratic, Shift
 from convattn.errors import ArgumentError, ShapeError
-from convattn.functional import fourier
+from convattn.functional.fourier import attention as fourier
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.records import Plan
 from convattn.testing.budget import assert_within_budget

@@ -10,7 +10,7 @@ from tests.encodings.formula_cases import FORMULAS
 from tests.layers.layer_cases import LayerCase
 
 from convattn.errors import ArgumentError, DeviceError
-from convattn.functional import flex
+from convattn.functional.content import flex
 from convattn.layers import (
     Content,
     GatedRelativeAttention2d,

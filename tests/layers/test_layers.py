@@ -2,8 +2,9 @@ import pytest
 import torch
 from tests.layers.layer_cases import HARD, LAYERS, VALUES_FIRST, CaseContract, LayerCase
 
-from convattn.functional import mixing, product
-from convattn.functional.plan import SLOWNESS
+from convattn.functional.cost import SLOWNESS
+from convattn.functional.separable import product
+from convattn.functional.separable import tiles as cutting
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 
 
@@ -81,14 +82,14 @@ class TestLargeImages(CaseContract):
 
 def make_pieces_small(monkeypatch):
     monkeypatch.setattr(product, "_CACHE", PIECE)
-    monkeypatch.setattr(mixing, "_SHORT", 2)
-    monkeypatch.setattr(mixing, "_WORTHWHILE", 1)
+    monkeypatch.setattr(cutting, "_SHORT", 2)
+    monkeypatch.setattr(cutting, "WORTHWHILE", 1)
 
 
 @pytest.mark.parametrize("case", PIECEWISE, ids=str)
 def test_keys_are_left_out(case, monkeypatch):
     """Otherwise the class above would show nothing."""
-    left_out, right = [], mixing.axis_tiles
+    left_out, right = [], cutting.axis_tiles
 
     def watched(weights, *args, **options):
         tiles = right(weights, *args, **options)
@@ -96,8 +97,8 @@ def test_keys_are_left_out(case, monkeypatch):
         return tiles
 
     monkeypatch.setattr(product, "_CACHE", PIECE)
-    monkeypatch.setattr(mixing, "_SHORT", 2)
-    monkeypatch.setattr(mixing, "axis_tiles", watched)
+    monkeypatch.setattr(cutting, "_SHORT", 2)
+    monkeypatch.setattr(cutting, "axis_tiles", watched)
     contract = CaseContract()
     contract.case = case
     contract.made()(contract.images())
@@ -108,16 +109,16 @@ def test_the_pieces_are_pieces(monkeypatch):
     """Negative control of the class above: what it makes small is cut, and what is left out matters."""
     weights = torch.softmax(-((torch.arange(7.0) - torch.arange(7.0)[:, None]) ** 2) * 9, dim=-1)[None]
     make_pieces_small(monkeypatch)
-    tiles = mixing.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7)
+    tiles = cutting.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7)
     assert [tile.queries for tile in tiles] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
     assert all(keys.stop - keys.start < 6 for tile in tiles for keys in tile.keys)
-    pieces = product._Pieces(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])
+    pieces = product._Cut(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])
     assert len(list(pieces.over(2))) > 2
     contract = TestLargeImages()
     contract.case = PIECEWISE[1]
-    right = mixing.axis_tiles
+    right = cutting.axis_tiles
     monkeypatch.setattr(
-        mixing, "axis_tiles", lambda weights, _, *rest, **options: right(weights, 1e-3, *rest, **options)
+        cutting, "axis_tiles", lambda weights, _, *rest, **options: right(weights, 1e-3, *rest, **options)
     )
     with pytest.raises(AssertionError, match="result: error"):
         contract.test_output_is_attention_by_definition(torch.float32)

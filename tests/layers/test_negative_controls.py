@@ -5,7 +5,7 @@ import torch
 from tests.layers.fault_cases import AUTOCAST, GRADIENTS, VALUES
 from tests.layers.layer_cases import CaseContract
 
-from convattn.functional.plan import SLOWNESS
+from convattn.functional.cost import SLOWNESS
 
 
 def contract_on(fault, monkeypatch):

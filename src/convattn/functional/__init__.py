@@ -1,42 +1,59 @@
 """Attention on grids as pure functions: the readable reference, and the faster paths that are held against it."""
 
-from convattn.functional.band_attention import band_attention
-from convattn.functional.bands import Bands, find_bands
-from convattn.functional.content import content_scores, gated_weights, position_share
-from convattn.functional.content_attention import content_attention
-from convattn.functional.dense import dense_attention
-from convattn.functional.flex import flex_attention
-from convattn.functional.folding import ContentMaps, PositionTables
+from convattn.functional.bands import Bands, band_attention, find_bands
+from convattn.functional.content import (
+    ContentMaps,
+    PositionTables,
+    content_attention,
+    content_scores,
+    flex_attention,
+    gated_weights,
+    position_share,
+)
+from convattn.functional.cost import Cost, Work
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
-from convattn.functional.grid_attention import GridAttention, GridSizes, grid_attention
-from convattn.functional.head_grid import HeadGrid, find_head_grid
-from convattn.functional.keys import pad_keys, query_pixels
-from convattn.functional.narrow import values_first_attention
-from convattn.functional.plan import Cost, Work
-from convattn.functional.product import product_attention
-from convattn.functional.reference import attend, attention_weights, displacement_scores, position_weights
-from convattn.functional.separable import separable_attention
-from convattn.functional.shift import Shifts, find_shifts, shift_attention
-from convattn.functional.shift_convolution import (
+from convattn.functional.paths import BandPath, FourierPath, Path, SharedPath, ShiftPath, WeightsPath
+from convattn.functional.reference import (
+    HeadMaps,
+    attend,
+    attention_weights,
+    combine_heads,
+    displacement_scores,
+    pad_keys,
+    position_weights,
+    query_pixels,
+)
+from convattn.functional.separable import separable_attention, values_first_attention
+from convattn.functional.shared import GridAttention, GridSizes, HeadGrid, find_head_grid, grid_attention
+from convattn.functional.shift import (
     ShiftConvolution,
+    Shifts,
     WindowConvolution,
+    find_shifts,
+    shift_attention,
     shift_convolution,
+    take_every,
     window_convolution,
 )
-from convattn.functional.strided import take_every
-from convattn.functional.values import combine_heads
 
 __all__ = [
+    "BandPath",
     "Bands",
     "ContentMaps",
     "Cost",
     "Filters",
+    "FourierPath",
     "GridAttention",
     "GridSizes",
     "HeadGrid",
+    "HeadMaps",
+    "Path",
     "PositionTables",
+    "SharedPath",
     "ShiftConvolution",
+    "ShiftPath",
     "Shifts",
+    "WeightsPath",
     "WindowConvolution",
     "Work",
     "attend",
@@ -45,7 +62,6 @@ __all__ = [
     "combine_heads",
     "content_attention",
     "content_scores",
-    "dense_attention",
     "displacement_scores",
     "find_bands",
     "find_head_grid",
@@ -58,7 +74,6 @@ __all__ = [
     "pad_keys",
     "position_share",
     "position_weights",
-    "product_attention",
     "query_pixels",
     "separable_attention",
     "shift_attention",

@@ -1,20 +1,115 @@
-"""Softmax attention over explicit scores: the definition that every other path is held against.
+"""The definition of attention that every other path is held against: key images, scores, softmax, means, heads.
 
 Written to be read, with all N × N weights in memory. Notation and signs follow `docs/theory.md`.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.values import combine_heads
-from convattn.grid import Axis
+from convattn.errors import ShapeError
+from convattn.grid import Axis, Geometry
 
-__all__ = ["attend", "attention_weights", "displacement_scores", "position_weights"]
+__all__ = [
+    "HeadMaps",
+    "attend",
+    "attention_weights",
+    "combine_heads",
+    "displacement_scores",
+    "pad_keys",
+    "position_weights",
+    "query_pixels",
+    "spread",
+]
+
+_TORCH_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
+
+
+def pad_keys(
+    x: Shaped[Tensor, "batch channels *spatial"], geometry: Geometry
+) -> Shaped[Tensor, "batch channels *keys"]:
+    """Dilates and pads images; the pixels of the result are the keys.
+
+    Input pixels are first spread out by the input dilation, with zeros between them, then the image is padded.
+    Padded pixels are keys like the others: where they are zero they still receive attention. Where the padding is
+    negative the padded image is cropped.
+
+    Args:
+        x: Images.
+        geometry: Padding and input dilation, one entry per spatial axis.
+
+    Returns:
+        The key images; `x` itself where there is nothing to do.
+
+    Raises:
+        ShapeError: Reflect padding as large as the image, or circular padding larger than it.
+
+    Example:
+        >>> import torch
+        >>> geometry = Geometry.parse(1, padding=[(2, 0)], padding_mode="replicate")
+        >>> pad_keys(torch.tensor([[[3.0, 4.0]]]), geometry).tolist()
+        [[[3.0, 3.0, 3.0, 4.0]]]
+    """
+    if geometry.keeps_grid:
+        return x
+    x = spread(x, geometry.input_dilation)
+    if all(pair == (0, 0) for pair in geometry.padding):
+        return x
+    slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
+    for axis, (size, pair) in enumerate(zip(x.shape[2:], geometry.padding, strict=True)):
+        if slack is not None and max(pair) > size - slack:
+            raise ShapeError(
+                f"x must have at least {max(pair) + slack} pixels along axis {axis} for {geometry.padding_mode} padding"
+                f" of {max(pair)}, but has {size}"
+            )
+    flat = tuple(max(pixels, 0) for pair in reversed(geometry.padding) for pixels in pair)
+    padded = functional.pad(x, flat, mode=_TORCH_MODES[geometry.padding_mode])
+    for dim, (before, after) in enumerate(geometry.padding, start=2):
+        padded = padded[(slice(None),) * dim + (slice(max(-before, 0), padded.shape[dim] + min(after, 0)),)]
+    return padded
+
+
+def query_pixels(
+    keys: Shaped[Tensor, "batch channels *keys"], axes: Sequence[Axis]
+) -> Shaped[Tensor, "batch channels *queries"]:
+    """Takes the pixels of the key image that the queries stand on.
+
+    Args:
+        keys: Key images.
+        axes: Queries and keys along each axis.
+
+    Returns:
+        The key image at the queries' positions.
+    """
+    for dim, axis in enumerate(axes, start=2):
+        if axis.queries != range(axis.keys):
+            keys = keys[(slice(None),) * dim + (slice(axis.queries.start, axis.queries.stop, axis.queries.step),)]
+    return keys
+
+
+def spread(
+    x: Shaped[Tensor, "batch channels *spatial"], steps: Sequence[int]
+) -> Shaped[Tensor, "batch channels *spread"]:
+    """Puts zeros between neighbouring pixels.
+
+    Args:
+        x: Images.
+        steps: n of each axis, along which n − 1 zeros come between two pixels.
+
+    Returns:
+        The wider images; `x` itself where every n is 1.
+    """
+    if set(steps) == {1}:
+        return x
+    sizes = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], steps, strict=True)]
+    wide = x.new_zeros(*x.shape[:2], *sizes)
+    wide[(slice(None), slice(None), *(slice(None, None, step) for step in steps))] = x
+    return wide
 
 
 def displacement_scores(
@@ -101,3 +196,53 @@ def attend(
     pixels = rearrange(keys, "images channels ... -> images channels (...)")
     mixed = einsum(weights, pixels, f"{pattern}, images channels keys -> images heads channels queries")
     return combine_heads(mixed, maps, groups)
+
+
+class HeadMaps(NamedTuple):
+    """The heads' matrices, W_h, whole or as the product of two narrow ones.
+
+    Attributes:
+        value: W_val, (heads, inner, channels // groups), or W_h itself.
+        output: W_out, (heads, outputs, inner // groups); None where `value` is W_h.
+        groups: Number of blocks of each W_h.
+    """
+
+    value: Float[Tensor, "heads inner channels_per_group"]
+    output: Float[Tensor, "heads outputs inner_per_group"] | None
+    groups: int
+
+    def whole(self) -> Float[Tensor, "heads outputs channels_per_group"]:
+        """Returns W_h = W_out^(h) W_val^(h), group by group."""
+        if self.output is None:
+            return self.value
+        product = einsum(
+            rearrange(self.output, "heads (groups outputs) width -> heads groups outputs width", groups=self.groups),
+            rearrange(self.value, "heads (groups width) channels -> heads groups width channels", groups=self.groups),
+            "heads groups outputs width, heads groups width channels -> heads groups outputs channels",
+        )
+        return rearrange(product, "heads groups outputs channels -> heads (groups outputs) channels")
+
+
+def combine_heads(
+    mixed: Float[Tensor, "batch heads channels *queries"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    groups: int = 1,
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Applies each head's matrix and sums over heads: y[q] = Σ_h W_h · mixed_h[q].
+
+    Args:
+        mixed: Per head, the attention-weighted mean of the input channels at each query.
+        maps: W_h; with groups its block-diagonal, as in `torch.nn.Conv2d`.
+        groups: Number of blocks, dividing channels and outputs.
+
+    Returns:
+        The output channels at each query.
+    """
+    blocks = rearrange(maps, "heads (groups outputs) channels -> heads groups outputs channels", groups=groups)
+    split = rearrange(mixed, "batch heads (groups channels) ... -> batch heads groups channels (...)", groups=groups)
+    combined = einsum(
+        split,
+        blocks,
+        "batch heads groups channels queries, heads groups outputs channels -> batch groups outputs queries",
+    )
+    return combined.reshape(mixed.shape[0], maps.shape[1], *mixed.shape[3:])

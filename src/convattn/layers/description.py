@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from convattn.functional import Bands, Cost, Filters, Shifts
+from convattn.functional import Cost, Work
 from convattn.layers.arguments import image_shape, require_images
-from convattn.layers.call import Call, call_of
-from convattn.layers.execution import Prepared, prepare
+from convattn.layers.choice import path_of, work_of
 from convattn.records import Plan
 
 if TYPE_CHECKING:
@@ -40,51 +39,41 @@ def describe_layer(
     x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
     require_images(x, layer.in_channels, layer.dims, weight.dtype)
     axes = layer.geometry.axes(x.shape[2:])
-    call = call_of(layer, x.shape, x.dtype, torch.device(device or weight.device), axes)
-    if layer.content is None or not layer.needs_content():
-        return _describe(call, None if layer.impl == "reference" else prepare(call))
+    on = torch.device(device or weight.device)
+    if layer.content is not None and layer.needs_content():
+        return _describe_content(layer, work_of(layer, layer.values.factors(), x.shape, x.dtype, on, axes), sizes)
+    if layer.impl == "reference":
+        work = work_of(layer, layer.values.factors(), x.shape, x.dtype, on, axes)
+        return _plan(work, sizes, "reference", "weights", "demanded", work.reference(), bound=0.0)
+    path, maps = path_of(layer, x.shape, x.dtype, on, axes)
+    whole = maps.whole().detach()
+    largest = 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
+    bound = 2 * path.leak * largest
+    return _plan(path.work, sizes, path.name, path.order, path.reason, path.cost(), bound=bound)
+
+
+def _describe_content(layer: "RelativeAttention", work: Work, shape: tuple[int, ...]) -> Plan:
+    """States how a call with content is computed."""
+    content = layer.content
+    assert content is not None
     path, reason = (layer.impl, "demanded") if layer.impl != "auto" else ("content", "the scores depend on the input")
-    width = layer.content.query.out_features // layer.num_heads
-    return _describe_content(call, path, reason, width, features=layer.content.uses_position)
-
-
-def _describe(call: Call, prepared: Prepared | None) -> Plan:
-    """States how a call without content is computed; `prepared` is None for the reference path."""
-    work = call.work
-    if prepared is None:
-        return _plan(call, "reference", "weights", "demanded", work.reference(), bound=0.0)
-    if isinstance(prepared.made, Shifts):
-        cost = work.shift(math.prod(prepared.made.window[1]))
-    elif isinstance(prepared.made, Bands):
-        cost = work.bands(prepared.made, call.axes[0].queries.step)
-    elif isinstance(prepared.made, Filters):
-        cost = work.fourier()
-    else:
-        by_axis = prepared.path == "separable"
-        cost = (work.values_first if prepared.order == "values" else work.weights_first)(by_axis=by_axis)
-    maps = call.maps().detach()
-    largest = 0.0 if maps.is_meta else maps.double().abs().sum((0, 2)).max().item()
-    return _plan(call, prepared.path, prepared.order, prepared.reason, cost, bound=2 * prepared.leak * largest)
-
-
-def _describe_content(call: Call, path: str, reason: str, key_width: int, *, features: bool) -> Plan:
-    """States how a call with content is computed, with queries and keys of a width and perhaps features r_δ."""
-    along = [axis.highest - axis.lowest + 1 for axis in call.axes]
-    displacements = (sum(along) if call.encoding.axis_additive else math.prod(along)) if features else 0
+    key_width = content.query.out_features // layer.num_heads
+    along = [axis.highest - axis.lowest + 1 for axis in work.axes]
+    features = content.uses_position
+    displacements = (sum(along) if layer.encoding.axis_additive else math.prod(along)) if features else 0
     if path == "reference":
-        cost = call.work.explicit_content(key_width, features=features)
+        cost = work.explicit_content(key_width, features=features)
     elif path == "flex":
-        fused = call.device.type == "cuda"
-        cost = call.work.flex(key_width, displacements, fused=fused)
+        fused = work.device.type == "cuda"
+        cost = work.flex(key_width, displacements, fused=fused)
         reason += (
             ", in one kernel" if fused else ", without gradients and with all weights in memory: the device is not CUDA"
         )
     else:
-        cost = call.work.content(key_width, displacements)
-    return _plan(call, path, "weights", reason, cost, bound=0.0)
+        cost = work.content(key_width, displacements)
+    return _plan(work, shape, path, "weights", reason, cost, bound=0.0)
 
 
-def _plan(call: Call, path: str, order: str, reason: str, cost: Cost, *, bound: float) -> Plan:
-    shape = (call.work.batch, call.work.channels, *call.spatial)
-    dtype = str(call.dtype).removeprefix("torch.")
-    return Plan(path, order, reason, cost.flops, cost.bytes, bound, shape, dtype, str(call.device))
+def _plan(work: Work, shape: tuple[int, ...], path: str, order: str, reason: str, cost: Cost, *, bound: float) -> Plan:
+    dtype = str(work.dtype).removeprefix("torch.")
+    return Plan(path, order, reason, cost.flops, cost.bytes, bound, shape, dtype, str(work.device))

@@ -9,11 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, ShapeError, must_be
-from convattn.functional import GridAttention, Shifts
+from convattn.functional import HeadMaps, Path
 from convattn.grid import Geometry
 from convattn.layers.arguments import require_images
-from convattn.layers.call import Call, call_of
-from convattn.layers.execution import Prepared, compute, prepare
+from convattn.layers.choice import path_of
 from convattn.layers.kernel import HasKernel
 from convattn.layers.relative import RelativeAttention
 
@@ -21,16 +20,17 @@ __all__ = ["FrozenAttention"]
 
 
 class _Ready(NamedTuple):
-    """A call and what was prepared for it."""
+    """A path with its numbers."""
 
-    call: Call
-    prepared: Prepared
+    path: Path
+    maps: HeadMaps
+    bias: Tensor | None
 
     @property
     def nbytes(self) -> int:
         """Bytes of numbers and of what was made."""
-        numbers = (self.call.value, self.call.output, self.call.bias)
-        return self.prepared.nbytes + sum(number.nbytes for number in numbers if number is not None)
+        numbers = (self.maps.value, self.maps.output, self.bias)
+        return self.path.nbytes + sum(number.nbytes for number in numbers if number is not None)
 
 
 @final
@@ -98,14 +98,16 @@ class FrozenAttention(HasKernel):
             ArgumentError: The dtype of x is not that of the weights.
         """
         ready = self._ready.get(tuple(x.shape[2:]))
-        require_images(x, self.in_channels, len(self.geometry.kernel_size), next(iter(self._ready.values())).call.dtype)
+        require_images(
+            x, self.in_channels, len(self.geometry.kernel_size), next(iter(self._ready.values())).path.work.dtype
+        )
         if ready is None:
             made = " or ".join(" x ".join(map(str, size)) for size in self._ready)
             raise ShapeError(
                 f"x must be of a size for which this layer was frozen, {made}, but is"
                 f" {' x '.join(map(str, x.shape[2:]))}: freeze the layer again with such images"
             )
-        return compute(ready.call, ready.prepared, x)
+        return ready.path.attend(x, ready.maps, ready.bias)
 
     def train(self, mode: bool = True) -> "FrozenAttention":
         """Stays in evaluation.
@@ -125,11 +127,11 @@ class FrozenAttention(HasKernel):
 
     def extra_repr(self) -> str:
         """Returns sizes and paths, for printing."""
-        paths = {" x ".join(map(str, size)): ready.prepared.path for size, ready in self._ready.items()}
+        paths = {" x ".join(map(str, size)): ready.path.name for size, ready in self._ready.items()}
         return f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, paths={paths}"
 
     def _maps(self) -> Tensor:
-        return next(iter(self._ready.values())).call.maps()
+        return next(iter(self._ready.values())).maps.whole()
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:  # noqa: ARG002 - as nn.Module has it
         raise ArgumentError("a frozen layer cannot be moved or cast: do so with the network, then freeze it again")
@@ -139,19 +141,7 @@ def _make_ready(layer: RelativeAttention, size: tuple[int, ...]) -> _Ready:
     """Prepares a layer, in evaluation, for images of one size; all tensors are copies."""
     weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
     still = copy.deepcopy(layer).eval()
-    call = call_of(still, shape, weight.dtype, weight.device, layer.geometry.axes(size))
-    prepared = prepare(call)
-    value, output, bias = (None if t is None else t.detach().clone() for t in (call.value, call.output, call.bias))
+    path, maps = path_of(still, shape, weight.dtype, weight.device, layer.geometry.axes(size))
+    value, output, bias = (None if t is None else t.detach().clone() for t in (maps.value, maps.output, still.bias))
     assert value is not None
-    if output is None:
-        value = _laid_out(value, prepared)
-    return _Ready(call.with_numbers(value, output, bias), prepared)
-
-
-def _laid_out(maps: Tensor, prepared: Prepared) -> Tensor:
-    """Orders matrices in memory so that the path need not copy them."""
-    if isinstance(prepared.made, Shifts):
-        return maps.movedim(0, -1).contiguous().movedim(-1, 0)
-    if isinstance(prepared.made, GridAttention):
-        return maps.movedim(0, 1).contiguous().movedim(1, 0)
-    return maps
+    return _Ready(path, HeadMaps(path.laid_out(value) if output is None else value, output, maps.groups), bias)

@@ -13,10 +13,9 @@ from convattn.errors import ArgumentError, must_be
 from convattn.functional import attend, pad_keys, window_convolution
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists
 from convattn.layers.arguments import fitting_encoding, fitting_path, is_window, require_images, require_sizes
-from convattn.layers.call import call_of
+from convattn.layers.choice import path_of
 from convattn.layers.content import Content, ContentScores
 from convattn.layers.description import describe_layer
-from convattn.layers.execution import compute, prepare
 from convattn.layers.gate import GateKind, looks_at_content, share_of_position
 from convattn.layers.kernel import HasKernel
 from convattn.layers.options import layer_options, printed_options
@@ -163,8 +162,8 @@ class RelativeAttention(HasKernel, ABC):
         self._require_images(x)
         axes = self.geometry.axes(x.shape[2:])
         if not content and self.impl != "reference":
-            call = call_of(self, x.shape, x.dtype, x.device, axes)
-            return compute(call, prepare(call), x)
+            path, maps = path_of(self, x.shape, x.dtype, x.device, axes)
+            return path.attend(x, maps, self.bias)
         keys = pad_keys(x, self.geometry)
         explicit = self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex")
         y = self._reference(keys, axes, content=content) if explicit else self._content(keys, axes)

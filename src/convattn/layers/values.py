@@ -4,39 +4,14 @@ import math
 from typing import final
 
 import torch
-from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, must_be
+from convattn.functional import HeadMaps
 from convattn.grid import whole_number
 
-__all__ = ["FactoredValues", "MergedValues", "make_values", "whole_maps"]
-
-
-def whole_maps(
-    value: Float[Tensor, "heads inner channels_per_group"],
-    output: Float[Tensor, "heads outputs inner_per_group"] | None,
-    groups: int,
-) -> Float[Tensor, "heads outputs channels_per_group"]:
-    """Multiplies the two factors of each head's matrix, W_h = W_out^(h) W_val^(h), group by group.
-
-    Args:
-        value: W_val, or W_h itself.
-        output: W_out; None where `value` is W_h.
-        groups: Number of blocks of each matrix.
-
-    Returns:
-        W_h.
-    """
-    if output is None:
-        return value
-    product = einsum(
-        rearrange(output, "heads (groups outputs) width -> heads groups outputs width", groups=groups),
-        rearrange(value, "heads (groups width) channels -> heads groups width channels", groups=groups),
-        "heads groups outputs width, heads groups width channels -> heads groups outputs channels",
-    )
-    return rearrange(product, "heads groups outputs channels -> heads (groups outputs) channels")
+__all__ = ["FactoredValues", "MergedValues", "make_values"]
 
 
 @final
@@ -86,9 +61,9 @@ class MergedValues(nn.Module):
         """Returns W_h."""
         return self() if self.kernel_size is None else self().flatten(2).movedim(-1, 0)
 
-    def factors(self) -> tuple[Float[Tensor, "heads outputs channels_per_group"], None]:
+    def factors(self) -> HeadMaps:
         """Returns W_h, and that no second matrix follows."""
-        return self.maps(), None
+        return HeadMaps(self.maps(), None, self.groups)
 
     def held(self, maps: Float[Tensor, "heads outputs channels_per_group"]) -> Float[Tensor, "..."]:
         """Returns matrices in the form of `weight`.
@@ -137,14 +112,12 @@ class FactoredValues(nn.Module):
 
     def maps(self) -> Float[Tensor, "heads outputs channels_per_group"]:
         """Returns W_h = W_out^(h) W_val^(h), group by group."""
-        value, output = self()
-        return whole_maps(value, output, self.groups)
+        return self.factors().whole()
 
-    def factors(
-        self,
-    ) -> tuple[Float[Tensor, "heads inner channels_per_group"], Float[Tensor, "heads outputs width"]]:
+    def factors(self) -> HeadMaps:
         """Returns W_val and W_out."""
-        return self()
+        value, output = self()
+        return HeadMaps(value, output, self.groups)
 
 
 def make_values(

@@ -14,7 +14,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
-from convattn.functional.values import combine_heads
+from convattn.functional.reference import combine_heads
 from convattn.grid import Axis
 
 __all__ = ["filter_images", "quick_length"]

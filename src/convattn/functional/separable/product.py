@@ -1,9 +1,4 @@
-"""Attention whose weights are a product over axes, computed without keeping anything of size heads × N.
-
-Head by head, over images and tiles of queries that fit the cache, the mixed pixels are made, used and thrown away, and
-made again where the gradient needs them. One axis that holds all pixels is the general case, of weights that are not a
-product.
-"""
+"""The products of `separable_attention`, head by head, with a gradient that keeps nothing of size heads × N."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -15,17 +10,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
-from convattn.functional.mixing import Tile, Workspace, mix, mix_backward, tiles_of_all_axes
-from convattn.functional.values import add_head, combine_heads, head_backward, head_weight_backward
+from convattn.functional.reference import combine_heads
+from convattn.functional.separable.heads import add_head, head_backward, head_weight_backward
+from convattn.functional.separable.tiles import Tile, Workspace, mix, mix_backward, tiles_of_all_axes
 
-__all__ = ["product_attention"]
+__all__ = ["separable_attention"]
 
 _AXES = "depth rows cols"
 _CACHE = 1 << 21
 """Bytes of mixed pixels worked on at a time on a CPU, about the second-level caches of a few cores."""
 
 
-def product_attention(
+def separable_attention(
     weights: Sequence[Float[Tensor, "heads _ _"]],
     keys: Float[Tensor, "batch channels *spatial"],
     maps: Float[Tensor, "heads outputs channels_per_group"],
@@ -43,6 +39,7 @@ def product_attention(
         Output channels at each query, in the dtype of `keys`. Derivatives above the first, and those of torch's
         function transforms, take the memory of all mixed pixels.
     """
+    weights = [weight.to(keys.dtype) for weight in weights]
     narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
     in_graph = torch.compiler.is_compiling() or torch.is_autocast_enabled(keys.device.type)
     if narrow or in_graph or needs_own_operations(keys, maps, *weights):
@@ -69,7 +66,7 @@ def _pixels_as_products(groups: int, pixels: Tensor, maps: Tensor, *weights: Ten
     return rearrange(y, "batch outputs ... -> batch ... outputs")
 
 
-class _Pieces:
+class _Cut:
     """How one call is cut up: images and tiles of queries."""
 
     def __init__(self, pixels: Tensor, weights: Sequence[Tensor]) -> None:
@@ -97,7 +94,7 @@ class _Product(torch.autograd.Function):
         ctx.groups = groups
         workspace = Workspace(pixels)
         y = pixels.new_zeros(pixels.shape[0], *(weight.shape[1] for weight in weights), maps.shape[1])
-        for images, tile in _Pieces(pixels, weights).over(len(pixels)):
+        for images, tile in _Cut(pixels, weights).over(len(pixels)):
             part = y[_queries(images, tile)]
             total = part if part.is_contiguous() else workspace.get("total", *part.shape).zero_()
             for head, weight in enumerate(maps):
@@ -119,7 +116,7 @@ class _Product(torch.autograd.Function):
         dx = torch.zeros_like(pixels) if needs[0] else None
         dmaps = torch.zeros_like(maps) if needs[1] else None
         dweights = [torch.zeros_like(w) if need else None for w, need in zip(weights, needs[3:], strict=True)]
-        for images, tile in _Pieces(pixels, weights).over(len(pixels)):
+        for images, tile in _Cut(pixels, weights).over(len(pixels)):
             dy = gradient[_queries(images, tile)].flatten(0, -2).contiguous()
             for head, weight in enumerate(maps):
                 stages = mix(weights, tile, head, pixels[images], workspace)

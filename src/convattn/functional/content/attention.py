@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from convattn.functional.content import gated_weights
+from convattn.functional.content.folding import ContentMaps, PositionTables, fold, pixels_last, score_products
+from convattn.functional.content.scores import gated_weights
 from convattn.functional.derivatives import needs_own_operations
-from convattn.functional.folding import ContentMaps, PositionTables, fold, pixels_last, score_products
-from convattn.functional.keys import query_pixels
-from convattn.functional.reference import attention_weights, displacement_scores
-from convattn.functional.values import combine_heads
+from convattn.functional.reference import attention_weights, combine_heads, displacement_scores, query_pixels
 from convattn.grid import Axis
 
 __all__ = ["ContentMaps", "PositionTables", "content_attention"]

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.keys import pad_keys
-from convattn.functional.strided import convolve, convolve_transposed
+from convattn.functional.reference import pad_keys
+from convattn.functional.shift.strided import convolve, convolve_transposed
 from convattn.grid import Axis, Geometry
 
 __all__ = ["ShiftConvolution", "WindowConvolution", "shift_convolution", "window_convolution"]

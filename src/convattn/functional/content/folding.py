@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.keys import query_pixels
+from convattn.functional.reference import query_pixels
 from convattn.grid import Axis
 
 __all__ = ["ContentMaps", "PositionTables", "fold", "pixels_last", "score_products"]

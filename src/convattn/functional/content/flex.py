@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.errors import ArgumentError, DeviceError
+from convattn.functional.content.folding import ContentMaps, PositionTables
 from convattn.functional.derivatives import needs_own_operations
-from convattn.functional.folding import ContentMaps, PositionTables
-from convattn.functional.values import combine_heads
+from convattn.functional.reference import combine_heads
 from convattn.grid import Axis
 
 __all__ = ["flex_attention"]

@@ -20,13 +20,13 @@ from convattn.functional import (
     position_weights,
 )
 from convattn.functional import grid_attention as attention_of
-from convattn.functional.grid_tiles import joint_blocks, query_strips
+from convattn.functional.shared.blocks import joint_blocks, query_strips
 from convattn.grid import Geometry
 from convattn.testing.budget import assert_within_budget
 from convattn.testing.convolutions import farthest
 
-planning = sys.modules["convattn.functional.grid_attention"]
-channels = sys.modules["convattn.functional.grid_channels"]
+planning = sys.modules["convattn.functional.shared.attention"]
+channels = sys.modules["convattn.functional.shared.channels"]
 
 
 @dataclass(frozen=True)
@@ -166,11 +166,11 @@ def orders(case):
     """Returns the orders in which a case can be computed."""
     if case.groups > 1 and case.groups == case.channels == case.outputs:
         yield "channels"
-    yield from ("keys", "between")
+    yield "keys"
     if case.groups == 1:
         yield "few"
     if len(list(product(*case.centres))) == 1:
-        yield from ("plane keys", "plane values")
+        yield "values"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -200,7 +200,7 @@ def test_every_order_in_small_pieces_gives_the_same(case, order, monkeypatch):
 
 def test_all_orders_are_taken():
     taken = {Made(case, torch.float32).plan().order for case in CASES}
-    assert taken == {"keys", "between", "few", "plane keys", "plane values", "channels", "single"}
+    assert taken == {"keys", "few", "values", "channels"}
 
 
 @every_case
@@ -247,11 +247,11 @@ def test_queries_that_see_only_padding_ask_for_no_keys():
 
 def test_a_matrix_that_is_wrong_by_one_pixel_is_noticed(monkeypatch):
     """Negative control."""
-    right = planning.key_strips
+    right = planning.query_strips
 
     def wrong(matrices, longest, **options):
         return right(matrices.roll(1, -1), longest, **options)
 
-    monkeypatch.setattr(planning, "key_strips", wrong)
+    monkeypatch.setattr(planning, "query_strips", wrong)
     with pytest.raises(AssertionError, match="result: error"):
         Made(CASES[0], torch.float32).check()

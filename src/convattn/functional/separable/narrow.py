@@ -7,7 +7,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.functional.values import combine_heads
+from convattn.functional.reference import combine_heads
 
 __all__ = ["values_first_attention"]
 

@@ -16,9 +16,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.filtering import filter_images, quick_length
-from convattn.functional.reference import attention_weights
-from convattn.functional.values import combine_heads
+from convattn.functional.fourier.transforms import filter_images, quick_length
+from convattn.functional.reference import attention_weights, combine_heads
 from convattn.grid import Axis
 
 __all__ = ["Filters", "fourier_attention", "fourier_filters"]

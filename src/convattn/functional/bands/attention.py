@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.bands import PIECE, Band, Bands
-from convattn.functional.reference import attention_weights
-from convattn.functional.values import combine_heads
+from convattn.functional.bands.find import PIECE, Band, Bands
+from convattn.functional.reference import attention_weights, combine_heads
 from convattn.grid import Axis
 
 __all__ = ["band_attention"]

@@ -1,6 +1,5 @@
 """How attention matrices along an axis are cut up: blocks that hold all attention but rounding."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,16 +8,15 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Block", "Strip", "col_blocks", "covers_once", "joint_blocks", "key_strips", "query_strips"]
+from convattn.functional.separable.tiles import WORTHWHILE, needed_keys
+
+__all__ = ["Block", "Strip", "col_blocks", "joint_blocks", "query_strips"]
 
 _SHORT = 16
 """Pixels of a piece along an axis on which heads are narrow."""
 
 _NUMBERS = 1024
 """Pixels times channels of a piece along the second axis, where channels are few."""
-
-_WORTHWHILE = 0.6
-"""Share of all keys below which short pieces pay for their calls."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -62,15 +60,13 @@ def _needed(matrices: Float[Tensor, "matrices queries keys"]) -> Int[Tensor, "2 
     Returns:
         The first of them, and the one behind the last; both the same for a query that needs none.
     """
-    negligible, keys = torch.finfo(matrices.dtype).eps / 64, matrices.shape[2]
-    first = (matrices.cumsum(-1) <= negligible).sum(-1)
-    last = keys - (matrices.flip(-1).cumsum(-1) <= negligible).sum(-1)
+    first, last = needed_keys(matrices, torch.finfo(matrices.dtype).eps / 64)
     return torch.stack([first, torch.where(first < last, last, first)])
 
 
 def _pieces(length: int, matrices: Tensor, spans: Tensor, longest: int, short: int = _SHORT) -> list[slice]:
     """Cuts an axis of queries or keys evenly, into short pieces where heads are narrow."""
-    narrow = (spans[1] - spans[0]).clamp(min=0).double().mean().item() + short < _WORTHWHILE * matrices.shape[2]
+    narrow = (spans[1] - spans[0]).clamp(min=0).double().mean().item() + short < WORTHWHILE * matrices.shape[2]
     most = max(1, min(longest, short if narrow else length))
     count = -(-length // most)
     edges = [round(length * number / count) for number in range(count + 1)]
@@ -133,43 +129,6 @@ def query_strips(
             blocks.append(Block(number, part, inside, matrix[part, own].contiguous()))
         strips.append(Strip(part, keys, tuple(blocks)))
     return tuple(strips)
-
-
-def key_strips(
-    matrices: Float[Tensor, "matrices queries keys"], longest: int, *, whole: bool = False
-) -> tuple[Strip, ...]:
-    """Cuts the first axis by keys; a strip has the queries that need them.
-
-    Args:
-        matrices: Attention along the axis.
-        longest: Largest number of keys of a strip, ≥ 1.
-        whole: Whether blocks have all keys of their strip.
-
-    Returns:
-        Strips that cover all keys that matter, in each of which a matrix has a block if a query needs one of its keys.
-    """
-    spans, strips = _needed(matrices), []
-    for part in _pieces(matrices.shape[2], matrices, spans, longest):
-        blocks = []
-        for number, matrix in enumerate(matrices):
-            first, last = spans[0, number].clamp(min=part.start), spans[1, number].clamp(max=part.stop)
-            those = torch.nonzero(first < last)[:, 0].tolist()
-            if not those:
-                continue
-            queries = slice(those[0], those[-1] + 1)
-            keys = part if whole else slice(first[those].min().item(), last[those].max().item())
-            inside = slice(keys.start - part.start, keys.stop - part.start)
-            blocks.append(Block(number, queries, inside, matrix[queries, keys].contiguous()))
-        if blocks:
-            reach = slice(min(b.queries.start for b in blocks), max(b.queries.stop for b in blocks))
-            strips.append(Strip(reach, part, tuple(blocks)))
-    return tuple(strips)
-
-
-def covers_once(strips: Sequence[Strip], queries: int) -> bool:
-    """Tells whether the blocks of strips have every query once."""
-    met = [query for strip in strips for block in strip.blocks for query in range(queries)[block.queries]]
-    return sorted(met) == list(range(queries))
 
 
 def _range(spans: Int[Tensor, "2 *queries"]) -> slice:

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Tile", "Workspace", "axis_tiles", "mix", "mix_backward", "tiles_of_all_axes"]
+__all__ = ["WORTHWHILE", "Tile", "Workspace", "axis_tiles", "mix", "mix_backward", "needed_keys", "tiles_of_all_axes"]
 
 _SHORT = 32
 """Queries of a tile along an axis on which heads are narrow: enough for matrix products to run at speed, few enough for
 their keys to be few."""
 
-_WORTHWHILE = 0.6
-"""Share of all keys below which short tiles pay for their calls."""
+WORTHWHILE = 0.6
+"""Share of all keys below which short pieces pay for their calls."""
 
 
 class Tile(NamedTuple):
@@ -80,7 +80,7 @@ def axis_tiles(
     if cut_keys:
         tiles = _narrow_tiles(weights, negligible, min(_SHORT, longest))
         used = sum(part.stop - part.start for tile in tiles for part in tile.keys)
-        if used < _WORTHWHILE * keys * sum(len(tile.keys) for tile in tiles):
+        if used < WORTHWHILE * keys * sum(len(tile.keys) for tile in tiles):
             return tiles
     whole = [slice(0, keys)] * len(weights)
     return [Tile(slice(start, min(start + longest, queries)), whole) for start in range(0, queries, longest)]
@@ -196,12 +196,27 @@ def _summed_products(
     return torch.bmm(upstream, stage.mT, out=workspace.get("products", before, queries, keys)).sum(0)
 
 
+def needed_keys(
+    weights: Float[Tensor, "*rows keys"], negligible: float
+) -> tuple[Int[Tensor, "*rows"], Int[Tensor, "*rows"]]:
+    """Returns the first key of each row that matters, and the one behind the last.
+
+    Args:
+        weights: Attention, or the most that several queries give to each key.
+        negligible: Attention that may be left out on either side.
+
+    Returns:
+        Both; where nothing matters the second is not above the first.
+    """
+    first = (weights.cumsum(-1) <= negligible).sum(-1)
+    return first, weights.shape[-1] - (weights.flip(-1).cumsum(-1) <= negligible).sum(-1)
+
+
 def _narrow_tiles(weights: Tensor, negligible: float, length: int) -> list[Tile]:
     queries, keys = weights.shape[1:]
     starts = range(0, queries, length)
     most = torch.stack([weights[:, start : start + length].amax(1) for start in starts])
-    first = (most.cumsum(-1) <= negligible).sum(-1)
-    last = keys - (most.flip(-1).cumsum(-1) <= negligible).sum(-1)
+    first, last = needed_keys(most, negligible)
     tiles = []
     for start, lows, highs in zip(starts, first.tolist(), last.tolist(), strict=True):
         firsts = [min(low, keys - 1) for low in lows]  # where a head sees zeros around the image alone, one key is left

@@ -11,7 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.keys import spread
+from convattn.functional.reference import spread
 
 __all__ = ["convolve", "convolve_transposed", "take_every"]
 

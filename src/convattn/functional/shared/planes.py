@@ -10,18 +10,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.functional.grid_orders import GridValues, Pieces
-from convattn.functional.grid_tiles import Strip
-from convattn.functional.mixing import Workspace
+from convattn.functional.separable.tiles import Workspace
+from convattn.functional.shared.blocks import Strip
+from convattn.functional.shared.orders import GridValues, Pieces
 
-__all__ = ["few_channels_first", "plane_keys_first", "plane_values_first"]
+__all__ = ["few_channels_first", "plane_values_first"]
 
 
 def few_channels_first(
     pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
 ) -> Float[Tensor, "batch rows_out cols_out outputs"]:
     """Takes the means along both axes, then multiplies with W_h of all heads at once and leaves pixels."""
-    y, workspace = pieces.output(x, values, bias), Workspace(x)
+    y, workspace = pieces.output(x, values), Workspace(x)
     assert values.whole is not None
     weight = values.whole.flatten(1).mT
     for image, pixels in zip(x.contiguous(), y, strict=True):
@@ -35,28 +35,11 @@ def few_channels_first(
     return y
 
 
-def plane_keys_first(
-    pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
-) -> Float[Tensor, "batch rows_out cols_out outputs"]:
-    """Takes the means by the only head along both axes, then multiplies with W_h."""
-    y, workspace = _planes(pieces, x, values), Workspace(x)
-    for images in _images(pieces, len(y)):
-        keys, out = x[images].contiguous(), y[images].flatten(2)
-        mixed = _along_cols(pieces, keys, workspace)
-        for strip in pieces.strips:
-            means = _along_rows(strip, mixed, _means(strip, mixed, workspace))
-            pixels = slice(strip.queries.start * pieces.across, strip.queries.stop * pieces.across)
-            _multiply(values, means.view(*keys.shape[:2], -1), out[:, :, pixels])
-        if bias is not None:
-            out += bias[:, None]
-    return y.movedim(1, -1)
-
-
 def plane_values_first(
     pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
 ) -> Float[Tensor, "batch rows_out cols_out outputs"]:
     """Multiplies with the only W_h, then takes the means along both axes."""
-    y, workspace = _planes(pieces, x, values), Workspace(x)
+    y, workspace = x.new_empty(len(x), values.maps.shape[1], pieces.rows, pieces.across), Workspace(x)
     for images in _images(pieces, len(y)):
         keys, out = x[images].contiguous(), y[images]
         made = workspace.get("values", len(keys), out.shape[1], *keys.shape[2:])
@@ -71,10 +54,6 @@ def plane_values_first(
             elif means is not part:
                 part.copy_(means)
     return y.movedim(1, -1)
-
-
-def _planes(pieces: Pieces, x: Tensor, values: GridValues) -> Tensor:
-    return x.new_empty(len(x), values.maps.shape[1], pieces.rows, pieces.across)
 
 
 def _images(pieces: Pieces, batch: int) -> Iterator[slice]:
@@ -114,16 +93,9 @@ def _along_rows(
 
 
 def _multiply(
-    values: GridValues, keys: Float[Tensor, "images heads_and_channels pixels"], out: Float[Tensor, "images outputs _"]
+    values: GridValues, keys: Float[Tensor, "images channels pixels"], out: Float[Tensor, "images outputs pixels"]
 ) -> None:
-    """Multiplies with the matrices of all heads."""
-    if values.whole is not None:
-        weight = values.whole.flatten(1)
-        if len(keys) == 1:
-            torch.mm(weight, keys[0], out=out[0])
-        else:
-            torch.bmm(weight.expand(len(keys), -1, -1), keys, out=out)
-        return
+    """Multiplies with the matrix of the only head."""
     weight = values.maps[0].unflatten(0, (values.groups, -1))
     for image, into in zip(keys, out, strict=True):
         torch.bmm(weight, image.unflatten(0, (values.groups, -1)), out=into.unflatten(0, (values.groups, -1)))

@@ -7,18 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.functional.grid_channels import channel_by_channel
-from convattn.functional.grid_tiles import Block, Strip
-from convattn.functional.mixing import Workspace
-from convattn.functional.values import add_head
+from convattn.functional.separable.heads import add_head
+from convattn.functional.separable.tiles import Workspace
+from convattn.functional.shared.blocks import Block, Strip
+from convattn.functional.shared.channels import channel_by_channel
 
 __all__ = [
     "GridValues",
     "Pieces",
-    "all_channels_between",
     "keys_first",
     "single_channels",
-    "single_key",
 ]
 
 
@@ -31,7 +29,6 @@ class Pieces(NamedTuple):
         images: Number of images that go together; where they are several, there is one strip.
         cols: Blocks along the second axis; none where it has one key, to which goes all attention.
         strips: Strips along the first axis.
-        fresh: Whether each output is written by one block only.
         turned: Whether what is said of rows and columns holds for the image with its axes exchanged.
     """
 
@@ -40,7 +37,6 @@ class Pieces(NamedTuple):
     images: int
     cols: tuple[Block, ...]
     strips: tuple[Strip, ...]
-    fresh: bool
     turned: bool = False
 
     def of(self, batch: int) -> Iterator[tuple[slice, Strip]]:
@@ -49,12 +45,9 @@ class Pieces(NamedTuple):
             for strip in self.strips:
                 yield slice(image, min(image + self.images, batch)), strip
 
-    def output(self, pixels: Tensor, values: "GridValues", bias: Tensor | None) -> Tensor:
-        """Makes (images, rows, cols, outputs), with the bias in it where outputs are written several times."""
-        y = pixels.new_empty(len(pixels), self.rows, self.across, values.maps.shape[1])
-        if not self.fresh:
-            y.zero_() if bias is None else y.copy_(bias.expand_as(y))
-        return y
+    def output(self, pixels: Tensor, values: "GridValues") -> Tensor:
+        """Makes room for (images, rows, cols, outputs)."""
+        return pixels.new_empty(len(pixels), self.rows, self.across, values.maps.shape[1])
 
 
 class GridValues:
@@ -64,36 +57,25 @@ class GridValues:
         maps: W_h, (heads, outputs, channels // groups), the heads of a row matrix together.
         cols: Number of column matrices.
         groups: Number of blocks.
-        whole: (outputs, heads, channels) without groups.
+        whole: (outputs, heads, channels), without groups.
     """
 
     def __init__(self, maps: Tensor, heads: tuple[int, ...] | None, cols: int, groups: int) -> None:
-        """Orders the matrices.
-
-        Args:
-            maps: W_h.
-            heads: The head of each combination; None where they stand in this order.
-            cols: Number of column matrices.
-            groups: Number of blocks.
-        """
+        """Orders the matrices; `heads` is the head of each combination, or None where they stand in this order."""
         self.maps, self.cols, self.groups = maps if heads is None else maps[list(heads)], cols, groups
         self.whole = self.maps.movedim(0, 1).contiguous() if groups == 1 else None
 
-    def apply(self, mixed: Tensor, row: int, out: Tensor, *, add: bool) -> None:
-        """Multiplies means along the columns with the matrices of the heads of a row matrix.
+    def apply(self, mixed: Tensor, row: int, out: Tensor) -> None:
+        """Multiplies means (pixels, column matrices × channels) with the matrices of a row matrix's heads.
 
-        Args:
-            mixed: (pixels, column matrices × channels).
-            row: Number of the row matrix.
-            out: Where to write or add, (pixels, outputs).
-            add: Whether to add.
+        Those of the first row matrix are written into `out`, (pixels, outputs); the others are added.
         """
         heads = slice(row * self.cols, (row + 1) * self.cols)
         if self.whole is not None:
-            weight = self.whole[:, heads].flatten(1).mT
-            out.addmm_(mixed, weight) if add else torch.mm(mixed, weight, out=out)
+            matrix = self.whole[:, heads].flatten(1).mT
+            out.addmm_(mixed, matrix) if row else torch.mm(mixed, matrix, out=out)
             return
-        if not add:
+        if not row:
             out.zero_()
         for part, weight in zip(mixed.view(len(mixed), self.cols, -1).unbind(1), self.maps[heads], strict=True):
             add_head(out, part, weight, self.groups)
@@ -104,34 +86,16 @@ def keys_first(
 ) -> Float[Tensor, "batch rows_out cols_out outputs"]:
     """Takes the means along both axes, then multiplies with W_h."""
     pixels, workspace = _pixels(x), Workspace(x)
-    y = pieces.output(pixels, values, bias)
+    y = pieces.output(pixels, values)
     for images, strip in pieces.of(len(pixels)):
         mixed = _along_cols(pieces, pixels[images, strip.keys], workspace)
         out = y[images, strip.queries].view(-1, y.shape[-1])
         for block in strip.blocks:
             means = workspace.get("means", len(mixed), len(block.weights), mixed.shape[2])
-            _multiply(block.weights, mixed[:, block.keys], means, add=False)
-            values.apply(means.view(len(out), -1), block.number, out, add=block.number > 0)
+            torch.bmm(block.weights.expand(len(mixed), -1, -1), mixed[:, block.keys], out=means)
+            values.apply(means.view(len(out), -1), block.number, out)
         if bias is not None:
             out += bias
-    return y
-
-
-def all_channels_between(
-    pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
-) -> Float[Tensor, "batch rows_out cols_out outputs"]:
-    """Takes the means along the columns, multiplies with W_h, and takes the means along the rows."""
-    pixels, workspace = _pixels(x), Workspace(x)
-    y = pieces.output(pixels, values, bias)
-    for images, strip in pieces.of(len(pixels)):
-        mixed = _along_cols(pieces, pixels[images, strip.keys], workspace)
-        for block in strip.blocks:
-            some, out = mixed[:, block.keys], y[images, block.queries]
-            made = workspace.get("values", some.shape[0] * some.shape[1] * pieces.across, y.shape[-1])
-            values.apply(some.view(len(made), -1), block.number, made, add=False)
-            _multiply(block.weights, made.view(*some.shape[:2], -1), out.flatten(2), add=not pieces.fresh)
-            if pieces.fresh and bias is not None:
-                out += bias
     return y
 
 
@@ -147,18 +111,6 @@ def single_channels(
     else:
         channel_by_channel(rows, pieces.cols, x, maps, y, bias)
     return y.movedim(1, -1)
-
-
-def single_key(
-    _: Pieces, x: Float[Tensor, "batch channels 1 1"], values: GridValues, bias: Tensor | None
-) -> Float[Tensor, "batch 1 1 outputs"]:
-    """Multiplies the only key there is with W_h."""
-    flat = x.flatten(1)
-    out = flat.new_empty(len(flat), values.maps.shape[1])
-    values.apply(flat, 0, out, add=False)
-    if bias is not None:
-        out += bias
-    return out[:, None, None]
 
 
 def _pixels(x: Tensor) -> Float[Tensor, "batch rows cols channels"]:
@@ -183,13 +135,3 @@ def _along_cols(
         if not whole:
             out.copy_(part)
     return mixed.view(images, rows, -1)
-
-
-def _multiply(weights: Tensor, keys: Tensor, out: Tensor, *, add: bool) -> None:
-    """Multiplies a matrix with each image, (images, keys, numbers) -> (images, queries, numbers)."""
-    if len(keys) == 1:
-        keys, out = keys[0], out[0]
-        out.addmm_(weights, keys) if add else torch.mm(weights, keys, out=out)
-    else:
-        weights = weights.expand(len(keys), -1, -1)
-        out.baddbmm_(weights, keys) if add else torch.bmm(weights, keys, out=out)

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.functional.grid_tiles import Block
-from convattn.functional.mixing import Workspace
+from convattn.functional.separable.tiles import Workspace
+from convattn.functional.shared.blocks import Block
 
 __all__ = ["channel_by_channel"]
 

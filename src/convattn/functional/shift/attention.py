@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.shift_convolution import shift_convolution
+from convattn.functional.shift.convolution import shift_convolution
 from convattn.grid import Axis, Geometry
 
 __all__ = ["Shifts", "find_shifts", "shift_attention"]

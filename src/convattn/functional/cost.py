@@ -9,9 +9,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from convattn.functional.bands import Bands
-from convattn.functional.filtering import quick_length
-from convattn.functional.folding import score_products
+import torch
+
+from convattn.functional.bands.find import Bands
+from convattn.functional.content.folding import score_products
+from convattn.functional.fourier.transforms import quick_length
+from convattn.grid import Axis, Geometry
 
 __all__ = ["SLOWNESS", "Cost", "Work"]
 
@@ -35,7 +38,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """Sizes of one call of an attention layer.
+    """One call of an attention layer, the numbers apart.
 
     Attributes:
         batch: Number of images.
@@ -43,11 +46,12 @@ class Work:
         outputs: D_out.
         heads: N_h.
         groups: Blocks of each W_h.
-        queries: Queries along each axis.
-        keys: Keys along each axis.
         inner: Channels that each head mixes if values come first: D_h in all groups, or D_out.
         factored: Whether a second matrix follows those channels.
-        itemsize: Bytes of a number of the keys.
+        axes: Queries and keys along each axis.
+        geometry: How images become keys.
+        dtype: Dtype of the images.
+        device: Their device.
     """
 
     batch: int
@@ -55,11 +59,32 @@ class Work:
     outputs: int
     heads: int
     groups: int
-    queries: tuple[int, ...]
-    keys: tuple[int, ...]
     inner: int
     factored: bool
-    itemsize: int
+    axes: tuple[Axis, ...]
+    geometry: Geometry
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def queries(self) -> tuple[int, ...]:
+        """Queries along each axis."""
+        return tuple(len(axis.queries) for axis in self.axes)
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Keys along each axis."""
+        return tuple(axis.keys for axis in self.axes)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number of the keys."""
+        return self.dtype.itemsize
+
+    @property
+    def softmax_dtype(self) -> torch.dtype:
+        """Dtype of scores and softmax: at least float32."""
+        return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def pairs(self) -> int:
@@ -110,9 +135,10 @@ class Work:
         first, other = work.weights_first(by_axis=by_axis), work.values_first(by_axis=by_axis)
         return "values" if other.flops * SLOWNESS["own channels"] < first.flops else "weights"
 
-    def bands(self, bands: Bands, step: int) -> Cost:
-        """Costs convolutions and means of the keys that matter, with queries so many keys apart."""
-        (queries,), matrix = self.queries, self.channels * self.outputs // self.groups
+    def bands(self, bands: Bands) -> Cost:
+        """Costs convolutions and means of the keys that matter."""
+        (queries,), step = self.queries, self.axes[0].queries.step
+        matrix = self.channels * self.outputs // self.groups
         flops = working = 0
         for band in bands.parts:
             heads, block, ends = len(band.heads), band.block(step), (band.before, band.after)

@@ -1,0 +1,9 @@
+"""Heads that share their weights along an axis, as the nine of a 3 × 3 kernel do: three matrices each way, not nine.
+
+Without gradients only: as soon as centres are learned, no two heads are the same.
+"""
+
+from convattn.functional.shared.attention import GridAttention, GridSizes, grid_attention
+from convattn.functional.shared.grid import HeadGrid, find_head_grid
+
+__all__ = ["GridAttention", "GridSizes", "HeadGrid", "find_head_grid", "grid_attention"]

@@ -1,0 +1,246 @@
+"""Which way a layer without content is computed: encoding → scores → path (`convattn.functional.paths`)."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from convattn.encodings import AxisAdditiveEncoding, Encoding, Shift
+from convattn.errors import ArgumentError
+from convattn.functional import (
+    BandPath,
+    FourierPath,
+    GridSizes,
+    HeadMaps,
+    Path,
+    SharedPath,
+    ShiftPath,
+    Shifts,
+    WeightsPath,
+    Work,
+    find_bands,
+    find_head_grid,
+    find_shifts,
+    fourier_filters,
+    grid_attention,
+    position_weights,
+)
+from convattn.functional.cost import SLOWNESS
+from convattn.functional.derivatives import can_be_read, needs_own_operations
+from convattn.grid import Axis
+from convattn.layers.arguments import fitting_path
+
+if TYPE_CHECKING:
+    from convattn.layers.relative import RelativeAttention
+
+__all__ = ["choose_path", "path_of", "work_of"]
+
+_HARD = 1 / 8
+"""Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
+
+_WEAK = 1 / 2
+"""Share of queries that may be computed exactly beside transforms; with more of them, all are."""
+
+_LONG = 512
+"""Keys from which on a sequence is long: weights of all pairs then cost more than finding those that matter."""
+
+
+def path_of(
+    layer: "RelativeAttention",
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    axes: tuple[Axis, ...],
+) -> tuple[Path, HeadMaps]:
+    """Chooses the path of a layer in its present mode, and returns it with the layer's matrices.
+
+    Args:
+        layer: The layer.
+        shape: Shape of the images, (batch, in_channels, *spatial).
+        dtype: Their dtype.
+        device: Their device.
+        axes: Queries and keys along each axis.
+
+    Returns:
+        The path, through which gradients flow back to the encoding, and W_h.
+
+    Raises:
+        ArgumentError: The shift path was demanded of heads that are not hard.
+    """
+    maps = layer.values.factors()
+    impl = fitting_path(layer.impl, layer.encoding, content=layer.content is not None, dropout=layer.dropout)
+    work = work_of(layer, maps, shape, dtype, device, axes)
+    return choose_path(layer.encoding, work, impl, layer.dropout if layer.training else 0.0), maps
+
+
+def work_of(
+    layer: "RelativeAttention",
+    maps: HeadMaps,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    axes: tuple[Axis, ...],
+) -> Work:
+    """Gathers what a path needs to know of a call; arguments as for `path_of`."""
+    return Work(
+        batch=shape[0],
+        channels=shape[1],
+        outputs=(maps.value if maps.output is None else maps.output).shape[1],
+        heads=len(maps.value),
+        groups=maps.groups,
+        inner=maps.value.shape[1],
+        factored=maps.output is not None,
+        axes=axes,
+        geometry=layer.geometry,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def choose_path(encoding: Encoding, work: Work, impl: str, dropout: float) -> Path:
+    """Chooses the path of a call.
+
+    Args:
+        encoding: Displacement → score per head.
+        work: The call.
+        impl: Path demanded, or "auto".
+        dropout: Probability of dropping a weight, 0 in evaluation.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: The shift path was demanded of heads that are not hard.
+    """
+    if impl == "dense" or dropout:
+        reason = "demanded" if impl == "dense" else "single weights are dropped, so they are made one by one"
+        return _dense(encoding, work, reason, dropout)
+    if impl == "fourier":
+        return _fourier(encoding, work, "demanded")
+    if isinstance(encoding, AxisAdditiveEncoding):
+        return _fixed(encoding, work, impl) or _by_axis(encoding, work, impl)
+    if _is_long(work) and (path := _long(encoding, work, _table(encoding, work), "one axis", impl)):
+        return path
+    if work.transforms().flops * SLOWNESS["transforms"] < work.mixing(work.channels, by_axis=False):
+        reason = "the scores are no sum over axes, and the image is large enough for transforms"
+        return _fourier(encoding, work, reason)
+    return _dense(encoding, work, "the scores are no sum over axes, and the image is small")
+
+
+def _fixed(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path | None:
+    """Takes heads with fixed displacements as a convolution; None for others, and where softmax is demanded."""
+    if not isinstance(encoding, Shift) or impl == "separable":
+        return None
+    shifts = Shifts(tuple(_within(displacement, work.axes) for displacement in encoding.displacements), leak=0.0)
+    if impl != "shift" and not _compact(shifts):
+        return None
+    reason = "demanded" if impl == "shift" else "each head looks at one displacement: a convolution"
+    return ShiftPath(name="shift", reason=reason, work=work, shifts=shifts)
+
+
+def _within(displacement: Sequence[int], axes: Sequence[Axis]) -> tuple[int, ...]:
+    """Limits a displacement to those that lead to a key; beyond them every query looks at the same nearest key."""
+    pairs = zip(displacement, axes, strict=True)
+    return tuple(min(max(along, axis.lowest), axis.highest) for along, axis in pairs)
+
+
+def _by_axis(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path:
+    """Takes one softmax per axis; where the heads turn out to be hard, a convolution."""
+    with torch.autocast(work.device.type, enabled=False):
+        tables = encoding.axis_tables(work.axes, work.softmax_dtype, work.device)
+    if impl == "separable":
+        return _separable(encoding, work, tables, "demanded", impl)
+    most = torch.finfo(work.softmax_dtype).eps * _HARD
+    learning = tuple(table for table in tables if table.requires_grad)
+    shifts = find_shifts(tables, work.axes, most) if all(map(can_be_read, tables)) else None
+    if impl == "shift":
+        if shifts is None:
+            raise ArgumentError(
+                f"impl='shift' needs hard heads: more than {most:.2g} of their attention falls outside one pixel, or a"
+                " compiled graph cannot look; use impl='auto'"
+            )
+        return ShiftPath(name="shift", reason="demanded", work=work, leak=shifts.leak, shifts=shifts, unmoved=learning)
+    if shifts is not None and (shifts.leak == 0 or not learning) and _compact(shifts):
+        rest = f" (all but {shifts.leak:.2g} of its attention)" if shifts.leak else ""
+        reason = f"each head looks at one pixel{rest}: a convolution"
+        return ShiftPath(name="shift", reason=reason, work=work, leak=shifts.leak, shifts=shifts, unmoved=learning)
+    return _separable(encoding, work, tables, "the scores are a sum over axes: one softmax per axis", impl)
+
+
+def _compact(shifts: Shifts) -> bool:
+    """Tells whether the kernel that holds all heads is not mostly zeros."""
+    return math.prod(shifts.window[1]) <= 2 * len(shifts.offsets)
+
+
+def _separable(encoding: Encoding, work: Work, tables: list[Tensor], reason: str, impl: str) -> Path:
+    """Takes one softmax per axis; where heads share their weights along the axes, once for all that do."""
+    if _is_long(work) and (path := _long(encoding, work, tables[0], reason, impl)):
+        return path
+    order = work.order(by_axis=True)
+    if _may_share(work, tables) and not (work.factored and order == "values"):
+        with torch.no_grad():
+            grid = find_head_grid(tables, work.axes, work.geometry, work.dtype)
+            if grid is not None:
+                sizes = GridSizes(work.batch, work.channels, work.outputs, work.groups, work.itemsize)
+                shared = grid_attention(grid, sizes)
+                first = "values" if shared.order == "values" else "weights"
+                return SharedPath(name="separable", reason=reason, work=work, order=first, shared=shared)
+    with torch.autocast(work.device.type, enabled=False):
+        weights = tuple(position_weights(table, (axis,)) for table, axis in zip(tables, work.axes, strict=True))
+    return WeightsPath(name="separable", reason=reason, work=work, order=order, weights=weights)
+
+
+def _may_share(work: Work, tables: Sequence[Tensor]) -> bool:
+    """Tells whether heads may be put together: not where they learn, nor where torch must see every operation."""
+    if work.dtype not in (torch.float32, torch.float64) or work.device.type != "cpu" or len(work.axes) > 2:
+        return False
+    learns = any(table.requires_grad for table in tables)
+    return all(map(can_be_read, tables)) and not learns and not needs_own_operations(*tables)
+
+
+def _is_long(work: Work) -> bool:
+    """Tells whether the images are long sequences."""
+    return len(work.axes) == 1 and work.axes[0].keys >= _LONG
+
+
+def _long(encoding: Encoding, work: Work, table: Tensor, reason: str, impl: str) -> Path | None:
+    """Takes a long sequence without a weight for every pair: bands, or transforms where heads are wide."""
+    if not can_be_read(table):
+        return None
+    bands = find_bands(table, work.axes[0], work.dtype)
+    pairs = work.weights_first(by_axis=True).flops
+    banded = pairs if bands is None else work.bands(bands).flops
+    transforms = work.fourier().flops * SLOWNESS["long transforms"]
+    if work.softmax_dtype == torch.float32 and impl == "auto" and transforms < min(pairs, banded):
+        return _fourier(encoding, work, "the sequence is long and heads are wide")
+    if bands is None or banded >= pairs:
+        return None
+    reason += f", in bands of up to {bands.widest} displacements"
+    return BandPath(name="separable", reason=reason, work=work, leak=bands.leak, bands=bands)
+
+
+def _dense(encoding: Encoding, work: Work, reason: str, dropout: float = 0.0) -> Path:
+    """Takes explicit weights for all pairs of queries and keys."""
+    weights, order = (position_weights(_table(encoding, work), work.axes),), work.order(by_axis=False)
+    return WeightsPath(name="dense", reason=reason, work=work, order=order, weights=weights, dropout=dropout)
+
+
+def _fourier(encoding: Encoding, work: Work, reason: str) -> Path:
+    """Takes transforms; where too many queries would lose digits, explicit weights."""
+    table = _table(encoding, work)
+    if not can_be_read(table):
+        return _dense(encoding, work, "a compiled graph cannot look at the values that transforms need to know")
+    filters = fourier_filters(table, work.axes, work.dtype)
+    if filters.weak_share > _WEAK:
+        lost = f"transforms would lose digits at {filters.weak_share:.0%} of the queries"
+        return _dense(encoding, work, f"{lost}, so all are computed exactly")
+    if filters.weak_share:
+        reason += f"; the {filters.weak_share:.1%} of the queries that would lose digits are computed exactly"
+    return FourierPath(name="fourier", reason=reason, work=work, filters=filters)
+
+
+def _table(encoding: Encoding, work: Work) -> Tensor:
+    with torch.autocast(work.device.type, enabled=False):
+        return encoding.table(work.axes, work.softmax_dtype, work.device)
