@@ -1,8 +1,10 @@
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 
+import convattn.fields
 from convattn.errors import ArgumentError
 from convattn.fields import Range, Text, explain, fits, read
 
@@ -130,3 +132,9 @@ def test_text_is_read_as_what_belongs_there(hint, text, value):
 def test_text_of_another_type_is_refused(hint):
     with pytest.raises(ArgumentError, match=r"^key(\[0\])? must be .*, but is 'x'$"):
         read(hint, Text("x"), "key")
+
+
+def test_nothing_else_reads_annotations():
+    package = Path(convattn.fields.__file__).parent
+    reading = [file for file in package.rglob("*.py") if "get_type_hints" in file.read_text(encoding="utf-8")]
+    assert [file.relative_to(package).as_posix() for file in reading] == ["fields.py"]
