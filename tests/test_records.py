@@ -165,17 +165,19 @@ def changed(**changes):
         ("{}", r"not a Certificate of schema version 2: found \(None, None\)"),
         (changed(schema_version=1), r"not a Certificate of schema version 2: found \('Certificate', 1\)"),
         (DATA.to_json(), r"not a Certificate of schema version 2: found \('DataRecord', 1\)"),
-        (changed(heads=...), "not a Certificate: the fields differ from"),
-        (changed(more=1), "not a Certificate: the fields differ from"),
-        (changed(heads="nine"), "not a record: 'nine' stands where a value of <class 'int'> belongs"),
-        (changed(heads=9.0), "not a record: 9.0 stands where a value of <class 'int'> belongs"),
-        (changed(passed=1), "not a record: 1 stands where a value of <class 'bool'> belongs"),
-        (changed(heads=True), "not a record: True stands where a value of <class 'int'> belongs"),
-        (changed(leak="much"), "not a record: 'much' stands where a value of <class 'float'> belongs"),
-        (changed(leak=True), "not a record: True stands where a value of <class 'float'> belongs"),
-        (changed(leak=None), "not a record: None stands where a value of <class 'float'> belongs"),
-        (changed(check_shape=3), "not a record: 3 stands where"),
-        (changed(discarded=[[1.0], ["one"]]), "not a record: 'one' stands where a value of <class 'float'> belongs"),
+        (changed(heads=...), "not a Certificate: heads is missing; it must be an integer"),
+        (changed(not_covered=...), "not a Certificate: not_covered is missing; it must be a list, each item text"),
+        (changed(xyzzy=1), r"not a Certificate: unknown key 'xyzzy'\. Known: direction, .*, not_covered"),
+        (changed(head=1), "not a Certificate: unknown key 'head': did you mean 'heads'"),
+        (changed(heads="nine"), "not a Certificate: heads must be an integer, but is 'nine'"),
+        (changed(heads=9.0), "not a Certificate: heads must be an integer, but is 9.0"),
+        (changed(passed=1), "not a Certificate: passed must be true or false, but is 1"),
+        (changed(heads=True), "not a Certificate: heads must be an integer, but is True"),
+        (changed(leak="much"), "not a Certificate: leak must be a number, but is 'much'"),
+        (changed(leak=True), "not a Certificate: leak must be a number, but is True"),
+        (changed(leak=None), "not a Certificate: leak must be a number, but is None"),
+        (changed(check_shape=3), "not a Certificate: check_shape must be a list, each item an integer, but is 3"),
+        (changed(discarded=[[1.0], ["one"]]), r"not a Certificate: discarded\[1\]\[0\] must be a number, but is 'one'"),
     ],
 )
 def test_other_text_is_refused(text, message):
@@ -183,19 +185,38 @@ def test_other_text_is_refused(text, message):
         Certificate.from_json(text)
 
 
-def test_a_record_within_a_record_is_checked_too():
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"counts": {"train": "many"}}, "data.counts.train must be an integer, but is 'many'"),
+        ({"counts": [7]}, r"data.counts must be a table, but is \[7\]"),
+        ({"sources": "here"}, "unknown key 'data.sources': did you mean 'source'"),
+        (None, "data must be a table, but is None"),
+    ],
+)
+def test_a_record_within_a_record_is_checked_too(changes, message):
     content = json.loads(RUN.to_json())
-    for data in ({**content["data"], "counts": {"train": "many"}}, {"name": "digits"}, None):
-        with pytest.raises(CheckpointError, match="not a"):
-            RunRecord.from_json(json.dumps({**content, "data": data}))
+    data = changes and content["data"] | changes
+    with pytest.raises(CheckpointError, match=f"not a RunRecord: {message}"):
+        RunRecord.from_json(json.dumps({**content, "data": data}))
 
 
 @pytest.mark.parametrize(
-    ("left", "message"), [({"name": "a"}, "not a LeftAlone: the fields differ"), (["a"], "not a LeftAlone")]
+    ("left", "message"),
+    [
+        ({"name": "a"}, r"left_alone\[0\]\.kind is missing; it must be text"),
+        (["a"], r"left_alone\[0\] must be a table, but is \['a'\]"),
+    ],
 )
 def test_what_was_left_alone_is_checked(left, message):
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=f"not a NetworkCertificate: {message}"):
         NetworkCertificate.from_json(json.dumps({**json.loads(NETWORK.to_json()), "left_alone": [left]}))
+
+
+def test_a_file_that_holds_another_thing_is_named(tmp_path):
+    (tmp_path / "changed.json").write_text(changed(heads="nine"), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"changed\.json: not a Certificate: heads must be an integer"):
+        Certificate.load(tmp_path / "changed.json")
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):

@@ -1,6 +1,8 @@
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from PIL import Image
 from convattn.cli import demo as demo_module
 from convattn.cli import main
 from convattn.cli.demo_conversion import filter_bank
+from convattn.cli.demo_page import write_page
 from convattn.cli.demo_record import Demonstration
 from convattn.convert import load_layer
 from convattn.errors import MissingDependencyError
@@ -117,6 +120,16 @@ def test_page_stands_alone_and_can_be_read_aloud(made):
     assert sum(tag == "caption" for tag, _ in page.tags) == sum(tag == "table" for tag, _ in page.tags) == 4
     for word in (f"{shown.run.results['test_accuracy']:.2%}", shown.run.command, shown.photograph, "CC BY 2.0"):
         assert word in page.words
+
+
+def test_page_shows_signs_of_html_as_they_are(made, tmp_path):
+    folder, shown = made
+    words = """<i>Tom</i> & "Jerry's" &amp;"""
+    shutil.copytree(folder, tmp_path / "copy")
+    run = replace(shown.run, command=words, hardware={**shown.run.hardware, "processor": words})
+    page = Page(write_page(replace(shown, photograph=words, run=run), tmp_path / "copy").read_text(encoding="utf-8"))
+    assert page.words.count(words) == 3
+    assert not [tag for tag, _ in page.tags if tag == "i"]
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".png")])

@@ -62,7 +62,7 @@ WRONG_FILES = {
     "milestones fall": ("[schedule]\nkind = 'steps'\nmilestones = [3, 2]", "schedule.milestones must be rising epochs"),
     "milestone is no number": (
         "[schedule]\nkind = 'steps'\nmilestones = ['x']",
-        "schedule.milestones must be a list, each item an integer of at least 1",
+        r"schedule.milestones\[0\] must be an integer of at least 1, but is 'x'",
     ),
 }
 

@@ -4,13 +4,12 @@ import dataclasses
 import json
 import math
 import os
-import types
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from convattn.errors import CheckpointError
+from convattn.errors import ArgumentError, CheckpointError
+from convattn.fields import read
 from convattn.files import write_atomically
 
 __all__ = ["Record"]
@@ -48,7 +47,8 @@ class Record:
             An equal record.
 
         Raises:
-            CheckpointError: The text is not JSON, or is of another kind, version or set of fields.
+            CheckpointError: The text is not JSON or of another kind or version, or a field is unknown, missing or of
+                another type; the message names the field, what was expected and what came.
         """
         try:
             content = json.loads(text)
@@ -57,7 +57,10 @@ class Record:
         head = (content.pop("record", None), content.pop("schema_version", None)) if isinstance(content, dict) else None
         if head != (cls.__name__, cls.schema_version):
             raise CheckpointError(f"not a {cls.__name__} of schema version {cls.schema_version}: found {head}")
-        return _build(cls, content)
+        try:
+            return read(cls, content, complete=True)
+        except ArgumentError as error:
+            raise CheckpointError(f"not a {cls.__name__}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the record as JSON, whole or not at all, and returns the path."""
@@ -74,13 +77,16 @@ class Record:
             An equal record.
 
         Raises:
-            CheckpointError: The file is missing, unreadable or not such a record.
+            CheckpointError: The file, which the message names, is missing, unreadable or not such a record.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"cannot read {cls.__name__} from {path}: {error}") from None
-        return cls.from_json(text)
+        try:
+            return cls.from_json(text)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -91,29 +97,4 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value
-
-
-def _build(kind: Any, value: Any) -> Any:
-    """Converts JSON to a value of the annotated type."""
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        names = {item.name for item in dataclasses.fields(kind)}
-        if not isinstance(value, dict) or set(value) - {"record", "schema_version"} != names:
-            raise CheckpointError(f"not a {kind.__name__}: the fields differ from {sorted(names)}")
-        return kind(**{name: _build(hints[name], value[name]) for name in names})
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        return None if value is None else _build(next(a for a in arguments if a is not type(None)), value)
-    if origin is tuple and isinstance(value, list):
-        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        if len(kinds) != len(value):
-            raise CheckpointError(f"not a record: {value!r} stands where {len(kinds)} values belong")
-        return tuple(_build(item_kind, item) for item_kind, item in zip(kinds, value, strict=True))
-    if origin is dict and isinstance(value, dict):
-        return {key: _build(arguments[1], item) for key, item in value.items()}
-    if kind is float and (type(value) in (int, float) or value in ("inf", "-inf", "nan")):
-        return float(value)
-    if kind is not Any and type(value) is not kind:
-        raise CheckpointError(f"not a record: {value!r} stands where a value of {kind} belongs")
     return value

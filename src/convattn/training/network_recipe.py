@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from convattn.training.limits import Range
+from convattn.fields import Range
 from convattn.training.section import Count, Section, Share
 
 __all__ = ["AttentionNetRecipe", "ConvNetRecipe", "NetworkRecipe", "ResNetRecipe"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from convattn.errors import RecipeError, must_be
-from convattn.training.limits import Range
+from convattn.fields import Range
 from convattn.training.network_recipe import AttentionNetRecipe, NetworkRecipe
 from convattn.training.section import Count, Section, Share
 

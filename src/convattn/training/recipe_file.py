@@ -1,30 +1,22 @@
 """Reads recipes from TOML, with overrides, and writes them."""
 
-import dataclasses
-import difflib
 import os
 import shlex
 import tomllib
-import types
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tomli_w
 
 from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_be
+from convattn.fields import Text, read
 from convattn.files import as_path
-from convattn.training.limits import explain, fits, hints
 from convattn.training.recipe import Recipe
 from convattn.training.scale import change_scale, require_scales
 
 __all__ = ["command_for", "differing_keys", "flat_values", "load_recipe", "recipe_names", "recipe_to_toml"]
-
-
-class _Text(str):
-    """The text of an override, to be read as the type of its key."""
 
 
 def recipe_names() -> list[str]:
@@ -73,8 +65,11 @@ def load_recipe(
             table = table.setdefault(section, {})
             if not isinstance(table, dict):
                 raise RecipeError(f"{source}: cannot set {key}, because {section} is a single value")
-        table[last] = _Text(text)
-    return _build(Recipe, content, source, "")
+        table[last] = Text(text)
+    try:
+        return read(Recipe, content)
+    except ArgumentError as error:
+        raise RecipeError(f"{source}: {error}") from None
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
@@ -169,89 +164,3 @@ def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         raise RecipeError(f"{source}: cannot read the recipe ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{source}: not TOML ({error})") from None
-
-
-def _build(kind: Any, content: object, source: str, prefix: str) -> Any:
-    """Makes a section out of a table of the file, checking every key."""
-    if not isinstance(content, dict):
-        raise RecipeError(f"{source}: {must_be(prefix.rstrip('.'), 'a table', content)}")
-    section = _choose(kind, content, source, prefix)
-    expected = hints(section)
-    for key in content:
-        if key not in expected:
-            raise RecipeError(f"{source}: {_unknown(prefix + key, key, expected)}")
-    for field in dataclasses.fields(section):
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and field.name not in content:
-            raise RecipeError(f"{source}: {prefix}{field.name} is missing; it must be {explain(expected[field.name])}")
-    values = {
-        key: _build(expected[key], value, source, f"{prefix}{key}.")
-        if _sections(expected[key])
-        else _value(value, expected[key], source, prefix + key)
-        for key, value in content.items()
-    }
-    try:
-        return section(**values)
-    except RecipeError as error:
-        raise RecipeError(f"{source}: {prefix}{error}") from None
-
-
-def _choose(kind: Any, content: dict[str, Any], source: str, prefix: str) -> type:
-    """Chooses between the kinds of a section by the key "kind"."""
-    first, *others = sections = _sections(kind)
-    if not others:
-        return first
-    by_name = {typing.get_args(hints(section)["kind"])[0]: section for section in sections}
-    name = content.get("kind")
-    if not isinstance(name, str) or name not in by_name:
-        shown = str(name) if isinstance(name, _Text) else name
-        raise RecipeError(f"{source}: {must_be(f'{prefix}kind', ' or '.join(map(repr, by_name)), shown)}")
-    return by_name[name]
-
-
-def _sections(hint: Any) -> list[type]:
-    """Returns the section types that an annotation allows."""
-    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    members = typing.get_args(hint) if is_union else (hint,)
-    return [member for member in members if dataclasses.is_dataclass(member) and isinstance(member, type)]
-
-
-def _unknown(path: str, key: str, expected: Iterable[str]) -> str:
-    """Returns the message for an unknown key, with the nearest known one."""
-    nearest = difflib.get_close_matches(key, expected, n=1, cutoff=0.5)
-    hint = f": did you mean {nearest[0]!r}?" if nearest else "."
-    return f"unknown key {path!r}{hint} Known: {', '.join(expected)}"
-
-
-def _value(value: object, hint: Any, source: str, path: str) -> object:
-    """Checks one value, reading the text of an override first."""
-    plain = _plain_type(hint)
-    found = _read_text(value, plain) if isinstance(value, _Text) else value
-    if isinstance(found, list):
-        found = tuple(found)
-    if not fits(found, hint):
-        shown = str(value) if isinstance(value, _Text) else value
-        raise RecipeError(f"{source}: {must_be(path, explain(hint), shown)}")
-    return float(found) if plain is float and isinstance(found, int) else found
-
-
-def _plain_type(hint: Any) -> Any:
-    """Strips ranges and None off an annotation."""
-    if typing.get_origin(hint) in (Annotated, types.UnionType, typing.Union):
-        return _plain_type(typing.get_args(hint)[0])
-    return hint
-
-
-def _read_text(text: str, plain: Any) -> object:
-    """Reads text as a type; text that is not of that type stays text, and so does not fit."""
-    if typing.get_origin(plain) is tuple:
-        if not text:
-            return ()
-        item_type = _plain_type(typing.get_args(plain)[0])
-        return tuple(_read_text(item.strip(), item_type) for item in text.split(","))
-    if plain is bool:
-        return {"true": True, "false": False}.get(text.lower(), str(text))
-    try:
-        return plain(text) if plain in (int, float) else str(text)
-    except ValueError:
-        return str(text)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from convattn.errors import ArgumentError, CheckpointError, RecipeError
+from convattn.fields import read
 from convattn.files import (
     as_path,
     clear_leftovers,
@@ -140,7 +141,7 @@ class RunFolder:
         try:
             lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
             kept = [metrics for metrics in map(json.loads, lines) if metrics["step"] <= step]
-            results = [EpochResult(**metrics) for metrics in kept]
+            results = [read(EpochResult, metrics) for metrics in kept]
             if (self.path / "heads.parquet").is_file():
                 rows = parquet.read_table(self.path / "heads.parquet", schema=HEAD_COLUMNS).to_pylist()
                 heads.rows = [row for row in rows if row["step"] <= step]

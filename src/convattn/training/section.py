@@ -1,11 +1,10 @@
 """Tables of a recipe: frozen dataclasses that check every value."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
 from convattn.errors import RecipeError, must_be
-from convattn.training.limits import Range, explain, fits, hints
+from convattn.fields import Range, explain, fits, hints
 
 __all__ = ["Count", "Section", "Share"]
 
@@ -27,6 +26,5 @@ class Section:
     def __post_init__(self) -> None:
         """Checks every value against the annotation of its field."""
         for key, hint in hints(type(self)).items():
-            value = getattr(self, key)
-            if not dataclasses.is_dataclass(value) and not fits(value, hint):
-                raise RecipeError(must_be(key, explain(hint), value))
+            if not fits(getattr(self, key), hint):
+                raise RecipeError(must_be(key, explain(hint), getattr(self, key)))
