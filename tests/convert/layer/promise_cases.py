@@ -6,7 +6,7 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from convattn.encodings import ENCODINGS, Quadratic
+from convattn.encodings import ENCODINGS, Quadratic, Shift
 from convattn.grid import PADDING_MODES
 from convattn.layers import RelativeAttention, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 
@@ -59,6 +59,8 @@ def random_layer(random: Random) -> RelativeAttention:
     options |= {"groups": groups, "bias": random.random() < 0.7, "head_width": random.choice([None, None, 1, 2])}
     options |= _padding(random, dims)
     encoding = _quadratic(random, heads, dims) if random.random() < 0.4 else random.choice(list(ENCODINGS))
+    if encoding == "shift":  # by name it is for the taps of a kernel only
+        encoding = Shift(heads, dims, [[random.randint(-3, 3) for _ in range(dims)] for _ in range(heads)])
     channels = [groups * random.randint(1, 3) for _ in range(2)]
     layer = _ATTENTION[dims](*channels, heads, encoding, **options).to(dtype)
     layer.encoding.to(torch.promote_types(dtype, torch.float32))
