@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from tests.training.study_fake import FakeTrain
 
 from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.records import RunRecord
@@ -17,7 +18,6 @@ from convattn.training import study
 from convattn.training.studies.engine import LocalEngine
 from convattn.training.studies.leash import lock
 from convattn.training.studies.ray_engine import RayEngine
-from training.study_fake import FakeTrain
 
 RECIPE = "digits-quadratic"
 SEEDS = (0, 1, 2)

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.convert.network.network_cases import assert_unchanged, convolutions, filled, fingerprint, images
 from torch import nn
 
 from benchmarks.sweep.randomise import randomise
@@ -11,7 +12,6 @@ from benchmarks.sweep.subjects import Built
 from convattn import network_to_attention
 from convattn.convert import SamePaddedAttention, conv_to_attention
 from convattn.errors import UnsupportedModelError
-from convert.network.network_cases import assert_unchanged, convolutions, filled, fingerprint, images
 
 timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")
