@@ -7,11 +7,16 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: help demo test check fix docs constraints clean
 
-# Many processors have AVX2 and no more, and torch computes with other code there: what trains or compares numbers runs
-# again kept to it.
+# Many processors have AVX2 and no more, and torch computes with other code there: a training step, the paths of layers and
+# convolutions of every kind are compared with float64 again, kept to it.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
-AGAIN := $(addprefix tests/,$(addsuffix .py,layers/test_execution layers/test_fusion convert/layer/test_every_convolution \
-  convert/network/test_certified convert/layer/test_there_and_back training/test_conversion training/test_trainer))
+AGAIN := -k "not compile" $(addprefix tests/,layers/test_execution.py layers/test_fusion.py training/test_trainer.py \
+  convert/layer/test_every_convolution.py convert/layer/test_there_and_back.py convert/network/test_certified.py \
+  functional/test_strided.py::test_it_computes_what_torch_does)
+
+# A process for each core, which takes tests that lie together. What is compiled is kept, or each of the hundred processes
+# that tests start would compile torch anew.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" --numprocesses=auto --dist=worksteal
 
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)
@@ -30,8 +35,8 @@ demo: $(VENV)/.demo      ## Convert, train and certify on embedded data, and wri
 	$(VENV)/bin/convattn demo
 
 test: $(VENV)/.dev       ## Run every test but the slow ones
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" --numprocesses=auto
-	OMP_NUM_THREADS=1 $(AVX2) $(PY) -m pytest -m "not slow" --numprocesses=auto $(AGAIN)
+	$(PYTEST)
+	$(AVX2) $(PYTEST) $(AGAIN)
 
 check: $(VENV)/.dev      ## Format, lint, types, imports and the quickest tests, in under two minutes
 	VENV=$(VENV) scripts/check

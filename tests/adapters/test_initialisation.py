@@ -5,15 +5,15 @@ import copy
 import pytest
 import timm
 import torch
+from tests.adapters.vit_cases import GRID, VITS, attentions, convolutions, convolved, kernel_of, pixels, tokens, vit
+from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from torch import nn
 
-from adapters.vit_cases import GRID, VITS, attentions, convolutions, convolved, kernel_of, pixels, tokens, vit
 from convattn import ConvAttnError, attention_to_conv, network_to_conv
 from convattn.adapters import convolutional_init
 from convattn.errors import ArgumentError, ConversionError
 from convattn.records import ConvolutionalInit
 from convattn.testing.budget import assert_within_budget
-from convert.network.network_cases import assert_unchanged, fingerprint
 
 KERNELS = {"3 x 3": 3, "1 x 3": (1, 3), "1 x 1": 1, "7 x 5": (7, 5)}
 

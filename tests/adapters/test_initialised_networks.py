@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.adapters.vit_cases import GRID, VITS, attentions, pixels, tokens, vit
 
-from adapters.vit_cases import GRID, VITS, attentions, pixels, tokens, vit
 from convattn.adapters import convolutional_init
 from convattn.errors import ShapeError
 from convattn.testing.budget import assert_within_budget
@@ -115,7 +115,7 @@ COMPILED = """
 import copy
 
 import torch
-from adapters.vit_cases import pixels, vit
+from tests.adapters.vit_cases import pixels, vit
 from convattn.adapters import convolutional_init
 from convattn.testing.budget import assert_within_budget
 
@@ -134,7 +134,7 @@ for content in ("gated", False):
 @pytest.mark.slow
 def test_networks_compile_to_one_graph_for_any_size():
     """In a process of its own: the type checks of the test run would break the graph."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
     command = [sys.executable, "-c", COMPILED]
     found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert found.stdout.splitlines() == ["within its budget"] * 4

@@ -5,13 +5,13 @@ import copy
 import pytest
 import timm
 import torch
+from tests.adapters.vit_cases import vit
+from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from adapters.vit_cases import vit
 from convattn.adapters import convolutional_init
 from convattn.errors import UnsupportedModelError
-from convert.network.network_cases import assert_unchanged, fingerprint
 
 BLOCKS = timm.models.vision_transformer
 WINDOWS = "it attends in windows, not over the grid of patches"

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.adapters.vit_cases import attentions, convolved, kernel_of
+from tests.convert.network.network_cases import assert_unchanged, fingerprint
 
-from adapters.vit_cases import attentions, convolved, kernel_of
 from convattn import network_to_conv
 from convattn.adapters import convolutional_init
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.testing.budget import assert_within_budget
-from convert.network.network_cases import assert_unchanged, fingerprint
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,9 +11,11 @@ from benchmarks.__main__ import main
 from benchmarks.cases import layer
 from benchmarks.cases.layer import FORMS
 from benchmarks.record import BenchmarkRecord
-from benchmarks.suites import find_suite
+from benchmarks.suites import choose, find_suite
 
 FILES = ["layers.json", "layers.md", "scaling.png", "scaling.svg"]
+PART = ("content-8-training", "scaling")
+"""A case whose memory is measured, and those of several sizes; the others have tests of their own."""
 
 
 def contents(folder):
@@ -24,11 +26,17 @@ def bench(*arguments, suite="layers"):
     return main([suite, "--quick", *map(str, arguments)])
 
 
+@pytest.fixture(scope="module", params=[PART, pytest.param((), marks=pytest.mark.slow)], ids=["part", "whole"])
+def chosen(request):
+    """Names of cases; none at all stands for the whole quick suite."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """The whole quick suite."""
+def made(chosen, tmp_path_factory):
+    """The quick suite."""
     folder = tmp_path_factory.mktemp("bench") / "made"
-    assert bench("-o", folder, "--json") == 0
+    assert bench("-o", folder, "--json", *(word for name in chosen for word in ("--case", name))) == 0
     return folder, BenchmarkRecord.load(folder / "layers.json")
 
 
@@ -41,15 +49,18 @@ def test_quick_suite_writes_every_file(made):
         assert min(image.size) > 400
 
 
-def test_record_holds_raw_times_and_where_they_are_from(made):
+def test_record_holds_raw_times_and_where_they_are_from(made, chosen):
     folder, record = made
     content = json.loads((folder / "layers.json").read_text(encoding="utf-8"))
     assert (content["record"], content["schema_version"]) == ("BenchmarkRecord", 2)
     assert {"processor", "cores", "threads"} <= set(record.hardware)
     assert {"python", "torch", "convattn", "timm"} <= set(record.versions)
     assert record.started.endswith("+00:00")
-    assert record.command == "python -m benchmarks layers --quick --repeats 3 --dtype float32 --device cpu"
-    assert [case.name for case in record.cases] == [case.name for case in find_suite("layers").cases(True)]
+    words = "".join(f" --case {name}" for name in chosen)
+    assert record.command == f"python -m benchmarks layers --quick{words} --repeats 3 --dtype float32 --device cpu"
+    assert [case.name for case in record.cases] == [
+        case.name for case in choose(find_suite("layers").cases(True), chosen)
+    ]
     for case in record.cases:
         for item in case.measurements:
             assert len(item.seconds) == (0 if item.skipped else record.rounds)

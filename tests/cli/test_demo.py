@@ -41,7 +41,14 @@ FILES = [
     "soft-heads.png",
 ]
 THREADS = torch.get_num_threads()
-TINY = {"model.width": "5", "model.depth": "1", "model.heads": "2", "model.ffn": "7", "training.epochs": "1"}
+TINY = {
+    "model.width": "5",
+    "model.depth": "1",
+    "model.heads": "2",
+    "model.ffn": "7",
+    "training.epochs": "1",
+    "training.batch_size": "240",
+}
 
 
 class Page(HTMLParser):

@@ -14,7 +14,8 @@ from PIL import Image
 from convattn.cli import main
 from convattn.records import RunRecord
 
-TRAIN = ["train", "sa-quadratic", "--scale", "tiny", "--checkpoint-every", "5", "-o", "runs/sa-quadratic-0"]
+SHORT = ["--set", "training.epochs=3"]
+TRAIN = ["train", "sa-quadratic", "--scale", "tiny", *SHORT, "--checkpoint-every", "10", "-o", "runs/sa-quadratic-0"]
 
 
 def kill_under_way(words):
@@ -47,7 +48,7 @@ def test_train_kill_resume_and_reproduce(tmp_path, monkeypatch, capsys):
     assert main(["reproduce", "table1", "--runs", "runs", "--scale", "tiny", "-o", "table", "--json"]) == 1
     missing = {item["recipe"]: item["command"] for item in json.loads(capsys.readouterr().out)["missing"]}
     assert missing["convnet"] == "convattn train convnet --scale tiny -o runs/convnet-0"
-    assert main(missing["convnet"].split()[1:]) == 0
+    assert main([*missing["convnet"].split()[1:], *SHORT]) == 0
     assert main(["reproduce", "table1", "--runs", "runs", "--scale", "tiny", "-o", "again"]) == 1
     with Path("again/table1.csv").open(newline="") as file:
         rows = {row["recipe"]: row for row in csv.DictReader(file)}

@@ -11,7 +11,7 @@ from convattn.models import load_network
 from convattn.records import RunRecord
 from convattn.training.studies.record import StudyRecord
 
-TINY = ("model.width=5", "model.depth=1", "model.ffn=7", "training.epochs=1")
+TINY = ("model.width=5", "model.depth=1", "model.ffn=7", "training.epochs=1", "training.batch_size=240")
 SET = [item for change in TINY for item in ("--set", change)]
 STUDY = ["study", "digits-quadratic", "--seeds", "3", "--grid", "model.heads=2,3", "--threads", "1", *SET]
 LABELS = ("digits-quadratic[model.heads=2]", "digits-quadratic[model.heads=3]")

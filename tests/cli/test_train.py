@@ -10,7 +10,8 @@ from convattn.cli import main
 from convattn.records import RunRecord
 from convattn.training import load_recipe, recipe_to_toml
 
-TINY = ("model.width=5", "model.depth=1", "model.heads=2", "model.ffn=7", "training.epochs=1")
+FEW_STEPS = "training.batch_size=240"
+TINY = ("model.width=5", "model.depth=1", "model.heads=2", "model.ffn=7", "training.epochs=1", FEW_STEPS)
 SET = [item for change in TINY for item in ("--set", change)]
 
 
@@ -54,9 +55,9 @@ def test_one_of_several_processes_speaks(monkeypatch, capsys):
 
 
 def test_scale_is_part_of_the_default_folder_and_of_the_summary(capsys):
-    assert main(["train", "convnet", "--scale", "tiny", "--set", "training.epochs=1"]) == 0
+    assert main(["train", "convnet", "--scale", "tiny", "--set", "training.epochs=1", "--set", FEW_STEPS]) == 0
     record = RunRecord.load("runs/convnet-tiny-0/record.json")
-    assert record.command == "convattn train convnet --scale tiny --set training.epochs=1"
+    assert record.command == f"convattn train convnet --scale tiny --set training.epochs=1 --set {FEW_STEPS}"
     assert capsys.readouterr().out.startswith("convnet at scale tiny, seed 0\n")
 
 
@@ -72,7 +73,7 @@ def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, caps
     with monkeypatch.context() as patch:
         patch.setattr("convattn.training.session.Session.summary", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            main(["train", "digits-quadratic", *SET, "--checkpoint-every", "20"])
+            main(["train", "digits-quadratic", *SET, "--checkpoint-every", "2"])
     newest = max(Path("runs/digits-quadratic-0/checkpoints").glob("step-*"))
     (newest / "model.safetensors").write_bytes(b"")
     assert main(["train", "digits-quadratic", *SET, "--resume"]) == 0
@@ -97,7 +98,7 @@ def test_mistakes_are_named_and_leave_nothing(capsys, words, message):
 
 
 def test_file_of_a_run_repeats_it():
-    recipe = load_recipe("sa-quadratic", scale="tiny", overrides={"training.epochs": "1"})
+    recipe = load_recipe("sa-quadratic", scale="tiny", overrides={"training.epochs": "1", "training.batch_size": "240"})
     Path("mine.toml").write_text(recipe_to_toml(recipe))
     assert main(["train", "mine.toml", "-o", "first"]) == 0
     assert main(["train", "first/recipe.toml", "-o", "second"]) == 0

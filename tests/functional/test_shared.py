@@ -187,7 +187,12 @@ def test_sums_over_many_channels_are_taken_in_parts(case):
 
 @pytest.mark.parametrize(
     ("case", "order"),
-    [pytest.param(case, order, id=f"{case.name}-{order}") for case in CASES for order in orders(case)],
+    [
+        pytest.param(case, order, id=f"{case.name}-{order}")
+        for case in CASES
+        if case.name != "depthwise, one large image"  # what is cut small need not be large
+        for order in orders(case)
+    ],
 )
 def test_every_order_in_small_pieces_gives_the_same(case, order, monkeypatch):
     monkeypatch.setattr(planning, "_order", lambda *_: order)

@@ -1,10 +1,11 @@
 """Every kind of attention layer, as a case: axes, encoding, path, values, content."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 import torch
 from tests.encodings.formula_cases import FORMULAS, small_encoding
 from tests.encodings.hard_numbers import HARD_NUMBERS, HARD_OPTIONS
@@ -51,11 +52,79 @@ class LayerCase:
                 layer.encoding.get_parameter(name).copy_(numbers)
         return layer
 
+    @property
+    def code(self) -> Hashable:
+        """Everything of the case that chooses which code runs; encodings that are computed alike are one."""
+        encoding = ENCODINGS[self.encoding].axis_additive, self.encoding == "shift"
+        seen = None if "content" not in self.options else FORMULAS[self.encoding].features is None
+        return self.kind, repr(self.options), bool(self.numbers), self.heads, encoding, seen
+
+    @property
+    def code_of_places(self) -> Hashable:
+        """What chooses the code that places of queries and keys reach: which terms a score has is no part of it."""
+        content, additive = "content" in self.options, ENCODINGS[self.encoding].axis_additive
+        path = self.options.get("impl"), "head_width" in self.options, content or additive
+        return self.kind, *path, content, bool(self.numbers)
+
+    @property
+    def class_of_layer(self) -> Hashable:
+        """The class, and whether the scores depend on content."""
+        return self.kind, "content" in self.options
+
+
+def one_of_each(cases: Sequence[LayerCase], what: Callable[[LayerCase], Hashable]) -> list[LayerCase]:
+    """Lists the first case of each kind, in their order."""
+    first = {}
+    for case in cases:
+        first.setdefault(what(case), case)
+    return list(first.values())
+
+
+OF_EVERY_CASE = {"test_output_is_attention_by_definition"}
+OF_THE_CLASS = {
+    "test_channels_last_input",
+    "test_input_that_is_a_view",
+    "test_input_is_left_alone",
+    "test_other_channels_are_refused",
+    "test_other_dtypes_are_refused",
+    "test_state_dict_and_copies_carry_everything",
+}
+OF_PLACES = {
+    "test_any_geometry_is_attention_by_definition",
+    "test_cropped_and_padded_unevenly",
+    "test_small_batches",
+    "test_one_pixel",
+    "test_another_size_needs_no_new_layer",
+}
+"""Clauses of the contract by what they are about; the rest is about all code that a case runs."""
+
+
+def cases_of(clause: str, cases: Sequence[LayerCase]) -> Sequence[LayerCase]:
+    """Chooses the cases against which a clause of the contract is held: those that reach other code."""
+    if clause in OF_EVERY_CASE:
+        return cases
+    if clause in OF_THE_CLASS:
+        return one_of_each(cases, lambda case: case.class_of_layer)
+    return one_of_each(cases, lambda case: case.code_of_places if clause in OF_PLACES else case.code)
+
 
 class CaseContract(AttentionContract):
-    """The contract of the layers of a case."""
+    """The contract of the layers of a case.
 
+    Attributes:
+        cases: Cases that a test class goes through: a clause is held against those of them that reach other code.
+        case: The case of a test.
+    """
+
+    cases: ClassVar[Sequence[LayerCase]] = ()
     case: LayerCase
+
+    @pytest.fixture(autouse=True)
+    def _case(self, request):
+        self.case = request.param
+
+    def pytest_generate_tests(self, metafunc):
+        metafunc.parametrize("_case", cases_of(metafunc.function.__name__, self.cases), ids=str, indirect=True)
 
     @property
     def formula(self):

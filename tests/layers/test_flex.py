@@ -6,8 +6,7 @@ import sys
 
 import pytest
 import torch
-from tests.encodings.formula_cases import FORMULAS
-from tests.layers.layer_cases import LayerCase
+from tests.layers.layer_cases import CaseContract, LayerCase
 
 from convattn.errors import ArgumentError, DeviceError
 from convattn.functional.content import flex
@@ -19,7 +18,6 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 from convattn.testing.budget import assert_within_budget
-from convattn.testing.contracts import AttentionContract
 from convattn.testing.encoding_contract import stir
 
 CASES = [
@@ -34,18 +32,15 @@ CASES = [
 ]
 
 
-class TestFlexAttention(AttentionContract):
+class TestFlexAttention(CaseContract):
     """The contract without gradients, which torch has on CUDA only."""
 
-    @pytest.fixture(autouse=True, params=CASES, ids=str)
-    def _case(self, request):
-        self.case = request.param
-        self.formula, self.dims = FORMULAS[self.case.encoding], self.case.kind.dims
+    cases = CASES
+
+    @pytest.fixture(autouse=True)
+    def _without_gradients(self):
         with torch.no_grad():
             yield
-
-    def create(self, in_channels, out_channels, **options):
-        return self.case.create(in_channels, out_channels, **options)
 
     @pytest.mark.skip(reason="needs gradients in float64, which FlexAttention does not have on the CPU")
     def test_gradcheck(self):
@@ -86,7 +81,7 @@ def images(*sizes):
 def test_a_table_read_one_place_off_is_rejected(monkeypatch):
     """Negative control of the class above."""
     contract = TestFlexAttention()
-    contract.case, contract.formula = CASES[0], FORMULAS["learned_axial"]
+    contract.case = CASES[0]
     right = flex._along
 
     def one_place_off(axes, number):

@@ -9,17 +9,16 @@ from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAt
 
 
 class TestEveryLayer(CaseContract):
-    @pytest.fixture(autouse=True, params=LAYERS, ids=str)
-    def _case(self, request):
-        self.case = request.param
+    cases = LAYERS
 
 
 class TestValuesFirst(CaseContract):
     """The contract where each head mixes channels of its own, which pays only in layers larger than these."""
 
-    @pytest.fixture(autouse=True, params=VALUES_FIRST, ids=str)
-    def _case(self, request, monkeypatch):
-        self.case = request.param
+    cases = VALUES_FIRST
+
+    @pytest.fixture(autouse=True)
+    def _values_first(self, monkeypatch):
         monkeypatch.setitem(SLOWNESS, "own channels", 0)
 
 
@@ -74,9 +73,10 @@ class TestLargeImages(CaseContract):
     out.
     """
 
-    @pytest.fixture(autouse=True, params=PIECEWISE, ids=str)
-    def _case(self, request, monkeypatch):
-        self.case = request.param
+    cases = PIECEWISE
+
+    @pytest.fixture(autouse=True)
+    def _small_pieces(self, monkeypatch):
         make_pieces_small(monkeypatch)
 
 

@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import threading
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -205,23 +206,37 @@ def held(layer):
 @pytest.mark.parametrize("gradients", [False, True])
 def test_a_hundred_calls_leave_nothing_behind(layer, gradients):
     layer.eval()
-    before, tensors = held(layer), count_tensors()
-    with torch.set_grad_enabled(gradients):
+    before = held(layer)
+    with torch.set_grad_enabled(gradients), counting_new_tensors() as count:
         for size in range(100):
             layer(torch.zeros(1, 3, 3 + size % 7, 3))
-        layer(torch.zeros(1, 3, 31, 29))
+        layer(torch.zeros(1, 3, 17, 13))
         layer.plan((1, 3, 31, 29))
+        assert count() == 0
+        kept = layer(torch.zeros(1, 3, 5, 3))  # the control
+        assert count() > 0
+    assert kept.shape == (1, 5, 5, 3)
     assert held(layer) == before
-    assert count_tensors() == tensors
 
 
-def count_tensors():
+@contextmanager
+def counting_new_tensors():
+    """Gives a function that counts the tensors made since; the millions of objects made before are not gone through."""
     gc.collect()
-    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+    gc.freeze()
+
+    def count():
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    try:
+        yield count
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("make", [kernel_layer, partial(hard_layer, sharpness=0.3)], ids=["kernel", "soft"])
-@pytest.mark.parametrize("calls", [40, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("calls", [9, pytest.param(2000, marks=pytest.mark.slow)])
 def test_threads_may_share_a_layer(make, calls):
     layer, sizes = make().eval(), range(3, 12)
     with torch.no_grad():

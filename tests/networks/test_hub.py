@@ -6,11 +6,11 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from tests.networks.networks import images
 
 from convattn import from_pretrained, network_to_attention, push_to_hub, save_network
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.models import ResNet
-from networks.networks import images
 
 
 @pytest.fixture

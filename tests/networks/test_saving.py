@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
+from tests.networks.networks import NAMED, OWN_ATTENTION, Tied, converted, images
 from torch import nn
 
 from convattn import (
@@ -21,7 +22,6 @@ from convattn.convert import SamePaddedAttention, conv_to_attention, save_layer
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
 from convattn.models import ResNet
-from networks.networks import NAMED, OWN_ATTENTION, Tied, converted, images
 
 
 def assert_same_network(loaded, saved):

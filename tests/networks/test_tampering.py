@@ -1,8 +1,7 @@
 """A saved folder that was changed is refused, or gives the same result bit for bit."""
 
 import pytest
-
-from networks.tampering import CHANGES, tamper
+from tests.networks.tampering import CHANGES, tamper
 
 
 def totals(counts):

@@ -13,7 +13,7 @@ from convattn.testing.strategies import convolutions_with_images
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")  # the type check does
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(convolutions_with_images())
 def test_convolution_by_definition_is_torchs(case):
     conv, x = case

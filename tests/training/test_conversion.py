@@ -131,7 +131,7 @@ def test_a_conversion_whose_certificate_fails_is_refused(monkeypatch):
 
 
 def test_recipe_and_its_control_run_at_scale_tiny_and_differ_in_the_conversion_alone(tmp_path):
-    short = {"training.epochs": "1"}
+    short = {"training.epochs": "1", "training.batch_size": "240"}
     train(load_recipe("resnet18", scale="tiny", overrides=short), output=tmp_path / "start", progress=False)
     start = {**short, "start.folder": str(tmp_path / "start")}
     records = []

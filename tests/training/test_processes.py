@@ -93,7 +93,7 @@ def losses_in_float64(recipe, folder, monkeypatch):
 
 
 def test_two_processes_give_the_loss_curve_of_one(tmp_path, monkeypatch):
-    recipe = tiny_recipe(epochs=4)  # crops and flips are on: every process must draw those of the whole batch
+    recipe = tiny_recipe(epochs=2)  # crops and flips are on: every process must draw those of the whole batch
     train(recipe, output=tmp_path / "alone", data=tiny_data(), progress=False)
     together = train_elsewhere(recipe, tmp_path, *TWO)
     assert together.hardware["processes"] == "2"

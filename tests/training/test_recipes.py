@@ -9,6 +9,7 @@ from convattn.training import load_recipe, recipe_names, train
 from convattn.training.build import build_network
 from convattn.training.recipe_file import command_for
 
+SHORT = {"training.epochs": "1", "training.batch_size": "240"}
 NAMES = [name for name in recipe_names() if name != "digits-quadratic"]
 DRAWN = [name for name in NAMES if load_recipe(name).start.recipe is None]
 
@@ -37,17 +38,16 @@ def small(name):
 
 @pytest.mark.parametrize("name", [*DRAWN[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in DRAWN[3:])])
 def test_tiny_run_ends(name, tmp_path):
-    recipe = load_recipe(name, scale="tiny", overrides={"training.epochs": "1"})
+    recipe = load_recipe(name, scale="tiny", overrides=SHORT)
     record = train(recipe, output=tmp_path / "run", progress=False)
     assert record.results["test_loss"] > 0
     assert (tmp_path / "run" / "README.md").read_text().count(f"# {name} at scale tiny, seed 0\n") == 1
 
 
 def test_pruned_recipe_trains_on_the_run_that_it_is_given(tmp_path):
-    short = {"training.epochs": "1"}
-    train(load_recipe("sa-quadratic-generalized", scale="tiny", overrides=short), output=tmp_path / "whole")
+    train(load_recipe("sa-quadratic-generalized", scale="tiny", overrides=SHORT), output=tmp_path / "whole")
     start = {"start.folder": str(tmp_path / "whole")}
-    pruned = load_recipe("sa-quadratic-generalized-pruned", scale="tiny", overrides={**short, **start})
+    pruned = load_recipe("sa-quadratic-generalized-pruned", scale="tiny", overrides={**SHORT, **start})
     record = train(pruned, output=tmp_path / "pruned", progress=False)
     assert record.recipe["start"] == {
         "recipe": "sa-quadratic-generalized",

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.training.study_fake import FakeTrain
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, RecipeError
 from convattn.records import RunRecord
@@ -17,7 +18,6 @@ from convattn.training.studies import statistics
 from convattn.training.studies.engine import LocalEngine, _slots
 from convattn.training.studies.folder import locked
 from convattn.training.studies.record import StudyRecord
-from training.study_fake import FakeTrain
 
 RECIPE = "digits-quadratic"
 

@@ -7,17 +7,17 @@ import signal
 import sys
 import threading
 import time
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from tests.training.study_fake import FakeTrain
 
 from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.records import RunRecord
 from convattn.training import study
 from convattn.training.studies.engine import LocalEngine
 from convattn.training.studies.leash import lock
-from convattn.training.studies.ray_engine import RayEngine
-from training.study_fake import FakeTrain
+from convattn.training.studies.ray_engine import RayEngine, _connected
 
 RECIPE = "digits-quadratic"
 SEEDS = (0, 1, 2)
@@ -63,6 +63,7 @@ def weights(folder):
 
 
 @needs_ray
+@pytest.mark.slow
 def test_runs_on_a_node_that_dies_are_continued_on_another(cluster, tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
 
@@ -130,10 +131,14 @@ def test_stopped_study_leaves_no_process_and_no_cluster(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=stop)
     thread.start()
-    fake = FakeTrain(epochs=100, seconds=0.1)
+    fake, told = FakeTrain(epochs=100, seconds=0.1, failing=(f"{RECIPE}-{FAILING}",)), []
+    engine = RayEngine(workers=1, threads=1, command=fake, tell=told.append)
     with pytest.raises(SystemExit, match=f"^{128 + signal.SIGTERM}$"):
-        study([RECIPE], output=tmp_path, seeds=(0,), engine=RayEngine(threads=1, command=fake))
+        study([RECIPE], output=tmp_path, seeds=(FAILING, 0), engine=engine)
     thread.join()
+    failed, stopped = f"{RECIPE}-{FAILING}", f"{RECIPE}-0"
+    expected = [f"{failed}: submitted", f"{failed}: FAILED: cannot do epoch 0", f"{stopped}: submitted"]
+    assert sorted(told) == sorted(expected)
     assert not ray.is_initialized()
     assert signal.getsignal(signal.SIGTERM) is before
     metrics = tmp_path / f"{RECIPE}-0" / "metrics.jsonl"
@@ -142,6 +147,13 @@ def test_stopped_study_leaves_no_process_and_no_cluster(tmp_path):
         assert lock(log, patience=0)  # which a living run would hold
     time.sleep(0.3)
     assert 0 < len(metrics.read_text().splitlines()) == count < 100
+
+
+def test_a_cluster_of_the_callers_is_left_running():
+    ray = ModuleType("ray")  # which has nothing to connect or to shut down by
+    ray.is_initialized = lambda: True
+    with _connected(ray, None):
+        pass
 
 
 def test_more_threads_than_any_node_has_are_refused():

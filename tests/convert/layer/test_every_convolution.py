@@ -17,7 +17,7 @@ from convattn.testing.strategies import convolutions_with_images
 
 PATHS = ("reference", "separable", "dense", "shift")
 COUNTS = [
-    pytest.param(150, id="150"),
+    pytest.param(40, id="40"),
     pytest.param(2000, id="2000", marks=pytest.mark.slow),
 ]
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.convert.network.network_cases import Renamed
 from torch import nn
 from torch.nn.functional import pixel_unshuffle
 
@@ -9,7 +10,6 @@ from convattn import Quadratic, RelativeAttention2d, conv_to_attention
 from convattn.convert import patch_convolution
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.testing.budget import assert_within_budget
-from convert.network.network_cases import Renamed
 
 CASES = {
     "3 in 4": (4, {"kernel_size": 3, "padding": 1}, (3, 3)),

@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 import torch
+from tests.convert.layer.promise_cases import random_convolution, random_images, random_layer, random_sizes
 from torch import nn
 
 from convattn.convert import attention_to_conv, conv_to_attention
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConversionError, ShapeError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convert.layer.promise_cases import random_convolution, random_images, random_layer, random_sizes
 
 COUNTS = [
     pytest.param(60, id="60"),

@@ -14,7 +14,7 @@ from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAt
 from convattn.testing.budget import assert_within_budget, budget
 from convattn.testing.convolutions import convolve
 
-ALPHAS = [1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 25, 30, 40, 46, 60, 80, 100, 140, 200]
+ALPHAS = [1, 1.5, 2.5, 4, 6, 8, 12, 16, 20, 30, 46, 80, 200]
 
 
 def drawn(conv):
@@ -229,7 +229,7 @@ def test_error_of_narrow_heads_is_within_the_bound(head_width):
 @pytest.mark.parametrize("head_width", [5, 6, 40])
 def test_full_head_width_discards_nothing(head_width, dtype):
     """What rounding takes from the product of two matrices is in the bound, or float64 would not pass."""
-    for seed in range(10):
+    for seed in range(3):
         torch.manual_seed(seed)
         _, certificate = conv_to_attention(nn.Conv2d(5, 7, 3, padding=1).to(dtype), head_width=head_width)
         assert certificate.discarded == ()

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.convert.network.network_cases import Functional, Results, converted, images
 from torch import nn
 from torch.nn.utils import parametrizations
 
 from convattn import NetworkCertificate, network_to_attention
 from convattn.errors import CheckpointError
 from convattn.layers import RelativeAttention, RelativeAttention2d
-from convert.network.network_cases import Functional, Results, converted, images
 
 
 def test_a_convolution_called_as_a_function_is_found():

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.convert.network.network_cases import assert_unchanged, filled, fingerprint, images
 from torch import nn
 
 from convattn import network_to_attention, network_to_conv
 from convattn.layers import Content, RelativeAttention
 from convattn.models import ResNet
 from convattn.testing.budget import assert_within_budget
-from convert.network.network_cases import assert_unchanged, filled, fingerprint, images
 
 
 def small_resnet():

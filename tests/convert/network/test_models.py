@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.convert.network.network_cases import assert_unchanged, convolutions, filled, fingerprint, images
 from torch import nn
 
 from benchmarks.sweep.randomise import randomise
@@ -11,7 +12,6 @@ from benchmarks.sweep.subjects import Built
 from convattn import network_to_attention
 from convattn.convert import SamePaddedAttention, conv_to_attention
 from convattn.errors import UnsupportedModelError
-from convert.network.network_cases import assert_unchanged, convolutions, filled, fingerprint, images
 
 timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")
@@ -40,11 +40,12 @@ SIZES = {"test_coatnet": 160, "vit_tiny_r_s16_p8_224": 224}
 """Networks that take images of one size only; the others are run on smaller ones than their own."""
 
 
-LARGE = ("mixnet_s", "edgenext_xx_small", "vit_tiny_r_s16_p8_224", "mobilenet_v3_small", "lraspp_mobilenet_v3_large")
+QUICK = ("test_resnet", "test_nfnet")
+"""Networks for every run; what the others hold beyond these, smaller tests below have layer by layer."""
 
 
 def some(cases):
-    return [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in LARGE else []) for case in cases.items()]
+    return [pytest.param(*case, marks=[] if case[0] in QUICK else [pytest.mark.slow]) for case in cases.items()]
 
 
 def check(network, x, notes):

@@ -6,15 +6,7 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.utils import parametrizations, prune
-from torch.utils.data import DataLoader, TensorDataset
-
-from convattn import network_to_attention
-from convattn.errors import ArgumentError, ConversionError, UnknownNameError
-from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
-from convattn.testing.budget import assert_within_budget
-from convert.network.network_cases import (
+from tests.convert.network.network_cases import (
     Branches,
     Renamed,
     assert_unchanged,
@@ -24,6 +16,14 @@ from convert.network.network_cases import (
     fingerprint,
     images,
 )
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+from torch.utils.data import DataLoader, TensorDataset
+
+from convattn import network_to_attention
+from convattn.errors import ArgumentError, ConversionError, UnknownNameError
+from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.testing.budget import assert_within_budget
 
 PATHS = ("auto", "separable")
 NETWORKS = {

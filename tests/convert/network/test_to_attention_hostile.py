@@ -2,13 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
-
-from convattn import network_to_attention, network_to_conv
-from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
-from convattn.layers import RelativeAttention2d
-from convert.network.hostile_cases import (
+from tests.convert.network.hostile_cases import (
     Borrowing,
     Counting,
     Drawing,
@@ -20,7 +14,13 @@ from convert.network.hostile_cases import (
     Spectrum,
     Unfolding,
 )
-from convert.network.network_cases import images, unchanged
+from tests.convert.network.network_cases import images, unchanged
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from convattn import network_to_attention, network_to_conv
+from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
+from convattn.layers import RelativeAttention2d
 
 
 def conv():

@@ -6,13 +6,7 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
-from torch.ao import quantization
-from torch.nn.utils import parametrizations
-
-from convattn import network_to_attention
-from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
-from convert.network.network_cases import (
+from tests.convert.network.network_cases import (
     Computed,
     Doubled,
     DoubledInside,
@@ -22,6 +16,12 @@ from convert.network.network_cases import (
     images,
     unchanged,
 )
+from torch import nn
+from torch.ao import quantization
+from torch.nn.utils import parametrizations
+
+from convattn import network_to_attention
+from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
 
 
 def with_weight(change):

@@ -4,13 +4,13 @@ import threading
 
 import pytest
 import torch
+from tests.convert.network.hostile_cases import Counting, Drawing, Listed, Overwriting, Remembering, Whole
+from tests.convert.network.network_cases import images, unchanged
 from torch import nn
 
 from convattn import attention_to_conv, conv_to_attention, network_to_conv, refine
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention2d
-from convert.network.hostile_cases import Counting, Drawing, Listed, Overwriting, Remembering, Whole
-from convert.network.network_cases import images, unchanged
 
 
 def hard(channels=4):
