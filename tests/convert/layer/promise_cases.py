@@ -60,7 +60,9 @@ def random_layer(random: Random) -> RelativeAttention:
     options |= _padding(random, dims)
     encoding = _quadratic(random, heads, dims) if random.random() < 0.4 else random.choice(list(ENCODINGS))
     if encoding == "shift":  # by name it is for the taps of a kernel only
-        encoding = Shift(heads, dims, [[random.randint(-3, 3) for _ in range(dims)] for _ in range(heads)])
+        encoding = Shift(
+            heads, dims, displacements=[[random.randint(-3, 3) for _ in range(dims)] for _ in range(heads)]
+        )
     channels = [groups * random.randint(1, 3) for _ in range(2)]
     layer = _ATTENTION[dims](*channels, heads, encoding, **options).to(dtype)
     layer.encoding.to(torch.promote_types(dtype, torch.float32))
