@@ -25,8 +25,10 @@ def test_run_goes_where_it_is_told_and_is_summarised(capsys):
     record = RunRecord.load("there/run/record.json")
     assert (record.seed, record.recipe["model"]["width"], record.recipe["training"]["epochs"]) == (3, 5, 1)
     out, err = capsys.readouterr()
-    assert err == ""
+    assert err.startswith("epoch 1: loss ")
+    assert err.count("\n") == 1
     assert out.startswith("digits-quadratic, seed 3\n")
+    assert "with views" not in out
     assert f"test accuracy   {record.results['test_accuracy']:.2%}" in out
     assert record.command in out
     assert out.endswith("wrote there/run\n")
@@ -61,6 +63,28 @@ def test_scale_is_part_of_the_default_folder_and_of_the_summary(capsys):
     assert capsys.readouterr().out.startswith("convnet at scale tiny, seed 0\n")
 
 
+def test_accuracy_with_views_is_beside_that_without(capsys):
+    words = ["--set", "model.widths=4", "--set", "training.epochs=1", "--set", "training.test_views=mirror"]
+    assert main(["train", "speedrun", "--scale", "tiny", *words]) == 0
+    results = RunRecord.load("runs/speedrun-tiny-0/record.json").results
+    out = capsys.readouterr().out
+    assert f"test accuracy   {results['test_accuracy']:.2%}\n" in out
+    assert f"with views      {results['views_accuracy']:.2%} (mirror)\n" in out
+    card = Path("runs/speedrun-tiny-0/README.md").read_text()
+    assert f"| views_accuracy | {results['views_accuracy']:.6g} |" in card
+    assert "| measure of views | the same of the mean scores of several views of each image, see setup |" in card
+
+
+def test_terminal_gets_the_bar_and_no_lines(monkeypatch):
+    told = []
+    monkeypatch.setattr("convattn.training.train", lambda *_, tell, **__: told.append(tell) or 1 / 0)
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        with pytest.raises(ZeroDivisionError):
+            main(["train", "digits-quadratic"])
+    assert [tell is None for tell in told] == [False, True]
+
+
 def test_finished_run_is_shown_again_by_resume(capsys):
     assert main(["train", "digits-quadratic", *SET, "--json"]) == 0
     first = capsys.readouterr().out
@@ -77,9 +101,10 @@ def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, caps
     newest = max(Path("runs/digits-quadratic-0/checkpoints").glob("step-*"))
     (newest / "model.safetensors").write_bytes(b"")
     assert main(["train", "digits-quadratic", *SET, "--resume"]) == 0
-    err = capsys.readouterr().err
-    assert err.startswith(f"convattn: checkpoint {newest.name} is damaged")
-    assert err.endswith("the one before is used\n")
+    warning, *epochs = capsys.readouterr().err.splitlines()[1:]
+    assert warning.startswith(f"convattn: checkpoint {newest.name} is damaged")
+    assert warning.endswith("the one before is used")
+    assert all(line.startswith("epoch 1: loss ") for line in epochs)
 
 
 @pytest.mark.parametrize(

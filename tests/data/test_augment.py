@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from convattn.data import cutout, horizontal_flip, normalise, random_crop
+from convattn.data import cutout, horizontal_flip, mirror, normalise, random_crop
 from convattn.errors import ArgumentError, ShapeError
 from convattn.testing.budget import assert_within_budget
 
@@ -30,6 +31,30 @@ def test_every_crop_is_a_cut_of_its_own_padded_image(padding, seed):
     shifts = torch.randint(0, 2 * padding + 1, (2, len(batch)), generator=torch.Generator().manual_seed(seed))
     expected = [crop_by_slicing(image, padding, *shift) for image, shift in zip(batch, shifts.T.tolist(), strict=True)]
     assert torch.equal(cropped, torch.stack(expected))
+
+
+@given(padding=st.integers(0, 4), seed=st.integers(0, 2**31))
+def test_reflected_crop_is_a_cut_of_the_reflected_image(padding, seed):
+    batch = images()
+    options = {"padding": padding, "border": "reflect"}
+    cropped = random_crop(batch, generator=torch.Generator().manual_seed(seed), **options)
+    canvas = nn.functional.pad(batch.double(), (padding,) * 4, mode="reflect").to(torch.uint8)
+    shifts = torch.randint(0, 2 * padding + 1, (2, len(batch)), generator=torch.Generator().manual_seed(seed))
+    rows, cols = batch.shape[2:]
+    for found, framed, (row, col) in zip(cropped, canvas, shifts.T.tolist(), strict=True):
+        assert torch.equal(found, framed[:, row : row + rows, col : col + cols])
+
+
+def test_image_too_small_to_be_reflected_is_refused():
+    with pytest.raises(ArgumentError, match=r"padding must be below 5, the images' shorter side, to reflect, but is 5"):
+        random_crop(images(), padding=5, generator=torch.Generator(), border="reflect")
+
+
+def test_chosen_images_are_mirrored():
+    batch, chosen = images(batch=5), torch.tensor([True, False, False, True, True])
+    mirrored = mirror(batch, chosen)
+    assert torch.equal(mirrored[chosen], batch[chosen].flip(-1))
+    assert torch.equal(mirrored[~chosen], batch[~chosen])
 
 
 def test_crops_take_every_shift_equally_often():

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from convattn.models import AttentionNet, ConvNet, ResNet
+from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet
 
 SAVED = {
     "attention": lambda: AttentionNet("learned_axial", width=10, depth=2, heads=3, ffn=7, image_size=10, num_classes=5),
@@ -21,6 +21,9 @@ SAVED = {
     "conv": lambda: ConvNet(5, width=10, depth=2, ffn=7),
     "resnet": lambda: ResNet(1, num_classes=3),
     "narrow resnet": lambda: ResNet(1, num_classes=3, width=5),
+    "speed net": lambda: SpeedNet(widths=(5, 7), num_classes=3, sharpness=2.0),
+    "speed net with content": lambda: SpeedNet("content", widths=[5]),
+    "speed net of fixed heads": lambda: SpeedNet("random-frozen", widths=[5]),
 }
 
 

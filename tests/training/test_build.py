@@ -2,16 +2,22 @@ import dataclasses
 
 import pytest
 import torch
-from tests.training.tiny import tiny_data, tiny_recipe
+from tests.training.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
 
-from convattn.data import load_digits
-from convattn.errors import DataError
+from convattn.data import load_digits, normalise
+from convattn.errors import DataError, RecipeError
 from convattn.models import AttentionNet
-from convattn.training.build import build_network, build_optimizer, load_data
-from convattn.training.network_recipe import ConvNetRecipe, ResNetRecipe
+from convattn.models.whitening import WhitenedPatches
+from convattn.training.build import build_network, build_optimizer, load_data, rate_of_group
+from convattn.training.network_recipe import ConvNetRecipe, ResNetRecipe, SpeedNetRecipe
 from convattn.training.recipe import DataRecipe, OptimRecipe
 
-MODELS = [tiny_recipe().model, ConvNetRecipe(width=8, depth=1, ffn=8), ResNetRecipe(blocks_per_stage=1, width=4)]
+MODELS = [
+    tiny_recipe().model,
+    ConvNetRecipe(width=8, depth=1, ffn=8),
+    ResNetRecipe(blocks_per_stage=1, width=4),
+    SpeedNetRecipe(widths=(4, 6)),
+]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
@@ -33,6 +39,46 @@ def test_other_encodings_are_decayed():
     network = AttentionNet("learned_axial", width=8, depth=1, heads=3, ffn=8)
     (group,) = build_optimizer(OptimRecipe(weight_decay=0.5), network).param_groups
     assert group["weight_decay"] == 0.5
+
+
+def test_rates_of_their_own_go_by_name():
+    recipe = tiny_speed_recipe()
+    network = build_network(recipe, tiny_data())
+    optimizer = build_optimizer(recipe.optim, network, stem_epochs=1)
+    own = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    kinds = {"encoding.centres": (0.5, 0.0), "encoding.root_sharpness": (0.25, 0.0), "norm.bias": (8.0, 1e-3 / 8)}
+    for name, parameter in network.named_parameters():
+        if name.endswith("norm.weight"):
+            assert id(parameter) not in own
+            continue
+        found = own[id(parameter)]
+        expected = next((values for kind, values in kinds.items() if name.endswith(kind)), (1.0, 1e-3))
+        assert (found["rate"], found["weight_decay"]) == expected
+        learns = [rate_of_group(found, epoch) > 0 for epoch in (0, 1, 2)]
+        assert learns == [True, name != "stem.bias", name != "stem.bias"]
+        assert rate_of_group(found, 0) == found["rate"]
+
+
+def test_heads_that_are_frozen_are_not_in_the_optimizer():
+    recipe = tiny_speed_recipe(mixing="random-frozen")
+    network = build_network(recipe, tiny_data())
+    optimizer = build_optimizer(recipe.optim, network)
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert not trained & {id(p) for stage in network.stages for p in stage.first.encoding.parameters()}
+
+
+def test_epochs_of_a_stem_need_a_stem():
+    network = build_network(tiny_recipe(), tiny_data())
+    message = r"training\.stem_epochs must be left away where the network is no SpeedNet, but is 3"
+    with pytest.raises(RecipeError, match=message):
+        build_optimizer(OptimRecipe(), network, stem_epochs=3)
+
+
+def test_stem_whitens_the_training_images():
+    data = tiny_data()
+    stem = WhitenedPatches(1)
+    stem.whiten(normalise(data.train.images, data.mean, data.std))
+    assert torch.equal(build_network(tiny_speed_recipe(), data).stem.weight, stem.weight)
 
 
 def test_sgd_and_adamw_take_their_options():

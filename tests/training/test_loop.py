@@ -1,5 +1,7 @@
 import json
 import math
+import re
+import time
 
 import pytest
 import torch
@@ -9,9 +11,10 @@ from tests.training.tiny import tiny_data, tiny_recipe
 from convattn.errors import ArgumentError, RecipeError, TrainingError
 from convattn.models import AttentionNet, load_network
 from convattn.records import RunRecord
-from convattn.training import load_recipe, train
+from convattn.training import load_recipe, loop, train
 from convattn.training.build import build_network, build_optimizer
 from convattn.training.heads import HEAD_COLUMNS
+from convattn.training.trainer import EpochResult
 
 
 def test_run_leaves_all_its_files(tmp_path):
@@ -48,6 +51,23 @@ def test_each_epoch_is_told():
     told = []
     train(tiny_recipe(epochs=2), data=tiny_data(), progress=False, tell=told.append)
     assert [line.partition(":")[0] for line in told] == ["epoch 1", "epoch 2"]
+    assert re.search(r"; 1 to go, about \d+ s, until [A-Z][a-z]{2} \d\d:\d\d$", told[0])
+    assert re.search(r"test [\d.]+%$", told[1])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "epochs", "said"),
+    [
+        ([10, 20], 5, "; 3 to go, about 45 s, until {}"),
+        ([400], 10, "; 9 to go, about 60 min, until {}"),
+        ([7, 7], 2, ""),
+    ],
+)
+def test_time_left_is_that_of_the_epochs_so_far(seconds, epochs, said):
+    results = [EpochResult(1, 1, 0.1, 1.0, 1.0, 0.5, float(number), 1.0) for number in seconds]
+    left = (epochs - len(seconds)) * sum(seconds) / len(seconds)
+    until = time.strftime("%a %H:%M", time.localtime(1.8e9 + left))
+    assert loop._time_left(results, epochs, 1.8e9) == said.format(until)
 
 
 def test_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):

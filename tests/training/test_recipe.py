@@ -1,12 +1,20 @@
 import dataclasses
 
 import pytest
-from tests.training.tiny import tiny_recipe
+from tests.training.tiny import tiny_recipe, tiny_speed_recipe
 
 from convattn.errors import RecipeError
 from convattn.training import load_recipe, recipe_to_toml
-from convattn.training.network_recipe import AttentionNetRecipe, ConvNetRecipe, ResNetRecipe
-from convattn.training.recipe import CosineRecipe, DataRecipe, OptimRecipe, StepsRecipe, TrainingRecipe
+from convattn.training.network_recipe import AttentionNetRecipe, ConvNetRecipe, ResNetRecipe, SpeedNetRecipe
+from convattn.training.recipe import (
+    CosineRecipe,
+    DataRecipe,
+    LookaheadRecipe,
+    OptimRecipe,
+    StepsRecipe,
+    TrainingRecipe,
+    TriangleRecipe,
+)
 from convattn.training.recipe_file import command_for
 
 PAPER = {
@@ -25,6 +33,33 @@ def test_recipes_of_the_paper_have_its_settings(name):
     assert recipe.data == DataRecipe("cifar10", folder=None, crop_padding=4, flip=True)
     assert recipe.optim == OptimRecipe("sgd", learning_rate=0.1, momentum=0.9, nesterov=False, weight_decay=1e-4)
     assert recipe.training == TrainingRecipe(epochs=300, batch_size=100, precision="no")
+
+
+def test_speed_run_has_the_settings_of_the_convolutional_record():
+    recipe = load_recipe("speedrun")
+    assert recipe.model == SpeedNetRecipe(mixing="attention", widths=(64, 256, 256))
+    flips = {"flip": True, "alternate_flip": True}
+    assert recipe.data == DataRecipe("cifar10", crop_padding=2, crop_border="reflect", **flips)
+    both = 1 + 1 / (1 - recipe.optim.momentum)
+    assert recipe.optim.learning_rate == pytest.approx(11.5 / both, rel=1e-12)
+    decay = 0.0153 / both / recipe.optim.learning_rate
+    assert recipe.optim.weight_decay == pytest.approx(decay, rel=5e-3)  # the recipe has three digits
+    assert (recipe.optim.momentum, recipe.optim.nesterov, recipe.optim.norm_bias_rate) == (0.85, True, 64)
+    assert recipe.schedule == TriangleRecipe(start=0.2, peak=0.23, end=0.07)
+    assert recipe.lookahead == LookaheadRecipe(steps=5, decay=0.95)
+    assert (recipe.training.epochs, recipe.training.batch_size, recipe.training.stem_epochs) == (10, 1024, 3)
+    assert recipe.training.label_smoothing == 0.2
+
+
+def test_two_averages_at_once_are_refused():
+    training = dataclasses.replace(tiny_speed_recipe().training, ema=0.9)
+    with pytest.raises(RecipeError, match=r"training\.ema must be left away with lookahead, but is 0\.9"):
+        dataclasses.replace(tiny_speed_recipe(), training=training)
+
+
+def test_speed_run_comes_back_from_its_file(tmp_path):
+    (tmp_path / "recipe.toml").write_text(recipe_to_toml(tiny_speed_recipe()))
+    assert load_recipe(tmp_path / "recipe.toml") == tiny_speed_recipe()
 
 
 def test_defaults_are_the_papers_sizes():

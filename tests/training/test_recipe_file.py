@@ -15,9 +15,15 @@ REFUSED = {
     "too few": ("training.epochs", "0", "training.epochs must be an integer of at least 1, but is"),
     "not finite": ("optim.learning_rate", "inf", "optim.learning_rate must be a number above 0"),
     "not a choice": ("data.name", "mnist", "data.name must be 'digits' or 'cifar10', but is 'mnist'"),
-    "not a kind": ("model.kind", "vit", "model.kind must be 'attention_net' or 'conv_net' or 'resnet', but is 'vit'"),
+    "not a kind": (
+        "model.kind",
+        "vit",
+        "model.kind must be 'attention_net' or 'conv_net' or 'resnet' or 'speed_net', but is 'vit'",
+    ),
     "not true or false": ("data.flip", "perhaps", "data.flip must be true or false, but is 'perhaps'"),
     "value as a section": ("name.first", "x", "cannot set name.first, because name is a single value"),
+    "flips without flip": ("data.alternate_flip", "true", "alternate_flip must be false without flip, but is True"),
+    "no rate": ("optim.centre_rate", "0", "optim.centre_rate must be a number above 0, but is '0'"),
     "combination": ("optim.nesterov", "true", "nesterov must be false without sgd and a momentum, but is True"),
 }
 

@@ -20,7 +20,7 @@ def test_scales_change_sizes_and_not_what_the_recipe_is_about(name):
     assert [recipe.scale for recipe in (paper, small, tiny)] == ["paper", "small", "tiny"]
     assert [recipe.data.name for recipe in (paper, small, tiny)] == ["cifar10", "cifar10", "digits"]
     assert small.optim.algorithm == tiny.optim.algorithm == "adamw"
-    for key in ("kind", "encoding", "content", "gated", "centres", "heads"):
+    for key in ("kind", "encoding", "content", "gated", "centres", "heads", "mixing"):
         assert len({getattr(recipe.model, key, None) for recipe in (paper, small, tiny)}) == 1
     assert small.start == tiny.start == paper.start
     assert command_for(small) == f"convattn train {name} --scale small"
@@ -28,7 +28,7 @@ def test_scales_change_sizes_and_not_what_the_recipe_is_about(name):
 
 def test_small_runs_have_the_same_budget():
     budgets = {(recipe.optim, recipe.schedule, recipe.training) for recipe in map(small, DRAWN)}
-    assert len(budgets) == 2  # all but sa-quadratic-strong, whose labels are smoothed and weights averaged
+    assert len(budgets) == 3  # all but sa-quadratic-strong and speedrun, whose labels are smoothed in their own ways
     assert len({(recipe.optim, recipe.schedule, recipe.training.epochs) for recipe in map(small, DRAWN)}) == 1
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pyarrow import parquet
-from tests.training.tiny import tiny_data, tiny_recipe
+from tests.training.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
 
 from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning
 from convattn.records import RunRecord
@@ -89,6 +89,17 @@ def test_every_state_of_a_strong_recipe_is_taken_up(monkeypatch, tmp_path):
         cut_off(monkeypatch, tmp_path / str(step), step=step, recipe=strong)
         resume(tmp_path / str(step), strong)
         assert timeless(tmp_path / str(step)) == timeless(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("step", "checkpoint_every"), [(2, 1), (4, 3), (5, None), (7, 1), (9, 4)])
+def test_every_state_of_a_speed_run_is_taken_up(monkeypatch, tmp_path, step, checkpoint_every):
+    speed = tiny_speed_recipe()
+    record = train(speed, output=tmp_path / "whole", data=tiny_data(), progress=False)
+    cut_off(monkeypatch, tmp_path / "run", step=step, recipe=speed, checkpoint_every=checkpoint_every)
+    resumed = resume(tmp_path / "run", speed)
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+    for name in ("views_accuracy", "views_loss"):
+        assert resumed.results[name] == record.results[name]
 
 
 def test_run_cut_off_twice_counts_its_time_and_its_resumptions(whole, monkeypatch, tmp_path):
@@ -274,9 +285,9 @@ def test_full_disk_at_the_start_is_an_error_and_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def kill(folder, count):
+def kill(recipe, folder, count):
     """Kills so many runs at random moments, resumes them and compares their ends with that of an undisturbed one."""
-    command = [sys.executable, "-m", "tests.training.kills", folder, str(count), "0"]
+    command = [sys.executable, "-m", "tests.training.kills", recipe, folder, str(count), "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -286,13 +297,14 @@ def kill(folder, count):
 
 
 @pytest.mark.slow
-def test_killed_runs_end_with_the_same_bits(tmp_path):
-    kill(tmp_path, 3)
+@pytest.mark.parametrize("recipe", ["attention", "speed"])
+def test_killed_runs_end_with_the_same_bits(recipe, tmp_path):
+    kill(recipe, tmp_path, 3)
 
 
 @pytest.mark.slow
 def test_thirty_killed_runs_end_with_the_same_bits(tmp_path):
-    kill(tmp_path, 30)
+    kill("attention", tmp_path, 30)
 
 
 def test_two_processes_do_not_take_up_one_run(whole, monkeypatch, tmp_path):

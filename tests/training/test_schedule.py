@@ -1,10 +1,11 @@
 import math
 
+import numpy as np
 import pytest
 
 from convattn.training.build import learning_rate_factor
-from convattn.training.recipe import CosineRecipe, StepsRecipe
-from convattn.training.schedule import step_decay, warmup_cosine
+from convattn.training.recipe import CosineRecipe, StepsRecipe, TriangleRecipe
+from convattn.training.schedule import step_decay, triangle, warmup_cosine
 
 
 @pytest.mark.parametrize("step", range(101))
@@ -32,3 +33,19 @@ def test_warmup_is_a_share_of_all_steps():
     recipe = CosineRecipe(warmup=0.05)
     assert learning_rate_factor(recipe, 7500, epochs=300, steps_per_epoch=500) == 1
     assert learning_rate_factor(recipe, 3750, epochs=300, steps_per_epoch=500) == 0.5
+
+
+@pytest.mark.parametrize("step", range(101))
+def test_triangle_lies_on_two_straight_lines(step):
+    expected = np.interp(step, [0, 23, 100], [0.2, 1, 0.07])
+    assert triangle(step, total=100, start=0.2, peak=0.23, end=0.07) == pytest.approx(expected, rel=1e-14)
+
+
+def test_triangle_without_a_rise_starts_at_one():
+    assert triangle(0, total=7, start=0.2, peak=0, end=0.5) == 1
+
+
+def test_triangle_of_a_recipe_counts_all_steps():
+    recipe = TriangleRecipe(start=0.2, peak=0.25, end=0.1)
+    factors = [learning_rate_factor(recipe, step, epochs=4, steps_per_epoch=10) for step in (0, 10, 40)]
+    assert factors == pytest.approx([0.2, 1, 0.1], rel=1e-15)

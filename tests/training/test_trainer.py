@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 from accelerate import Accelerator
-from tests.training.tiny import tiny_data, tiny_recipe
+from tests.training.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
 
 from convattn.data import normalise
 from convattn.errors import MissingDependencyError, RecipeError, UnknownNameError
@@ -15,6 +15,7 @@ from convattn.training.memory import estimate_memory
 from convattn.training.network_recipe import ResNetRecipe
 from convattn.training.recipe import DataRecipe
 from convattn.training.trainer import Trainer
+from convattn.training.views import views
 
 SIZES = {"width": 8, "depth": 1, "heads": 3, "ffn": 8, "patch": 1, "dropout": 0.0}
 
@@ -137,6 +138,82 @@ def test_batches_are_full_cover_the_split_once_and_can_be_taken_up():
     other.load_state_dict(again.state_dict())
     assert [rows(batch) for batch in other] == epochs[0][2:]
     assert [rows(batch) for batch in other] == epochs[1]
+
+
+def test_image_mirrored_in_one_epoch_is_not_in_the_next():
+    data = tiny_data(train=200)
+    pixels = normalise(data.train.images, data.mean, data.std)
+    recipe = DataRecipe("digits", crop_padding=0, flip=True, alternate_flip=True)
+
+    def mirrored(made):
+        seen = {}
+        for images, _ in made:
+            for image in images:
+                for shown in (False, True):
+                    row = (pixels == (image.flip(-1) if shown else image)).flatten(1).all(1).nonzero()
+                    seen |= {int(row[0]): shown} if len(row) else {}
+        return seen
+
+    made = Batches(data, recipe, size=10, seed=0, device="cpu")
+    first, second, third = (mirrored(made) for _ in range(3))
+    assert len(first) == 200
+    assert second == {row: not shown for row, shown in first.items()}
+    assert third == first
+    assert abs(sum(first.values()) - 100) < 3.3 * (200 / 4) ** 0.5
+    other = Batches(data, recipe, size=10, seed=7, device="cpu")
+    assert mirrored(other) != first
+
+
+def test_bias_of_the_stem_learns_in_its_epochs_alone():
+    made = Trainer(tiny_speed_recipe(epochs=3), tiny_data(), Accelerator(cpu=True))
+    found = [made.network.stem.bias.detach().clone()]
+    for _ in range(3):
+        made.run_epoch()
+        found.append(made.network.stem.bias.detach().clone())
+    assert not torch.equal(found[0], found[1])
+    centres = made.network.stages[0].first.encoding.centres.detach().clone()
+    recipe = dataclasses.replace(tiny_speed_recipe(epochs=3), lookahead=None)
+    made = Trainer(recipe, tiny_data(), Accelerator(cpu=True))  # an average brings earlier biases back
+    made.run_epoch()
+    after = made.network.stem.bias.detach().clone()
+    made.run_epoch()
+    assert torch.equal(made.network.stem.bias, after)
+    assert not torch.equal(made.network.stages[0].first.encoding.centres, centres)
+
+
+@pytest.mark.parametrize("mixing", ["attention", "conv", "hard", "random", "random-frozen", "content"])
+def test_every_mixing_trains_and_moves_the_centres_that_learn(mixing):
+    made = Trainer(tiny_speed_recipe(mixing=mixing), tiny_data(), Accelerator(cpu=True))
+    layer = made.network.stages[0].first
+    before = None if mixing in ("conv", "hard") else layer.encoding.centres.detach().clone()
+    result = made.run_epoch()
+    assert 0 < result.train_loss < 10
+    if before is not None:
+        assert torch.equal(layer.encoding.centres, before) is (mixing == "random-frozen")
+
+
+def test_record_counts_what_learns():
+    counts = [
+        train(tiny_speed_recipe(epochs=1, mixing=mixing), data=tiny_data(), progress=False).parameters
+        for mixing in ("random", "random-frozen")
+    ]
+    assert counts[0] - counts[1] == 4 * 27
+
+
+def test_scores_of_views_are_averaged():
+    made = Trainer(tiny_speed_recipe(), tiny_data(), Accelerator(cpu=True))
+    made.run_epoch()
+    data = tiny_data()
+    images = normalise(data.test.images, data.mean, data.std)
+    network = made.result.eval()
+    with torch.inference_mode():
+        scores = [network(view) * share for share, view in views(images, "mirror_shift")]
+    right = (sum(scores).argmax(1) == data.test.labels).double().mean().item()
+    found = made.evaluate_views()
+    assert found["views_accuracy"] == right
+    assert found["views_loss"] != made.evaluate(made._test)[0]
+    plain = dataclasses.replace(tiny_speed_recipe(), training=tiny_recipe().training, lookahead=None)
+    assert Trainer(plain, tiny_data(), Accelerator(cpu=True)).evaluate_views() == {}
 
 
 def test_activations_of_known_layers_are_counted():

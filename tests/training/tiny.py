@@ -5,8 +5,8 @@ import torch
 from convattn.data import ImageDataset, ImageSplit
 from convattn.records import DataRecord
 from convattn.training import Recipe
-from convattn.training.network_recipe import AttentionNetRecipe
-from convattn.training.recipe import DataRecipe, OptimRecipe, TrainingRecipe
+from convattn.training.network_recipe import AttentionNetRecipe, SpeedNetRecipe
+from convattn.training.recipe import DataRecipe, LookaheadRecipe, OptimRecipe, TrainingRecipe, TriangleRecipe
 
 
 def tiny_data(train: int = 40, test: int = 10) -> ImageDataset:
@@ -35,4 +35,28 @@ def tiny_recipe(*, epochs: int = 2, learning_rate: float = 0.01, seed: int = 0, 
         data=DataRecipe("digits", crop_padding=1, flip=True),
         optim=OptimRecipe(algorithm="adamw", learning_rate=learning_rate),
         training=TrainingRecipe(epochs=epochs, batch_size=8),
+    )
+
+
+def tiny_speed_recipe(*, epochs: int = 2, **model: object) -> Recipe:
+    """Everything that the recipe "speedrun" uses, on a network of two narrow stages."""
+    return Recipe(
+        "tiny",
+        claim="none",
+        model=SpeedNetRecipe(**{"widths": (4, 6), **model}),
+        data=DataRecipe("digits", crop_padding=1, crop_border="reflect", flip=True, alternate_flip=True),
+        optim=OptimRecipe(
+            learning_rate=0.2,
+            momentum=0.85,
+            nesterov=True,
+            weight_decay=1e-3,
+            centre_rate=0.5,
+            sharpness_rate=0.25,
+            norm_bias_rate=8.0,
+        ),
+        schedule=TriangleRecipe(),
+        training=TrainingRecipe(
+            epochs=epochs, batch_size=8, label_smoothing=0.2, stem_epochs=1, test_views="mirror_shift"
+        ),
+        lookahead=LookaheadRecipe(steps=3),
     )

@@ -1,6 +1,7 @@
 """`convattn train`: trains by a recipe, into a folder."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,7 +33,7 @@ def train(
     config.json, README.md (the card) and record.json. record.json is written last: a folder without it is a run that
     did not finish, and --resume continues it from its newest checkpoint. Tiny images are computed on one thread, others
     on all cores, unless OMP_NUM_THREADS says how many. With several processes: accelerate launch -m convattn train
-    RECIPE.
+    RECIPE. Progress is a bar on a terminal, and otherwise a line on standard error after each epoch.
 
     Args:
         recipe: Name of a recipe (`convattn info` lists them), or a file that ends in .toml.
@@ -60,10 +61,21 @@ def train(
     default = Path("runs") / "-".join(words)
     folder = output or (default if resume else first_free(default))
     with one_thread(is_small(resolved)):
-        record = train_by(resolved, output=folder, resume=resume, checkpoint_every=checkpoint_every, trackers=tracker)
+        record = train_by(
+            resolved,
+            output=folder,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+            trackers=tracker,
+            tell=None if sys.stderr.isatty() else _say,  # a terminal has the progress bar
+        )
     if os.environ.get("RANK", "0") == "0":  # as torchrun and accelerate name the first of several processes
         print_record(record, f"{summarise_run(record)}\nwrote {folder}", json=json)
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def summarise_run(record: RunRecord) -> str:
@@ -77,8 +89,10 @@ def summarise_run(record: RunRecord) -> str:
     """
     scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
     counts = ", ".join(f"{number} {split}" for split, number in record.data.counts.items())
+    views = record.results.get("views_accuracy")
     rows = {
         "test accuracy": f"{record.results['test_accuracy']:.2%}",
+        **({} if views is None else {"with views": f"{views:.2%} ({record.recipe['training']['test_views']})"}),
         "parameters": f"{record.parameters:,}",
         "images": f"{record.data.name}: {counts}",
         "time": f"{record.seconds:.1f} s on {record.hardware['processor']}, threads: {record.hardware['threads']}",

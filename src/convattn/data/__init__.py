@@ -1,6 +1,6 @@
 """Image data sets in memory, and augmentation of whole batches on their device."""
 
-from convattn.data.augment import cutout, horizontal_flip, normalise, random_crop
+from convattn.data.augment import cutout, horizontal_flip, mirror, normalise, random_crop
 from convattn.data.cifar10 import load_cifar10
 from convattn.data.dataset import ImageDataset, ImageSplit
 from convattn.data.digits import load_digits
@@ -17,6 +17,7 @@ __all__ = [
     "load_cifar10",
     "load_digits",
     "load_photograph",
+    "mirror",
     "mixup",
     "normalise",
     "random_crop",

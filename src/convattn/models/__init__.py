@@ -1,4 +1,4 @@
-"""Image classifiers: the paper's attention network, its convolutional control and ResNet-18."""
+"""Image classifiers: the paper's attention network, its convolutional control, ResNet-18, and one that trains fast."""
 
 from convattn.models.attention_net import AttentionNet
 from convattn.models.conv_net import ConvNet
@@ -7,6 +7,7 @@ from convattn.models.flops import FlopCount
 from convattn.models.pruning import degenerate_heads, prune_heads, reinitialise_heads
 from convattn.models.resnet import ResNet, resnet18
 from convattn.models.saved import NETWORKS, load_network
+from convattn.models.speed_net import SpeedNet
 
 __all__ = [
     "NETWORKS",
@@ -14,6 +15,7 @@ __all__ = [
     "ConvNet",
     "FlopCount",
     "ResNet",
+    "SpeedNet",
     "degenerate_heads",
     "fetch",
     "load_network",

@@ -9,11 +9,12 @@ from convattn.errors import CheckpointError, UnknownNameError
 from convattn.models.attention_net import AttentionNet
 from convattn.models.conv_net import ConvNet
 from convattn.models.resnet import ResNet
+from convattn.models.speed_net import SpeedNet
 from convattn.sealed import read_config
 
 __all__ = ["NETWORKS", "load_network"]
 
-NETWORKS = MappingProxyType({kind.__name__: kind for kind in (AttentionNet, ConvNet, ResNet)})
+NETWORKS = MappingProxyType({kind.__name__: kind for kind in (AttentionNet, ConvNet, ResNet, SpeedNet)})
 """Every network that can be saved and loaded, by the name of its class."""
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from convattn.data import ImageDataset, cutmix, cutout, horizontal_flip, mixup, normalise, random_crop
+from convattn.data import ImageDataset, cutmix, cutout, horizontal_flip, mirror, mixup, normalise, random_crop
 from convattn.training.recipe import DataRecipe
 
 __all__ = ["Batches"]
@@ -24,6 +24,7 @@ class Batches:
     Attributes:
         per_epoch: Full batches in an epoch; images that do not fill a batch are left out.
         position: Batches of the current epoch that have been used.
+        epoch: Epochs that have been used whole.
 
     Example:
         >>> from convattn.data import load_digits
@@ -52,7 +53,9 @@ class Batches:
         self._augmentation = torch.Generator().manual_seed(seed + 1)
         self._order = torch.Generator().manual_seed(seed)
         self._order_of_epoch = self._order.get_state()
-        self.per_epoch, self.position = len(self._split) // size, 0
+        self.per_epoch, self.position, self.epoch = len(self._split) // size, 0, 0
+        tossed = torch.rand(len(self._split), generator=torch.Generator().manual_seed(seed + 2)) < 0.5
+        self._mirrored_first = tossed.to(device)
 
     def __iter__(self) -> Iterator[tuple[Float[Tensor, "batch channels rows cols"], Float[Tensor, "batch classes"]]]:
         """Yields the remaining batches of the epoch: normalised images, and the probability of each class."""
@@ -62,19 +65,20 @@ class Batches:
             rows = order[number * self._size : (number + 1) * self._size]
             self.position = number + 1
             yield self._augmented(rows)
-        self._order_of_epoch, self.position = self._order.get_state(), 0
+        self._order_of_epoch, self.position, self.epoch = self._order.get_state(), 0, self.epoch + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the run is: position, and the states of both generators."""
+        """Returns where the run is: position, epoch, and the states of both generators."""
         return {
             "position": self.position,
+            "epoch": self.epoch,
             "order_of_epoch": self._order_of_epoch,
             "augmentation": self._augmentation.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
-        self.position, self._order_of_epoch = state["position"], state["order_of_epoch"]
+        self.position, self.epoch, self._order_of_epoch = state["position"], state["epoch"], state["order_of_epoch"]
         self._augmentation.set_state(state["augmentation"])
 
     def _augmented(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,8 +86,11 @@ class Batches:
         recipe, images, generator = self._recipe, self._split.images[rows], self._augmentation
         targets = F.one_hot(self._split.labels[rows], self._data.num_classes)
         if recipe.crop_padding:
-            images = random_crop(images, padding=recipe.crop_padding, generator=generator)
-        if recipe.flip:
+            border = recipe.crop_border
+            images = random_crop(images, padding=recipe.crop_padding, generator=generator, border=border)
+        if recipe.alternate_flip:
+            images = mirror(images, self._mirrored_first[rows] ^ (self.epoch % 2 == 1))
+        elif recipe.flip:
             images = horizontal_flip(images, generator=generator)
         if recipe.cutout:
             images = cutout(images, size=recipe.cutout, generator=generator)

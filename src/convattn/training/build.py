@@ -1,6 +1,7 @@
 """Builds what a run uses from the sections of its recipe: data, network, optimizer, schedule."""
 
 import os
+from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -8,11 +9,12 @@ from torch import nn
 
 from convattn.convert import network_to_attention
 from convattn.data import ImageDataset, load_cifar10, load_digits, normalise
+from convattn.encodings import Quadratic
 from convattn.errors import CheckpointError, ConversionError, RecipeError, must_be
-from convattn.models import AttentionNet, ConvNet, ResNet, prune_heads
+from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet, prune_heads
 from convattn.networks import load_network
 from convattn.training.heads import quadratic_encodings
-from convattn.training.network_recipe import AttentionNetRecipe, ConvNetRecipe, NetworkRecipe
+from convattn.training.network_recipe import AttentionNetRecipe, ConvNetRecipe, NetworkRecipe, SpeedNetRecipe
 from convattn.training.recipe import (
     ConvertRecipe,
     CosineRecipe,
@@ -21,16 +23,20 @@ from convattn.training.recipe import (
     Recipe,
     StartRecipe,
     StepsRecipe,
+    TriangleRecipe,
 )
-from convattn.training.schedule import step_decay, warmup_cosine
+from convattn.training.schedule import step_decay, triangle, warmup_cosine
 
-__all__ = ["Network", "build_network", "build_optimizer", "learning_rate_factor", "load_data"]
+__all__ = ["Network", "build_network", "build_optimizer", "learning_rate_factor", "load_data", "rate_of_group"]
 
-Network: TypeAlias = AttentionNet | ConvNet | ResNet
+Network: TypeAlias = AttentionNet | ConvNet | ResNet | SpeedNet
 """What a recipe can train."""
 
 _CERTIFIED = 4
 """Test images on which a conversion is certified."""
+
+_WHITENED = 5000
+"""Training images whose patches are whitened."""
 
 
 def load_data(recipe: DataRecipe) -> ImageDataset:
@@ -60,8 +66,9 @@ def build_network(recipe: Recipe, data: ImageDataset) -> Network:
         data: Gives the number of channels and classes and the size of the images.
 
     Returns:
-        The network: new, with weights from PyTorch's global random numbers, or that of the run to start from. The
-        convolutions that the recipe names are converted to attention.
+        The network: new, with weights from PyTorch's global random numbers, or that of the run to start from. The stem
+        of a new `SpeedNet` whitens the patches of the first training images. The convolutions that the recipe names are
+        converted to attention.
 
     Raises:
         ArgumentError: A size does not fit, or a pattern of the recipe matches no convolution.
@@ -83,6 +90,10 @@ def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
         return AttentionNet(**chosen, **fitted, image_size=max(rows, cols))
     if isinstance(recipe, ConvNetRecipe):
         return ConvNet(**chosen, **fitted)
+    if isinstance(recipe, SpeedNetRecipe):
+        network = SpeedNet(**chosen, **fitted)
+        network.stem.whiten(normalise(data.train.images[:_WHITENED], data.mean, data.std))
+        return network
     return ResNet(**chosen, **fitted)
 
 
@@ -117,28 +128,72 @@ def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Net
     return cast(Network, made)
 
 
-def build_optimizer(recipe: OptimRecipe, network: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(
+    recipe: OptimRecipe, network: nn.Module, *, stem_epochs: int | None = None
+) -> torch.optim.Optimizer:
     """Builds the optimizer; centres and shapes of quadratic encodings have no weight decay.
 
     Args:
         recipe: The recipe's section.
-        network: The network to train.
+        network: The network to train; what needs no gradient is left out.
+        stem_epochs: Epochs in which the bias of a `SpeedNet`'s stem learns; None for all.
 
     Returns:
-        The optimizer, at the highest learning rate.
+        The optimizer, at the highest learning rate. `rate_of_group` says what to multiply it by in each group.
+
+    Raises:
+        RecipeError: `stem_epochs` is given for another network.
     """
-    free = [parameter for encoding in quadratic_encodings(network) for parameter in encoding.parameters()]
-    kept_free = {id(parameter) for parameter in free}
-    decayed = [parameter for parameter in network.parameters() if id(parameter) not in kept_free]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}]
-    if free:
-        groups.append({"params": free, "weight_decay": 0.0})
+    own = _own_groups(recipe, network, stem_epochs)
+    members: dict[tuple[float, float, int | None], list[nn.Parameter]] = {}
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            members.setdefault(own.get(id(parameter), (1.0, recipe.weight_decay, None)), []).append(parameter)
+    groups = [
+        {"params": parameters, "weight_decay": decay, "rate": rate, "epochs": epochs}
+        for (rate, decay, epochs), parameters in members.items()
+    ]
     if recipe.algorithm == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.momentum, 0.999))
     return torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.momentum, nesterov=recipe.nesterov)
 
 
-def learning_rate_factor(recipe: CosineRecipe | StepsRecipe, step: int, *, epochs: int, steps_per_epoch: int) -> float:
+def rate_of_group(group: Mapping[str, Any], epoch: int) -> float:
+    """Returns the learning rate of a group of parameters, as a multiple of the run's.
+
+    Args:
+        group: A group of the optimizer that `build_optimizer` made.
+        epoch: Epochs done.
+
+    Returns:
+        The multiple; 0 for what does not learn any more.
+    """
+    return group["rate"] if group["epochs"] is None or epoch < group["epochs"] else 0.0
+
+
+def _own_groups(
+    recipe: OptimRecipe, network: nn.Module, stem_epochs: int | None
+) -> dict[int, tuple[float, float, int | None]]:
+    """Returns rate, weight decay and epochs of the parameters that have their own, by their identity."""
+    own: dict[int, tuple[float, float, int | None]] = {}
+    for encoding in quadratic_encodings(network):
+        shapes = encoding.root_sharpness if isinstance(encoding, Quadratic) else encoding.shape
+        own[id(encoding.centres)], own[id(shapes)] = (recipe.centre_rate, 0.0, None), (recipe.sharpness_rate, 0.0, None)
+    rate = recipe.norm_bias_rate
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            own[id(module.bias)] = (rate, recipe.weight_decay / rate, None)
+    if stem_epochs is not None:
+        if not isinstance(network, SpeedNet):
+            expectation = "left away where the network is no SpeedNet"
+            raise RecipeError(must_be("training.stem_epochs", expectation, stem_epochs))
+        own[id(network.stem.bias)] = (1.0, recipe.weight_decay, stem_epochs)
+    return own
+
+
+def learning_rate_factor(
+    recipe: CosineRecipe | StepsRecipe | TriangleRecipe, step: int, *, epochs: int, steps_per_epoch: int
+) -> float:
     """Returns the learning rate of a step as a factor of the highest one.
 
     Args:
@@ -158,4 +213,6 @@ def learning_rate_factor(recipe: CosineRecipe | StepsRecipe, step: int, *, epoch
         milestones = [epoch * steps_per_epoch for epoch in recipe.milestones]
         return step_decay(step, milestones=milestones, factor=recipe.factor)
     total = epochs * steps_per_epoch
+    if isinstance(recipe, TriangleRecipe):
+        return triangle(step, total=total, start=recipe.start, peak=recipe.peak, end=recipe.end)
     return warmup_cosine(step, total=total, warmup=int(recipe.warmup * total))

@@ -13,6 +13,7 @@ _PSEUDOCODE = {
     "attention_net": "docs/theory.md §1 to §6 (the operator and its paths); class AttentionNet",
     "conv_net": "class ConvNet: the same blocks with convolutions",
     "resnet": "He, Zhang, Ren, Sun, CVPR 2016; class ResNet",
+    "speed_net": "docs/theory.md §1 to §4; class SpeedNet, with the sizes of Jordan, arXiv 2404.00498",
 }
 
 
@@ -91,10 +92,12 @@ def _data(record: RunRecord) -> dict[str, str]:
 
 
 def _results(record: RunRecord) -> dict[str, str]:
+    of_views = {"measure of views": "the same of the mean scores of several views of each image, see setup"}
     return {
         **{name: f"{value:.6g}" for name, value in record.results.items()},
         "measure of accuracy": "share of the test images whose own class has the highest score, each image once",
         "measure of loss": "mean cross-entropy in nats",
+        **(of_views if "views_accuracy" in record.results else {}),
         "runs": "one of training, tested after every epoch; these are the numbers of the last, not of the best",
         "settings tried": "those under setup alone; the run chose none by its results",
     }

@@ -9,8 +9,10 @@ from pyarrow import parquet
 from torch import Tensor, nn
 
 from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.errors import RecipeError, must_be
+from convattn.models import AttentionNet
 
-__all__ = ["HEAD_COLUMNS", "HeadTrace", "quadratic_encodings"]
+__all__ = ["HEAD_COLUMNS", "HeadTrace", "quadratic_encodings", "require_quadratic_heads"]
 
 HEAD_COLUMNS = pa.schema(
     [
@@ -32,6 +34,22 @@ HEAD_COLUMNS = pa.schema(
 def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadratic]:
     """Returns the quadratic encodings of a network's layers, first to last."""
     return [module for module in network.modules() if isinstance(module, Quadratic | GeneralizedQuadratic)]
+
+
+def require_quadratic_heads(network: nn.Module, reinitialise: tuple[int, ...]) -> None:
+    """Checks at the start that heads can get new random values later.
+
+    Args:
+        network: The network.
+        reinitialise: Epochs after which its degenerate heads do.
+
+    Raises:
+        RecipeError: There are such epochs, but that would fail or do nothing.
+    """
+    able = isinstance(network, AttentionNet) and not network.content and quadratic_encodings(network)
+    if reinitialise and not able:
+        expectation = "left away where the network has no quadratic heads without content"
+        raise RecipeError(must_be("training.reinitialise", expectation, reinitialise))
 
 
 class HeadTrace:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -23,7 +24,7 @@ from convattn.training.recipe_file import command_for, flat_values
 from convattn.training.run_folder import RunFolder
 from convattn.training.session import Session
 from convattn.training.trackers import require_trackers
-from convattn.training.trainer import Trainer, forked_random_numbers
+from convattn.training.trainer import EpochResult, Trainer, forked_random_numbers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -59,11 +60,12 @@ def train(
             it is, and its record is returned.
         checkpoint_every: Steps between two checkpoints, at least 1; None writes one after each epoch.
         trackers: Names of trackers ("tensorboard", "wandb", "trackio") to which the metrics are sent after each epoch.
-        tell: Called with a line of text after each epoch.
+        tell: Called with a line of text after each epoch, which says when the run will be done.
 
     Returns:
-        The record; its results are "test_accuracy", "test_loss" and "train_loss" of the last epoch, and
-        "images_per_second" over all of them.
+        The record; its results are "test_accuracy", "test_loss" and "train_loss" of the last epoch,
+        "images_per_second" over all of them, and, where the recipe has `test_views`, "views_accuracy" and
+        "views_loss" of the mean scores of several views.
 
     Raises:
         ArgumentError: `recipe` is not a Recipe; the output folder is not empty; no output folder is given but `resume`
@@ -134,7 +136,7 @@ def _train(
         recipe=recipe.to_dict(),
         seed=recipe.seed,
         data=data.record,
-        parameters=sum(parameter.numel() for parameter in session.trainer.network.parameters()),
+        parameters=sum(p.numel() for p in session.trainer.network.parameters() if p.requires_grad),
         results=session.summary(),
         seconds=session.ledger.seconds,
         peak_memory=peak_memory(accelerator.device),
@@ -183,9 +185,19 @@ def _run_epochs(
             shown = f"epoch {result.epoch}: loss {result.train_loss:.3f}, test {result.test_accuracy:.2%}"
             bar.update(task, result=shown)
             if tell is not None and accelerator.is_main_process:
-                tell(shown)
+                tell(shown + _time_left(session.results, recipe.training.epochs, time.time()))
             if accelerator.log_with:
                 accelerator.log(asdict(result), step=result.step)
+
+
+def _time_left(results: Sequence[EpochResult], epochs: int, now: float) -> str:
+    """Says when a run will be done, if its other epochs take as long as those before; nothing after the last."""
+    left = (epochs - len(results)) * sum(result.seconds for result in results) / len(results)
+    if not left:
+        return ""
+    shown = f"{left / 60:.0f} min" if left >= 60 else f"{left:.0f} s"
+    until = time.strftime("%a %H:%M", time.localtime(now + left))
+    return f"; {epochs - len(results)} to go, about {shown}, until {until}"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from convattn.fields import Range
 from convattn.training.section import Count, Section, Share
 
-__all__ = ["AttentionNetRecipe", "ConvNetRecipe", "NetworkRecipe", "ResNetRecipe"]
+__all__ = ["AttentionNetRecipe", "ConvNetRecipe", "NetworkRecipe", "ResNetRecipe", "SpeedNetRecipe"]
 
 
 @dataclass(frozen=True)
@@ -50,4 +50,14 @@ class ResNetRecipe(Section):
     width: Count = 64
 
 
-NetworkRecipe = AttentionNetRecipe | ConvNetRecipe | ResNetRecipe
+@dataclass(frozen=True)
+class SpeedNetRecipe(Section):
+    """A `SpeedNet`; its fields are that network's arguments."""
+
+    kind: Literal["speed_net"] = "speed_net"
+    mixing: Literal["attention", "conv", "hard", "random", "random-frozen", "content"] = "attention"
+    widths: tuple[Count, ...] = (64, 256, 256)
+    sharpness: Annotated[float, Range(0, without_low=True)] = 3.0
+
+
+NetworkRecipe = AttentionNetRecipe | ConvNetRecipe | ResNetRecipe | SpeedNetRecipe

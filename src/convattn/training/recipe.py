@@ -8,16 +8,19 @@ from convattn.errors import RecipeError, must_be
 from convattn.fields import Range
 from convattn.training.network_recipe import AttentionNetRecipe, NetworkRecipe
 from convattn.training.section import Count, Section, Share
+from convattn.training.views import Views
 
 __all__ = [
     "ConvertRecipe",
     "CosineRecipe",
     "DataRecipe",
+    "LookaheadRecipe",
     "OptimRecipe",
     "Recipe",
     "StartRecipe",
     "StepsRecipe",
     "TrainingRecipe",
+    "TriangleRecipe",
 ]
 
 
@@ -28,9 +31,12 @@ class DataRecipe(Section):
     Attributes:
         name: "digits" or "cifar10".
         folder: Folder with the files of CIFAR-10; None fetches them from the Hub.
-        crop_padding: Width in pixels of a black border; each training image is cropped at random from the image with
-            border. 0 crops nothing.
+        crop_padding: Width in pixels of a border; each training image is cropped at random from the image with border.
+            0 crops nothing.
+        crop_border: "black", or "reflect" for the image mirrored at its outermost pixels.
         flip: Whether each training image is mirrored left to right with probability one half.
+        alternate_flip: Whether an image that is mirrored in one epoch is not in the next; the first epoch decides. It
+            needs `flip`.
         cutout: Side, in pixels, of a black square at a random place in each training image; 0 for none.
         mixup: α of the blending of two images, each with its own share λ ~ Beta(α, α); 0 for none.
         cutmix: α of the pasting of a piece of one image into another; 0 for none. With both, each batch uses one of the
@@ -40,10 +46,18 @@ class DataRecipe(Section):
     name: Literal["digits", "cifar10"] = "cifar10"
     folder: str | None = None
     crop_padding: Annotated[int, Range(0)] = 4
+    crop_border: Literal["black", "reflect"] = "black"
     flip: bool = True
+    alternate_flip: bool = False
     cutout: Annotated[int, Range(0)] = 0
     mixup: Annotated[float, Range(0)] = 0.0
     cutmix: Annotated[float, Range(0)] = 0.0
+
+    def __post_init__(self) -> None:
+        """Checks values and their combination."""
+        super().__post_init__()
+        if self.alternate_flip and not self.flip:
+            raise RecipeError(must_be("alternate_flip", "false without flip", self.alternate_flip))
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,10 @@ class OptimRecipe(Section):
         momentum: Momentum of SGD; β₁ of AdamW.
         nesterov: Whether SGD uses Nesterov momentum; must be false with AdamW.
         weight_decay: Factor of weight decay; centres and shapes of quadratic encodings are never decayed.
+        centre_rate: Learning rate of the centres of quadratic encodings, as a multiple of the others'.
+        sharpness_rate: Learning rate of their sharpness or shapes, likewise.
+        norm_bias_rate: Learning rate of the biases of batch normalisation, likewise; their weight decay is divided by
+            it, so that they decay as fast as other weights.
     """
 
     algorithm: Literal["sgd", "adamw"] = "sgd"
@@ -63,6 +81,9 @@ class OptimRecipe(Section):
     momentum: Share = 0.9
     nesterov: bool = False
     weight_decay: Annotated[float, Range(0)] = 1e-4
+    centre_rate: Annotated[float, Range(0, without_low=True)] = 1.0
+    sharpness_rate: Annotated[float, Range(0, without_low=True)] = 1.0
+    norm_bias_rate: Annotated[float, Range(0, without_low=True)] = 1.0
 
     def __post_init__(self) -> None:
         """Checks values and their combination."""
@@ -106,6 +127,42 @@ class StepsRecipe(Section):
 
 
 @dataclass(frozen=True)
+class TriangleRecipe(Section):
+    """A straight rise, then a straight fall.
+
+    Attributes:
+        kind: "triangle".
+        start: Learning rate of the first step, as a share of the highest.
+        peak: Share of all steps after which it is highest.
+        end: Learning rate after the last step, as a share of the highest.
+    """
+
+    kind: Literal["triangle"] = "triangle"
+    start: Share = 0.2
+    peak: Share = 0.23
+    end: Share = 0.07
+
+
+@dataclass(frozen=True)
+class LookaheadRecipe(Section):
+    """An average of the weights, to which they return; it is tested and saved.
+
+    Every few steps, and after the last, the average becomes ``a ← λ a + (1 − λ) w``, and the weights w and the running
+    statistics of batch normalisation take its values. At step s of T, λ = decay^steps · (s / T)³.
+
+    Source: Zhang, Lucas, Hinton, Ba, "Lookahead Optimizer: k steps forward, 1 step back", NeurIPS 2019; with a growing
+    λ: Jordan, arXiv 2404.00498.
+
+    Attributes:
+        steps: Steps between two averages.
+        decay: Share of the average that is kept per step at the end of the run.
+    """
+
+    steps: Count = 5
+    decay: Share = 0.95
+
+
+@dataclass(frozen=True)
 class TrainingRecipe(Section):
     """Epochs, batch size, precision, and what else a step does.
 
@@ -120,6 +177,9 @@ class TrainingRecipe(Section):
         ema: Decay per step of an exponential moving average of the weights; if given, the average is tested and saved.
             None for none.
         reinitialise: Epochs after which degenerate heads get new random values, rising.
+        stem_epochs: Epochs in which the bias of a `SpeedNet`'s stem learns; None for all.
+        test_views: Views of each test image whose mean scores are tested once more after the last epoch, beside the
+            images as they are: "none", "mirror" or "mirror_shift".
     """
 
     epochs: Count = 300
@@ -130,6 +190,8 @@ class TrainingRecipe(Section):
     label_smoothing: Share = 0.0
     ema: Annotated[float, Range(0, 1, without_low=True, without_high=True)] | None = None
     reinitialise: tuple[Count, ...] = ()
+    stem_epochs: Count | None = None
+    test_views: Views = "none"
 
     def __post_init__(self) -> None:
         """Checks values and the order of the epochs."""
@@ -190,6 +252,7 @@ class Recipe(Section):
         optim: The optimizer.
         schedule: The learning rate over time.
         training: Epochs, batch size, precision and what else a step does.
+        lookahead: The average to which the weights return; None for none.
 
     Example:
         >>> recipe = Recipe("mine", claim="not measured", data=DataRecipe("digits", crop_padding=1, flip=False))
@@ -206,8 +269,15 @@ class Recipe(Section):
     convert: ConvertRecipe | None = None
     data: DataRecipe = field(default_factory=DataRecipe)
     optim: OptimRecipe = field(default_factory=OptimRecipe)
-    schedule: CosineRecipe | StepsRecipe = field(default_factory=CosineRecipe)
+    schedule: CosineRecipe | StepsRecipe | TriangleRecipe = field(default_factory=CosineRecipe)
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
+    lookahead: LookaheadRecipe | None = None
+
+    def __post_init__(self) -> None:
+        """Checks values and their combination."""
+        super().__post_init__()
+        if self.lookahead is not None and self.training.ema is not None:
+            raise RecipeError(must_be("training.ema", "left away with lookahead", self.training.ema))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the recipe as nested plain values; keys without a value are left out."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["step_decay", "warmup_cosine"]
+__all__ = ["step_decay", "triangle", "warmup_cosine"]
 
 
 def warmup_cosine(step: int, *, total: int, warmup: int) -> float:
@@ -44,3 +44,28 @@ def step_decay(step: int, *, milestones: Sequence[int], factor: float) -> float:
         [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
     """
     return factor ** sum(milestone <= step for milestone in milestones)
+
+
+def triangle(step: int, *, total: int, start: float, peak: float, end: float) -> float:
+    """Rises in a straight line to 1, then falls in a straight line.
+
+    ``f(0) = start, f(p T) = 1, f(T) = end``, and straight between.
+
+    Args:
+        step: s, steps done, from 0 to T.
+        total: T, all steps.
+        start: Factor at the beginning.
+        peak: p, share of all steps after which the factor is 1, in [0, 1); with 0 it only falls.
+        end: Factor at the end.
+
+    Returns:
+        The factor, in [0, 1].
+
+    Example:
+        >>> [triangle(step, total=8, start=0.5, peak=0.25, end=0.25) for step in (0, 1, 2, 5, 8)]
+        [0.5, 0.75, 1.0, 0.625, 0.25]
+    """
+    highest = peak * total
+    if step < highest:
+        return start + (1 - start) * step / highest
+    return 1 + (end - 1) * (step - highest) / (total - highest)

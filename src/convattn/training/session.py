@@ -119,13 +119,14 @@ class Session:
             yield result
 
     def summary(self) -> dict[str, float]:
-        """Returns the last epoch's numbers, and the throughput over all epochs."""
+        """Returns the last epoch's numbers, those of views of the test images, and the throughput over all epochs."""
         last = self.results[-1]
         rates = [result.images_per_second for result in self.results]
         return {
             "test_accuracy": last.test_accuracy,
             "test_loss": last.test_loss,
             "train_loss": last.train_loss,
+            **self.trainer.evaluate_views(),
             "images_per_second": len(rates) / sum(1 / rate for rate in rates),
         }
 

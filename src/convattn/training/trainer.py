@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from convattn.data import ImageDataset, ImageSplit, normalise
 from convattn.errors import RecipeError, TrainingError, must_be
 from convattn.models import AttentionNet, reinitialise_heads
+from convattn.training.averaging import make_average, update_average
 from convattn.training.batches import Batches
-from convattn.training.build import Network, build_network, build_optimizer, learning_rate_factor
-from convattn.training.heads import quadratic_encodings
+from convattn.training.build import Network, build_network, build_optimizer, learning_rate_factor, rate_of_group
+from convattn.training.heads import require_quadratic_heads
 from convattn.training.memory import MemoryEstimate, estimate_memory
 from convattn.training.recipe import Recipe
+from convattn.training.views import Views, views
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -79,8 +80,8 @@ class Trainer:
 
         Raises:
             CheckpointError: The network to start from cannot be loaded.
-            RecipeError: A batch is larger than the training split or smaller than the number of processes; or
-                `reinitialise` is set for a network without quadratic heads.
+            RecipeError: A batch is larger than the training split or smaller than the number of processes;
+                `reinitialise` is set for a network without quadratic heads; or `stem_epochs` for one without a stem.
         """
         self._recipe, self._data, self._accelerator = recipe, data, accelerator
         size, limits = recipe.training.batch_size, (accelerator.num_processes, len(data.train))
@@ -89,12 +90,13 @@ class Trainer:
             raise RecipeError(must_be("training.batch_size", expectation, size))
         self.step, self.epoch = 0, 0
         self.network = build_network(recipe, data)
-        _require_heads(self.network, recipe.training.reinitialise)
-        optimizer = build_optimizer(recipe.optim, self.network)
+        require_quadratic_heads(self.network, recipe.training.reinitialise)
+        optimizer = build_optimizer(recipe.optim, self.network, stem_epochs=recipe.training.stem_epochs)
         self._prepared, self._optimizer = accelerator.prepare(self.network, optimizer)
         self._forward = torch.compile(self._prepared) if recipe.training.compile else self._prepared
-        self._average = _average(self.network, recipe.training.ema)
         self._batches = Batches(data, recipe.data, size=size, seed=recipe.seed, device=accelerator.device)
+        self._total = recipe.training.epochs * self._batches.per_epoch
+        self._average = make_average(self.network, recipe, self._total)
         self._test = data.test.to(accelerator.device)
         self._losses: list[Tensor] = []
         self._seconds = 0.0
@@ -169,11 +171,12 @@ class Trainer:
         )
 
     @torch.inference_mode()
-    def evaluate(self, split: ImageSplit) -> tuple[float, float]:
+    def evaluate(self, split: ImageSplit, kind: Views = "none") -> tuple[float, float]:
         """Tests the network on images without augmentation.
 
         Args:
             split: Images on the device.
+            kind: Views of each image whose mean scores count.
 
         Returns:
             Mean cross-entropy in nats, and the share classified correctly.
@@ -184,11 +187,23 @@ class Trainer:
         sums = torch.zeros(2, dtype=torch.float64, device=self._accelerator.device)
         for rows in torch.arange(rank, len(split), processes, device=sums.device).split(_TEST_BATCH):
             images = normalise(split.images[rows], self._data.mean, self._data.std)
-            scores, labels = network(images), split.labels[rows]
+            scores = torch.stack([share * network(view) for share, view in views(images, kind)]).sum(dim=0)
+            labels = split.labels[rows]
             sums[0] += F.cross_entropy(scores, labels, reduction="sum")
             sums[1] += (scores.argmax(dim=1) == labels).sum()
         means = self._mean_over_processes(sums) * processes / len(split)
         return means[0].item(), means[1].item()
+
+    def evaluate_views(self) -> dict[str, float]:
+        """Tests the network on the views of each test image that the recipe asks for; every process must call it.
+
+        Returns:
+            "views_loss" and "views_accuracy", of the mean scores; nothing if the recipe asks for no views.
+        """
+        kind = self._recipe.training.test_views
+        if kind == "none":
+            return {}
+        return dict(zip(("views_loss", "views_accuracy"), self.evaluate(self._test, kind), strict=True))
 
     def share_losses(self) -> None:
         """Sums the losses of the epoch so far over all processes; every process must call it.
@@ -215,7 +230,7 @@ class Trainer:
     ) -> Float[Tensor, ""]:
         """Takes one step and returns the loss before it, of this process's share of the batch."""
         for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate(self.step)
+            group["lr"] = self._learning_rate(self.step) * rate_of_group(group, self.epoch)
         recipe, rank, processes = (
             self._recipe.training,
             self._accelerator.process_index,
@@ -235,7 +250,7 @@ class Trainer:
             total += loss.detach()
         self._optimizer.step()
         if self._average is not None:
-            self._average.update_parameters(self.network)
+            update_average(self._average, self.network, self._recipe, step=self.step + 1, total=self._total)
         return total
 
     def _reinitialise(self) -> None:
@@ -265,14 +280,6 @@ class Trainer:
             )
 
 
-def _require_heads(network: Network, reinitialise: tuple[int, ...]) -> None:
-    """Raises at the start if `reinitialise` would fail or do nothing later."""
-    able = isinstance(network, AttentionNet) and not network.content and quadratic_encodings(network)
-    if reinitialise and not able:
-        expectation = "left away where the network has no quadratic heads without content"
-        raise RecipeError(must_be("training.reinitialise", expectation, reinitialise))
-
-
 def forked_random_numbers(device: torch.device) -> AbstractContextManager[None]:
     """Returns a context that restores PyTorch's global random numbers at its end.
 
@@ -286,8 +293,3 @@ def forked_random_numbers(device: torch.device) -> AbstractContextManager[None]:
     """
     devices = range(torch.cuda.device_count()) if device.type == "cuda" else []
     return cast(AbstractContextManager[None], torch.random.fork_rng(devices=list(devices)))
-
-
-def _average(network: nn.Module, decay: float | None) -> AveragedModel | None:
-    """Makes the moving average of a network's weights, if the recipe asks for one."""
-    return None if decay is None else AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay))

@@ -1,0 +1,173 @@
+import pytest
+import torch
+from tests.models.network_cases import small_images
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from convattn.encodings import Quadratic, Shift
+from convattn.encodings.centres import grid_centres
+from convattn.errors import ArgumentError, ShapeError, UnknownNameError
+from convattn.layers import GatedRelativeAttention2d, RelativeAttention2d
+from convattn.models import SpeedNet
+from convattn.models.whitening import WhitenedPatches
+from convattn.testing.budget import assert_within_budget
+
+MIXINGS = ("attention", "conv", "hard", "random", "random-frozen", "content")
+SIZES = {"widths": (26, 5), "num_classes": 7}
+
+
+def drawn(mixing, **options):
+    torch.manual_seed(0)
+    return SpeedNet(mixing, **{**SIZES, **options}).eval()
+
+
+def layers(network):
+    return [layer for stage in network.stages for layer in (stage.first, stage.second)]
+
+
+def trainable(network):
+    return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+
+
+def test_parameter_counts_are_those_of_the_convolutional_network():
+    shared = 24 + 9 * (24 * 64 + 64**2 + 64 * 256 + 3 * 256**2) + 2 * (64 + 256 + 256) + 2560
+    with torch.device("meta"):
+        found = {mixing: trainable(SpeedNet(mixing)) for mixing in MIXINGS}
+    assert shared == 1_971_352
+    assert found["conv"] == found["hard"] == found["random-frozen"] == shared
+    assert found["attention"] == found["random"] == shared + 6 * 27 == 1_971_514
+    queries_and_keys = 2 * 9 * (64 * 7 * 2 + 256 * 28 * 3)
+    assert found["content"] == shared + 6 * 27 + 5 * 9 + queries_and_keys
+
+
+@pytest.mark.parametrize("mixing", set(MIXINGS) - {"conv"})
+def test_pixels_are_mixed_by_attention_alone(mixing):
+    network = drawn(mixing)
+    assert all(isinstance(layer, RelativeAttention2d | GatedRelativeAttention2d) for layer in layers(network))
+    assert not [module for module in network.modules() if isinstance(module, nn.modules.conv._ConvNd)]
+
+
+def test_names_say_what_learns():
+    for mixing, learns in {"attention": True, "random": True, "random-frozen": False, "content": True}.items():
+        for layer in layers(drawn(mixing, sharpness=2.5)):
+            assert isinstance(layer.encoding, Quadratic)
+            assert {parameter.requires_grad for parameter in layer.encoding.parameters()} == {learns}
+            assert (layer.encoding.centres.tolist() == grid_centres(9)) is not mixing.startswith("random")
+            assert torch.equal(layer.encoding.root_sharpness, torch.full((9,), 5**0.5))
+    assert all(isinstance(layer.encoding, Shift) for layer in layers(drawn("hard")))
+    assert all(isinstance(layer, nn.Conv2d) for layer in layers(drawn("conv")))
+
+
+def test_batch_normalisation_learns_biases_alone():
+    norms = [module for module in drawn("attention").modules() if isinstance(module, nn.BatchNorm2d)]
+    assert [(norm.weight.requires_grad, norm.bias.requires_grad) for norm in norms] == [(False, True)] * 4
+
+
+@pytest.mark.parametrize("mixing", MIXINGS)
+def test_first_outputs_copy_the_inputs(mixing):
+    for layer in layers(drawn(mixing)):
+        copied = min(layer.in_channels, layer.out_channels)
+        maps = layer.weight.flatten(2).movedim(-1, 0) if mixing == "conv" else layer.values.maps()
+        nearest = 4
+        if mixing.startswith("random"):
+            nearest = min(range(9), key=lambda head: sum(value**2 for value in layer.encoding.centres[head].tolist()))
+        expected = torch.zeros(9, copied, layer.in_channels)
+        expected[nearest] = torch.eye(copied, layer.in_channels)
+        assert torch.equal(maps[:, :copied], expected)
+        if layer.out_channels > copied:
+            assert maps[:, copied:].abs().min() > 0
+
+
+def test_very_sharp_heads_are_hard_heads():
+    sharp, hard = drawn("attention", sharpness=200.0), drawn("hard")
+    images = small_images()
+    with torch.no_grad():
+        lo = hard(images)
+        hi = drawn("hard").double()(images.double())
+        assert_within_budget(sharp(images), hi, lo)
+        with pytest.raises(AssertionError):
+            assert_within_budget(drawn("attention", sharpness=3.0)(images), hi, lo)
+
+
+def test_content_starts_closed_and_leaves_out_the_largest_image():
+    network, plain = drawn("content"), drawn("attention")
+    first, *others = layers(network)
+    assert type(first) is RelativeAttention2d
+    assert first.content is None
+    assert all(isinstance(layer, GatedRelativeAttention2d) and not layer.gate.any() for layer in others)
+    missing, _ = plain.load_state_dict(network.state_dict(), strict=False)
+    assert not missing
+    with torch.no_grad():
+        assert torch.equal(network(small_images()), plain(small_images()))
+
+
+def test_stem_is_a_convolution_of_patches():
+    stem, images = WhitenedPatches(3), small_images()
+    stem.whiten(images)
+    kernel = stem.weight.unflatten(1, (3, 2, 2))
+    hi = F.conv2d(images.double(), kernel.double(), stem.bias.double())
+    assert_within_budget(stem(images), hi, F.conv2d(images, kernel, stem.bias))
+
+
+def test_whitened_patches_vary_as_much_in_every_direction():
+    stem, images = WhitenedPatches(2), small_images(channels=2) * torch.tensor([1.0, 3.0])[:, None, None]
+    assert torch.equal(stem.weight[:8], torch.eye(8))
+    stem.whiten(images)
+    patches = F.unfold(images.double(), 2).movedim(1, -1).flatten(0, 1)
+    products = patches.T @ patches / len(patches)
+    half = stem.weight[:8]
+    assert torch.equal(stem.weight[8:], -half)
+    variances = torch.linalg.eigvalsh(products)
+    hi = torch.diag(variances / (variances + 5e-4))
+    found = half.double() @ products @ half.T.double()
+    assert_within_budget(found.float(), hi, half @ products.float() @ half.T)
+
+
+@pytest.mark.parametrize("size", [9, 14])
+def test_operations_are_those_that_pytorch_counts(size):
+    network = drawn("conv")
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        network(torch.zeros(1, 3, size, size))
+    assert network.flops(size).total == drawn("hard").flops(size).total == counter.get_total_flops()
+
+
+def test_operations_of_attention_are_the_convolutions_and_a_weight_for_each_pair():
+    with torch.device("meta"):
+        conv, attention, content = (SpeedNet(mixing).flops() for mixing in ("conv", "attention", "content"))
+    assert attention.linear == conv.total == conv.linear == 236_294_720
+    per_pair = {31: 24, 15: 64 + 64, 7: 256 + 256, 3: 256}
+    assert attention.mixing == content.mixing == sum(2 * side**4 * 9 * width for side, width in per_pair.items())
+    assert content.content_scores == 2 * 9 * (2 * 15**4 * 7 + 7**4 * (28 + 28) + 3**4 * 28)
+
+
+def test_scores_are_divided_and_come_from_the_largest_values():
+    network = drawn("attention")
+    with torch.no_grad():
+        images = torch.randn(2, 3, 21, 21)
+        features = network.stages(F.gelu(network.stem(images)))
+        assert features.shape == (2, 5, 5, 5)
+        assert torch.equal(network(images), network.head(features.flatten(2).max(dim=2).values) / 9)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 4, 9), (1, 3, 9, 4), (1, 2, 9, 9)])
+def test_images_that_do_not_fit_are_refused(shape):
+    with pytest.raises(ShapeError, match=r"images must be of shape \(batch, 3, rows, cols\) with at least 5 rows"):
+        drawn("attention")(torch.zeros(shape))
+    assert drawn("attention")(torch.zeros(1, 3, 5, 6)).shape == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"mixing": "convs"}, UnknownNameError, "unknown mixing 'convs': did you mean 'conv'"),
+        ({"widths": ()}, ArgumentError, r"widths must be the channels of one stage or more, but is \(\)"),
+        ({"widths": (8, 0)}, ArgumentError, "widths must be an integer of at least 1, but is 0"),
+        ({"num_classes": 0}, ArgumentError, "num_classes must be an integer of at least 1"),
+        ({"in_channels": 0}, ArgumentError, "in_channels must be an integer of at least 1"),
+        ({"sharpness": 0.0}, ArgumentError, "sharpness must be a positive finite number"),
+    ],
+)
+def test_wrong_arguments_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        SpeedNet(**options)
