@@ -20,17 +20,7 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 
 def copy_network(model: nn.Module) -> nn.Module:
-    """Copies any network.
-
-    Args:
-        model: The network.
-
-    Returns:
-        An equal network that shares nothing.
-
-    Raises:
-        UnsupportedModelError: Something in it cannot be copied.
-    """
+    """Copies any network; the copy shares nothing with it. What cannot be copied raises UnsupportedModelError."""
     try:
         return copy_module(model)
     except Exception as error:  # a foreign module may fail in any way

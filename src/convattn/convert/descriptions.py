@@ -23,16 +23,9 @@ KINDS = MappingProxyType({**_ATTENTION, SamePaddedAttention.__name__: SamePadded
 
 
 def describe_layer(layer: nn.Module) -> dict[str, Any]:
-    """Describes a layer by its class and its arguments, without its weights.
+    """Describes a layer by its class ("kind") and its arguments, as JSON types and without its weights.
 
-    Args:
-        layer: A relative-attention layer, a `SamePaddedAttention`, or a convolution of torch.
-
-    Returns:
-        Values that JSON can hold; "kind" is the class.
-
-    Raises:
-        UnsupportedModelError: The layer or its encoding is of another class.
+    A layer or encoding of an unknown class raises UnsupportedModelError.
 
     Example:
         >>> describe_layer(nn.Conv1d(2, 3, 5))["options"]["kernel_size"]
@@ -60,15 +53,8 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
 def rebuild_layer(description: dict[str, Any]) -> nn.Module:
     """Builds the layer that `describe_layer` described, with new weights on the default device.
 
-    Args:
-        description: The result of `describe_layer`, possibly after a round trip through JSON.
-
-    Returns:
-        The layer. A description of another form raises whatever building from it raises.
-
-    Raises:
-        UnknownNameError: The class is unknown.
-        UnsupportedModelError: The encoding is not registered.
+    An unknown class raises UnknownNameError, an encoding that is not registered UnsupportedModelError. A damaged
+    description raises whatever building from it raises.
     """
     name = description["kind"]
     if name not in KINDS:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from convattn.convert import SamePaddedAttention, conv_to_attention, network_to_conv
 from convattn.convert.classes import full_name
 from convattn.convert.layer.same_padding import pad_same
-from convattn.convert.network.probing import shapes_met
-from convattn.convert.network.running import Arguments
+from convattn.convert.network.running import Arguments, shapes_met
 from convattn.convert.network.survey import find_convolutions
 from convattn.convert.network.to_attention import require_path
 from convattn.layers import RelativeAttention

@@ -44,12 +44,7 @@ def _gaussian_tail(sharpness: float) -> float:
 def underflows(sharpness: float, dtype: torch.dtype) -> bool:
     """Tells whether every weight off the centre is exactly zero, because e^{−α} underflows in the softmax.
 
-    Args:
-        sharpness: α > 0, in 1/pixel².
-        dtype: Dtype of the input; softmax runs in at least float32.
-
-    Returns:
-        Whether attention is one-hot to the last bit.
+    The softmax runs in at least float32.
 
     Example:
         >>> underflows(100.0, torch.float32), underflows(104.0, torch.float32), underflows(104.0, torch.float64)
@@ -66,17 +61,10 @@ def bound_per_unit(
 ) -> float:
     """Bounds the output error for inputs of absolute value at most 1.
 
-    `|y_attn − y_conv| ≤ max_o Σ_h (2ε ‖W̃_h[o]‖₁ + ‖(W_h − W̃_h)[o]‖₁)`: a head gives at most ε too little to its own
-    pixel and at most ε to others. The second term is what a limited head width, and rounding of the product of its two
-    matrices, discards.
-
-    Args:
-        leak: ε, a share of the attention.
-        kept: W̃_h, the matrices of the layer.
-        discarded: W_h − W̃_h, or None for heads of full width.
-
-    Returns:
-        The bound, in units of the output per unit of the largest input.
+    `|y_attn − y_conv| ≤ max_o Σ_h (2ε ‖W̃_h[o]‖₁ + ‖(W_h − W̃_h)[o]‖₁)`, with ε = `leak`, W̃_h = `kept` and
+    W_h − W̃_h = `discarded` (None for heads of full width). A head gives at most ε too little to its own pixel and at
+    most ε to others. The second term is what a limited head width, and rounding of the product of its two matrices,
+    discards.
     """
     rows = 2 * leak * reduce(kept.abs(), "heads outputs channels -> outputs", "sum")
     if discarded is not None:

@@ -29,14 +29,10 @@ class RoundingBound(NamedTuple):
     values, with u = ½ eps. Numbers narrower than float32 are summed in float32 and rounded when they are stored.
 
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.1 and §4.2.
-
-    Attributes:
-        per_unit: The part that is proportional to the largest absolute value of the image.
-        at_zero: The rest, for an image of zeros: rounding of the bias, and underflow.
     """
 
-    per_unit: float
-    at_zero: float
+    per_unit: float  # The part that is proportional to the largest absolute value of the image
+    at_zero: float  # The rest, for an image of zeros: rounding of the bias, and underflow
 
     def on(self, largest: float) -> float:
         """Returns the bound for images with a given largest absolute value."""
@@ -53,17 +49,10 @@ def convolution_rounding(
 
 
 def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> RoundingBound:
-    """Bounds the rounding error of attention that replaces a convolution.
+    """Bounds the rounding error of attention that replaces a convolution, compared with the convolution in float64.
 
     At most `2 √(E/α) + 1` weights of a quadratic head along an axis are not zero, where E is the exponent at which they
     underflow. So the bound holds for images of any size.
-
-    Args:
-        layer: The attention layer, its heads centred on taps.
-        conv: The convolution, which is computed in float64.
-
-    Returns:
-        The bound.
     """
     keys, width = 1, next(layer.values.parameters()).shape[1]
     if isinstance(layer.encoding, Quadratic):
@@ -81,15 +70,8 @@ def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> Roundi
 def _bound(conv: AnyConvolution, weights: float, source: float, terms: int, writes: int) -> RoundingBound:
     """Bounds the rounding error of a result plus that of its source in float64.
 
-    Args:
-        conv: The convolution, for its dtype and its bias.
-        weights: Largest sum of absolute weights of one output.
-        source: The same for the source.
-        terms: Number of terms, plus further roundings in the dtype of the sum.
-        writes: Number of roundings to a narrower dtype.
-
-    Returns:
-        The bound.
+    `weights` and `source` are the largest sums of absolute weights of one output. `terms` counts the terms and further
+    roundings in the dtype of the sum, `writes` the roundings to a narrower dtype. `conv` gives the dtype and the bias.
     """
     dtype = conv.weight.dtype
     sums, exact = (torch.finfo(kind) for kind in (torch.promote_types(dtype, torch.float32), torch.float64))

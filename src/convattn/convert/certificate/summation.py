@@ -11,13 +11,13 @@ from convattn.convert.taps import Taps
 from convattn.functional import combine_heads, pad_keys, query_pixels
 from convattn.grid import Axis
 
-__all__ = ["in_one_product", "tap_by_tap"]
+__all__ = ["in_one_product", "tap_by_tap", "tap_pixels"]
 
 
 def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
     """Computes a convolution in its own dtype as a sum over taps."""
     y = None
-    for pixels, weight in zip(_pixels(taps, x), taps.maps, strict=True):
+    for pixels, weight in zip(tap_pixels(taps, x), taps.maps, strict=True):
         term = combine_heads(pixels[:, None], weight[None], taps.groups)
         y = term if y is None else y + term
     assert y is not None
@@ -25,25 +25,17 @@ def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float
 
 
 def in_one_product(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes a convolution in its own dtype as one product of matrices, with sums over taps and channels at once.
-
-    It needs memory for a copy of the image per tap.
-
-    Args:
-        taps: The convolution.
-        x: Images.
-
-    Returns:
-        What the convolution returns, up to rounding.
-    """
+    """Computes a convolution in its own dtype as one matrix product, with a copy of the image for every tap."""
     every = rearrange(
-        torch.stack(list(_pixels(taps, x)), 1), "b taps (groups c) ... -> b 1 (groups taps c) ...", groups=taps.groups
+        torch.stack(list(tap_pixels(taps, x)), 1),
+        "b taps (groups c) ... -> b 1 (groups taps c) ...",
+        groups=taps.groups,
     )
     maps = rearrange(taps.maps, "taps outputs c -> 1 outputs (taps c)")
     return _with_bias(taps, combine_heads(every, maps, taps.groups))
 
 
-def _pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
+def tap_pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
     """Yields, for each tap, the pixels that all queries see there."""
     axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
     for displacement in taps.displacements:

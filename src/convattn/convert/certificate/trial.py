@@ -43,16 +43,9 @@ def smallest_image(geometry: Geometry) -> Sequence[int]:
 
 
 def softmax_copy(layer: RelativeAttention, dtype: torch.dtype) -> RelativeAttention:
-    """Copies a layer for inference, so that it computes real softmax attention.
+    """Copies a layer for inference so that it computes a real softmax; a layer with content keeps its own path.
 
     Hard heads would otherwise run as a convolution, and comparing that with a convolution proves nothing.
-
-    Args:
-        layer: The layer.
-        dtype: float64, or the layer's own.
-
-    Returns:
-        The copy; a layer with content keeps its own path.
     """
     copied = copy.deepcopy(layer).eval()
     copied.dropout = 0.0  # plays no part in inference, and not every path has it

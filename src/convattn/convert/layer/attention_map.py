@@ -31,16 +31,12 @@ class AttentionMap:
 
     The query that sees most of a head attends exactly like this. Any other query gives at least as much to each key
     that it sees. Far from borders, all queries of heads that fall off with distance attend like this.
-
-    Attributes:
-        axes: Queries, at every pixel, and keys.
-        weights: ā in float64, (heads, *displacements), from the lowest to the highest displacement of each axis.
-        totals: Z_h(q) / max_q Z_h(q), (heads, *queries), at most 1.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[Axis, ...]  # Queries, at every pixel, and keys
+    # ā in float64, (heads, *displacements), from the lowest to the highest displacement of each axis
     weights: Float[Tensor, "heads *displacements"]
-    totals: Float[Tensor, "heads *queries"]
+    totals: Float[Tensor, "heads *queries"]  # Z_h(q) / max_q Z_h(q), (heads, *queries), at most 1
 
     def mask(self, window: Window) -> Bool[Tensor, " *displacements"]:
         """Marks the displacements that are taps of a window."""
@@ -60,15 +56,9 @@ class AttentionMap:
         return (self.weights * ~self.mask(window)).flatten(1).sum(1).max().item()
 
     def errors(self, window: Window, geometry: Geometry, *, zeros: bool) -> Float[Tensor, "heads *queries"]:
-        """Bounds Σ_k |A_h[q, k] − Ã_h[q, k]|, where Ã is the convolution: ā in the window, 0 elsewhere.
+        """Bounds Σ_k |A_h[q, k] − Ã_h[q, k]| per unit of the largest pixel; Ã is ā in the window and 0 elsewhere.
 
-        Args:
-            window: The window.
-            geometry: The layer's.
-            zeros: Whether the image is padded with zeros; otherwise it is padded with other pixels.
-
-        Returns:
-            The bound per head and query, per unit of the largest pixel.
+        `zeros` says that the image is padded with zeros; otherwise it is padded with other pixels.
         """
         inside = self.mask(window)
         pads = geometry.padding if zeros else ((0, 0),) * len(self.axes)
@@ -97,10 +87,9 @@ class AttentionMap:
         return einsum(weights, maps, "heads ..., heads outputs channels -> outputs channels ...")
 
     def trimmed(self, mass: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Finds a smallest box of displacements that leaves at most `mass` of each head outside.
+        """Returns the lowest and highest displacements of a box that leaves at most `mass` of each head outside.
 
-        Returns:
-            Lowest and highest displacement per axis; no side of the box can be moved inwards.
+        No side of the box can be moved inwards.
         """
         rest = torch.full((len(self.weights),), mass, dtype=torch.float64, device=self.weights.device)
         box = self.weights

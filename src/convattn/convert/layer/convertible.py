@@ -12,17 +12,10 @@ __all__ = ["closed_gate", "require_convertible"]
 
 
 def require_convertible(layer: nn.Module) -> RelativeAttention:
-    """Raises if a layer depends on content, is of another class, or has hooks that change what it computes.
+    """Returns the layer if it can become a convolution.
 
-    Args:
-        layer: The layer.
-
-    Returns:
-        The layer.
-
-    Raises:
-        UnsupportedModelError: It is another module, has hooks, or has parameters that are not finite real numbers.
-        ConversionError: Its scores depend on content.
+    Raises UnsupportedModelError for other modules, hooks, and parameters that are not finite real numbers, and
+    ConversionError for scores that depend on content.
     """
     kind = type(layer).__name__
     if not isinstance(layer, RelativeAttention) or type(layer) not in ATTENTION_LAYERS:
@@ -48,16 +41,9 @@ def require_convertible(layer: nn.Module) -> RelativeAttention:
 
 
 def closed_gate(layer: RelativeAttention) -> float:
-    """Returns the share of attention that a layer's gate gives to content.
+    """Returns the share of attention that a layer's gate gives to content; 0 without a gate.
 
-    Args:
-        layer: The layer.
-
-    Returns:
-        max_h 1 − σ(λ_h) or |tanh(g_h)|, in float64; 0 without a gate.
-
-    Raises:
-        ConversionError: The share is above eps of the weights' dtype.
+    It is max_h 1 − σ(λ_h) or max_h |tanh(g_h)|. A share above eps of the weights' dtype raises ConversionError.
     """
     if layer.gate is None:
         return 0.0

@@ -84,13 +84,7 @@ def _require_same_size(conv: nn.Conv2d) -> None:
 def _places(size: int, dilation: int, patch: int) -> Tensor:
     """Returns, along one axis, the tap that leads from one pixel to another, or `size` if there is none.
 
-    Args:
-        size: Taps of the kernel.
-        dilation: Pixels from tap to tap.
-        patch: Pixels of a patch.
-
-    Returns:
-        Indices (patches seen, pixels of the output's patch, pixels of the patch seen).
+    The indices have shape (patches seen, pixels of the output's patch, pixels of the patch seen).
     """
     reach = dilation * (size - 1) // 2
     far = -(-reach // patch)

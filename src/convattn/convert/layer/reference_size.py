@@ -19,21 +19,11 @@ _LONGEST = 1 << 10
 
 
 def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None) -> tuple[int, ...]:
-    """Chooses the sizes of the images for which a kernel is computed and measured.
+    """Chooses the sizes of the images for which a kernel is computed and measured; those of the user if given.
 
-    Args:
-        layer: The layer.
-        mass: Share of attention that may lie outside the window.
-        spatial: Sizes that the user gave, or None.
-
-    Returns:
-        The user's sizes if given. Otherwise, for tables: the sizes that just use the whole table. For hard heads: sizes
-        at which each head's displacement leads to a key. For others: growing sizes until the heads use only half of
-        the displacements.
-
-    Raises:
-        ArgumentError: The heads use more than half of any grid, so the user must give sizes. ShapeError if these are
-            smaller than the window.
+    For tables: the sizes that just use the whole table. For hard heads: sizes at which each head's displacement leads
+    to a key. For others: growing sizes until the heads use only half of the displacements; if they use more than half
+    of any grid, ArgumentError asks the user for sizes.
     """
     geometry = layer.geometry
     if spatial is not None:

@@ -10,7 +10,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.convert.certificate.convolution import Promise, certify_convolution
+from convattn.convert.certificate.layer import Promise, certify_convolution
 from convattn.convert.certificate.trial import draw_images, softmax_copy
 from convattn.convert.classes import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, AnyConvolution
 from convattn.convert.copies import keep_random_state
@@ -113,14 +113,7 @@ def attention_to_conv(
 
 
 def require_mass(mass: float) -> None:
-    """Checks the share of attention that may lie outside a window.
-
-    Args:
-        mass: What the user gave.
-
-    Raises:
-        ArgumentError: It is not a number in (0, 1).
-    """
+    """Raises ArgumentError unless `mass` is a number in (0, 1)."""
     if isinstance(mass, bool) or not (isinstance(mass, int | float) and 0 < mass < 1):
         raise ArgumentError(must_be("mass", "a share in (0, 1)", mass))
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from convattn.convert.certificate.convolution import summed_otherwise
+from convattn.convert.certificate.layer import summed_otherwise
 from convattn.convert.certificate.network import Comparison, Difference
 from convattn.convert.certificate.trial import largest
 from convattn.convert.classes import AnyConvolution
@@ -45,27 +45,27 @@ def compare_networks(
     labels: Int[Tensor, " images"] | None = None,
     watch: AbstractContextManager[object] | None = None,
 ) -> Comparison:
-    """Runs both networks, and measures how far the one made is from the source in float64.
+    """Runs both networks, and measures how far the converted one is from the source in float64.
 
     What rounding explains is seen on runs that differ by rounding alone: on convolutions summed tap by tap, and on
-    images with other last digits. Where the convolutions are in the network made, that one runs in float64 too, and
-    must agree there with the source as far as rounding moves the source in its own dtype.
+    images with other last digits. Where the convolutions are in the converted network (`to_conv`), that one runs in
+    float64 too, and must agree there with the source as far as rounding moves the source in its own dtype.
 
     Args:
-        source: The network converted; a copy runs.
-        made: A copy of the network made, in evaluation mode; it runs, and may change itself.
+        source: The original network; a copy runs.
+        made: A copy of the converted network in evaluation mode; it runs, and may change itself.
         given: What the networks are called with.
-        convolutions: The convolutions, by name, and whether the image is first padded by its size.
-        to_conv: Whether the convolutions are in the network made, and not in the source.
+        convolutions: The convolutions by name, and whether the image is first padded by its size.
+        to_conv: Whether the convolutions are in the converted network, and not in the source.
         labels: Class of each image, or None.
-        watch: Entered while the network made runs in its own dtype.
+        watch: Entered while the converted network runs in its own dtype.
 
     Returns:
         The comparison.
 
     Raises:
         ArgumentError: The source does not take the images.
-        ConversionError: The network made does not run.
+        ConversionError: The converted network does not run.
     """
     batches, notes = given.batches(_BATCH), list[str]()
     try:

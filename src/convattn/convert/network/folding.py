@@ -17,18 +17,12 @@ _NORM_TENSORS = ("running_mean", "running_var", "weight", "bias")
 
 
 def fold_following(model: nn.Module, convolutions: Sequence[AnyConvolution]) -> dict[nn.Module, str]:
-    """Folds linear maps and batch normalisation into the convolutions before them.
+    """Folds linear maps and batch normalisation into the convolutions before them, in place.
 
     The linear map of a `MixingBlock` is folded into its mixer; in an `nn.Sequential`, batch normalisation in evaluation
     mode is folded into the module right before it. Modules that are used in several places or have hooks are left
-    alone. `W' = L W, b' = L b + c`, computed in float64 and rounded once.
-
-    Args:
-        model: The network; it is changed, and folded modules become `nn.Identity`.
-        convolutions: The convolutions that may be changed.
-
-    Returns:
-        The class of the module folded into each convolution.
+    alone, folded ones become `nn.Identity`. `W' = L W, b' = L b + c`, computed in float64 and rounded once. Returns the
+    class of the module folded into each convolution.
     """
     named = names_by_module(model)
     free = {module for module, names in named.items() if len(names) == 1 and not _hooked(module)}

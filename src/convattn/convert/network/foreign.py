@@ -14,19 +14,13 @@ __all__ = ["FOREIGN", "REFUSED", "Foreign"]
 
 @dataclass(frozen=True)
 class Foreign:
-    """How a subclass of a torch convolution differs from it.
+    """How a subclass of a torch convolution differs from it."""
 
-    Attributes:
-        weight: Returns the module's kernel; None if that is its weight.
-        same: Tells whether it pads like TensorFlow's "SAME"; None if it never does.
-        extra: Names of its further parameters.
-        note: What changes by the conversion.
-    """
-
-    weight: Callable[[nn.Module], Tensor] | None = None
+    weight: Callable[[nn.Module], Tensor] | None = None  # Returns the module's kernel; None if that is its weight
+    # Tells whether it pads like TensorFlow's "SAME"; None if it never does
     same: Callable[[nn.Module], bool] | None = None
-    extra: tuple[str, ...] = ()
-    note: str | None = None
+    extra: tuple[str, ...] = ()  # Names of its further parameters
+    note: str | None = None  # What changes by the conversion
 
 
 def _standardised(module: nn.Module) -> Tensor:

@@ -21,16 +21,9 @@ _CALLS = (
 
 
 def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """Replaces modules wherever they are registered, and gives their hooks to the new ones.
+    """Replaces old modules by new ones wherever they are registered, and gives the old ones' hooks to the new.
 
-    Hooks by which torch computes a weight are not passed on.
-
-    Args:
-        root: The network; it is changed.
-        replaced: New module by old one.
-
-    Returns:
-        The network; if the root itself is replaced, the new root.
+    Hooks by which torch computes a weight are not passed on. Returns the network, or the module that replaced it.
     """
     for old, new in replaced.items():
         own = [key for key, hook in old._forward_pre_hooks.items() if is_own_hook(hook)]

@@ -20,18 +20,7 @@ def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def patterns(argument: str, value: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Reads patterns of names.
-
-    Args:
-        argument: Name of the argument, for the error.
-        value: A pattern, several, or None.
-
-    Returns:
-        The patterns, or None.
-
-    Raises:
-        ArgumentError: The value is neither text nor a sequence of texts.
-    """
+    """Reads the name patterns given as `argument`: one, several or None; other values raise ArgumentError."""
     if value is None:
         return None
     several = (value,) if isinstance(value, str) else value
@@ -41,16 +30,7 @@ def patterns(argument: str, value: str | Sequence[str] | None) -> tuple[str, ...
 
 
 def require_matches(every: Sequence[str], kind: str, **given: Sequence[str] | None) -> None:
-    """Raises if a pattern matches no name, probably a typo.
-
-    Args:
-        every: All names, at least one.
-        kind: What the names are of, for the error.
-        **given: Patterns or None, by argument.
-
-    Raises:
-        ArgumentError: A pattern matches no name.
-    """
+    """Raises ArgumentError if a pattern matches none of the names of `kind`, probably a typo."""
     for argument, wanted in given.items():
         unknown = next((pattern for pattern in wanted or () if not matches(every, (pattern,))), None)
         if unknown is not None:

@@ -28,21 +28,13 @@ _FIELDS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "d
 
 @dataclass(frozen=True)
 class PlainConvolution:
-    """The plain convolution that computes what a module computes.
+    """The plain convolution that computes what a module computes."""
 
-    Attributes:
-        conv: A convolution of torch itself, no subclass; it may share memory with the module.
-        same: Whether the image is first padded by its size, as `SamePaddedAttention` does.
-        own_weight: Whether the kernel is the module's parameter `weight` itself.
-        own_bias: Whether the bias is the module's parameter `bias` itself, or missing.
-        notes: What changes by the conversion.
-    """
-
-    conv: AnyConvolution
-    same: bool
-    own_weight: bool
-    own_bias: bool
-    notes: tuple[str, ...]
+    conv: AnyConvolution  # A convolution of torch itself, no subclass; it may share memory with the module
+    same: bool  # Whether the image is first padded by its size, as `SamePaddedAttention` does
+    own_weight: bool  # Whether the kernel is the module's parameter `weight` itself
+    own_bias: bool  # Whether the bias is the module's parameter `bias` itself, or missing
+    notes: tuple[str, ...]  # What changes by the conversion
 
 
 def is_own_hook(hook: object) -> bool:
@@ -51,16 +43,9 @@ def is_own_hook(hook: object) -> bool:
 
 
 def read_plain(module: nn.Module) -> PlainConvolution:
-    """Reads a convolution as a plain one.
+    """Reads a convolution of torch or of a subclass, with any parametrisation, as a plain one.
 
-    Args:
-        module: A convolution of torch or of a subclass, with any parametrisation; it is not changed.
-
-    Returns:
-        The plain convolution.
-
-    Raises:
-        UnsupportedModelError: It may compute something else; the message is the reason alone.
+    If it may compute something else, UnsupportedModelError holds the reason alone.
     """
     kind = parametrize.type_before_parametrizations(module)
     name = full_name(kind)

@@ -31,38 +31,21 @@ _STATE_HOOKS = (
 
 @dataclass(frozen=True)
 class Found:
-    """A convolution to be converted.
+    """A convolution to be converted."""
 
-    Attributes:
-        names: Its dotted names in the network, the first one first.
-        module: The module itself.
-        plain: The plain convolution that computes the same.
-        notes: What changes by the conversion.
-    """
-
-    names: tuple[str, ...]
-    module: nn.Module
-    plain: PlainConvolution
-    notes: tuple[str, ...]
+    names: tuple[str, ...]  # Its dotted names in the network, the first one first
+    module: nn.Module  # The module itself
+    plain: PlainConvolution  # The plain convolution that computes the same
+    notes: tuple[str, ...]  # What changes by the conversion
 
 
 def find_convolutions(
     model: nn.Module, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None
 ) -> tuple[list[Found], list[LeftAlone]]:
-    """Finds the convolutions of a network and reads them.
+    """Returns the convolutions of a network to convert, and those to leave alone.
 
-    Args:
-        model: The network; it is not changed.
-        include: Name patterns of the convolutions to convert; None means all.
-        exclude: Name patterns of convolutions to leave alone.
-
-    Returns:
-        The convolutions to convert, and those to leave alone.
-
-    Raises:
-        UnsupportedModelError: Some modules cannot be converted; the message names all of them.
-        ConversionError: There is no convolution to convert.
-        ArgumentError: A pattern is not text or matches no convolution.
+    Modules that cannot be converted raise one UnsupportedModelError that names them all; where nothing is left to
+    convert, ConversionError says why.
     """
     included, excluded = patterns("include", include), patterns("exclude", exclude)
     concerned = {m: names for m, names in names_by_module(model).items() if isinstance(m, _ConvNd) or _refusal(m)}

@@ -90,16 +90,7 @@ def network_to_attention(
 
 
 def require_path(impl: str, *, content: bool) -> None:
-    """Raises if the layers of a network cannot compute on a path.
-
-    Args:
-        impl: The path.
-        content: Whether the layers have scores that depend on the input.
-
-    Raises:
-        UnknownNameError: There is no such path.
-        ArgumentError: Layers with content cannot take this path.
-    """
+    """Raises if the layers of a network, with or without content, cannot compute on the path `impl`."""
     if impl not in _PATHS:
         raise UnknownNameError("impl", impl, _PATHS)
     if content and impl != "auto":
@@ -111,8 +102,7 @@ def _convert(
 ) -> tuple[nn.Module, list[Found], dict[str, Certificate]]:
     """Copies a network and puts attention layers in the places of convolutions.
 
-    Returns:
-        The copy, the convolutions with all their notes, and their certificates by name.
+    Returns the copy, the convolutions with all their notes, and their certificates by name.
     """
     made = copy_network(model)
     certificates: dict[str, Certificate] = {}

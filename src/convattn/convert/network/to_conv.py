@@ -16,8 +16,7 @@ from convattn.convert.network.comparison import compare_networks
 from convattn.convert.network.folding import fold_following
 from convattn.convert.network.grafting import graft
 from convattn.convert.network.names import matches, names_by_module, patterns, require_matches
-from convattn.convert.network.probing import shapes_met
-from convattn.convert.network.running import Arguments
+from convattn.convert.network.running import Arguments, shapes_met
 from convattn.errors import (
     ArgumentError,
     ConvAttnError,
