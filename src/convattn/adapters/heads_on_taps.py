@@ -18,15 +18,9 @@ _HARD = {torch.float64: 800.0}
 
 
 def add_heads(layer: NativeAttention, geometry: Geometry, generator: torch.Generator | None) -> NativeAttention:
-    """Adds heads to a layer that has fewer heads than there are taps.
+    """Adds heads of the same width after a layer's own until there is one for every tap; new biases are 0.
 
-    Args:
-        layer: The layer.
-        geometry: The window.
-        generator: Random generator for the new matrices, which are normal with the deviation of the layer's own.
-
-    Returns:
-        A layer with at least as many heads as taps, of the same width, its own heads first; new biases are 0.
+    The new matrices are normal with the deviation of the layer's own.
     """
     missing = math.prod(geometry.kernel_size) - layer.heads
     if missing <= 0:
@@ -46,18 +40,9 @@ def add_heads(layer: NativeAttention, geometry: Geometry, generator: torch.Gener
 
 
 def tap_encoding(layer: NativeAttention, geometry: Geometry, sharpness: float | None) -> Quadratic:
-    """Centres the first heads on the taps, row by row, and the rest on the query's own patch.
+    """Centres the first heads on the taps, row by row, and the rest on the query's own patch, in at least float32.
 
-    Args:
-        layer: A layer with at least as many heads as taps.
-        geometry: The window.
-        sharpness: α > 0 in 1/patch²; None makes weights off the taps exactly zero.
-
-    Returns:
-        The encoding, in at least float32.
-
-    Raises:
-        ArgumentError: The sharpness is out of range.
+    `sharpness` is α > 0 in 1/patch²; None makes weights off the taps exactly zero.
     """
     weight = layer.value.weight
     kind = torch.promote_types(weight.dtype, torch.float32)

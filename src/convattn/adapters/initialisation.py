@@ -9,8 +9,7 @@ from torch import nn
 
 from convattn.adapters.heads_on_taps import add_heads, tap_encoding
 from convattn.adapters.native import NativeTransformer
-from convattn.adapters.patch_attention import GatedPatchAttention, PatchAttention
-from convattn.adapters.position_layer import layer_by_position
+from convattn.adapters.patch_attention import GatedPatchAttention, PatchAttention, layer_by_position
 from convattn.adapters.timm import TIMM, read_timm
 from convattn.adapters.transformers import TRANSFORMERS, read_transformers
 from convattn.convert import attention_to_conv

@@ -19,16 +19,9 @@ _RECORDERS = "transformers.utils.output_capturing"
 def attention_places(
     model: nn.Module, attention: str, others: Collection[str], within: str
 ) -> list[tuple[tuple[str, ...], nn.Module]]:
-    """Finds the attention layers of a network, supported or known to be unsupported.
+    """Finds the attention layers of a network, with all their names that begin with `within`.
 
-    Args:
-        model: The network.
-        attention: Full name of the supported class.
-        others: Full names of unsupported classes in its place.
-        within: Prefix of the names to search.
-
-    Returns:
-        Each layer, with all its names.
+    `attention` is the full name of the supported class, `others` are those of known, unsupported ones.
     """
     found = []
     for module, names in names_by_module(model).items():
@@ -46,21 +39,10 @@ def read_layers(
     reasons: Sequence[str] = (),
     none: str,
 ) -> tuple[NativeAttention, ...]:
-    """Reads the attention layers of a network, or raises with all reasons why it cannot be read.
+    """Reads the attention layers that `attention_places` found, or raises UnsupportedModelError with all reasons.
 
-    Args:
-        model: The network.
-        places: Its attention layers, as `attention_places` found them.
-        read: Reads one layer, or raises UnsupportedModelError with the reason alone.
-        reasons: Further reasons to refuse the network.
-        none: The reason if it has no attention layers.
-
-    Returns:
-        The layers.
-
-    Raises:
-        UnsupportedModelError: A layer cannot be read, there are none, or there are other reasons; the message lists
-            them all, one per line.
+    `read` reads one layer or raises the reason alone; `reasons` are further ones, `none` is that of a network without
+    attention layers.
     """
     layers, refused = [], list(reasons)
     for names, attention in places:
@@ -75,17 +57,9 @@ def read_layers(
 
 
 def require_linear(attention: nn.Module, name: str) -> nn.Linear:
-    """Returns a linear map of an attention layer, if neither has hooks of the user.
+    """Returns a linear map of an attention layer, or raises UnsupportedModelError.
 
-    Args:
-        attention: The layer.
-        name: Name of the map in it.
-
-    Returns:
-        The map.
-
-    Raises:
-        UnsupportedModelError: It is another module, its weight is computed, or one of the two has hooks.
+    The map must be an `nn.Linear` itself and its weight not computed; neither of the two may have hooks of the user.
     """
     linear = getattr(attention, name, None)
     if isinstance(linear, nn.Module) and parametrize.is_parametrized(linear):

@@ -5,8 +5,7 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.adapters.native import NativeAttention, NativeTransformer, linear
-from convattn.adapters.patch_grid import PatchGrid
+from convattn.adapters.native import NativeAttention, NativeTransformer, PatchGrid, linear
 from convattn.adapters.readable import attention_places, read_layers, require_linear
 from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
@@ -32,11 +31,7 @@ _POOLS = ("timm.layers.attention_pool.AttentionPoolLatent", "timm.layers.attenti
 
 @final
 class TimmAttention(nn.Module):
-    """A layer from tokens to tokens with the call signature of timm's attention.
-
-    Attributes:
-        tokens: The layer.
-    """
+    """A layer from tokens to tokens with the call signature of timm's attention."""
 
     def __init__(self, tokens: nn.Module) -> None:
         """Wraps the layer."""
@@ -46,19 +41,7 @@ class TimmAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch tokens width"], attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Float[Tensor, "batch tokens outputs"]:
-        """Attends.
-
-        Args:
-            x: Tokens.
-            attn_mask: Must be None.
-            is_causal: Must be False.
-
-        Returns:
-            Tokens.
-
-        Raises:
-            ArgumentError: A mask is given, or attention should be causal.
-        """
+        """Attends; a mask or causal attention raises ArgumentError."""
         if attn_mask is not None:
             expectation = "None: heads that attend by position take no mask"
             raise ArgumentError(must_be("attn_mask", expectation, type(attn_mask).__name__))
@@ -68,16 +51,9 @@ class TimmAttention(nn.Module):
 
 
 def read_timm(vit: nn.Module) -> NativeTransformer:
-    """Reads a vision transformer of timm.
+    """Reads one of `TIMM` without copying its tensors and modules.
 
-    Args:
-        vit: One of `TIMM`.
-
-    Returns:
-        Its attention; tensors and modules are the network's own.
-
-    Raises:
-        UnsupportedModelError: Parts of it compute something else; the message names them all.
+    If parts of it compute something else, UnsupportedModelError names them all.
     """
     reasons = []
     if not isinstance(vit.patch_drop, nn.Identity):

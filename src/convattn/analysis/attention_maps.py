@@ -21,18 +21,10 @@ _IMAGES_AT_ONCE = 10
 def position_attention(
     network: nn.Module, spatial: tuple[int, int], queries: Sequence[tuple[int, int]]
 ) -> list[Float64[np.ndarray, "queries _ key_rows key_cols"]]:
-    """Returns the attention of layers whose scores do not depend on the images.
+    """Returns, for each layer, attention that depends on no image: weights over the keys, (queries, heads, rows, cols).
 
-    Args:
-        network: A network with two-dimensional attention layers without content.
-        spatial: Rows and columns of the layers' feature maps.
-        queries: Row and column of each query pixel.
-
-    Returns:
-        For each layer, weights over the keys, (queries, heads, rows, cols); those of one head and query sum to 1.
-
-    Raises:
-        ArgumentError: The network has no attention layer, or one with content.
+    `spatial` is the size of the layers' feature maps, `queries` are the row and column of each query pixel. A network
+    without attention layers, or with content, raises ArgumentError.
     """
     with torch.inference_mode():
         return [_at(layer.attention(spatial)[None], queries).numpy() for layer in _layers(network)]
@@ -41,18 +33,10 @@ def position_attention(
 def mean_attention(
     network: nn.Module, images: Float[Tensor, "images channels rows cols"], queries: Sequence[tuple[int, int]]
 ) -> list[Float64[np.ndarray, "queries _ key_rows key_cols"]]:
-    """Returns the attention of layers whose scores depend on the images, averaged over images.
+    """Returns, for each layer, attention averaged over normalised images: mean weights, (queries, heads, rows, cols).
 
-    Args:
-        network: A network with two-dimensional attention layers, in evaluation mode.
-        images: Normalised images, at least one.
-        queries: Row and column of each query pixel, in the layers' feature maps.
-
-    Returns:
-        For each layer, mean weights over the keys, (queries, heads, rows, cols); those of one head and query sum to 1.
-
-    Raises:
-        ArgumentError: The network has no attention layer.
+    `queries` are the row and column of each query pixel in the layers' feature maps. The network must be in evaluation
+    mode; one without attention layers raises ArgumentError.
     """
     layers = _layers(network)
     sums: list[Any] = [0.0] * len(layers)

@@ -20,16 +20,11 @@ _LEAST_COLUMNS = 7
 
 @dataclass(frozen=True, eq=False)
 class QueryMaps:
-    """Attention of one query pixel.
+    """Attention of one query pixel."""
 
-    Attributes:
-        title: What is shown.
-        query: Row and column of the query pixel.
-        layers: For each layer, weights over the keys, (heads, rows, cols); layers may differ in heads.
-    """
-
-    title: str
-    query: tuple[int, int]
+    title: str  # What is shown
+    query: tuple[int, int]  # Row and column of the query pixel
+    # For each layer, weights over the keys, (heads, rows, cols); layers may differ in heads
     layers: Sequence[Float[np.ndarray, "_ rows cols"]]
 
 
@@ -40,21 +35,12 @@ def attention_grid(
     title: str,
     image: Float[np.ndarray, "image_rows image_cols channels"] | None = None,
 ) -> None:
-    """Draws the attention of each head of each layer, for one query pixel or several.
+    """Draws the attention of each head (a column) of each layer (a row), for one query pixel or several.
 
-    Every map has its own scale, from 0 to the largest weight, which stands below it.
+    Every map has its own scale, from 0 to the largest weight, which stands below it. `image` is what is attended to, in
+    [0, 1], with one channel or three.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 5 to 10.
-
-    Args:
-        paths: Files to write; their endings are of `FORMATS`.
-        maps: Maps of each query pixel, one below the other.
-        title: Title of the figure.
-        image: Image that is attended to, in [0, 1], with one channel or three; None draws none.
-
-    Raises:
-        ArgumentError: There is no map, or an ending is another.
-        MissingDependencyError: matplotlib is not installed.
     """
     if not maps:
         raise ArgumentError("maps must hold at least one query, but are empty")

@@ -18,15 +18,10 @@ _DASHES = ("-", "--", "-.", ":")
 
 @dataclass(frozen=True, eq=False)
 class AccuracyCurve:
-    """Test accuracy of one run.
+    """Test accuracy of one run."""
 
-    Attributes:
-        epochs: Epochs done, rising.
-        accuracies: Test accuracy after each, in [0, 1].
-    """
-
-    epochs: Float[np.ndarray, " epochs"]
-    accuracies: Float[np.ndarray, " epochs"]
+    epochs: Float[np.ndarray, " epochs"]  # Epochs done, rising
+    accuracies: Float[np.ndarray, " epochs"]  # Test accuracy after each, in [0, 1]
 
 
 def accuracy_curves(
@@ -37,16 +32,9 @@ def accuracy_curves(
 ) -> None:
     """Draws test accuracy over epochs: a thin line for each seed, a thick one for their mean.
 
+    `panels` holds, by the panel's title and the model, one curve for each seed.
+
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 2.
-
-    Args:
-        paths: Files to write; their endings are of `FORMATS`.
-        panels: By the panel's title, the curves of each model, one for each seed.
-        title: Title of the figure.
-
-    Raises:
-        ArgumentError: There is no curve, or an ending is another.
-        MissingDependencyError: matplotlib is not installed.
     """
     shown = {name: models for name, models in panels.items() if models}
     if not shown:

@@ -59,19 +59,9 @@ def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]
 def head_layers(
     paths: Sequence[str | os.PathLike[str]], snapshots: Sequence[HeadSnapshot], *, title: str, columns: int = 3
 ) -> None:
-    """Draws the heads of all layers at one moment, a panel for each layer.
+    """Draws the heads of all layers at one moment, a panel for each snapshot, at most `columns` side by side.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 4 and 12 to 14.
-
-    Args:
-        paths: Files to write; their endings are of `FORMATS`.
-        snapshots: One for each layer.
-        title: Title of the figure.
-        columns: Largest number of panels side by side, ≥ 1.
-
-    Raises:
-        ArgumentError: There is no snapshot, or an ending is another.
-        MissingDependencyError: matplotlib is not installed.
     """
     _require_snapshots(snapshots)
     with figure_files(paths, _size(len(snapshots), columns)) as figure:
@@ -92,19 +82,9 @@ def head_paths(
     *,
     title: str,
 ) -> None:
-    """Draws the path of each head's centre over training, and the heads at some moments.
+    """Draws the path of each head's centre over the snapshots of one layer, and the heads at some moments.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 3.
-
-    Args:
-        paths: Files to write; their endings are of `FORMATS`.
-        snapshots: One layer at every moment recorded, by time.
-        moments: Those of them that get a panel of their own.
-        title: Title of the figure.
-
-    Raises:
-        ArgumentError: There is no snapshot, or an ending is another.
-        MissingDependencyError: matplotlib is not installed.
     """
     _require_snapshots(snapshots)
     count = 1 + len(moments)

@@ -11,14 +11,7 @@ __all__ = ["convert_layer", "layer_in"]
 
 
 def layer_in(source: str) -> bool:
-    """Tells whether a folder holds a single layer, as `save_layer` writes it.
-
-    Args:
-        source: The folder; it need not exist.
-
-    Returns:
-        Whether its configuration describes a layer.
-    """
+    """Tells whether a folder, which need not exist, holds a single layer, as `save_layer` writes it."""
     from convattn.convert.descriptions import KINDS
 
     try:
@@ -29,22 +22,7 @@ def layer_in(source: str) -> bool:
 
 
 def convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], *, verify: bool, json: bool) -> int:
-    """Converts a layer, and writes it if its certificate passes.
-
-    Args:
-        source: Folder of the layer.
-        output: Folder to make.
-        to: "attention" or "conv".
-        options: Arguments of the conversion.
-        verify: Whether to refuse a layer that was changed since it was saved.
-        json: Whether to print the certificate as JSON.
-
-    Returns:
-        0, or 1 where the check failed.
-
-    Raises:
-        UnsupportedModelError: The layer is not a convolution, and attention is to be made.
-    """
+    """Converts a layer, and writes it if its certificate passes; returns 0, or 1 where the check failed."""
     from convattn.convert import SUPPORTED_CONVOLUTIONS, attention_to_conv, conv_to_attention, load_layer, save_layer
     from convattn.files import require_new_folder
 

@@ -20,52 +20,26 @@ _LIMIT = 16
 
 
 class _Loaded(NamedTuple):
-    """A network to convert.
+    """A network to convert."""
 
-    Attributes:
-        network: The network, in evaluation mode.
-        source: What builds its architecture, or None.
-        options: What it is built with.
-    """
-
-    network: "nn.Module"
-    source: str | None
-    options: dict[str, Any]
+    network: "nn.Module"  # The network, in evaluation mode
+    source: str | None  # What builds its architecture, or None
+    options: dict[str, Any]  # What it is built with
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a network and its weights come from.
+    """Where a network and its weights come from."""
 
-    Attributes:
-        source: "timm:NAME", "torchvision:NAME" or a folder.
-        weights: File with the weights.
-        pretrained: Whether to fetch them.
-        random_weights: Whether to draw them.
-        arguments: Arguments for the network's builder, as text.
-        verify: Whether to refuse a folder that was changed since it was saved.
-    """
-
-    source: str
-    weights: Path | None
-    pretrained: bool
-    random_weights: bool
-    arguments: dict[str, str]
-    verify: bool = True
+    source: str  # "timm:NAME", "torchvision:NAME" or a folder
+    weights: Path | None  # File with the weights
+    pretrained: bool  # Whether to fetch them
+    random_weights: bool  # Whether to draw them
+    arguments: dict[str, str]  # Arguments for the network's builder, as text
+    verify: bool = True  # Whether to refuse a folder that was changed since it was saved
 
     def load(self, *, weights_matter: bool) -> _Loaded:
-        """Builds or loads the network.
-
-        Args:
-            weights_matter: Whether the user must say which weights to take.
-
-        Returns:
-            The network, and what builds its architecture.
-
-        Raises:
-            ArgumentError: There is no such folder; or no weights were named, or weights in two ways, or weights for a
-                folder that has its own.
-        """
+        """Builds or loads the network; `weights_matter` says that the user must choose which weights to take."""
         self._require_there()
         chosen = {"--weights": self.weights, "--pretrained": self.pretrained, "--random-weights": self.random_weights}
         said = [name for name, value in chosen.items() if value]
@@ -122,25 +96,14 @@ class Origin:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the networks are measured on.
+    """What the networks are measured on."""
 
-    Attributes:
-        folder: Folder of images, or None.
-        limit: How many of them to take; None takes 16.
-        shape: Shape of an image of random numbers, as text, or None.
-    """
-
-    folder: Path | None
-    limit: int | None
-    shape: str | None
+    folder: Path | None  # Folder of images, or None
+    limit: int | None  # How many of them to take; None takes 16
+    shape: str | None  # Shape of an image of random numbers, as text, or None
 
     def require(self) -> None:
-        """Checks the options before a network is built.
-
-        Raises:
-            ArgumentError: The folder does not exist, the limit is not positive or has no folder, or the shape is not
-                one.
-        """
+        """Raises ArgumentError on a mistake in the options, before a network is built."""
         if self.folder is not None and not self.folder.is_dir():
             raise ArgumentError(must_be("--images", "a folder of images", str(self.folder)))
         if self.folder is not None and self.shape is not None:
@@ -178,19 +141,7 @@ class Measured:
 def convert_network(
     origin: Origin, output: Path, to: str, options: dict[str, Any], measured: Measured, *, json: bool
 ) -> int:
-    """Converts a network, and writes it if its certificate passes.
-
-    Args:
-        origin: Where it comes from.
-        output: Folder to make.
-        to: "attention" or "conv".
-        options: Arguments of the conversion.
-        measured: What it is measured on.
-        json: Whether to print the certificate as JSON.
-
-    Returns:
-        0, or 1 where the check failed.
-    """
+    """Converts a network, and writes it if its certificate passes; returns 0, or 1 where the check failed."""
     measured.require()
     from convattn import convert
     from convattn.files import require_new_folder
@@ -214,15 +165,7 @@ def convert_network(
 def forecast_network(origin: Origin, to: str, options: dict[str, Any], measured: Measured, *, json: bool) -> int:
     """Prints what a conversion would change, and writes nothing.
 
-    Args:
-        origin: Where the network comes from; weights that are not named are drawn.
-        to: "attention" or "conv".
-        options: Arguments of the conversion.
-        measured: The images for which the cost is counted; only the first of a folder is used.
-        json: Whether to print the forecast as JSON.
-
-    Returns:
-        0.
+    Weights that are not named are drawn; of a folder of images only the first is used.
     """
     measured.require()
     from convattn.networks.forecast import forecast_attention, forecast_conv

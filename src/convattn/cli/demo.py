@@ -49,19 +49,7 @@ def demo(*, output: OutputOrDefault = None, json: AsJson = False) -> int:
 
 
 def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demonstration:
-    """Makes everything that the demo shows.
-
-    Args:
-        folder: An empty folder, to be filled.
-        recipe: Recipe of a network with quadratic heads.
-        quiet: Whether to print nothing about the progress.
-
-    Returns:
-        What was shown.
-
-    Raises:
-        MissingDependencyError: A package of the extra "train" is not installed.
-    """
+    """Makes everything that the demo shows in an empty folder, with a recipe of a network with quadratic heads."""
     from convattn.analysis import head_centres, read_heads
     from convattn.data.photograph import PHOTOGRAPHS
     from convattn.training import train

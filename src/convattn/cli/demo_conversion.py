@@ -29,10 +29,9 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 def filter_bank() -> "nn.Conv2d":
-    """Builds a convolution of colour images with four outputs: two edge detectors, the Laplacian and a blur.
+    """Builds a 3×3 convolution of colour images with four outputs: two edge detectors, the Laplacian and a blur.
 
-    Returns:
-        A 3×3 convolution that repeats the border's pixels and so keeps the image's size.
+    It repeats the border's pixels and so keeps the image's size.
     """
     import torch
     from torch import nn
@@ -45,17 +44,7 @@ def filter_bank() -> "nn.Conv2d":
 
 
 def show_conversions(folder: Path) -> list[Conversion]:
-    """Converts the filters with hard heads and with soft ones, saves the layers and draws both on a photograph.
-
-    Args:
-        folder: Where to write `convolution`, `attention` with its certificate, and the figures.
-
-    Returns:
-        The conversion with hard heads and the one with soft heads.
-
-    Raises:
-        MissingDependencyError: scikit-learn, which has the photograph, or matplotlib is not installed.
-    """
+    """Converts the filters with hard heads, then with soft ones, saves the layers and draws both on a photograph."""
     from convattn.convert import conv_to_attention, save_layer
     from convattn.data import load_photograph
 

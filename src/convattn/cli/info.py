@@ -21,25 +21,15 @@ _OTHERS = {"all", "bench", "dev"}
 
 @dataclass(frozen=True)
 class Installation(Record):
-    """What is installed, and what it runs on.
+    """What is installed, and what it runs on."""
 
-    Attributes:
-        versions: Versions of Python, convattn and the packages that it always needs.
-        hardware: Device, processor, instruction set, cores, threads and, with CUDA, accelerator.
-        memory: Memory of the machine, in bytes.
-        encodings: Names of the encodings.
-        recipes: Names of the recipes.
-        optional: Version of each optional package that is installed.
-        missing: For each optional package that is not, the line that installs it.
-    """
-
-    versions: dict[str, str]
-    hardware: dict[str, str]
-    memory: int
-    encodings: tuple[str, ...]
-    recipes: tuple[str, ...]
-    optional: dict[str, str]
-    missing: dict[str, str]
+    versions: dict[str, str]  # Versions of Python, convattn and the packages that it always needs
+    hardware: dict[str, str]  # Device, processor, instruction set, cores, threads and, with CUDA, accelerator
+    memory: int  # Memory of the machine, in bytes
+    encodings: tuple[str, ...]  # Names of the encodings
+    recipes: tuple[str, ...]  # Names of the recipes
+    optional: dict[str, str]  # Version of each optional package that is installed
+    missing: dict[str, str]  # For each optional package that is not, the line that installs it
 
     def summary(self) -> str:
         """Returns the installation as plain text, a group of lines for each kind of thing."""
@@ -79,11 +69,7 @@ def info(*, json: AsJson = False) -> int:
 
 
 def describe_installation() -> Installation:
-    """Looks at the machine and at what is installed.
-
-    Returns:
-        What was found.
-    """
+    """Looks at the machine and at what is installed."""
     import platform
     from importlib import metadata
 

@@ -17,15 +17,9 @@ def wait_without_spinning() -> None:
 
 @contextmanager
 def one_thread(small: bool = True) -> Iterator[None]:
-    """Computes on one thread, unless the environment says how many.
+    """Computes on one thread if the work is small, unless the environment says how many.
 
     On a busy machine many short operations take much longer with more threads, because each waits for the slowest.
-
-    Args:
-        small: Whether the work is small; if not, nothing is changed.
-
-    Yields:
-        Nothing.
     """
     import torch
 

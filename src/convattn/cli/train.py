@@ -67,14 +67,7 @@ def train(
 
 
 def summarise_run(record: RunRecord) -> str:
-    """Summarises a record in a few lines.
-
-    Args:
-        record: The record of a run.
-
-    Returns:
-        Plain text.
-    """
+    """Summarises the record of a run in a few lines of plain text."""
     scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
     counts = ", ".join(f"{number} {split}" for split, number in record.data.counts.items())
     rows = {

@@ -20,15 +20,9 @@ _REST = (
 def network_card(
     config: Mapping[str, Any], network: nn.Module, certificate: NetworkCertificate | Certificate | None
 ) -> str:
-    """Writes the model card of a saved network; what is not known is left out or called unknown.
+    """Writes the model card of a saved network as Markdown with the Hub's front matter, from what `config.json` holds.
 
-    Args:
-        config: What `config.json` holds.
-        network: The network.
-        certificate: The certificate of its conversion, or None.
-
-    Returns:
-        Markdown with the front matter of the Hub.
+    What is not known is left out or called unknown.
     """
     kinds = Counter(layer["kind"] for layer in config["layers"])
     attention = any("Attention" in kind for kind in kinds)

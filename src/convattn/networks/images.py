@@ -20,19 +20,10 @@ _SEED, _SHAPE = 0, (3, 224, 224)
 
 
 def read_images(folder: Path, prepare: Callable[[Any], Tensor], *, limit: int) -> Float[Tensor, "images *sizes"]:
-    """Reads pictures, in the order of their names.
+    """Reads at most `limit` pictures of a folder and the folders inside, in the order of their names.
 
-    Args:
-        folder: Where they lie, also in folders inside.
-        prepare: Turns an RGB picture into a tensor; all must have one shape.
-        limit: How many to read at most, ≥ 1.
-
-    Returns:
-        The images.
-
-    Raises:
-        DataError: There are none, or one cannot be read.
-        ArgumentError: They differ in shape when prepared.
+    `prepare` turns an RGB picture into a tensor. An unreadable picture or an empty folder raises DataError, tensors of
+    different shapes raise ArgumentError.
     """
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
     if not files:
@@ -50,17 +41,9 @@ def read_images(folder: Path, prepare: Callable[[Any], Tensor], *, limit: int) -
 
 
 def preparation(source: str | None, network: nn.Module) -> Callable[[Any], Tensor]:
-    """Returns the function that prepares the images of a network.
+    """Returns the function that turns an RGB picture of pillow into a tensor for the network that `source` builds.
 
-    Args:
-        source: What the network was built by, or None.
-        network: The network.
-
-    Returns:
-        A function of an RGB picture of pillow.
-
-    Raises:
-        ArgumentError: The library that the network comes from does not say how.
+    Where its library does not tell how, this raises ArgumentError.
     """
     home, name = split_source(source) if source else ("", "")
     if home == "timm":
@@ -74,15 +57,10 @@ def preparation(source: str | None, network: nn.Module) -> Callable[[Any], Tenso
 
 
 def draw_images(network: nn.Module, shape: tuple[int, ...] | None = None) -> Float[Tensor, "images *sizes"]:
-    """Draws one image of standard normal numbers.
+    """Draws one image of standard normal numbers in the network's dtype; `shape` leaves out the batch.
 
-    Args:
-        network: The network that it is for.
-        shape: Its shape without the batch; None takes the size in `network.default_cfg`, for networks of this library
-            the size that they were made for, or else 3 x 224 x 224.
-
-    Returns:
-        The image, in the network's dtype.
+    Without a shape this is the size in `network.default_cfg`, for networks of this library the size that they were made
+    for, or else 3 x 224 x 224.
     """
     config, own = getattr(network, "default_cfg", None), getattr(network, "_hub_mixin_config", None)
     if shape is None and isinstance(config, Mapping):

@@ -73,17 +73,7 @@ def load_network(
 
 
 def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads `config.json` of anything that this library saves.
-
-    Args:
-        folder: Where it lies.
-
-    Returns:
-        Its contents.
-
-    Raises:
-        CheckpointError: It is missing, not JSON, or not a configuration of this library.
-    """
+    """Reads `config.json` of anything that this library saves, or raises CheckpointError."""
     config = read_config(folder)
     if not ("architecture" in config or config.get("kind") in ["network", *KINDS]):
         raise CheckpointError(f"{as_path(folder) / CONFIG} does not describe a network or a layer of convattn")

@@ -17,17 +17,9 @@ HOMES = ("convattn", "timm", "torchvision")
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """Splits a source at its colon.
+    """Splits a source such as "timm:NAME" into home and name.
 
-    Args:
-        source: "timm:NAME", "torchvision:NAME" or "convattn:CLASS".
-
-    Returns:
-        Home and name.
-
-    Raises:
-        ArgumentError: There is no colon, or no name.
-        UnknownNameError: The home is none of the three.
+    A source of another form raises ArgumentError, an unknown home UnknownNameError.
     """
     home, colon, name = source.partition(":")
     if not (colon and name):

@@ -25,13 +25,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
-    """Describes every attention layer, plain convolution and identity of a network.
+    """Describes every attention layer, plain convolution and identity of a network, where no new one can be compared.
 
-    Args:
-        network: A network of which no new one is at hand to compare it with.
-
-    Returns:
-        For each what rebuilds it, and under "names" where it stands.
+    Each entry holds what rebuilds the layer, and under "names" where it stands.
     """
     described: list[dict[str, Any]] = []
     inside: set[nn.Module] = set()
@@ -44,17 +40,9 @@ def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
 
 
 def describe_replaced(network: nn.Module, fresh: nn.Module) -> list[dict[str, Any]]:
-    """Describes the layers of a network that a new one of its source does not have in their places.
+    """Describes, as `describe_layers` does, the layers of a network that a new one of its source does not have.
 
-    Args:
-        network: The network.
-        fresh: A new one.
-
-    Returns:
-        For each what rebuilds it, and under "names" where it stands.
-
-    Raises:
-        UnsupportedModelError: What stands in the place of another module is no layer that can be described.
+    A replaced module that cannot be described raises UnsupportedModelError.
     """
     found: dict[nn.Module, dict[str, Any]] = {}
     for name, module, other in _places("", network, fresh):
@@ -73,15 +61,8 @@ def describe_replaced(network: nn.Module, fresh: nn.Module) -> list[dict[str, An
 def put_layers(network: nn.Module, described: Sequence[Mapping[str, Any]]) -> nn.Module:
     """Puts described layers in their places, on the meta device: their weights are yet to be loaded.
 
-    Args:
-        network: A new network; it is changed.
-        described: What the functions above returned, or JSON made of it.
-
-    Returns:
-        The network, which is another module where it was replaced as a whole.
-
-    Raises:
-        CheckpointError: The network has no module in a place.
+    The network is changed. Returns it, or the layer that replaces it as a whole; a missing place raises
+    CheckpointError.
     """
     places = dict(network.named_modules(remove_duplicate=False))
     replaced = {}
@@ -96,17 +77,10 @@ def put_layers(network: nn.Module, described: Sequence[Mapping[str, Any]]) -> nn
 
 
 def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
-    """Lists all other differences between a network and a new one with the same replaced layers.
+    """Yields, in words, all other differences between a network and a new one with the same replaced layers.
 
     Names and shapes of tensors are compared, plain attributes of all modules (strides, rates, switches), the number of
     hooks, and buffers that a state dict does not have.
-
-    Args:
-        network: The network.
-        fresh: The new one.
-
-    Yields:
-        Each difference in words.
     """
     old, new = network.state_dict(), fresh.state_dict()
     for name in [*old, *(name for name in new if name not in old)]:
@@ -156,19 +130,17 @@ def _places(
         if other is not None:
             raise UnsupportedModelError(f"{name} is missing, where a new network has a {type(other).__name__}")
         return
-    if other is None or _class(module) is not _class(other):
+    kind = parametrize.type_before_parametrizations
+    if other is None or kind(module) is not kind(other):
         yield name, module, other
     elif _has_description(module) and _has_description(other):
-        if _as_json(_describe(module)) != _as_json(_describe(other)):
+        old, new = (json.dumps(_describe(layer), sort_keys=True) for layer in (module, other))
+        if old != new:
             yield name, module, other
     else:
         for key in dict.fromkeys([*module._modules, *other._modules]):
             child, counterpart = module._modules.get(key), other._modules.get(key)
             yield from _places(f"{name}.{key}" if name else key, child, counterpart)
-
-
-def _class(module: nn.Module) -> type:
-    return parametrize.type_before_parametrizations(module)
 
 
 def _told(module: nn.Module, other: nn.Module | None) -> str:
@@ -183,7 +155,3 @@ def _has_description(module: nn.Module) -> bool:
 
 def _describe(module: nn.Module) -> dict[str, Any]:
     return {"kind": _IDENTITY} if type(module) is nn.Identity else describe_layer(module)
-
-
-def _as_json(description: dict[str, Any]) -> str:
-    return json.dumps(description, sort_keys=True)

@@ -13,16 +13,9 @@ __all__ = ["describe_tensors", "file_tensors", "load_tensors"]
 
 
 def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Gathers what is to be written.
+    """Returns the tensors to write, and for each name left out the name of the tensor that it is tied to.
 
-    Args:
-        network: The network.
-
-    Returns:
-        Tensors by the names of the state dict, and for each name left out the name of the tensor that it is tied to.
-
-    Raises:
-        UnsupportedModelError: Something in the state dict is no plain tensor with values.
+    What is no plain tensor with values raises UnsupportedModelError.
     """
     first: dict[tuple[Any, ...], str] = {}
     tensors: dict[str, Tensor] = {}
@@ -40,14 +33,10 @@ def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
 
 
 def describe_tensors(network: nn.Module) -> dict[str, Any]:
-    """Describes what a file of tensors does not say of them.
+    """Describes what a file of tensors does not hold, as JSON types.
 
-    Args:
-        network: The network.
-
-    Returns:
-        JSON types: which parameters do not learn ("frozen"), how tensors lie in memory that do not lie as any new one
-        ("strides"), and the dtypes of floating-point buffers that are no part of the state dict ("buffers").
+    "frozen" lists the parameters that do not learn, "strides" how tensors lie in memory where a new one lies otherwise,
+    "buffers" the dtypes of floating-point buffers that are no part of the state dict.
     """
     state = network.state_dict()
     buffers = {name: buffer for name, buffer in network.named_buffers() if name not in state}
@@ -65,16 +54,9 @@ def describe_tensors(network: nn.Module) -> dict[str, Any]:
 def load_tensors(
     network: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str], described: Mapping[str, Any]
 ) -> None:
-    """Gives a network the tensors of a file.
+    """Gives a network the tensors of a file in place of its own; `described` is what `describe_tensors` returned.
 
-    Args:
-        network: The network; its own tensors are dropped.
-        tensors: What was in the file.
-        tied: For each name left out the name that it is tied to.
-        described: What `describe_tensors` returned.
-
-    Raises:
-        CheckpointError: Names or shapes differ.
+    `tied` names, for each tensor left out, the one that it is tied to. Other names or shapes raise CheckpointError.
     """
     strides, frozen = described["strides"], set(described["frozen"])
     laid_out = {name: _laid_out(tensor, strides.get(name)) for name, tensor in tensors.items()}
@@ -96,15 +78,7 @@ def load_tensors(
 
 
 def require_same(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Refuses tensors of other names or shapes than expected, and says which.
-
-    Args:
-        expected: State dict of the network.
-        found: What it is to be given.
-
-    Raises:
-        CheckpointError: They differ.
-    """
+    """Raises CheckpointError, naming the tensors, if names or shapes differ from the network's."""
     missing, unexpected = [n for n in expected if n not in found], [n for n in found if n not in expected]
     shapes = [
         f"{name} {tuple(found[name].shape)} for {tuple(tensor.shape)}"

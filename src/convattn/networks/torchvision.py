@@ -17,19 +17,10 @@ _REFUSED = ("weights", "weights_backbone")
 
 
 def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
-    """Builds a network.
+    """Builds a network of `torchvision.models.list_models()`, with the default weights or with drawn ones.
 
-    Args:
-        name: One of `torchvision.models.list_models()`.
-        options: Arguments of the network's builder.
-        pretrained: Whether to fetch the default weights, or to draw them, also those of a backbone.
-
-    Returns:
-        The network.
-
-    Raises:
-        ArgumentError: There is no such network, or an option is one by which weights are fetched.
-        MissingDependencyError: torchvision is not installed.
+    Drawn are also the weights of a backbone. ArgumentError says that there is no such network, or that an option would
+    fetch weights.
     """
     models = _models()
     if name not in models.list_models():
@@ -52,16 +43,9 @@ def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Mod
 
 
 def preparation(name: str) -> Callable[[Any], Tensor]:
-    """Returns what makes a tensor of a picture, as the default weights of a network expect it.
+    """Returns the function that prepares an RGB picture of pillow for the default weights of a network.
 
-    Args:
-        name: Name of the network.
-
-    Returns:
-        A function of an RGB picture of pillow.
-
-    Raises:
-        ArgumentError: torchvision does not say how, because it has no weights for the network.
+    A network without weights raises ArgumentError.
     """
     weights = _models().get_model_weights(name)
     if not len(weights):

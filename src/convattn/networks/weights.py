@@ -17,15 +17,10 @@ __all__ = ["load_weights"]
 
 
 def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
-    """Gives a network the weights in a file; all must be there, and no others.
+    """Gives a network the weights in a file: a state dict in safetensors, or as `torch.save` writes it.
 
-    Args:
-        network: The network; it is changed.
-        file: A state dict in safetensors, or as `torch.save` writes it (also inside a dict, under "state_dict"). Such a
-            file is read by torch's reader of weights alone, which runs no code of the file.
-
-    Raises:
-        CheckpointError: The file cannot be read, or names or shapes differ from the network's.
+    In a pickled file it may also be under "state_dict"; it is read by torch's reader of weights alone, which runs no
+    code of the file. What cannot be read, or holds other names or shapes than the network, raises CheckpointError.
     """
     path = Path(file)
     found = _read(path)

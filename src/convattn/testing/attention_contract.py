@@ -64,14 +64,8 @@ class AttentionContract:
         """Computes a layer's output by other roads that round differently: two orders of summation, other last digits.
 
         The last digits are those of images and parameters. Where they have fewer bits than float32 they are taken as
-        they are: layers compute in more bits than those.
-
-        Args:
-            layer: The layer.
-            x: Images.
-
-        Returns:
-            Outputs.
+        they
+        are: layers compute in more bits than those.
         """
         roads = [self.dense(layer, x, backwards=backwards) for backwards in (False, True)]
         if x.dtype.itemsize >= torch.float32.itemsize:
@@ -237,13 +231,11 @@ class AttentionContract:
             self.made()(self.images(dtype=torch.float64))
 
     def _gradient_roads(self, layer: RelativeAttention) -> list[tuple[RelativeAttention, Callable[[Tensor], Tensor]]]:
-        """Lists other roads to the output.
+        """Lists layers whose parameters are differentiated, each with a function that computes the output from images.
 
         The gradient of a parameter is a few numbers, each a sum of many terms that cancel, so two roads may both be
-        right by luck. The others start from images and parameters whose last digits were rounded another way.
-
-        Returns:
-            Layers whose parameters are differentiated, with functions of the images.
+        right
+        by luck. The others start from images and parameters whose last digits were rounded another way.
         """
 
         def from_other_digits(seed: int, moved: RelativeAttention, images: Tensor) -> Tensor:
@@ -282,9 +274,6 @@ def _joined(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
 
     The softmax cancels a bias of the keys: its gradient is zero, and what is computed is nothing but rounding, which
     only the terms that cancel, as large as those of the weight, give a scale.
-
-    Returns:
-        Gradients by name, of whole maps.
     """
     joined: dict[str, list[Tensor]] = {}
     for name, gradient in gradients.items():

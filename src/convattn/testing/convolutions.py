@@ -22,20 +22,11 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | Transposed
 def convolve(
     conv: Convolution, x: Float[Tensor, "batch channels *spatial"], *, backwards: bool = False
 ) -> Float[Tensor, "batch outputs *out"]:
-    """Computes a convolution by its definition, in the dtype of its weights.
+    """Computes a convolution by its definition, in the dtype of its weights; `backwards` sums from the last term on.
 
     A plain one gathers, tap by tap: ``y[o] = b + Σ_t W[t] x̃[s·o + d·t]``. A transposed one scatters, tap by tap:
-    ``ỹ[s·i + d·t] += W[t]ᵀ x[i]``, and crops its padding off ỹ.
-
-    Every sum is taken one term after another, in the gradients as well (float32 and float64).
-
-    Args:
-        conv: The convolution.
-        x: Images.
-        backwards: Whether to sum from the last term to the first, which rounds differently.
-
-    Returns:
-        What the convolution returns, up to rounding.
+    ``ỹ[s·i + d·t] += W[t]ᵀ x[i]``, and crops its padding off ỹ. Every sum is taken one term after another, in the
+    gradients as well (float32 and float64).
 
     Example:
         >>> conv, x = nn.Conv1d(2, 3, 3, padding=1), torch.zeros(1, 2, 5)
@@ -58,28 +49,14 @@ def farthest(hi: Float[Tensor, "*shape"], candidates: Sequence[Float[Tensor, "*s
     """Chooses, of several honest computations in one dtype, the one that rounding has carried farthest from the truth.
 
     On a result of few numbers one computation may be right by luck, and says too little about rounding.
-
-    Args:
-        hi: Reference in float64.
-        candidates: Independent computations, at least one.
-
-    Returns:
-        One of the candidates.
     """
     return max(candidates, key=lambda lo: (lo.double() - hi).abs().max().item() if hi.numel() else 0.0)
 
 
 def tap_maps(conv: Convolution, weight: Float[Tensor, "..."]) -> Float[Tensor, "taps outputs channels"]:
-    """Reads a weight (or its gradient) of a convolution as one matrix per tap, in the order of the displacements.
+    """Reads a weight (or its gradient) of a convolution as one matrix (outputs, inputs // groups) per tap.
 
     A transposed convolution meets its taps in reverse order: what it scatters forwards is gathered from behind.
-
-    Args:
-        conv: The convolution, for its kind and its groups.
-        weight: A tensor of the shape of its weight.
-
-    Returns:
-        One matrix (outputs, inputs // groups) per tap.
     """
     taps = list(corners(conv.kernel_size))
     if not isinstance(conv, Transposed):

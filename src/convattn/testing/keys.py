@@ -24,14 +24,8 @@ _NUMPY_MODES: dict[str, Literal["reflect", "edge", "wrap"]] = {
 def key_index(size: int, pads: tuple[int, int], mode: str, step: int = 1) -> list[int]:
     """Lists, for each pixel of the padded line, the pixel of the image that it shows, or `HOLE`.
 
-    Args:
-        size: Pixels of the image along the axis.
-        pads: Pixels added before and after; negative ones are cropped off in the end.
-        mode: A padding mode of torch.
-        step: Distance of the image's pixels on the padded line; the gaps are holes.
-
-    Returns:
-        One index per padded pixel.
+    `pads` are the pixels added before and after; negative ones are cropped off in the end. `step` is the distance of
+    the image's pixels on the padded line; the gaps are holes.
 
     Example:
         >>> key_index(3, (2, 1), "reflect"), key_index(2, (1, -1), "zeros", step=2)
@@ -50,14 +44,7 @@ def key_index(size: int, pads: tuple[int, int], mode: str, step: int = 1) -> lis
 def take_keys(
     x: Shaped[Tensor, "batch channels *spatial"], indices: Sequence[Sequence[int]]
 ) -> Shaped[Tensor, "batch channels *keys"]:
-    """Takes pixels by one list of indices per axis; holes are zero.
-
-    Args:
-        x: Images.
-        indices: What `key_index` lists, for each axis.
-
-    Returns:
-        The key images.
+    """Takes pixels by one list of indices per axis, as `key_index` makes it; holes are zero.
 
     Example:
         >>> take_keys(torch.tensor([[[3.0, 4.0]]]), [[1, HOLE, 0]]).tolist()

@@ -25,18 +25,11 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTr
 
 @st.composite
 def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> Convolution:
-    """Draws a convolution of one to three axes, plain or transposed.
+    """Draws a convolution of one to three axes, plain or transposed, with normally distributed weights.
 
     Kernels are even, odd and different per axis; stride, dilation, padding (an integer, one per axis, "same", "valid"),
     every padding mode, output padding, groups down to depthwise, with and without bias; weights of scale 1e-3, 1 and
     1e3.
-
-    Args:
-        draw: Given by hypothesis.
-        dtypes: Dtypes to choose from.
-
-    Returns:
-        The convolution, with normally distributed weights.
     """
     dims, transposed = draw(st.integers(1, 3)), draw(st.booleans())
     groups = draw(st.integers(1, 3))
@@ -63,15 +56,7 @@ def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, t
 
 @st.composite
 def images_for(draw: Draw, conv: Convolution) -> Tensor:
-    """Draws standard normal images for a convolution, from the smallest that it takes upwards.
-
-    Args:
-        draw: Given by hypothesis.
-        conv: The convolution.
-
-    Returns:
-        Images (0 to 3, in_channels, *spatial) in the dtype of the weights.
-    """
+    """Draws 0 to 3 standard normal images for a convolution, from the smallest that it takes upwards."""
     fewest = [_fewest_pixels(conv, axis) for axis in range(len(conv.kernel_size))]
     spare = [draw(st.sampled_from(_SPARE_PIXELS[len(fewest)])) for _ in fewest]
     batch = draw(st.sampled_from([1, 2, 3, 0]))
@@ -84,15 +69,7 @@ def images_for(draw: Draw, conv: Convolution) -> Tensor:
 def convolutions_with_images(
     draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
 ) -> tuple[Convolution, Tensor]:
-    """Draws a convolution and images for it.
-
-    Args:
-        draw: Given by hypothesis.
-        dtypes: Dtypes to choose from.
-
-    Returns:
-        The convolution and the images.
-    """
+    """Draws a convolution and images for it."""
     conv = draw(convolutions(dtypes))
     return conv, draw(images_for(conv))
 

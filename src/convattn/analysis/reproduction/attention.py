@@ -33,21 +33,7 @@ _AVERAGED = 100
 
 
 def make_learned(material: Material, name: str, folder: Path, recipe: str) -> list[str]:
-    """Draws the attention of the central query, which no image changes.
-
-    Args:
-        material: Runs of the recipe.
-        name: Name of the target.
-        folder: Where to write.
-        recipe: Name of the recipe.
-
-    Returns:
-        Nothing to note.
-
-    Raises:
-        ArgumentError: The network's attention depends on images.
-        CheckpointError: The run's network is damaged, or of another kind.
-    """
+    """Draws the attention of the central query, which no image changes."""
     network, size = material.attention_net(recipe)
     queries = [(size // 2, size // 2)]
     maps = _by_query(position_attention(network, (size, size), queries), queries, size)
@@ -59,21 +45,9 @@ def make_learned(material: Material, name: str, folder: Path, recipe: str) -> li
 def make_average(
     material: Material, name: str, folder: Path, recipe: str, places: Sequence[tuple[float, float]]
 ) -> list[str]:
-    """Draws attention averaged over test images.
+    """Draws attention averaged over test images, and returns which they are and whether they are those of the run.
 
-    Args:
-        material: Runs of the recipe.
-        name: Name of the target.
-        folder: Where to write.
-        recipe: Name of the recipe.
-        places: Where the query pixels lie, as shares of rows and columns in [0, 1).
-
-    Returns:
-        Which images were averaged, and whether they are those of the run.
-
-    Raises:
-        CheckpointError: The run's network is damaged, or of another kind.
-        DataError: The images cannot be loaded.
+    `places` are the query pixels, as shares of rows and columns in [0, 1).
     """
     network, size = material.attention_net(recipe)
     data, notes = material.images.of(material.groups[recipe][0].first)
@@ -88,21 +62,9 @@ def make_average(
 
 
 def make_one_image(material: Material, name: str, folder: Path, recipe: str, number: int) -> list[str]:
-    """Draws attention on one test image.
+    """Draws attention on one of the chosen test images, by number from 0.
 
-    Args:
-        material: Runs of the recipe.
-        name: Name of the target.
-        folder: Where to write.
-        recipe: Name of the recipe.
-        number: Which of the chosen images, from 0.
-
-    Returns:
-        Which image it is, and whether it is one of the run's.
-
-    Raises:
-        CheckpointError: The run's network is damaged, or of another kind.
-        DataError: The images cannot be loaded, or are too few.
+    Returns which image it is, and whether it is one of the run's.
     """
     network, size = material.attention_net(recipe)
     data, notes = material.images.of(material.groups[recipe][0].first)

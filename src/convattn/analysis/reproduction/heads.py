@@ -21,17 +21,7 @@ _MOMENTS = (0.0, 0.05, 0.2, 0.5, 1.0)
 def make_ways(material: Material, name: str, folder: Path, recipe: str) -> list[str]:
     """Draws the heads of layer 4 over training, and writes where they were at every moment.
 
-    Args:
-        material: Runs of the recipe.
-        name: Name of the target.
-        folder: Where to write.
-        recipe: Name of the recipe.
-
-    Returns:
-        Which layer is shown, where the network has no layer 4.
-
-    Raises:
-        CheckpointError: The run's heads are missing or damaged.
+    A network without a layer 4 shows its last layer, and a note says so.
     """
     snapshots = _read(material, recipe)
     depth = 1 + max(snapshot.layer for snapshot in snapshots)
@@ -44,21 +34,7 @@ def make_ways(material: Material, name: str, folder: Path, recipe: str) -> list[
 
 
 def make_end(material: Material, name: str, folder: Path, recipe: str, what: str) -> list[str]:
-    """Draws the heads of all layers at the end of training, and writes where they are.
-
-    Args:
-        material: Runs of the recipe.
-        name: Name of the target.
-        folder: Where to write.
-        recipe: Name of the recipe.
-        what: What the figure shows, for its title.
-
-    Returns:
-        Nothing to note.
-
-    Raises:
-        CheckpointError: The run's heads are missing or damaged.
-    """
+    """Draws the heads of all layers at the end of training, and writes where they are; `what` is part of the title."""
     snapshots = _read(material, recipe)
     shown = [snapshot for snapshot in snapshots if snapshot.step == snapshots[-1].step]
     head_layers(figure_paths(folder, name), shown, title=material.title(name, what, recipe))

@@ -18,31 +18,15 @@ _SEED = 0
 
 
 class RunImages:
-    """Loads the data that runs name, each once."""
+    """The images that runs were trained on, each data set loaded once."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Starts with nothing loaded.
-
-        Args:
-            folder: Folder with the files of CIFAR-10, in place of the one that a run's recipe names.
-        """
+        """Starts with nothing loaded; `folder` replaces the folder with CIFAR-10 that a run's recipe names."""
         self._folder = folder
         self._loaded: dict[DataRecipe, ImageDataset] = {}
 
     def of(self, run: Run) -> tuple[ImageDataset, list[str]]:
-        """Loads the images of a run.
-
-        Args:
-            run: The run; its recipe.toml says which images.
-
-        Returns:
-            The data set, and a note where its files are not those that the run has seen.
-
-        Raises:
-            DataError: The images cannot be loaded.
-            MissingDependencyError: A package that the images come with is not installed.
-            RecipeError: The run's recipe.toml cannot be read.
-        """
+        """Loads the data set of a run; a note says if its files are not those that the run has seen."""
         recipe = load_recipe(run.folder / "recipe.toml").data
         if self._folder is not None:
             recipe = dataclasses.replace(recipe, folder=str(self._folder))
@@ -57,11 +41,6 @@ class RunImages:
     def choose(data: ImageDataset, count: int) -> Int[np.ndarray, " images"]:
         """Chooses test images at random, always the same ones; a larger choice begins with a smaller one.
 
-        Args:
-            data: The data set.
-            count: How many, or all where there are fewer.
-
-        Returns:
-            Their numbers in the test split: the first of ``numpy.random.default_rng(0).permutation(len(data.test))``.
+        They are the first of ``numpy.random.default_rng(0).permutation(len(data.test))``, or all where there are fewer.
         """
         return np.random.default_rng(_SEED).permutation(len(data.test))[:count]

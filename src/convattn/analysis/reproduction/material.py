@@ -23,17 +23,11 @@ __all__ = ["Material", "figure_paths", "write_csv", "write_parquet"]
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """Runs and images.
+    """Runs and images."""
 
-    Attributes:
-        groups: Runs by recipe, the best group first; recipes without runs are left out.
-        scale: Their scale.
-        images: Where test images come from.
-    """
-
-    groups: Mapping[str, Sequence[RunGroup]]
-    scale: str
-    images: RunImages
+    groups: Mapping[str, Sequence[RunGroup]]  # Runs by recipe, the best group first; recipes without runs are left out
+    scale: str  # Their scale
+    images: RunImages  # Where test images come from
 
     def title(self, name: str, what: str, recipe: str) -> str:
         """Returns the title of a figure of one run, the one with the lowest seed."""
@@ -43,16 +37,9 @@ class Material:
         return f"{figure_name(name)}: {what}\n{recipe}, scale {self.scale}{changed}, {seed}"
 
     def attention_net(self, recipe: str) -> tuple[AttentionNet, int]:
-        """Loads the network of a recipe's first run.
+        """Loads the network of a recipe's first run, with the rows and columns of its feature maps.
 
-        Args:
-            recipe: Name of the recipe.
-
-        Returns:
-            The network, and the rows and columns of its feature maps.
-
-        Raises:
-            CheckpointError: The network is damaged, or not one with attention on images of a known size.
+        A network without attention on images of a known size raises CheckpointError.
         """
         run = self.groups[recipe][0].first
         network = load_network(run.folder)

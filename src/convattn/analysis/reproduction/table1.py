@@ -24,58 +24,32 @@ class _CountsFlops(Protocol):
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of the table; None is "not measured", "not published" or "not countable".
+    """A row of the table; None is "not measured", "not published" or "not countable"."""
 
-    Attributes:
-        model: What the row is called.
-        recipe: The recipe that was trained.
-        changes: What was changed in it.
-        accuracy: Mean test accuracy over seeds, in [0, 1].
-        accuracy_std: Standard deviation over seeds, with n − 1; None for one seed.
-        n: Number of seeds.
-        seeds: The seeds.
-        paper_accuracy: The paper's, in [0, 1].
-        replication_accuracy: The replication's, in [0, 1].
-        parameters: Number of trainable parameters, counted.
-        paper_parameters: The paper's, as printed.
-        flops_linear: Operations per image of the linear maps, which the paper counts.
-        flops_total: Those of mixing and scores as well.
-        paper_flops: The paper's, as printed.
-        data: Data set and copy.
-        seconds: Mean time of a run, in seconds.
-        hardware: What the runs ran on.
-        folders: The runs' folders.
-    """
-
-    model: str
-    recipe: str
-    changes: str | None = None
-    accuracy: float | None = None
-    accuracy_std: float | None = None
-    n: int = 0
-    seeds: str | None = None
-    paper_accuracy: float | None = None
-    replication_accuracy: float | None = None
-    parameters: int | None = None
-    paper_parameters: str | None = None
-    flops_linear: int | None = None
-    flops_total: int | None = None
-    paper_flops: str | None = None
-    data: str | None = None
-    seconds: float | None = None
-    hardware: str | None = None
-    folders: str | None = None
+    model: str  # What the row is called
+    recipe: str  # The recipe that was trained
+    changes: str | None = None  # What was changed in it
+    accuracy: float | None = None  # Mean test accuracy over seeds, in [0, 1]
+    accuracy_std: float | None = None  # Standard deviation over seeds, with n − 1; None for one seed
+    n: int = 0  # Number of seeds
+    seeds: str | None = None  # The seeds
+    paper_accuracy: float | None = None  # The paper's, in [0, 1]
+    replication_accuracy: float | None = None  # The replication's, in [0, 1]
+    parameters: int | None = None  # Number of trainable parameters, counted
+    paper_parameters: str | None = None  # The paper's, as printed
+    flops_linear: int | None = None  # Operations per image of the linear maps, which the paper counts
+    flops_total: int | None = None  # Those of mixing and scores as well
+    paper_flops: str | None = None  # The paper's, as printed
+    data: str | None = None  # Data set and copy
+    seconds: float | None = None  # Mean time of a run, in seconds
+    hardware: str | None = None  # What the runs ran on
+    folders: str | None = None  # The runs' folders
 
 
 def table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[TableRow], list[str]]:
-    """Makes the rows; a recipe whose runs have several settings has a row for each.
+    """Makes the rows in the order of `TABLE1`, and says which networks could not be read to count their operations.
 
-    Args:
-        groups: Runs by recipe; a recipe without runs gets a row that says so.
-
-    Returns:
-        The rows, in the order of `TABLE1`, and which networks could not be read, so that their operations are not
-        counted.
+    A recipe with runs of several settings has a row for each, one without runs a row that says so.
     """
     problems: list[str] = []
     rows = [row for published in TABLE1 for row in _rows_of(published, groups.get(published.recipe, ()), problems)]
@@ -119,14 +93,7 @@ def _rows_of(published: PublishedRow, groups: Sequence[RunGroup], problems: list
 
 
 def to_csv(rows: Sequence[TableRow]) -> str:
-    """Writes the rows as CSV; what is None stays empty.
-
-    Args:
-        rows: The rows.
-
-    Returns:
-        A header and a line for each row, lines ending in a line feed.
-    """
+    """Writes the rows as CSV; what is None stays empty."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, [field.name for field in fields(TableRow)], lineterminator="\n")
     writer.writeheader()
@@ -135,15 +102,7 @@ def to_csv(rows: Sequence[TableRow]) -> str:
 
 
 def to_markdown(rows: Sequence[TableRow], scale: str) -> str:
-    """Writes the rows as a page: accuracies and sizes, then what was run on what.
-
-    Args:
-        rows: The rows.
-        scale: Scale of the recipes.
-
-    Returns:
-        The page.
-    """
+    """Writes the rows as a page: accuracies and sizes, then what was run on what."""
     numbers = [
         [
             row.model,

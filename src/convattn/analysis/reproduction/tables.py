@@ -16,16 +16,7 @@ __all__ = ["make_curves", "make_table1"]
 
 
 def make_table1(material: Material, name: str, folder: Path) -> list[str]:
-    """Writes the table as Markdown and as CSV.
-
-    Args:
-        material: Runs of any of the recipes.
-        name: Name of the target.
-        folder: Where to write.
-
-    Returns:
-        Which operations could not be counted.
-    """
+    """Writes the table as Markdown and as CSV; returns which operations could not be counted."""
     rows, problems = table_rows(material.groups)
     write_atomically(folder / f"{name}.md", to_markdown(rows, material.scale))
     write_atomically(folder / f"{name}.csv", to_csv(rows))
@@ -33,18 +24,9 @@ def make_table1(material: Material, name: str, folder: Path) -> list[str]:
 
 
 def make_curves(material: Material, name: str, folder: Path) -> list[str]:
-    """Draws test accuracy over epochs, and writes it as CSV.
+    """Draws test accuracy over epochs, and writes it as CSV; returns which runs have no readable metrics.
 
-    Args:
-        material: Runs of any of the recipes.
-        name: Name of the target.
-        folder: Where to write.
-
-    Returns:
-        Which runs have no readable metrics.
-
-    Raises:
-        CheckpointError: No run has readable metrics.
+    If none has, this raises CheckpointError.
     """
     panels: dict[str, dict[str, list[AccuracyCurve]]] = {"the paper's table 1": {}, "further models": {}}
     rows, problems = [], []

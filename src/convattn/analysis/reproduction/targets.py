@@ -17,17 +17,12 @@ __all__ = ["TARGETS", "Target"]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A table or a figure.
+    """A table or a figure."""
 
-    Attributes:
-        recipes: Recipes whose runs it shows.
-        make: Writes files into a folder, under names that begin with the target's, and returns what to note on them.
-        least: Number of these recipes without whose runs there is nothing to show.
-    """
-
-    recipes: tuple[str, ...]
+    recipes: tuple[str, ...]  # Recipes whose runs it shows
+    # Writes files into a folder, under names that begin with the target's, and returns what to note on them
     make: Callable[[Material, str, Path], list[str]]
-    least: int = 1
+    least: int = 1  # Number of these recipes without whose runs there is nothing to show
 
 
 def _of(recipe: str, make: Callable[..., list[str]], **options: object) -> Target:
