@@ -13,9 +13,9 @@ from convattn.adapters.patch_attention import GatedPatchAttention, PatchAttentio
 from convattn.adapters.timm import TIMM, read_timm
 from convattn.adapters.transformers import TRANSFORMERS, read_transformers
 from convattn.convert import attention_to_conv
-from convattn.convert.certificate.leak import underflows
+from convattn.convert.certificate.bounds import underflows
 from convattn.convert.classes import full_name
-from convattn.convert.network.grafting import graft
+from convattn.convert.network.modules import graft
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
 from convattn.grid import Geometry, PerAxis, axis_lists

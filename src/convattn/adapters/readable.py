@@ -7,7 +7,7 @@ from torch.nn.utils import parametrize
 
 from convattn.adapters.native import NativeAttention
 from convattn.convert.classes import full_name
-from convattn.convert.network.names import names_by_module
+from convattn.convert.network.modules import names_by_module
 from convattn.errors import UnsupportedModelError
 
 __all__ = ["attention_places", "read_layers", "require_linear"]

@@ -12,7 +12,7 @@ __all__ = ["convert_layer", "layer_in"]
 
 def layer_in(source: str) -> bool:
     """Tells whether a folder, which need not exist, holds a single layer, as `save_layer` writes it."""
-    from convattn.convert.descriptions import KINDS
+    from convattn.convert.saved import KINDS
 
     try:
         config = json_format.loads((Path(source) / "config.json").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from convattn.convert import load_layer
-from convattn.convert.descriptions import KINDS
+from convattn.convert.saved import KINDS
 from convattn.errors import ArgumentError, CheckpointError, must_be, must_be_a
 from convattn.files import as_path
 from convattn.models import load_network as load_own_network

@@ -9,9 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from convattn.convert.classes import full_name
-from convattn.convert.descriptions import KINDS, describe_layer, rebuild_layer
-from convattn.convert.network.grafting import graft
-from convattn.convert.network.names import names_by_module
+from convattn.convert.network.modules import graft, names_by_module
+from convattn.convert.saved import KINDS, describe_layer, rebuild_layer
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.records.words import ITSELF
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.certificate.rounding_bound import RoundingBound, attention_rounding, convolution_rounding
+from convattn.convert.certificate.bounds import RoundingBound, attention_rounding, convolution_rounding
 from convattn.convert.certificate.summation import in_one_product, tap_by_tap
 from convattn.convert.certificate.trial import (
     SEED,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convattn.convert.classes import CONVOLUTIONS, Convolution
 from convattn.convert.copies import copy_network
 from convattn.convert.fit.least_squares import NormalEquations, unknowns
-from convattn.convert.network.names import names_by_module
+from convattn.convert.network.modules import names_by_module
 from convattn.convert.network.running import Arguments, run, shapes_met
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.layers import RelativeAttention

@@ -5,8 +5,8 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from convattn.convert.certificate.bounds import bound_per_unit, off_centre_mass, underflows
 from convattn.convert.certificate.layer import Promise, certify_attention
-from convattn.convert.certificate.leak import bound_per_unit, off_centre_mass, underflows
 from convattn.convert.classes import GATED_ATTENTION, PLAIN_ATTENTION, AnyConvolution
 from convattn.convert.copies import keep_random_state
 from convattn.convert.taps import Taps, read_taps

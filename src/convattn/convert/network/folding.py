@@ -7,7 +7,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from convattn.convert.classes import AnyConvolution, TransposedConvolution
-from convattn.convert.network.names import names_by_module
+from convattn.convert.network.modules import names_by_module
 from convattn.layers.block import MixingBlock
 
 __all__ = ["fold_following"]

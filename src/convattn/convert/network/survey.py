@@ -10,9 +10,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from convattn.convert.classes import full_name
-from convattn.convert.network.foreign import REFUSED
-from convattn.convert.network.names import matches, names_by_module, patterns, require_matches
-from convattn.convert.network.plain_convolution import PlainConvolution, is_own_hook, read_plain
+from convattn.convert.network.modules import matches, names_by_module, patterns, require_matches
+from convattn.convert.network.plain_convolution import REFUSED, PlainConvolution, is_own_hook, read_plain
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone

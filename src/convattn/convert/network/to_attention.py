@@ -11,7 +11,7 @@ from convattn.convert.copies import copy_module, copy_network, keep_random_state
 from convattn.convert.layer.same_padding import SamePaddedAttention
 from convattn.convert.layer.to_attention import conv_to_attention
 from convattn.convert.network.comparison import compare_networks
-from convattn.convert.network.grafting import graft
+from convattn.convert.network.modules import graft
 from convattn.convert.network.running import Arguments, read_arguments
 from convattn.convert.network.survey import Found, find_convolutions
 from convattn.convert.network.watch import Watch

@@ -14,8 +14,7 @@ from convattn.convert.layer.hard_heads import fixed_heads
 from convattn.convert.layer.to_conv import attention_to_conv, require_mass
 from convattn.convert.network.comparison import compare_networks
 from convattn.convert.network.folding import fold_following
-from convattn.convert.network.grafting import graft
-from convattn.convert.network.names import matches, names_by_module, patterns, require_matches
+from convattn.convert.network.modules import graft, matches, names_by_module, patterns, require_matches
 from convattn.convert.network.running import Arguments, shapes_met
 from convattn.errors import (
     ArgumentError,
