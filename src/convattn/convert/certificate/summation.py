@@ -39,13 +39,12 @@ def tap_pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
     """Yields, for each tap, the pixels that all queries see there."""
     axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
     for displacement in taps.displacements:
-        shifted = [Axis(_shift(axis.queries, d), axis.keys) for axis, d in zip(axes, displacement, strict=True)]
+        shifted = [
+            Axis(range(axis.queries.start + d, axis.queries.stop + d, axis.queries.step), axis.keys)
+            for axis, d in zip(axes, displacement, strict=True)
+        ]
         yield query_pixels(keys, shifted)
 
 
 def _with_bias(taps: Taps, y: Tensor) -> Tensor:
     return y if taps.bias is None else y + taps.bias.view(-1, *(1,) * (y.ndim - 2))
-
-
-def _shift(positions: range, by: int) -> range:
-    return range(positions.start + by, positions.stop + by, positions.step)

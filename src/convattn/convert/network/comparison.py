@@ -80,8 +80,11 @@ def compare_networks(
         high_made = _in_float64(made, batches, notes)
     if not to_conv or (high_made is not None and own == torch.float64):
         other = _summed_otherwise(made if to_conv else source, convolutions, batches)
-    with watch or nullcontext():
-        results = _run_made(made, batches)
+    try:
+        with watch or nullcontext():
+            results = _outputs(made, batches)
+    except Exception as error:  # a foreign network may look at its layers in any way
+        raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
     roads: list[_Road]
     if high is None or (to_conv and high_made is None):
         reference, high = str(own).removeprefix("torch."), [x.double() for x in plain]
@@ -114,14 +117,6 @@ def _in_float64(network: nn.Module, batches: Sequence[Arguments], notes: list[st
     except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
         notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
         return None
-
-
-def _run_made(made: nn.Module, batches: Sequence[Arguments]) -> list[Tensor]:
-    """Runs the network made, which may ask its layers for what they do not have."""
-    try:
-        return _outputs(made, batches)
-    except Exception as error:  # a foreign network may look at its layers in any way
-        raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
 
 
 def _moved(source: nn.Module, batches: Sequence[Arguments]) -> list[list[Tensor]]:

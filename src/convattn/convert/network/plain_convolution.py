@@ -42,28 +42,18 @@ def _standardised(module: nn.Module) -> Tensor:
     return made.reshape_as(weight)
 
 
-def _always(_: nn.Module) -> bool:
-    return True
-
-
-def _as_built(module: nn.Module) -> bool:
-    return bool(module.same_pad)
-
-
-def _with_a_padding(module: nn.Module) -> bool:
-    return module.pad is not None
-
-
 _FROZEN = "the standardised weight was converted; further training does not standardise it again"
 
 _FOREIGN: dict[str, _Foreign] = {
-    "timm.layers.conv2d_same.Conv2dSame": _Foreign(same=_always),
+    "timm.layers.conv2d_same.Conv2dSame": _Foreign(same=lambda _: True),
     "timm.layers.std_conv.StdConv2d": _Foreign(_standardised, note=_FROZEN),
-    "timm.layers.std_conv.StdConv2dSame": _Foreign(_standardised, _as_built, note=_FROZEN),
+    "timm.layers.std_conv.StdConv2dSame": _Foreign(_standardised, lambda module: bool(module.same_pad), note=_FROZEN),
     "timm.layers.std_conv.ScaledStdConv2d": _Foreign(_standardised, extra=("gain",), note=_FROZEN),
-    "timm.layers.std_conv.ScaledStdConv2dSame": _Foreign(_standardised, _as_built, extra=("gain",), note=_FROZEN),
+    "timm.layers.std_conv.ScaledStdConv2dSame": _Foreign(
+        _standardised, lambda module: bool(module.same_pad), extra=("gain",), note=_FROZEN
+    ),
     "transformers.models.bit.modeling_bit.WeightStandardizedConv2d": _Foreign(
-        _standardised, _with_a_padding, extra=("pad",), note=_FROZEN
+        _standardised, lambda module: module.pad is not None, extra=("pad",), note=_FROZEN
     ),
 }
 """Subclasses of torch's convolutions, by full name."""

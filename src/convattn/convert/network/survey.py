@@ -57,7 +57,11 @@ def find_convolutions(
             left.append(LeftAlone(names[0], type(module).__name__, "left out by include or exclude"))
             continue
         try:
-            found.append(_read_convolution(tuple(names), module))
+            reason = _refusal(module)
+            if reason is not None:
+                raise UnsupportedModelError(reason)
+            plain = read_plain(module)
+            found.append(Found(tuple(names), module, plain, (*plain.notes, *_hook_notes(module))))
         except UnsupportedModelError as error:
             refused.append(f"  {names[0] or ITSELF} ({type(module).__name__}): {error}")
     if refused:
@@ -79,15 +83,6 @@ def _nothing(model: nn.Module, left: Sequence[LeftAlone]) -> str:
         are = "is" if attention == 1 else "are"
         return f"{counted(attention, 'layer')} {are} attention already; `network_to_conv` (`--to conv`) converts back"
     return "none of its modules is one, and those called as functions are not converted"
-
-
-def _read_convolution(names: tuple[str, ...], module: nn.Module) -> Found:
-    """Reads one convolution, or raises UnsupportedModelError with the reason alone."""
-    reason = _refusal(module)
-    if reason is not None:
-        raise UnsupportedModelError(reason)
-    plain = read_plain(module)
-    return Found(names, module, plain, (*plain.notes, *_hook_notes(module)))
 
 
 def _refusal(module: nn.Module) -> str | None:

@@ -17,7 +17,7 @@ from convattn.convert.network.survey import Found, find_convolutions
 from convattn.convert.network.watch import Watch
 from convattn.errors import ArgumentError, UnknownNameError, must_be, must_be_a
 from convattn.layers import Content, MergedValues, RelativeAttention
-from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
+from convattn.records import Certificate, LeftAlone, NetworkCertificate
 
 __all__ = ["network_to_attention", "require_path"]
 
@@ -136,35 +136,22 @@ def _measure(
     convolutions = {item.names[0]: (item.plain.conv, item.plain.same) for item in found}
     watch = Watch(copied, [item.name for item in left])
     comparison = compare_networks(model, copied, given, convolutions, to_conv=False, watch=watch)
-    entries = [_entry(item, certificates[item.names[0]], watch, _layer_at(copied, item.names[0])) for item in found]
+    entries = []
+    for item in found:
+        place, layer_notes = copied.get_submodule(item.names[0]), item.notes
+        layer: RelativeAttention = place.attention if isinstance(place, SamePaddedAttention) else place  # type: ignore[assignment]
+        size = watch.content(layer)
+        if size is not None:
+            step = f"with gradients, or once its gate is open, its content scores take {size / 2**20:.3g} MiB per image"
+            layer_notes = (*layer_notes, step)
+        kernel, path = tuple(item.plain.conv.kernel_size), watch.path(layer)
+        certificate = certificates[item.names[0]]
+        entries.append(shorten(certificate, item.names, kernel_size=kernel, path=path, notes=layer_notes))
     notes = ["training mode, where it differs from evaluation mode", "inputs that take another branch of the network"]
     if not all(entry.exact for entry in entries):
         notes.append("a bound for the whole network: at this sharpness only single layers have one")
-    return certify_network(
-        "network_to_attention",
-        model,
-        made,
-        entries,
-        (*left, *watch.calls()),
-        comparison,
-        impl=impl,
-        not_covered=notes,
-    )
-
-
-def _layer_at(network: nn.Module, name: str) -> RelativeAttention:
-    """Finds the attention layer in the place of a convolution."""
-    place = network.get_submodule(name)
-    return place.attention if isinstance(place, SamePaddedAttention) else place  # type: ignore[return-value]
-
-
-def _entry(item: Found, certificate: Certificate, watch: Watch, layer: RelativeAttention) -> LayerCertificate:
-    """Makes the entry of one layer."""
-    kernel, size, notes = tuple(item.plain.conv.kernel_size), watch.content(layer), item.notes
-    if size is not None:
-        step = f"with gradients, or once its gate is open, its content scores take {size / 2**20:.3g} MiB per image"
-        notes = (*notes, step)
-    return shorten(certificate, item.names, kernel_size=kernel, path=watch.path(layer), notes=notes)
+    left = (*left, *watch.calls())
+    return certify_network("network_to_attention", model, made, entries, left, comparison, impl=impl, not_covered=notes)
 
 
 class _Ties:

@@ -1,6 +1,6 @@
 """From a network of attention layers without content to a network of convolutions."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from jaxtyping import Int
@@ -92,7 +92,11 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
     named = names_by_module(model)
     chosen, left_alone = _choose(named, included, excluded)
-    sizes = {} if images is None else _sizes_met(model, images, [named[layer][0] for layer in chosen])
+    sizes = {}
+    if images is not None:
+        one = Arguments((images[:1],), {}, "one of the images")
+        met = shapes_met(model, one, [named[layer][0] for layer in chosen])
+        sizes = {name: max(shape[2:] for shape in shapes) for name, shapes in met.items()}  # the largest of several
     convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
     converted: dict[str, tuple[Certificate, AnyConvolution]] = {}
     for layer in chosen:
@@ -120,9 +124,13 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         convolutions = {name: (conv, False) for name, (_, conv) in converted.items()}
         copied = copy_module(made).eval()
         comparison = compare_networks(model, copied, given, convolutions, to_conv=True, labels=labels)
-    notes = _not_covered(layers, compared=comparison is not None)
+    not_covered = ["training: attention weights are no longer dropped out"]
+    if comparison is None:
+        not_covered.insert(0, "the whole network: no images were given")
+    elif not all(layer.exact for layer in layers):
+        not_covered.insert(0, "other images: only single layers have a bound, the whole network has none")
     return made, certify_network(
-        "network_to_conv", model, made, layers, left_alone, comparison, not_covered=tuple(notes)
+        "network_to_conv", model, made, layers, left_alone, comparison, not_covered=not_covered
     )
 
 
@@ -188,12 +196,6 @@ def _choose(
     return chosen, left_alone
 
 
-def _sizes_met(model: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Returns the size that each layer receives when one image runs through the network, the largest of several."""
-    met = shapes_met(model, Arguments((images[:1],), {}, "one of the images"), names)
-    return {name: max(shape[2:] for shape in shapes) for name, shapes in met.items()}
-
-
 def _layer(
     certificate: Certificate, conv: AnyConvolution, names: Sequence[str], folded: str | None
 ) -> LayerCertificate:
@@ -202,12 +204,3 @@ def _layer(
     notes += [item for item in certificate.not_covered if "dropout" not in item]
     kernel = tuple(conv.kernel_size)
     return shorten(certificate, names, kernel_size=kernel, path="convolution", notes=tuple(notes))
-
-
-def _not_covered(layers: Sequence[LayerCertificate], *, compared: bool) -> Iterator[str]:
-    """Says what the certificate does not cover."""
-    if not compared:
-        yield "the whole network: no images were given"
-    elif not all(layer.exact for layer in layers):
-        yield "other images: only single layers have a bound, the whole network has none"
-    yield "training: attention weights are no longer dropped out"
