@@ -35,25 +35,6 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def figure_file(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator[Any]:
-    """Makes a figure, and writes it when the block ends; the file appears whole or not at all.
-
-    Args:
-        path: File to write; its ending is one of `FORMATS`.
-        size: Width and height, in inches.
-
-    Yields:
-        An empty figure of matplotlib, to be drawn on.
-
-    Raises:
-        ArgumentError: The file has another ending.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    with figure_files([path], size) as figure:
-        yield figure
-
-
-@contextmanager
 def figure_files(paths: Sequence[str | os.PathLike[str]], size: tuple[float, float]) -> Iterator[Any]:
     """Makes an empty figure of matplotlib, and writes it to all paths when the block ends, each whole or not at all.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float64
 
-from convattn.analysis.canvas import COLOURS, figure_file
+from convattn.analysis.canvas import COLOURS, figure_files
 from convattn.analysis.sharpness import SharpnessCurve
 from convattn.errors import ArgumentError
 
@@ -57,7 +57,7 @@ def convolution_and_attention(path: str | os.PathLike[str], comparison: Comparis
     """
     outputs = len(comparison.names)
     heights = (2.6, 1.65 * outputs + 0.2)
-    with figure_file(path, (11, sum(heights))) as figure:
+    with figure_files([path], (11, sum(heights))) as figure:
         top, below = figure.subfigures(2, 1, height_ratios=heights)
         _draw_photograph(top, comparison)
         axes = below.subplots(outputs, 4, squeeze=False, width_ratios=[0.66, 1, 1, 1])
@@ -94,7 +94,7 @@ def sharpness_regimes(path: str | os.PathLike[str], curves: Sequence[SharpnessCu
     if not curves:
         raise ArgumentError("curves must hold at least one curve, but is empty")
     dims = sorted({curve.dims for curve in curves})
-    with figure_file(path, (3.6 * len(dims) + 0.4, 4.4)) as figure:
+    with figure_files([path], (3.6 * len(dims) + 0.4, 4.4)) as figure:
         axes = figure.subplots(1, len(dims), squeeze=False, sharey=True)[0]
         for panel, number in zip(axes, dims, strict=True):
             _draw_regimes(panel, [curve for curve in curves if curve.dims == number])

@@ -1,16 +1,18 @@
 """Figures of quadratic heads: where they attend, at one moment or over a run."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from convattn.analysis.canvas import COLOURS, add_ellipse, figure_file, figure_files, line_key, patch_key
+from convattn.analysis.canvas import COLOURS, add_ellipse, figure_files, line_key, patch_key
 from convattn.analysis.heads import HeadSnapshot
 from convattn.errors import ArgumentError
+from convattn.records.words import counted
 
 __all__ = ["head_centres", "head_layers", "head_paths"]
 
@@ -45,7 +47,7 @@ def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]
     steps = sorted({snapshot.step for snapshot in snapshots})
     layers = sorted({snapshot.layer for snapshot in snapshots})
     size = (_PANEL * len(layers) + _FRAME, _PANEL * len(steps) + 0.7)
-    with figure_file(path, size) as figure:
+    with figure_files([path], size) as figure:
         axes = figure.subplots(len(steps), len(layers), squeeze=False, sharex=True, sharey=True)
         for snapshot in snapshots:
             panel = axes[steps.index(snapshot.step), layers.index(snapshot.layer)]
@@ -63,16 +65,10 @@ def head_layers(
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 4 and 12 to 14.
     """
-    _require_snapshots(snapshots)
-    with figure_files(paths, _size(len(snapshots), columns)) as figure:
-        figure.suptitle(title)
-        axes = _panels(figure, len(snapshots), columns)
-        for panel, snapshot in zip(axes.flat, snapshots, strict=False):
+    with _sheet(paths, snapshots, len(snapshots), columns, title) as panels:
+        for panel, snapshot in zip(panels, snapshots, strict=True):
             _draw_heads(panel, snapshot)
-            panel.set_title(f"layer {snapshot.layer + 1}: {_count(len(snapshot.centres))}")
-        _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
-        _hide_spare(axes, len(snapshots))
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=min(axes.shape[1], 3))
+            panel.set_title(f"layer {snapshot.layer + 1}: {counted(len(snapshot.centres), 'head')}")
 
 
 def head_paths(
@@ -86,45 +82,38 @@ def head_paths(
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 3.
     """
-    _require_snapshots(snapshots)
-    count = 1 + len(moments)
-    with figure_files(paths, _size(count, 3)) as figure:
-        figure.suptitle(title)
-        axes = _panels(figure, count, 3)
-        first, *others = axes.flat[:count]
-        _draw_ways(first, np.stack([snapshot.centres for snapshot in snapshots]))
+    with _sheet(paths, snapshots, 1 + len(moments), 3, title) as (first, *others):
+        _draw_paths(first, np.stack([snapshot.centres for snapshot in snapshots]))
         first.set_title("centres from start (○) to end")
         for panel, snapshot in zip(others, moments, strict=True):
             _draw_heads(panel, snapshot)
             panel.set_title(_moment(snapshot, snapshots))
+
+
+@contextmanager
+def _sheet(
+    paths: Sequence[str | os.PathLike[str]], snapshots: Sequence[HeadSnapshot], count: int, columns: int, title: str
+) -> Iterator[list[Any]]:
+    """Makes a figure of `count` panels, at most `columns` side by side, in which every centre is visible."""
+    _require_snapshots(snapshots)
+    across, down = min(count, columns), -(-count // columns)
+    size = max(_PANEL * across + _FRAME, 6.0), (_PANEL + 0.25) * down + 1.2  # a narrow figure still holds its title
+    with figure_files(paths, size) as figure:
+        figure.suptitle(title)
+        axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+        yield list(axes.flat[:count])
         _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
-        _hide_spare(axes, count)
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=min(axes.shape[1], 3))
+        for number in range(count, axes.size):  # the panels above empty ones get the labels of the bottom row
+            axes.flat[number].set_visible(False)
+            above = axes.flat[number - across]
+            above.set_xlabel("column shift (pixels)")
+            above.tick_params(labelbottom=True)
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=min(across, 3))
 
 
 def _require_snapshots(snapshots: Sequence[HeadSnapshot]) -> None:
     if not snapshots:
         raise ArgumentError("snapshots must hold at least one layer, but is empty")
-
-
-def _size(panels: int, columns: int) -> tuple[float, float]:
-    """Width and height of a figure of so many panels; a narrow one still holds its title."""
-    across, down = min(panels, columns), -(-panels // columns)
-    return max(_PANEL * across + _FRAME, 6.0), (_PANEL + 0.25) * down + 1.2
-
-
-def _panels(figure: Any, count: int, columns: int) -> Any:
-    return figure.subplots(-(-count // columns), min(count, columns), squeeze=False, sharex=True, sharey=True)
-
-
-def _hide_spare(axes: Any, used: int) -> None:
-    """Removes empty panels; the panels above them get the labels of the bottom row."""
-    columns = axes.shape[1]
-    for number in range(used, axes.size):
-        axes.flat[number].set_visible(False)
-        above = axes.flat[number - columns]
-        above.set_xlabel("column shift (pixels)")
-        above.tick_params(labelbottom=True)
 
 
 def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
@@ -135,10 +124,6 @@ def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
     if len(alike) == 1:
         return f"epoch {snapshot.epoch}"
     return f"step {snapshot.step:,} of {max(other.step for other in snapshots):,}"
-
-
-def _count(heads: int) -> str:
-    return f"{heads} head" if heads == 1 else f"{heads} heads"
 
 
 def _reach(centres: Sequence[Float[np.ndarray, "heads 2"]]) -> float:
@@ -169,10 +154,12 @@ def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
             first, second = 2 * np.sqrt(-2 * np.log(1 - mass) / np.maximum(values, _FLATTEST))
             outline = {"facecolor": "none", "linewidth": 0.9, "edgecolor": colour, **style}
             add_ellipse(panel, (centre[1], centre[0]), (first, second), angle=angle, **outline)
-    _write_numbers(panel, snapshot.centres)
+    for head, (row, col) in enumerate(snapshot.centres):
+        box = {"boxstyle": "circle,pad=0.1", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
+        panel.text(col, row, str(head + 1), ha="center", va="center", fontsize=9, weight="bold", zorder=5, bbox=box)
 
 
-def _draw_ways(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> None:
+def _draw_paths(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> None:
     """Draws the path of each centre, with a ring at its start and the head's number at its end."""
     for head in range(centres.shape[1]):
         colour = COLOURS[head % len(COLOURS)]
@@ -181,12 +168,6 @@ def _draw_ways(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> Non
         panel.plot(cols[0], rows[0], color=colour, marker="o", markersize=6, markerfacecolor="white")
         place = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 9, "weight": "bold", "color": colour}
         panel.annotate(str(head + 1), (cols[-1], rows[-1]), **place)
-
-
-def _write_numbers(panel: Any, centres: Float[np.ndarray, "heads 2"]) -> None:
-    for head, (row, col) in enumerate(centres):
-        box = {"boxstyle": "circle,pad=0.1", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
-        panel.text(col, row, str(head + 1), ha="center", va="center", fontsize=9, weight="bold", zorder=5, bbox=box)
 
 
 def _legend() -> list[Any]:

@@ -43,7 +43,7 @@ def make_end(material: Material, name: str, folder: Path, recipe: str, what: str
 
 
 def _read(material: Material, recipe: str) -> list[HeadSnapshot]:
-    folder = material.groups[recipe][0].first.folder
+    folder = material.run_of(recipe).folder
     snapshots = read_heads(folder)
     if not snapshots:
         raise CheckpointError(f"{folder / 'heads.parquet'} holds no heads")

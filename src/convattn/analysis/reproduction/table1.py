@@ -5,16 +5,17 @@ import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
+from convattn.analysis.reproduction.material import Material
 from convattn.analysis.reproduction.published import PAPER, REPLICATION, TABLE1, PublishedRow
 from convattn.analysis.runs import Run, RunGroup
 from convattn.errors import ConvAttnError
+from convattn.files import write_atomically
 from convattn.models import FlopCount
 from convattn.networks import load_network
 from convattn.training.markdown import markdown_table
-
-__all__ = ["TableRow", "table_rows", "to_csv", "to_markdown"]
 
 
 @runtime_checkable
@@ -46,7 +47,15 @@ class TableRow:
     folders: str | None = None  # The runs' folders
 
 
-def table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[TableRow], list[str]]:
+def make_table1(material: Material, name: str, folder: Path) -> list[str]:
+    """Writes the table as Markdown and as CSV; returns which operations could not be counted."""
+    rows, problems = _table_rows(material.groups)
+    write_atomically(folder / f"{name}.md", _to_markdown(rows, material.scale))
+    write_atomically(folder / f"{name}.csv", _to_csv(rows))
+    return problems
+
+
+def _table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[TableRow], list[str]]:
     """Makes the rows in the order of `TABLE1`, and says which networks could not be read to count their operations.
 
     A recipe with runs of several settings has a row for each, one without runs a row that says so.
@@ -57,42 +66,38 @@ def table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[TableRow]
 
 
 def _rows_of(published: PublishedRow, groups: Sequence[RunGroup], problems: list[str]) -> Iterator[TableRow]:
+    known: dict[str, Any] = {
+        "model": published.model,
+        "recipe": published.recipe,
+        "paper_accuracy": published.accuracy,
+        "replication_accuracy": published.replication,
+        "paper_parameters": published.parameters,
+        "paper_flops": published.flops,
+    }
+    if not groups:
+        yield TableRow(**known)
     for group in groups:
         runs = group.runs
         accuracies = [run.record.results["test_accuracy"] for run in runs]
         flops = _flops(group.first, problems)
         yield TableRow(
-            model=published.model,
-            recipe=published.recipe,
+            **known,
             changes="; ".join(group.first.changes) or "none",
             accuracy=statistics.fmean(accuracies),
             accuracy_std=statistics.stdev(accuracies) if len(runs) > 1 else None,
             n=len(runs),
             seeds=" ".join(str(run.record.seed) for run in runs),
-            paper_accuracy=published.accuracy,
-            replication_accuracy=published.replication,
             parameters=group.first.record.parameters,
-            paper_parameters=published.parameters,
             flops_linear=flops.linear if flops else None,
             flops_total=flops.total if flops else None,
-            paper_flops=published.flops,
             data=group.first.record.data.name,
             seconds=statistics.fmean(run.record.seconds for run in runs),
             hardware="; ".join(sorted({_hardware(run) for run in runs})),
             folders="; ".join(str(run.folder) for run in runs),
         )
-    if not groups:
-        yield TableRow(
-            model=published.model,
-            recipe=published.recipe,
-            paper_accuracy=published.accuracy,
-            replication_accuracy=published.replication,
-            paper_parameters=published.parameters,
-            paper_flops=published.flops,
-        )
 
 
-def to_csv(rows: Sequence[TableRow]) -> str:
+def _to_csv(rows: Sequence[TableRow]) -> str:
     """Writes the rows as CSV; what is None stays empty."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, [field.name for field in fields(TableRow)], lineterminator="\n")
@@ -101,7 +106,7 @@ def to_csv(rows: Sequence[TableRow]) -> str:
     return buffer.getvalue()
 
 
-def to_markdown(rows: Sequence[TableRow], scale: str) -> str:
+def _to_markdown(rows: Sequence[TableRow], scale: str) -> str:
     """Writes the rows as a page: accuracies and sizes, then what was run on what."""
     numbers = [
         [

@@ -7,10 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from convattn.analysis.reproduction.attention import make_average, make_learned, make_one_image
+from convattn.analysis.reproduction.curves import make_curves
 from convattn.analysis.reproduction.heads import make_end, make_ways
 from convattn.analysis.reproduction.material import Material
 from convattn.analysis.reproduction.published import TABLE1
-from convattn.analysis.reproduction.tables import make_curves, make_table1
+from convattn.analysis.reproduction.table1 import make_table1
 
 __all__ = ["TARGETS", "Target"]
 
