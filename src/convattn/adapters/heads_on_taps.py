@@ -11,8 +11,6 @@ from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.grid import Geometry
 
-__all__ = ["add_heads", "tap_encoding"]
-
 _HARD = {torch.float64: 800.0}
 """α at which e^{−α} is 0; elsewhere softmax is in float32, and 128 is enough."""
 

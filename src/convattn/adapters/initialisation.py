@@ -22,8 +22,6 @@ from convattn.grid import Geometry, PerAxis, axis_lists
 from convattn.layers import RelativeAttention2d
 from convattn.records import ConvolutionalInit, InitialisedLayer
 
-__all__ = ["convolutional_init"]
-
 _REASONS = {
     "timm.models.swin_transformer.SwinTransformer": "it attends in windows, not over the grid of patches",
     "timm.models.swin_transformer_v2.SwinTransformerV2": "it attends in windows, not over the grid of patches",

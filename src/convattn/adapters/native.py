@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from convattn.errors import ShapeError
 from convattn.records import LeftAlone
 
-__all__ = ["NativeAttention", "NativeTransformer", "PatchGrid", "linear"]
-
 
 @dataclass(frozen=True)
 class NativeAttention:

@@ -16,8 +16,6 @@ from convattn.functional import attention_weights, displacement_scores
 from convattn.grid import Geometry
 from convattn.layers import FactoredValues, RelativeAttention2d
 
-__all__ = ["GatedPatchAttention", "PatchAttention", "layer_by_position"]
-
 
 @final
 class PatchAttention(nn.Module):

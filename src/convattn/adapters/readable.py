@@ -10,8 +10,6 @@ from convattn.convert.classes import full_name
 from convattn.convert.network.modules import names_by_module
 from convattn.errors import UnsupportedModelError
 
-__all__ = ["attention_places", "read_layers", "require_linear"]
-
 _RECORDERS = "transformers.utils.output_capturing"
 """Module of the hooks by which transformers records outputs; they belong to the network, not to its user."""
 

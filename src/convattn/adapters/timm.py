@@ -11,8 +11,6 @@ from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.records import LeftAlone
 
-__all__ = ["TIMM", "TimmAttention", "read_timm"]
-
 TIMM = (
     "timm.models.vision_transformer.VisionTransformer",
     "timm.models.deit.VisionTransformerDistilled",

@@ -10,8 +10,6 @@ from convattn.adapters.native import NativeAttention, NativeTransformer, PatchGr
 from convattn.adapters.readable import attention_places, read_layers, require_linear
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 
-__all__ = ["TRANSFORMERS", "TransformersAttention", "read_transformers"]
-
 _HOME = "transformers.models.vit.modeling_vit"
 TRANSFORMERS = (f"{_HOME}.ViTModel", f"{_HOME}.ViTForImageClassification", f"{_HOME}.ViTForMaskedImageModeling")
 """Classes that `read_transformers` reads."""

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention
 
-__all__ = ["mean_attention", "position_attention"]
-
 _IMAGES_AT_ONCE = 10
 
 

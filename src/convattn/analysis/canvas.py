@@ -13,8 +13,6 @@ from typing import Any
 from convattn.errors import ArgumentError, MissingDependencyError, must_be
 from convattn.files import write_atomically
 
-__all__ = ["COLOURS", "FORMATS", "add_ellipse", "figure_file", "figure_files", "line_key", "patch_key"]
-
 FORMATS = ("png", "svg", "pdf")
 """What a figure can be written as, by the ending of its file."""
 

@@ -13,8 +13,6 @@ from convattn.analysis.canvas import COLOURS, figure_files
 from convattn.analysis.sharpness import SharpnessCurve
 from convattn.errors import ArgumentError
 
-__all__ = ["Comparison", "convolution_and_attention", "sharpness_regimes"]
-
 
 @dataclass(frozen=True, eq=False)
 class Comparison:

@@ -14,8 +14,6 @@ from convattn.analysis.heads import HeadSnapshot
 from convattn.errors import ArgumentError
 from convattn.records.words import counted
 
-__all__ = ["head_centres", "head_layers", "head_paths"]
-
 _FLATTEST = 1e-4
 """Smallest eigenvalue of Σ⁻¹ that is drawn, in 1/pixel²: its 50 % ellipse is 118 pixels long, out of sight."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from convattn.errors import ArgumentError, CheckpointError, must_be
 from convattn.records import RunRecord
 
-__all__ = ["Run", "RunGroup", "RunsFound", "find_runs", "group_runs", "read_metrics"]
-
 _DEPTH = 2
 _RECORD, _METRICS = "record.json", "metrics.jsonl"
 _SIGNS = (_RECORD, "recipe.toml", _METRICS)

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from convattn.records import Record
 
-__all__ = ["SharpnessCurve"]
-
 
 @dataclass(frozen=True)
 class SharpnessCurve(Record):

@@ -22,8 +22,6 @@ from convattn.cli.train import train
 from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError
 from convattn.files import FULL
 
-__all__ = ["COMMANDS", "build_app", "main", "new_app", "run_app"]
-
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
     {
         "demo": demo,

@@ -12,8 +12,6 @@ from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_value
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError
 
-__all__ = ["convert"]
-
 _Flag = Parameter(negative="", show_default=False)
 _Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 

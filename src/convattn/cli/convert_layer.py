@@ -7,8 +7,6 @@ from typing import Any
 from convattn.cli.output import print_record
 from convattn.errors import UnsupportedModelError
 
-__all__ = ["convert_layer", "layer_in"]
-
 
 def layer_in(source: str) -> bool:
     """Tells whether a folder, which need not exist, holds a single layer, as `save_layer` writes it."""

@@ -12,9 +12,6 @@ from convattn.records.words import counted
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Measured", "Origin", "convert_network", "forecast_network"]
-
-
 _LIMIT = 16
 """Default number of images."""
 

@@ -15,8 +15,6 @@ from convattn.cli.threads import one_thread
 if TYPE_CHECKING:
     from convattn.training import Recipe
 
-__all__ = ["LEAST_ACCURACY", "demo", "demonstrate"]
-
 LEAST_ACCURACY = 0.96
 """Test accuracy that the trained network must reach."""
 

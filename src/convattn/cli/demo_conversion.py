@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from convattn.analysis import Comparison
     from convattn.layers import RelativeAttention
 
-__all__ = ["SOFT_SHARPNESS", "filter_bank", "show_conversions"]
-
 SOFT_SHARPNESS = 3.0
 
 _FILTERS = {

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from convattn.records import Certificate, Record, RunRecord
 
-__all__ = ["Conversion", "Demonstration"]
-
 
 @dataclass(frozen=True)
 class Conversion:

@@ -5,8 +5,6 @@ from typing import Any
 
 from cyclopts.help import HelpEntry, HelpPanel
 
-__all__ = ["HelpText"]
-
 _LONGEST_LINE = 100
 
 

@@ -11,8 +11,6 @@ from convattn.cli.output import print_record
 from convattn.errors import install_hint
 from convattn.records import Record
 
-__all__ = ["Installation", "describe_installation", "info"]
-
 _PACKAGES = ("numpy", "einops", "jaxtyping", "safetensors", "huggingface-hub", "pyarrow", "pillow")
 _COLUMNS = 120
 _OTHERS = {"all", "bench", "dev"}

@@ -9,8 +9,6 @@ from cyclopts import Parameter
 
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["AsJson", "Output", "OutputOrDefault", "WholeNumber", "first_free", "key_values"]
-
 
 def _read_whole(_: Any, tokens: Sequence[Any]) -> int:
     """Reads an integer; cyclopts alone would round 1.5 and not say so."""

@@ -4,8 +4,6 @@ import sys
 
 from convattn.records import Record
 
-__all__ = ["print_record", "print_text"]
-
 _VERDICTS = [r"(?P<green>\bpassed\b)", r"(?P<red>\bFAILED\b)", r"(?P<red>\bmissing\b)"]
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from convattn.training.studies.engine import Engine
     from convattn.training.studies.record import StudyRecord
 
-__all__ = ["study"]
-
 _Several = Parameter(negative="", show_default=False)
 _Optional = Parameter(show_default=False)
 

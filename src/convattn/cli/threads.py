@@ -4,8 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["one_thread", "wait_without_spinning"]
-
 
 def wait_without_spinning() -> None:
     """Lets waiting threads sleep, unless the environment says otherwise. Call it before torch is loaded.

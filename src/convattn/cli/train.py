@@ -11,8 +11,6 @@ from convattn.cli.output import print_record
 from convattn.cli.threads import one_thread
 from convattn.records import RunRecord
 
-__all__ = ["summarise_run", "train"]
-
 
 def train(
     recipe: str,

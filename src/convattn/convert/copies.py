@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from convattn.errors import UnsupportedModelError
 
-__all__ = ["copy_module", "copy_network", "keep_random_state"]
-
 
 def copy_module(module: nn.Module) -> nn.Module:
     """Copies a module, even if it holds tensors with a graph, as old hooks leave them."""

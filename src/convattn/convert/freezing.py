@@ -12,8 +12,6 @@ from convattn.convert.network.running import read_arguments, shapes_met
 from convattn.errors import ArgumentError, ConversionError, must_be_a
 from convattn.layers import FrozenAttention, RelativeAttention
 
-__all__ = ["freeze"]
-
 
 def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any]) -> nn.Module:
     """Copies a network, or one layer, for fast inference on images of one size.

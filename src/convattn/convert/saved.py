@@ -27,8 +27,6 @@ from convattn.layers import Content, RelativeAttention
 from convattn.records import Certificate
 from convattn.sealed import CONFIG, read_sealed, write_sealed
 
-__all__ = ["KINDS", "describe_layer", "load_layer", "rebuild_layer", "save_layer"]
-
 _SCHEMA = 1
 
 _ATTENTION = {kind.__name__: kind for kind in ATTENTION_LAYERS}

@@ -14,8 +14,6 @@ from convattn.errors import UnsupportedModelError
 from convattn.grid import Geometry
 from convattn.records.words import counted
 
-__all__ = ["Taps", "read_taps", "require_numbers", "require_supported"]
-
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of the weights that are converted."""
 

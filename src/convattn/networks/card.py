@@ -9,8 +9,6 @@ from torch import nn
 
 from convattn.records import Certificate, NetworkCertificate
 
-__all__ = ["network_card"]
-
 _REST = (
     "The weights are a plain state dict in `model.safetensors`; `config.json` says how each layer is rebuilt. The"
     " licence, the training data and the accuracy are those of the network that was converted, and are not known here."

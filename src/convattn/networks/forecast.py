@@ -16,8 +16,6 @@ from convattn.convert.network.to_attention import require_path
 from convattn.layers import RelativeAttention
 from convattn.records import ConversionForecast, LayerForecast, LeftAlone
 
-__all__ = ["forecast_attention", "forecast_conv"]
-
 _NOT_COVERED = ("operations and memory of all other layers", "convolutions that are called as functions")
 
 

@@ -16,8 +16,6 @@ from convattn.networks.loading import load_network, saved_config
 from convattn.networks.saving import save_network
 from convattn.records import Certificate, NetworkCertificate
 
-__all__ = ["from_pretrained", "push_to_hub"]
-
 
 def from_pretrained(
     folder_or_repository: str | os.PathLike[str],

@@ -13,8 +13,6 @@ from convattn.errors import ArgumentError, DataError
 from convattn.networks import timm, torchvision
 from convattn.networks.source import split_source
 
-__all__ = ["draw_images", "preparation", "read_images"]
-
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _SEED, _SHAPE = 0, (3, 224, 224)
 

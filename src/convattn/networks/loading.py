@@ -19,8 +19,6 @@ from convattn.networks.structure import put_layers
 from convattn.networks.tensors import load_tensors
 from convattn.sealed import CONFIG, read_config, read_sealed
 
-__all__ = ["load_network", "saved_config"]
-
 _FIELDS: dict[str, Any] = {
     "class": str,
     "source": str | None,

@@ -23,8 +23,6 @@ from convattn.records import Certificate, NetworkCertificate
 from convattn.records.words import ITSELF
 from convattn.sealed import write_sealed
 
-__all__ = ["SCHEMA", "save_network"]
-
 _ADAPTERS = "convattn.adapters."
 
 SCHEMA = 1

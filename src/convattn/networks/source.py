@@ -10,8 +10,6 @@ from convattn.errors import ArgumentError, CheckpointError, ConvAttnError, Unkno
 from convattn.models import NETWORKS
 from convattn.networks import timm, torchvision
 
-__all__ = ["HOMES", "create_network", "own_source", "split_source"]
-
 HOMES = ("convattn", "timm", "torchvision")
 """What may stand before the colon of a source."""
 

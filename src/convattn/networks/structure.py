@@ -14,8 +14,6 @@ from convattn.convert.saved import KINDS, describe_layer, rebuild_layer
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.records.words import ITSELF
 
-__all__ = ["describe_layers", "describe_replaced", "differences", "put_layers"]
-
 _IDENTITY = nn.Identity.__name__
 _NO_FUNCTION = ("training", "grad_checkpointing")
 """Attributes of modules that change nothing of what they compute in evaluation mode."""

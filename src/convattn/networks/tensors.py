@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.records.words import some
 
-__all__ = ["describe_tensors", "file_tensors", "load_tensors"]
-
 
 def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Returns the tensors to write, and for each name left out the name of the tensor that it is tied to.

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, MissingDependencyError
 
-__all__ = ["create", "is_known", "preparation"]
-
 _REFUSED = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 """Arguments by which weights would be read from somewhere."""
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, MissingDependencyError
 
-__all__ = ["create", "preparation"]
-
 _REFUSED = ("weights", "weights_backbone")
 """Arguments by which weights would be fetched."""
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from convattn.errors import CheckpointError
 from convattn.networks.tensors import require_same
 
-__all__ = ["load_weights"]
-
 
 def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
     """Gives a network the weights in a file: a state dict in safetensors, or as `torch.save` writes it.

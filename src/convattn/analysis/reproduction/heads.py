@@ -9,8 +9,6 @@ from convattn.analysis.reproduction.material import Material, figure_paths, writ
 from convattn.errors import CheckpointError
 from convattn.training.heads import HEAD_COLUMNS
 
-__all__ = ["make_end", "make_ways"]
-
 _LAYER = 3
 """The paper's layer 4, counted from 0."""
 

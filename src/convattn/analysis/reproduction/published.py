@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["PAPER", "REPLICATION", "TABLE1", "PublishedRow"]
-
 PAPER = (
     "Cordonnier, Loukas, Jaggi: On the Relationship between Self-Attention and Convolutional Layers, ICLR 2020, table 1"
 )

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from convattn.records import Record
 
-__all__ = ["MissingRun", "Reproduction", "TargetResult"]
-
 
 @dataclass(frozen=True)
 class MissingRun:

@@ -17,8 +17,6 @@ from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError
 from convattn.files import new_folder, require_new_folder
 from convattn.training.scale import SCALES
 
-__all__ = ["reproduce"]
-
 _STARTS_FROM = {"sa-quadratic-generalized-pruned": "sa-quadratic-generalized"}
 """Recipes that train the network of another one's run further."""
 

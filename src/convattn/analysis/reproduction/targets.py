@@ -13,8 +13,6 @@ from convattn.analysis.reproduction.material import Material
 from convattn.analysis.reproduction.published import TABLE1
 from convattn.analysis.reproduction.table1 import make_table1
 
-__all__ = ["TARGETS", "Target"]
-
 
 @dataclass(frozen=True, eq=False)
 class Target:

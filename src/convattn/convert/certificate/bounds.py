@@ -13,15 +13,6 @@ from convattn.convert.classes import AnyConvolution
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention
 
-__all__ = [
-    "RoundingBound",
-    "attention_rounding",
-    "bound_per_unit",
-    "convolution_rounding",
-    "off_centre_mass",
-    "underflows",
-]
-
 _STEPS = 8
 """Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
 

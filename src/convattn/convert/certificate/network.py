@@ -10,8 +10,6 @@ from torch import nn
 from convattn.convert.classes import full_name
 from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
 
-__all__ = ["Comparison", "Difference", "certify_network", "shorten"]
-
 
 class Difference(NamedTuple):
     """How far one output of a network is from the reference."""

@@ -11,8 +11,6 @@ from convattn.convert.taps import Taps
 from convattn.functional import combine_heads, pad_keys, query_pixels
 from convattn.grid import Axis
 
-__all__ = ["in_one_product", "tap_by_tap", "tap_pixels"]
-
 
 def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
     """Computes a convolution in its own dtype as a sum over taps."""

@@ -12,8 +12,6 @@ from convattn.errors import ShapeError
 from convattn.grid import Geometry
 from convattn.layers import RelativeAttention
 
-__all__ = ["SEED", "describe_attention", "draw_images", "largest", "lowest_sharpness", "smallest_image", "softmax_copy"]
-
 SEED = 0
 """Seed of the random images."""
 

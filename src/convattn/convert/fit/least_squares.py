@@ -9,8 +9,6 @@ from convattn.convert.certificate.summation import tap_pixels
 from convattn.convert.classes import Convolution
 from convattn.convert.taps import read_taps
 
-__all__ = ["NormalEquations", "unknowns"]
-
 
 def unknowns(conv: Convolution) -> int:
     """Returns how many numbers are fitted at once: the weights of one output channel and its bias."""

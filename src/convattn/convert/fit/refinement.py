@@ -18,8 +18,6 @@ from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone, RefinedLayer, Refinement
 
-__all__ = ["refine"]
-
 _BATCH = 16
 _HELD_OUT = 5
 """One of this many images is held out."""

@@ -12,8 +12,6 @@ from convattn.convert.layer.windows import Window
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.grid import Axis, Geometry
 
-__all__ = ["AttentionMap", "map_attention", "unit_steps"]
-
 
 def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:
     """Returns a layer's axes for images of given sizes, with a query at every pixel, whatever its stride."""

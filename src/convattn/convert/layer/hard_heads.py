@@ -12,8 +12,6 @@ from convattn.functional import find_shifts
 from convattn.grid import Axis, Geometry
 from convattn.layers import RelativeAttention
 
-__all__ = ["HardHeads", "find_hard_heads", "fixed_heads"]
-
 _HARD = 1 / 8
 """Attention that a hard head may give to other pixels, as a share of the eps of the weights' dtype."""
 

@@ -19,8 +19,6 @@ from convattn.errors import ArgumentError, ConversionError, UnknownNameError, mu
 from convattn.grid import PADDING_MODES, Geometry, PerAxis, axis_lists
 from convattn.layers import RelativeAttention
 
-__all__ = ["choose_kernel", "choose_sizes", "make_convolution", "padding_modes"]
-
 _MOST = 1 << 18
 _LONGEST = 1 << 10
 """Limits of the search: displacements of a grid, and keys along an axis."""

@@ -8,8 +8,6 @@ from convattn.convert.taps import require_supported
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.grid import whole_number
 
-__all__ = ["patch_convolution"]
-
 
 def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
     """Rewrites a convolution of pixels as the convolution of p × p patches that computes the same.

@@ -10,8 +10,6 @@ from convattn.errors import ArgumentError, must_be
 from convattn.grid import Geometry
 from convattn.layers import RelativeAttention
 
-__all__ = ["SamePaddedAttention", "pad_same"]
-
 
 @final
 class SamePaddedAttention(nn.Module):

@@ -17,8 +17,6 @@ from convattn.grid import whole_number
 from convattn.layers import Content, FactoredValues, MergedValues, RelativeAttention
 from convattn.records import Certificate
 
-__all__ = ["conv_to_attention"]
-
 
 def conv_to_attention(
     conv: AnyConvolution,

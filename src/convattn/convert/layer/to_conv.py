@@ -16,8 +16,6 @@ from convattn.grid import PerAxis, axis_lists
 from convattn.layers import FactoredValues, MergedValues, RelativeAttention
 from convattn.records import Certificate
 
-__all__ = ["attention_to_conv", "require_mass"]
-
 
 def attention_to_conv(
     layer: nn.Module,

@@ -6,8 +6,6 @@ from typing import Literal
 
 from convattn.grid import Geometry
 
-__all__ = ["Window", "box_window", "own_window", "sized_windows"]
-
 
 @dataclass(frozen=True)
 class Window:

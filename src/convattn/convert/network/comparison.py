@@ -20,8 +20,6 @@ from convattn.convert.taps import read_taps
 from convattn.errors import ArgumentError, ConversionError
 from convattn.functional.rounding import rounding_budget
 
-__all__ = ["compare_networks"]
-
 _BATCH = 64
 """Images that run at once."""
 

@@ -10,8 +10,6 @@ from convattn.convert.classes import AnyConvolution, TransposedConvolution
 from convattn.convert.network.modules import names_by_module
 from convattn.layers.block import MixingBlock
 
-__all__ = ["fold_following"]
-
 _NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 _NORM_TENSORS = ("running_mean", "running_var", "weight", "bias")
 

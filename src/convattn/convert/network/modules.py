@@ -9,8 +9,6 @@ from torch import nn
 from convattn.convert.network.plain_convolution import is_own_hook
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["graft", "matches", "names_by_module", "patterns", "require_matches"]
-
 _CALLS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",

@@ -18,8 +18,6 @@ from convattn.convert.copies import copy_module
 from convattn.convert.taps import require_supported
 from convattn.errors import UnsupportedModelError
 
-__all__ = ["REFUSED", "PlainConvolution", "is_own_hook", "read_plain"]
-
 
 @dataclass(frozen=True)
 class _Foreign:

@@ -13,8 +13,6 @@ from convattn.convert.copies import copy_network, keep_random_state
 from convattn.errors import ArgumentError, must_be, must_be_a
 from convattn.functional.rounding import rounded_differently
 
-__all__ = ["Arguments", "read_arguments", "run", "tensors"]
-
 _SEED = 0
 _SIZE = (3, 224, 224)
 

@@ -17,8 +17,6 @@ from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone
 from convattn.records.words import ITSELF, counted, some
 
-__all__ = ["Found", "find_convolutions"]
-
 _HOOKS_KEPT = "its hooks were kept and are called with the attention layer"
 _STATE_HOOKS = (
     "_state_dict_hooks",

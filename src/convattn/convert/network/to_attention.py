@@ -19,8 +19,6 @@ from convattn.errors import ArgumentError, UnknownNameError, must_be, must_be_a
 from convattn.layers import Content, MergedValues, RelativeAttention
 from convattn.records import Certificate, LeftAlone, NetworkCertificate
 
-__all__ = ["network_to_attention", "require_path"]
-
 _PATHS = ("auto", "separable")
 
 

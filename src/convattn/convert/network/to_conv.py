@@ -30,8 +30,6 @@ from convattn.layers import RelativeAttention
 from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
 from convattn.records.words import ITSELF
 
-__all__ = ["network_to_conv"]
-
 
 def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the network with a default
     model: nn.Module,

@@ -13,8 +13,6 @@ from torch.utils.hooks import RemovableHandle
 from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone
 
-__all__ = ["Watch"]
-
 _CONVOLUTION = re.compile(r"::_?(\w+_)?(deform_)?conv(olution|_transpose|_tbc|[123]d|_depthwise)")
 
 
