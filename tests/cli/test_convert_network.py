@@ -150,11 +150,11 @@ OWN = ["convert", "convattn:ResNet", "--set", "width=4", "-o", "made"]
 MISTAKES = {
     "no word on weights": (
         ["convert", "timm:resnet10t", "-o", "made"],
-        "must be given by one of .*but none of them is",
+        "must be given by exactly one of .*but none is given",
     ),
     "two words on weights": (
         [*OWN, "--random-weights", "--pretrained"],
-        "one of --weights FILE, --pretrained and --random-weights, but --pretrained and --random-weights are there",
+        "exactly one of --weights FILE, --pretrained and --random-weights, but --pretrained and --random-weights are given",
     ),
     "no weights to fetch": ([*OWN, "--pretrained"], "convattn:ResNet is an architecture without weights of its own"),
     "weights that do not fit": ([*OWN, "--weights", "other.pth"], "do not fit ResNet: .*missing: stem.0.weight.*: a"),

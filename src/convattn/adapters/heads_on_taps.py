@@ -26,12 +26,12 @@ def add_heads(layer: NativeAttention, geometry: Geometry, generator: torch.Gener
     inner = missing * layer.head_width
 
     def wider(old: nn.Linear) -> nn.Linear:
-        weight = torch.cat([old.weight, _drawn(old.weight, (inner, old.in_features), generator)])
+        weight = torch.cat([old.weight, _draw_normal(old.weight, (inner, old.in_features), generator)])
         bias = None if old.bias is None else torch.cat([old.bias, old.bias.new_zeros(inner)])
         return linear(weight, bias, like=old)
 
     value, out = wider(layer.value), layer.output
-    weight = torch.cat([out.weight, _drawn(out.weight, (out.out_features, inner), generator)], dim=1)
+    weight = torch.cat([out.weight, _draw_normal(out.weight, (out.out_features, inner), generator)], dim=1)
     output = linear(weight, out.bias, like=out)
     query, key = wider(layer.query), wider(layer.key)
     return replace(layer, heads=layer.heads + missing, query=query, key=key, value=value, output=output)
@@ -56,7 +56,7 @@ def tap_encoding(layer: NativeAttention, geometry: Geometry, sharpness: float | 
     return encoding
 
 
-def _drawn(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+def _draw_normal(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     """Draws normal numbers with the deviation of others."""
     device = torch.device("cpu") if generator is None else generator.device
     drawn = torch.randn(shape, generator=generator, device=device).to(device=like.device, dtype=like.dtype)

@@ -118,7 +118,7 @@ def convolutional_init(
         replaced[made.get_submodule(before.names[0])] = wrapped
     made = graft(made, replaced)
     made.get_submodule(native.embedding).register_forward_pre_hook(native.grid)
-    return made, _record(vit, made, native, geometry, attentions)
+    return made, _make_record(vit, made, native, geometry, attentions)
 
 
 def _reader(vit: nn.Module) -> Callable[[nn.Module], NativeTransformer]:
@@ -133,7 +133,7 @@ def _reader(vit: nn.Module) -> Callable[[nn.Module], NativeTransformer]:
     raise UnsupportedModelError(f"cannot initialise {type(vit).__name__} as a convolution: {reason}")
 
 
-def _certify(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]) -> InitialisedLayer:
+def _certify_layer(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]) -> InitialisedLayer:
     """Compares a layer's attention by position with the convolution of patches that it stands for."""
     kernel = layer.geometry.kernel_size
     try:
@@ -152,7 +152,7 @@ def _certify(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]) -> I
     )
 
 
-def _record(
+def _make_record(
     before: nn.Module,
     made: nn.Module,
     native: NativeTransformer,
@@ -167,7 +167,8 @@ def _record(
         sizes = tuple(min(size, taps + 2) for size, taps in zip(sizes, geometry.kernel_size, strict=True))
     names = [layer.names[0] for layer in native.layers]
     layers = tuple(
-        _certify(name, attention.position_layer(), sizes) for name, attention in zip(names, attentions, strict=True)
+        _certify_layer(name, attention.position_layer(), sizes)
+        for name, attention in zip(names, attentions, strict=True)
     )
     gate = attentions[0].gate if isinstance(attentions[0], GatedPatchAttention) else None
     share = 0.0 if gate is None else torch.tanh(gate.detach().double()).max().item()

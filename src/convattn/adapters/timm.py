@@ -64,21 +64,19 @@ def read_timm(vit: nn.Module) -> NativeTransformer:
     return NativeTransformer(
         layers=layers,
         prefix=int(vit.num_prefix_tokens),  # type: ignore[arg-type]
-        grid=PatchGrid((int(rows), int(cols)), _patches),
+        grid=PatchGrid((int(rows), int(cols)), _rows_and_cols_of_patches),
         embedding="patch_embed",
         wrap=TimmAttention,
         left=tuple(LeftAlone(name, type(module).__name__, "it pools the tokens at the end") for name, module in pools),
     )
 
 
-def _patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
-    """Returns rows and columns of patches of an image."""
+def _rows_and_cols_of_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
     rows, cols = embed.dynamic_feat_size(image)  # type: ignore[operator]
     return int(rows), int(cols)
 
 
 def _read_attention(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
-    """Reads one layer of attention, or raises UnsupportedModelError."""
     kind = full_name(type(attention))
     if kind != _ATTENTION:
         raise UnsupportedModelError(_BLOCKS[kind])

@@ -58,20 +58,18 @@ def read_transformers(model: nn.Module) -> NativeTransformer:
     return NativeTransformer(
         layers=layers,
         prefix=1,
-        grid=PatchGrid(_patches(embed, embed.image_size), _patches),  # type: ignore[arg-type]
+        grid=PatchGrid(_rows_and_cols_of_patches(embed, embed.image_size), _rows_and_cols_of_patches),  # type: ignore[arg-type]
         embedding=embedding,
         wrap=partial(TransformersAttention, config=model.config),
     )
 
 
-def _patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
-    """Returns rows and columns of patches of an image."""
+def _rows_and_cols_of_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
     rows, cols = (int(size) // int(step) for size, step in zip(image, embed.patch_size, strict=True))  # type: ignore[call-overload, arg-type]
     return rows, cols
 
 
 def _read_attention(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
-    """Reads one layer of attention, or raises UnsupportedModelError."""
     missing = [name for name in _MAPS if not hasattr(attention, name)]
     if missing:
         raise UnsupportedModelError(f"it has no {missing[0]}: only the layout of version 5 is supported")

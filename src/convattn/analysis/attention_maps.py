@@ -25,7 +25,7 @@ def position_attention(
     without attention layers, or with content, raises ArgumentError.
     """
     with torch.inference_mode():
-        return [_at(layer.attention(spatial)[None], queries).numpy() for layer in _layers(network)]
+        return [_at_queries(layer.attention(spatial)[None], queries).numpy() for layer in _layers(network)]
 
 
 def mean_attention(
@@ -44,7 +44,7 @@ def mean_attention(
                 network(batch)
             for number, (layer, features) in enumerate(zip(layers, inputs, strict=True)):
                 weights = layer.attention(features) if layer.content else layer.attention(features.shape[2:])[None]
-                sums[number] += _at(weights, queries) * (len(batch) / len(weights))
+                sums[number] += _at_queries(weights, queries) * (len(batch) / len(weights))
     return [(total / len(images)).numpy() for total in sums]
 
 
@@ -55,7 +55,7 @@ def _layers(network: nn.Module) -> list[RelativeAttention]:
     return layers
 
 
-def _at(
+def _at_queries(
     weights: Float[Tensor, "images heads query_rows query_cols rows cols"], queries: Sequence[tuple[int, int]]
 ) -> Float64[Tensor, "queries heads rows cols"]:
     """Picks query pixels and sums over images."""

@@ -51,7 +51,7 @@ def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]
             panel = axes[steps.index(snapshot.step), layers.index(snapshot.layer)]
             _draw_heads(panel, snapshot)
             panel.set_title(f"layer {snapshot.layer + 1}, {_moment(snapshot, snapshots)}")
-        _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
+        _set_axes(axes, _axis_limit([snapshot.centres for snapshot in snapshots]))
         figure.legend(handles=_legend(), loc="outside lower center", ncols=4)
     return Path(path)
 
@@ -100,7 +100,7 @@ def _sheet(
         figure.suptitle(title)
         axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         yield list(axes.flat[:count])
-        _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
+        _set_axes(axes, _axis_limit([snapshot.centres for snapshot in snapshots]))
         for number in range(count, axes.size):  # the panels above empty ones get the labels of the bottom row
             axes.flat[number].set_visible(False)
             above = axes.flat[number - across]
@@ -124,12 +124,12 @@ def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
     return f"step {snapshot.step:,} of {max(other.step for other in snapshots):,}"
 
 
-def _reach(centres: Sequence[Float[np.ndarray, "heads 2"]]) -> float:
+def _axis_limit(centres: Sequence[Float[np.ndarray, "heads 2"]]) -> float:
     """Returns the range of the axes, in pixels, so that every centre is visible."""
     return max(float(np.abs(item).max(initial=0.0)) for item in centres) + 2.5
 
 
-def _frame(axes: Any, reach: float) -> None:
+def _set_axes(axes: Any, reach: float) -> None:
     """Gives all panels the same square, and names the outer axes."""
     for panel in axes.flat:
         panel.axhline(0, color="0.8", linewidth=0.8, zorder=0)

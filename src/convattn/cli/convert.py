@@ -94,14 +94,8 @@ def convert(  # noqa: PLR0913 - the options of the command
     if layer_in(source):
         of_network = {"--weights": weights, "--pretrained": pretrained, "--random-weights": random_weights}
         of_network |= {"--set": arguments, "--images": images, "--limit": limit, "--shape": shape}
-        of_network |= {
-            "--include": include,
-            "--exclude": exclude,
-            "--impl": impl,
-            "--content": content,
-            "--fold": fold,
-            "--dry-run": dry_run,
-        }
+        of_network |= {"--include": include, "--exclude": exclude, "--impl": impl, "--content": content}
+        of_network |= {"--fold": fold, "--dry-run": dry_run}
         _require_absent(of_network, f"is for a network, and {source} holds a single layer")
         assert output is not None
         attention = {"sharpness": sharpness, "head_width": head_width}

@@ -1,6 +1,7 @@
 """`convattn convert` on a whole network."""
 
 import json as json_format
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,42 +38,33 @@ class Origin:
 
     def load(self, *, weights_matter: bool) -> _Loaded:
         """Builds or loads the network; `weights_matter` says that the user must choose which weights to take."""
-        self._require_there()
         chosen = {"--weights": self.weights, "--pretrained": self.pretrained, "--random-weights": self.random_weights}
-        said = [name for name, value in chosen.items() if value]
-        if self._is_folder():
-            said += ["--set"] if self.arguments else []
-            if said:
-                raise ArgumentError(f"{said[0]} is for a network of timm or torchvision; {self.source} has its own")
-            return self._load_folder()
+        given = [name for name, value in chosen.items() if value]
+        if Path(self.source).is_dir() or ":" not in self.source:
+            return self._load_folder([*given, *(["--set"] if self.arguments else [])])
         from convattn.networks.source import split_source
 
         split_source(self.source)
-        if len(said) > 1 or (weights_matter and not said):
-            given = f"{' and '.join(said)} are" if said else "none of them is"
+        if len(given) > 1 or (weights_matter and not given):
+            found = f"{' and '.join(given)} are given" if given else "none is given"
             raise ArgumentError(
-                f"the weights of {self.source} must be given by one of --weights FILE, --pretrained and"
-                f" --random-weights, but {given} there"
+                f"the weights of {self.source} must be given by exactly one of --weights FILE, --pretrained and"
+                f" --random-weights, but {found}"
             )
         return self._build()
 
-    def _require_there(self) -> None:
-        """Raises if the folder does not exist; the message suggests a network of timm of that name."""
-        if not self._is_folder() or Path(self.source).is_dir():
-            return
-        from convattn.networks.timm import is_known
-
-        hint = f"; did you mean timm:{self.source}?" if is_known(self.source) else ""
-        raise ArgumentError(f"there is no folder {self.source!r}{hint}")
-
-    def _is_folder(self) -> bool:
-        return Path(self.source).is_dir() or ":" not in self.source
-
-    def _load_folder(self) -> _Loaded:
+    def _load_folder(self, given: Sequence[str]) -> _Loaded:
+        """Loads a network; options `given` for networks of other libraries are refused."""
         from convattn.networks import load_network
         from convattn.networks.loading import saved_config
         from convattn.networks.source import own_source
+        from convattn.networks.timm import is_known
 
+        if not Path(self.source).is_dir():
+            hint = f"; did you mean timm:{self.source}?" if is_known(self.source) else ""
+            raise ArgumentError(f"there is no folder {self.source!r}{hint}")
+        if given:
+            raise ArgumentError(f"{given[0]} is for a network of timm or torchvision; {self.source} has its own")
         config, network = saved_config(self.source), load_network(self.source, verify=self.verify)
         source, options = own_source(network) or (config.get("source"), config.get("options", {}))
         return _Loaded(network, source, options)
@@ -119,12 +111,10 @@ class Measured:
             drawn = draw_images(loaded.network, self._sizes())
             return drawn, f"one standard normal image {tuple(drawn.shape)}, seed 0"
         read = read_images(self.folder, preparation(loaded.source, loaded.network), limit=self.limit or _LIMIT)
-        return read.to(
-            next(loaded.network.parameters())
-        ), f"{counted(len(read), 'image')} of {self.folder.resolve().name}"
+        words = f"{counted(len(read), 'image')} of {self.folder.resolve().name}"
+        return read.to(next(loaded.network.parameters())), words
 
     def _sizes(self) -> tuple[int, ...] | None:
-        """Reads the shape."""
         if self.shape is None:
             return None
         parts = self.shape.split(",")

@@ -53,12 +53,12 @@ def show_conversions(folder: Path) -> list[Conversion]:
     save_layer(attention, folder / "attention", certificate=certificate)
     soft, promise = conv_to_attention(conv, sharpness=SOFT_SHARPNESS)
     return [
-        _show(folder / "hard-heads.png", pixels, conv, attention, certificate),
-        _show(folder / "soft-heads.png", pixels, conv, soft, promise),
+        _show_conversion(folder / "hard-heads.png", pixels, conv, attention, certificate),
+        _show_conversion(folder / "soft-heads.png", pixels, conv, soft, promise),
     ]
 
 
-def _show(
+def _show_conversion(
     path: Path, pixels: "Tensor", conv: "nn.Conv2d", layer: "RelativeAttention", certificate: Certificate
 ) -> Conversion:
     """Runs both on the photograph, measures their difference and draws it."""

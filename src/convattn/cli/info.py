@@ -1,9 +1,12 @@
 """`convattn info`: what is installed, and what it runs on."""
 
 import os
+import platform
 import re
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 
 from convattn.__about__ import __version__
 from convattn.cli.options import AsJson
@@ -38,14 +41,14 @@ class Installation(Record):
             "Names": {"encodings": ", ".join(self.encodings), "recipes": ", ".join(self.recipes)},
         }
         width = max(len(name) for rows in groups.values() for name in rows) + 2
-        paragraphs = (
-            "\n".join([title, *(_wrap(f"  {name.replace('_', ' '):<{width}}", value) for name, value in rows.items())])
-            for title, rows in groups.items()
-        )
+        paragraphs = []
+        for title, rows in groups.items():
+            lines = [_beside(f"  {name.replace('_', ' '):<{width}}", value) for name, value in rows.items()]
+            paragraphs.append("\n".join([title, *lines]))
         return "\n\n".join(paragraphs)
 
 
-def _wrap(name: str, value: str) -> str:
+def _beside(name: str, value: str) -> str:
     """Puts a value beside its name, on as many lines as it needs."""
     return textwrap.fill(
         value, _COLUMNS, initial_indent=name, subsequent_indent=" " * len(name), break_on_hyphens=False
@@ -68,9 +71,6 @@ def info(*, json: AsJson = False) -> int:
 
 def describe_installation() -> Installation:
     """Looks at the machine and at what is installed."""
-    import platform
-    from importlib import metadata
-
     import torch
 
     from convattn.encodings import ENCODINGS
@@ -78,7 +78,10 @@ def describe_installation() -> Installation:
     from convattn.training import recipe_names
 
     extras = _optional_packages()
-    versions = {name: version for name in extras if (version := _version(name))}
+    installed: dict[str, str] = {}
+    for name in extras:
+        with suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
     return Installation(
         versions={
             "python": platform.python_version(),
@@ -90,15 +93,13 @@ def describe_installation() -> Installation:
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         encodings=tuple(ENCODINGS),
         recipes=tuple(recipe_names()),
-        optional=versions,
-        missing={name: install_hint(name, extra) for name, extra in extras.items() if name not in versions},
+        optional=installed,
+        missing={name: install_hint(name, extra) for name, extra in extras.items() if name not in installed},
     )
 
 
 def _optional_packages() -> dict[str, str]:
     """Reads the optional packages, each with the first extra that brings it, from the metadata of the installation."""
-    from importlib import metadata
-
     found: dict[str, str] = {}
     for requirement in metadata.requires("convattn") or ():
         name = re.match(r"[\w.-]+", requirement)
@@ -106,13 +107,3 @@ def _optional_packages() -> dict[str, str]:
         if name and extra and name[0] != "convattn" and extra[1] not in _OTHERS:
             found.setdefault(name[0], extra[1])
     return found
-
-
-def _version(package: str) -> str | None:
-    """Returns the version of a package, or None where it is not installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -62,7 +62,7 @@ def load_network(
     folder = as_path(folder)
     config = saved_config(folder)
     if config.get("kind") == "network":
-        return _load(folder, model, verify=verify)
+        return _load_converted(folder, model, verify=verify)
     if model is not None:
         raise ArgumentError(must_be_a("model", f"None, because {folder} says what it holds", model))
     if config.get("kind") in [*KINDS]:
@@ -78,7 +78,7 @@ def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return config
 
 
-def _load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, verify: bool) -> nn.Module:
+def _load_converted(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, verify: bool) -> nn.Module:
     """Builds a network, puts its layers in their places, and loads its tensors."""
     file = folder / CONFIG
     config, tensors = read_sealed(folder, verify=verify)
@@ -87,7 +87,7 @@ def _load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, ve
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(config.get(name), kind)]
     if wrong:
         raise CheckpointError(f"{file} is damaged: {', '.join(wrong)}")
-    network = _architecture(folder, config, model)
+    network = _build_architecture(folder, config, model)
     try:
         network = put_layers(network, config["layers"])
         load_tensors(network, tensors, config["tied"], config)
@@ -97,7 +97,9 @@ def _load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, ve
     return network.eval()
 
 
-def _architecture(folder: Path, config: dict[str, Any], model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+def _build_architecture(
+    folder: Path, config: dict[str, Any], model: nn.Module | Callable[[], nn.Module] | None
+) -> nn.Module:
     """Builds the network anew, or takes a copy of the one given."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)

@@ -42,13 +42,13 @@ def describe_replaced(network: nn.Module, fresh: nn.Module) -> list[dict[str, An
     A replaced module that cannot be described raises UnsupportedModelError.
     """
     found: dict[nn.Module, dict[str, Any]] = {}
-    for name, module, other in _places("", network, fresh):
+    for name, module, other in _differing_places("", network, fresh):
         if module in found:
             found[module]["names"].append(name)
         elif not _has_description(module):
             raise UnsupportedModelError(
-                f"{name or ITSELF} is a {_told(module, other)}, where a new network has"
-                f" {'nothing' if other is None else f'a {_told(other, module)}'}"
+                f"{name or ITSELF} is a {_class_words(module, other)}, where a new network has"
+                f" {'nothing' if other is None else f'a {_class_words(other, module)}'}"
             )
         else:
             found[module] = {"names": [name], **_describe(module)}
@@ -88,7 +88,7 @@ def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
     others = dict(fresh.named_modules())
     for name, module in network.named_modules():
         if name in others:
-            yield from _attributes(name, module, others[name])
+            yield from _attribute_differences(name, module, others[name])
     buffers = dict(fresh.named_buffers())
     for name, buffer in network.named_buffers():
         other = buffers.get(name)
@@ -96,9 +96,8 @@ def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
             yield f"{name}, which is no part of the state dict, has other values"
 
 
-def _attributes(name: str, module: nn.Module, other: nn.Module) -> Iterator[str]:
-    """Compares the plain attributes and the hooks of two modules."""
-    old, new = _plain(module), _plain(other)
+def _attribute_differences(name: str, module: nn.Module, other: nn.Module) -> Iterator[str]:
+    old, new = _plain_attributes(module), _plain_attributes(other)
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
             place = f"{name}.{key}" if name else key
@@ -107,7 +106,7 @@ def _attributes(name: str, module: nn.Module, other: nn.Module) -> Iterator[str]
         yield f"{name or 'the network'} has hooks"
 
 
-def _plain(module: nn.Module) -> dict[str, str]:
+def _plain_attributes(module: nn.Module) -> dict[str, str]:
     """Returns the public attributes of a module that are numbers, text or sequences of such, as text."""
 
     def is_plain(value: Any) -> bool:
@@ -119,7 +118,7 @@ def _plain(module: nn.Module) -> dict[str, str]:
     return {key: repr(value) for key, value in kept.items() if is_plain(value)}
 
 
-def _places(
+def _differing_places(
     name: str, module: nn.Module | None, other: nn.Module | None
 ) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
     """Walks through two networks, down to where their modules differ in class or description."""
@@ -137,10 +136,10 @@ def _places(
     else:
         for key in dict.fromkeys([*module._modules, *other._modules]):
             child, counterpart = module._modules.get(key), other._modules.get(key)
-            yield from _places(f"{name}.{key}" if name else key, child, counterpart)
+            yield from _differing_places(f"{name}.{key}" if name else key, child, counterpart)
 
 
-def _told(module: nn.Module, other: nn.Module | None) -> str:
+def _class_words(module: nn.Module, other: nn.Module | None) -> str:
     """Names a module's class, with its file where another class has the same name."""
     kind = type(module)
     return full_name(kind) if other is not None and type(other).__name__ == kind.__name__ else kind.__name__

@@ -21,17 +21,17 @@ def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
     code of the file. What cannot be read, or holds other names or shapes than the network, raises CheckpointError.
     """
     path = Path(file)
-    found = _read(path)
+    found = _read_state_dict(path)
     try:
         require_same(network.state_dict(), found)
     except CheckpointError as error:
         raise CheckpointError(
-            f"the weights in {path} do not fit {type(network).__name__}: {error}{_hint(network, found)}"
+            f"the weights in {path} do not fit {type(network).__name__}: {error}{_prefix_hint(network, found)}"
         ) from None
     network.load_state_dict(found)
 
 
-def _hint(network: nn.Module, found: Mapping[str, Tensor]) -> str:
+def _prefix_hint(network: nn.Module, found: Mapping[str, Tensor]) -> str:
     """Suggests a prefix to remove, if all names have one, as a wrapper adds it, and fit without it."""
     first = {name.partition(".")[0] for name in found}
     after = {name.partition(".")[2] for name in found}
@@ -40,8 +40,7 @@ def _hint(network: nn.Module, found: Mapping[str, Tensor]) -> str:
     return f"; all names in the file begin with '{first.pop()}.', which is to be taken off"
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """Reads a state dict."""
+def _read_state_dict(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

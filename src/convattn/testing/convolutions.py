@@ -65,7 +65,6 @@ def tap_maps(conv: Convolution, weight: Float[Tensor, "..."]) -> Float[Tensor, "
 
 
 def _one_tap(weight: Tensor, tap: tuple[int, ...], groups: int) -> Float[Tensor, "groups inputs outputs"]:
-    """Takes one tap of a transposed convolution's weight."""
     return rearrange(weight[(slice(None), slice(None), *tap)], "(groups inputs) o -> groups inputs o", groups=groups)
 
 

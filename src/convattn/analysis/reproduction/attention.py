@@ -159,11 +159,10 @@ def _by_query(layers: Sequence[np.ndarray], queries: Sequence[tuple[int, int]], 
 def _write(folder: Path, name: str, maps: Sequence[QueryMaps], title: str, image: np.ndarray | None = None) -> None:
     """Writes a figure, and its numbers as parquet."""
     attention_grid(figure_paths(folder, name), maps, title=title, image=image)
-    write_parquet(folder / f"{name}.parquet", list(_rows(maps)), _COLUMNS)
+    write_parquet(folder / f"{name}.parquet", list(_numbers(maps)), _COLUMNS)
 
 
-def _rows(maps: Sequence[QueryMaps]) -> Iterator[dict[str, float]]:
-    """Yields a row for each weight."""
+def _numbers(maps: Sequence[QueryMaps]) -> Iterator[dict[str, float]]:
     for item in maps:
         for layer, heads in enumerate(item.layers):
             for (head, row, col), weight in np.ndenumerate(heads):

@@ -27,7 +27,7 @@ def make_ways(material: Material, name: str, folder: Path, recipe: str) -> list[
     shown = [snapshot for snapshot in snapshots if snapshot.layer == layer]
     title = material.title(name, f"heads of layer {layer + 1} of {depth} over training", recipe)
     head_paths(figure_paths(folder, name), shown, _moments(shown), title=title)
-    write_parquet(folder / f"{name}.parquet", _rows(shown), HEAD_COLUMNS)
+    write_parquet(folder / f"{name}.parquet", _numbers(shown), HEAD_COLUMNS)
     return [] if layer == _LAYER else [f"the network has {depth} layers: layer {layer + 1} stands for the paper's 4"]
 
 
@@ -36,7 +36,7 @@ def make_end(material: Material, name: str, folder: Path, recipe: str, what: str
     snapshots = _read(material, recipe)
     shown = [snapshot for snapshot in snapshots if snapshot.step == snapshots[-1].step]
     head_layers(figure_paths(folder, name), shown, title=material.title(name, what, recipe))
-    write_parquet(folder / f"{name}.parquet", _rows(shown), HEAD_COLUMNS)
+    write_parquet(folder / f"{name}.parquet", _numbers(shown), HEAD_COLUMNS)
     return []
 
 
@@ -57,7 +57,7 @@ def _moments(snapshots: Sequence[HeadSnapshot]) -> list[HeadSnapshot]:
     return [snapshots[number] for number in sorted(nearest)]
 
 
-def _rows(snapshots: Sequence[HeadSnapshot]) -> list[dict[str, float]]:
+def _numbers(snapshots: Sequence[HeadSnapshot]) -> list[dict[str, float]]:
     """Returns rows as `heads.parquet` of a run has them."""
     return [
         {

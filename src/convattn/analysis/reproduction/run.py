@@ -59,8 +59,8 @@ def reproduce(
     material = Material(groups, scale, None if data is None else Path(data))
     can_be_made = any(_has_runs(name, groups) for name in targets)
     with new_folder(output, "output") if can_be_made else nullcontext() as folder:
-        results = [_make(name, material, folder) for name in targets]
-        report = _report(results, found, material, Path(runs))
+        results = [_make_target(name, material, folder) for name in targets]
+        report = _make_record(results, found, material, Path(runs))
         if folder is not None:
             report.save(folder / "reproduction.json")
     return report
@@ -70,7 +70,7 @@ def _has_runs(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> bool:
     return sum(recipe in groups for recipe in TARGETS[name].recipes) >= TARGETS[name].least
 
 
-def _make(name: str, material: Material, folder: Path | None) -> TargetResult:
+def _make_target(name: str, material: Material, folder: Path | None) -> TargetResult:
     """Makes one target, all of its files or none."""
     target, groups = TARGETS[name], material.groups
     missing = tuple(recipe for recipe in target.recipes if recipe not in groups)
@@ -111,8 +111,7 @@ def _notes(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> 
     return tuple(notes)
 
 
-def _report(results: Sequence[TargetResult], found: RunsFound, material: Material, runs: Path) -> Reproduction:
-    """Puts the record together."""
+def _make_record(results: Sequence[TargetResult], found: RunsFound, material: Material, runs: Path) -> Reproduction:
     missing = {recipe for result in results for recipe in result.missing}
     return Reproduction(
         runs=str(runs),

@@ -24,8 +24,7 @@ class Target:
     least: int = 1  # Number of these recipes without whose runs there is nothing to show
 
 
-def _of(recipe: str, make: Callable[..., list[str]], **options: object) -> Target:
-    """Makes a target that shows one recipe."""
+def _one_recipe(recipe: str, make: Callable[..., list[str]], **options: object) -> Target:
     return Target((recipe,), partial(make, recipe=recipe, **options))
 
 
@@ -37,17 +36,17 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
     {
         "table1": Target(_ALL, make_table1, least=0),
         "fig2": Target(_ALL, make_curves),
-        "fig3": _of("sa-quadratic", make_ways),
-        "fig4": _of("sa-quadratic", make_end, what=_AT_THE_END),
-        "fig5": _of("sa-learned", make_learned),
-        "fig6": _of(_CONTENT, make_average, places=[(0.5, 0.5)]),
-        "fig7": _of(_CONTENT, make_average, places=[(0.25, 0.25), (0.75, 0.75)]),
-        "fig8": _of(_CONTENT, make_one_image, number=0),
-        "fig9": _of(_CONTENT, make_one_image, number=1),
-        "fig10": _of(_CONTENT, make_one_image, number=2),
-        "fig12": _of("sa-quadratic-generalized", make_end, what="generalised heads before pruning"),
-        "fig13": _of("sa-quadratic-generalized-pruned", make_end, what="generalised heads after pruning"),
-        "fig14": _of("sa-quadratic-16-heads", make_end, what=_AT_THE_END),
+        "fig3": _one_recipe("sa-quadratic", make_ways),
+        "fig4": _one_recipe("sa-quadratic", make_end, what=_AT_THE_END),
+        "fig5": _one_recipe("sa-learned", make_learned),
+        "fig6": _one_recipe(_CONTENT, make_average, places=[(0.5, 0.5)]),
+        "fig7": _one_recipe(_CONTENT, make_average, places=[(0.25, 0.25), (0.75, 0.75)]),
+        "fig8": _one_recipe(_CONTENT, make_one_image, number=0),
+        "fig9": _one_recipe(_CONTENT, make_one_image, number=1),
+        "fig10": _one_recipe(_CONTENT, make_one_image, number=2),
+        "fig12": _one_recipe("sa-quadratic-generalized", make_end, what="generalised heads before pruning"),
+        "fig13": _one_recipe("sa-quadratic-generalized-pruned", make_end, what="generalised heads after pruning"),
+        "fig14": _one_recipe("sa-quadratic-16-heads", make_end, what=_AT_THE_END),
     }
 )
 """Every table and figure by its name, in the paper's order."""

@@ -47,7 +47,7 @@ class AttentionMap:
 
     def leak(self, window: Window) -> float:
         """Returns the largest share of ā that any query of any head sees outside a window."""
-        return self._seen(self.weights * ~self.mask(window)).max().item()
+        return self._sum_over_keys(self.weights * ~self.mask(window)).max().item()
 
     def left_out(self, window: Window) -> float:
         """Returns the largest share of ā of any head outside a window, over all displacements."""
@@ -60,13 +60,13 @@ class AttentionMap:
         """
         inside = self.mask(window)
         pads = geometry.padding if zeros else ((0, 0),) * len(self.axes)
-        held, missed = (self._seen(self.weights * mask, pads) for mask in (inside, ~inside))
+        held, missed = (self._sum_over_keys(self.weights * mask, pads) for mask in (inside, ~inside))
         # A ≥ ā on the keys: in the window it is too large by held (1/Z − 1), outside by missed / Z
         error = torch.where(self.totals > 0, (held * (1 - self.totals) + missed) / self.totals, 1.0)
         if zeros or window.within(geometry):
             return error
         kernel = (self.weights * inside).flatten(1).sum(1).view(-1, *(1,) * len(self.axes))
-        return error + (kernel - self._seen(self.weights * inside)).clamp(min=0)  # taps beyond the keys
+        return error + (kernel - self._sum_over_keys(self.weights * inside)).clamp(min=0)  # taps beyond the keys
 
     def kernel(
         self, window: Window, maps: Float[Tensor, "heads outputs channels"]
@@ -117,7 +117,9 @@ class AttentionMap:
             for first, last, axis in zip(low, high, self.axes, strict=True)
         )
 
-    def _seen(self, table: Tensor, pads: Sequence[tuple[int, int]] | None = None) -> Float[Tensor, "heads *queries"]:
+    def _sum_over_keys(
+        self, table: Tensor, pads: Sequence[tuple[int, int]] | None = None
+    ) -> Float[Tensor, "heads *queries"]:
         """Sums a table, for each query, over the displacements to the keys that it sees, without padding."""
         return _box_sums(table, self.axes, pads)
 

@@ -33,7 +33,7 @@ class HardHeads(NamedTuple):
         """
         own = own_window(geometry)
         windows = sized_windows(geometry, taps) if taps is not None else [own] if own is not None else []
-        held = next((window for window in windows if self._held(window)), None)
+        held = next((window for window in windows if self._are_taps_of(window)), None)
         if held is not None or taps is not None:
             return held
         along = list(zip(*self.displacements, strict=True))
@@ -65,8 +65,7 @@ class HardHeads(NamedTuple):
         along = zip(*self.displacements, strict=True)
         return all(axis.lowest <= min(one) and max(one) <= axis.highest for one, axis in zip(along, axes, strict=True))
 
-    def _held(self, window: Window) -> bool:
-        """Tells whether the displacement of every head is a tap of a window."""
+    def _are_taps_of(self, window: Window) -> bool:
         return all(
             (d - low) % step == 0 and 0 <= (d - low) // step < taps
             for displacement in self.displacements

@@ -23,12 +23,12 @@ def fold_following(model: nn.Module, convolutions: Sequence[AnyConvolution]) -> 
     class of the module folded into each convolution.
     """
     named = names_by_module(model)
-    free = {module for module, names in named.items() if len(names) == 1 and not _hooked(module)}
+    free = {module for module, names in named.items() if len(names) == 1 and not _has_forward_hooks(module)}
     wanted, folded = set(convolutions), {}
     for parent in list(named):
-        if _hooked(parent):
+        if _has_forward_hooks(parent):
             continue
-        for conv, follower, name in _pairs(parent):
+        for conv, follower, name in _consecutive_modules(parent):
             if conv not in wanted or conv not in free or follower not in free:
                 continue
             assert isinstance(conv, AnyConvolution)
@@ -41,7 +41,7 @@ def fold_following(model: nn.Module, convolutions: Sequence[AnyConvolution]) -> 
     return folded
 
 
-def _pairs(parent: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str]]:
+def _consecutive_modules(parent: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str]]:
     """Yields pairs of modules that certainly run in turn, and the name of the second one in its parent."""
     if type(parent) is MixingBlock:
         yield parent.mixer, parent.dense, "dense"
@@ -87,6 +87,5 @@ def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> None:
     conv.bias = nn.Parameter(moved.to(conv.weight.dtype), requires_grad=conv.weight.requires_grad)
 
 
-def _hooked(module: nn.Module) -> bool:
-    """Tells whether a module has forward hooks."""
+def _has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)

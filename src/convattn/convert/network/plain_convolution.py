@@ -110,7 +110,7 @@ def read_plain(module: nn.Module) -> PlainConvolution:
         held -= {"parametrizations"}
     if held:
         raise UnsupportedModelError(f"it holds more than a weight and a bias: {', '.join(sorted(held))}")
-    conv = _plain(base, working, foreign)
+    conv = _build_plain(base, working, foreign)
     try:
         require_supported(conv)
     except UnsupportedModelError as error:
@@ -158,7 +158,7 @@ def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Mo
     return computed, working
 
 
-def _plain(base: type[nn.Module], working: nn.Module, foreign: _Foreign) -> AnyConvolution:
+def _build_plain(base: type[nn.Module], working: nn.Module, foreign: _Foreign) -> AnyConvolution:
     """Builds the plain convolution around the tensors of another."""
     options = {name: getattr(working, name) for name in _FIELDS}
     if not options["in_channels"] or not options["out_channels"]:

@@ -65,7 +65,7 @@ def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[
     Other types, empty tensors and tensors without values raise ArgumentError.
     """
     if images is None:
-        return _drawn(model)
+        return _draw_image(model)
     if not isinstance(images, Tensor | tuple | Mapping):
         raise ArgumentError(must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images))
     if isinstance(images, Mapping):
@@ -80,7 +80,7 @@ def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[
     return given
 
 
-def _drawn(model: nn.Module) -> Arguments:
+def _draw_image(model: nn.Module) -> Arguments:
     """Draws one image of the size and dtype that a network expects."""
     config = getattr(model, "default_cfg", None)
     size = config.get("input_size") if isinstance(config, Mapping) else None

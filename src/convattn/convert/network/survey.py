@@ -68,12 +68,13 @@ def find_convolutions(
             " `exclude`, or replace them:\n" + "\n".join(refused)
         )
     if not found:
-        raise ConversionError(f"there is no convolution to convert in {type(model).__name__}: {_nothing(model, left)}")
+        raise ConversionError(
+            f"there is no convolution to convert in {type(model).__name__}: {_why_none_found(model, left)}"
+        )
     return found, left
 
 
-def _nothing(model: nn.Module, left: Sequence[LeftAlone]) -> str:
-    """Says why there is nothing to convert."""
+def _why_none_found(model: nn.Module, left: Sequence[LeftAlone]) -> str:
     if left:
         return f"include and exclude leave out all of them ({some([item.name for item in left])})"
     attention = sum(isinstance(module, RelativeAttention) for module in model.modules())

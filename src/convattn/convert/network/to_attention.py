@@ -83,7 +83,7 @@ def network_to_attention(
     given = read_arguments(model, images)
     with keep_random_state(model):
         found, left = find_convolutions(model, include, exclude)
-        made, found, certificates = _convert(model, found, sharpness, impl, content)
+        made, found, certificates = _replace_convolutions(model, found, sharpness, impl, content)
         return made, _measure(model, made, found, left, certificates, impl, given)
 
 
@@ -95,7 +95,7 @@ def require_path(impl: str, *, content: bool) -> None:
         raise ArgumentError(must_be("impl", '"auto" with content, whose softmax cannot be taken axis by axis', impl))
 
 
-def _convert(
+def _replace_convolutions(
     model: nn.Module, found: Sequence[Found], sharpness: float | None, impl: str, content: bool | Content
 ) -> tuple[nn.Module, list[Found], dict[str, Certificate]]:
     """Copies a network and puts attention layers in the places of convolutions.

@@ -89,7 +89,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     if padding_mode is not None and padding_mode not in PADDING_MODES:
         raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
     named = names_by_module(model)
-    chosen, left_alone = _choose(named, included, excluded)
+    chosen, left_alone = _split_by_patterns(named, included, excluded)
     sizes = {}
     if images is not None:
         one = Arguments((images[:1],), {}, "one of the images")
@@ -100,7 +100,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     for layer in chosen:
         name = named[layer][0]
         try:
-            conv, certificate = _convert(convert, layer, sizes.get(name))
+            conv, certificate = _convert_layer(convert, layer, sizes.get(name))
         except ConvAttnError as error:
             left_alone.append(LeftAlone(name, type(layer).__name__, str(error)))
             continue
@@ -113,7 +113,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     made = graft(made, {made.get_submodule(name): conv for name, (_, conv) in converted.items()})
     folded = fold_following(made, [conv for _, conv in converted.values()]) if fold else {}
     layers = tuple(
-        _layer(certificate, conv, named[model.get_submodule(name)], folded.get(conv))
+        _layer_entry(certificate, conv, named[model.get_submodule(name)], folded.get(conv))
         for name, (certificate, conv) in converted.items()
     )
     comparison = None
@@ -132,7 +132,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     )
 
 
-def _convert(
+def _convert_layer(
     convert: Callable[..., tuple[AnyConvolution, Certificate]], layer: RelativeAttention, sizes: tuple[int, ...] | None
 ) -> tuple[AnyConvolution, Certificate]:
     """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
@@ -174,7 +174,7 @@ def _require_arguments(
         raise ArgumentError(must_be("images", f"on the network's device {parameter.device}", images.device))
 
 
-def _choose(
+def _split_by_patterns(
     named: dict[nn.Module, list[str]], included: Sequence[str] | None, excluded: Sequence[str] | None
 ) -> tuple[list[RelativeAttention], list[LeftAlone]]:
     """Splits the attention layers into those asked for and those left alone."""
@@ -194,10 +194,9 @@ def _choose(
     return chosen, left_alone
 
 
-def _layer(
+def _layer_entry(
     certificate: Certificate, conv: AnyConvolution, names: Sequence[str], folded: str | None
 ) -> LayerCertificate:
-    """Makes the entry of one layer."""
     notes = [f"{folded} folded in"] if folded else []
     notes += [item for item in certificate.not_covered if "dropout" not in item]
     kernel = tuple(conv.kernel_size)
