@@ -154,7 +154,7 @@ MISTAKES = {
     ),
     "two words on weights": (
         [*OWN, "--random-weights", "--pretrained"],
-        "exactly one of --weights FILE, --pretrained and --random-weights, but --pretrained and --random-weights are given",
+        "exactly one of --weights FILE, .*, but --pretrained and --random-weights are given",
     ),
     "no weights to fetch": ([*OWN, "--pretrained"], "convattn:ResNet is an architecture without weights of its own"),
     "weights that do not fit": ([*OWN, "--weights", "other.pth"], "do not fit ResNet: .*missing: stem.0.weight.*: a"),

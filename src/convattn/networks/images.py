@@ -9,12 +9,12 @@ from jaxtyping import Float
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor, nn
 
+from convattn.convert.network.running import draw_image
 from convattn.errors import ArgumentError, DataError
 from convattn.networks import timm, torchvision
 from convattn.networks.source import split_source
 
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-_SEED, _SHAPE = 0, (3, 224, 224)
 
 
 def read_images(folder: Path, prepare: Callable[[Any], Tensor], *, limit: int) -> Float[Tensor, "images *sizes"]:
@@ -60,11 +60,7 @@ def draw_images(network: nn.Module, shape: tuple[int, ...] | None = None) -> Flo
     Without a shape this is the size in `network.default_cfg`, for networks of this library the size that they were made
     for, or else 3 x 224 x 224.
     """
-    config, own = getattr(network, "default_cfg", None), getattr(network, "_hub_mixin_config", None)
-    if shape is None and isinstance(config, Mapping):
-        shape = config.get("input_size")
-    if shape is None and isinstance(own, Mapping):
+    own = getattr(network, "_hub_mixin_config", None)
+    if shape is None and isinstance(own, Mapping) and not hasattr(network, "default_cfg"):
         shape = (own.get("in_channels", 3), *2 * (own.get("image_size", 32),))
-    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
-    drawn = torch.randn((1, *(shape or _SHAPE)), generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64)
-    return drawn.to(like)
+    return draw_image(network, shape)

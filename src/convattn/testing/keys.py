@@ -1,7 +1,6 @@
 """Padded images and query positions by index lists, independent of `convattn.grid` and of torch's padding."""
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-__all__ = ["HOLE", "corners", "key_index", "take_keys"]
+__all__ = ["HOLE", "key_index", "take_keys"]
 
 HOLE = -1
 """Index of a pixel that is not in the image and holds zero."""
@@ -57,8 +56,3 @@ def take_keys(
         places = [x.shape[dim] if entry == HOLE else entry for entry in index]
         x = with_hole.index_select(dim, torch.tensor(places, device=x.device))
     return x
-
-
-def corners(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yields every index of a box, in row-major order."""
-    yield from product(*(range(size) for size in sizes))

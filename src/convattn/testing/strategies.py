@@ -5,14 +5,18 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
+from convattn.convert.classes import (
+    CONVOLUTIONS,
+    TRANSPOSED_CONVOLUTIONS,
+    AnyConvolution,
+    TransposedConvolution,
+)
 from convattn.grid import PADDING_MODES
 
 __all__ = ["convolutions", "convolutions_with_images", "images_for"]
 
-_PLAIN = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-_TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 _LARGEST_KERNEL = {1: 7, 2: 4, 3: 3}
 _LARGEST_DILATION = {1: 3, 2: 3, 3: 2}
 _SPARE_PIXELS = {1: (0, 1, 2, 5, 10), 2: (0, 1, 2, 4), 3: (0, 1, 2)}
@@ -20,11 +24,9 @@ _SPARE_PIXELS = {1: (0, 1, 2, 5, 10), 2: (0, 1, 2, 4), 3: (0, 1, 2)}
 
 Draw = Callable[..., Any]  # hypothesis's own DrawFn is a protocol that cannot be checked at run time
 
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-
 
 @st.composite
-def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> Convolution:
+def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> AnyConvolution:
     """Draws a convolution of one to three axes, plain or transposed, with normally distributed weights.
 
     Kernels are even, odd and different per axis; stride, dilation, padding (an integer, one per axis, "same", "valid"),
@@ -45,7 +47,7 @@ def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, t
         "dtype": draw(st.sampled_from(dtypes)),
     }
     options |= draw((_transposed_options if transposed else _plain_options)(dims, kernel_size, dilation))
-    conv = (_TRANSPOSED if transposed else _PLAIN)[dims](**options)
+    conv = (TRANSPOSED_CONVOLUTIONS if transposed else CONVOLUTIONS)[dims](**options)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     scale = draw(st.sampled_from([1e-3, 1.0, 1e3]))
     with torch.no_grad():
@@ -55,7 +57,7 @@ def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, t
 
 
 @st.composite
-def images_for(draw: Draw, conv: Convolution) -> Tensor:
+def images_for(draw: Draw, conv: AnyConvolution) -> Tensor:
     """Draws 0 to 3 standard normal images for a convolution, from the smallest that it takes upwards."""
     fewest = [_fewest_pixels(conv, axis) for axis in range(len(conv.kernel_size))]
     spare = [draw(st.sampled_from(_SPARE_PIXELS[len(fewest)])) for _ in fewest]
@@ -68,7 +70,7 @@ def images_for(draw: Draw, conv: Convolution) -> Tensor:
 @st.composite
 def convolutions_with_images(
     draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
-) -> tuple[Convolution, Tensor]:
+) -> tuple[AnyConvolution, Tensor]:
     """Draws a convolution and images for it."""
     conv = draw(convolutions(dtypes))
     return conv, draw(images_for(conv))
@@ -104,10 +106,10 @@ def _per_axis(dims: int, least: int, most: int) -> st.SearchStrategy[tuple[int, 
     return st.tuples(*[st.integers(least, most)] * dims)
 
 
-def _fewest_pixels(conv: Convolution, axis: int) -> int:
+def _fewest_pixels(conv: AnyConvolution, axis: int) -> int:
     """Returns the size along an axis below which torch refuses the image."""
     reach = conv.dilation[axis] * (conv.kernel_size[axis] - 1)
-    if isinstance(conv, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+    if isinstance(conv, TransposedConvolution):
         missing = 2 * int(conv.padding[axis]) - reach - int(conv.output_padding[axis])
         return max(1, 1 - (-missing // conv.stride[axis]))
     if isinstance(conv.padding, str):

@@ -65,7 +65,8 @@ def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[
     Other types, empty tensors and tensors without values raise ArgumentError.
     """
     if images is None:
-        return _draw_image(model)
+        drawn = draw_image(model)
+        return Arguments((drawn,), {}, f"one standard normal image {tuple(drawn.shape)}, seed {_SEED}")
     if not isinstance(images, Tensor | tuple | Mapping):
         raise ArgumentError(must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images))
     if isinstance(images, Mapping):
@@ -80,14 +81,16 @@ def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[
     return given
 
 
-def _draw_image(model: nn.Module) -> Arguments:
-    """Draws one image of the size and dtype that a network expects."""
-    config = getattr(model, "default_cfg", None)
-    size = config.get("input_size") if isinstance(config, Mapping) else None
-    shape = (1, *(size or _SIZE))
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
-    return Arguments((drawn.to(like),), {}, f"one standard normal image {shape}, seed {_SEED}")
+def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Draws one standard normal image in the network's dtype; `shape` leaves out the batch.
+
+    None takes the size in `network.default_cfg`, or else 3 x 224 x 224.
+    """
+    config = getattr(network, "default_cfg", None)
+    size = shape or (config.get("input_size") if isinstance(config, Mapping) else None) or _SIZE
+    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    drawn = torch.randn((1, *size), generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
+    return drawn.to(like)
 
 
 def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> list[Tensor]:
