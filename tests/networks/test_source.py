@@ -14,7 +14,7 @@ from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDe
 from convattn.models import AttentionNet, ConvNet
 from convattn.networks import create_network
 from convattn.networks.images import draw_images, preparation, read_images
-from convattn.networks.weights import load_weights
+from convattn.networks.tensors import load_weights
 
 
 def test_networks_are_built_by_name_without_a_trace_in_the_random_numbers():

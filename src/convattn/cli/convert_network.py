@@ -73,7 +73,7 @@ class Origin:
         import torch
 
         from convattn.networks import create_network
-        from convattn.networks.weights import load_weights
+        from convattn.networks.tensors import load_weights
 
         options = {key: _value(text) for key, text in self.arguments.items()}
         torch.manual_seed(0)

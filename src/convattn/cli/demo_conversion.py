@@ -9,7 +9,6 @@ from convattn.records import Certificate
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from convattn.analysis import Comparison
     from convattn.layers import RelativeAttention
 
 SOFT_SHARPNESS = 3.0
@@ -65,8 +64,9 @@ def _show_conversion(
     import copy
 
     import torch
+    from einops import rearrange, reduce
 
-    from convattn.analysis import convolution_and_attention
+    from convattn.analysis import Comparison, convolution_and_attention
 
     softmax = copy.deepcopy(layer)
     softmax.impl = "separable"  # hard heads would run as the convolution that they are compared with
@@ -74,34 +74,18 @@ def _show_conversion(
         made, low = softmax(pixels), conv(pixels)
         high = copy.deepcopy(conv).double()(pixels.double())
     unit = torch.finfo(low.dtype).eps * high.abs().max().item()
-    convolution_and_attention(path, _comparison(pixels, conv, layer, (high, made), unit, certificate.sharpness))
+    comparison = Comparison(
+        photograph=rearrange(pixels[0], "channels rows cols -> rows cols channels").numpy(),
+        names=tuple(_FILTERS),
+        kernels=reduce(conv.weight.detach(), "outputs channels rows cols -> outputs rows cols", "sum").numpy(),
+        convolution=high[0].numpy(),
+        attention=made[0].numpy(),
+        heads=layer.attention((7, 7))[:, 3, 3].detach().numpy(),
+        sharpness=certificate.sharpness,
+        unit=unit,
+    )
+    convolution_and_attention(path, comparison)
     difference, exact, rounding = (
         (a.double() - b).abs().max().item() for a, b in ((made, low), (made, high), (low, high))
     )
     return Conversion(certificate, difference, exact, rounding, unit, path.name)
-
-
-def _comparison(
-    pixels: "Tensor",
-    conv: "nn.Conv2d",
-    layer: "RelativeAttention",
-    outputs: tuple["Tensor", "Tensor"],
-    unit: float,
-    sharpness: float | None,
-) -> "Comparison":
-    """Gathers what the figure shows, as arrays."""
-    from einops import rearrange, reduce
-
-    from convattn.analysis import Comparison
-
-    exact, made = (output[0].numpy() for output in outputs)
-    return Comparison(
-        photograph=rearrange(pixels[0], "channels rows cols -> rows cols channels").numpy(),
-        names=tuple(_FILTERS),
-        kernels=reduce(conv.weight.detach(), "outputs channels rows cols -> outputs rows cols", "sum").numpy(),
-        convolution=exact,
-        attention=made,
-        heads=layer.attention((7, 7))[:, 3, 3].detach().numpy(),
-        sharpness=sharpness,
-        unit=unit,
-    )

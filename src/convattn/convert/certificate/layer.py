@@ -9,15 +9,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.convert.certificate.bounds import RoundingBound, attention_rounding, convolution_rounding
-from convattn.convert.certificate.summation import in_one_product, tap_by_tap
 from convattn.convert.certificate.trial import (
     SEED,
     describe_attention,
     draw_images,
+    in_one_product,
     largest,
     lowest_sharpness,
     smallest_image,
     softmax_copy,
+    tap_by_tap,
 )
 from convattn.convert.classes import AnyConvolution, TransposedConvolution
 from convattn.convert.taps import read_taps

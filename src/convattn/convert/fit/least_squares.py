@@ -5,7 +5,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.certificate.summation import tap_pixels
+from convattn.convert.certificate.trial import tap_pixels
 from convattn.convert.classes import Convolution
 from convattn.convert.taps import read_taps
 
