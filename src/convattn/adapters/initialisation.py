@@ -187,7 +187,7 @@ def _draw_normal(like: Tensor, shape: tuple[int, ...], generator: torch.Generato
 
 
 def _certify_layer(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]) -> InitialisedLayer:
-    """Compares a layer's attention by position with the convolution of patches that it stands for."""
+    """Compares a layer's attention by position with the convolution of patches that it computes."""
     kernel = layer.geometry.kernel_size
     try:
         conv, certificate = attention_to_conv(layer, kernel_size=kernel, spatial=sizes)

@@ -139,7 +139,7 @@ def _read_run(folder: Path) -> Run:
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yields the folders of runs, by name; what lies in a run's folder is the run's."""
+    """Yields the folders of runs, by name; the folders inside a run belong to it."""
     if any((folder / name).exists() for name in _SIGNS):
         yield folder
     elif depth:

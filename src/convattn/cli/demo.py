@@ -79,7 +79,7 @@ def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demon
 
 
 def _where_next(folder: Path) -> str:
-    """Returns what to look at, and commands to try next."""
+    """Returns the page to open, and commands to try next."""
     return "\n".join(
         [
             f"wrote {folder}; look at {folder / 'index.html'}, then try:",

@@ -70,7 +70,7 @@ def info(*, json: AsJson = False) -> int:
 
 
 def describe_installation() -> Installation:
-    """Looks at the machine and at what is installed."""
+    """Describes the machine and the installed packages."""
     import torch
 
     from convattn.encodings import ENCODINGS

@@ -11,7 +11,7 @@ from convattn.errors import UnsupportedModelError
 
 
 def copy_module(module: nn.Module) -> nn.Module:
-    """Copies a module, even if it holds tensors with a graph, as old hooks leave them."""
+    """Copies a module, even if hooks left tensors in it that belong to an autograd graph."""
     results = [tensor for part in module.modules() for tensor in vars(part).values() if isinstance(tensor, Tensor)]
     memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in results if not tensor.is_leaf}
     return copy.deepcopy(module, memo)

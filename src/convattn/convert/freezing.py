@@ -56,9 +56,7 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
         ]
     met = shapes_met(model, given, names)
     if not met:
-        raise ConversionError(
-            "cannot freeze: the images reach no attention layer whose scores do not depend on content"
-        )
+        raise ConversionError("cannot freeze: the images reach no attention layer without content")
     made = copy_network(model).eval()
     places = dict(made.named_modules(remove_duplicate=False))
     frozen: dict[nn.Module, nn.Module] = {}

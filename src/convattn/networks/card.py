@@ -43,11 +43,11 @@ def _what_it_is(config: Mapping[str, Any], network: nn.Module, kinds: Counter[st
     origin = f"`{config['source']}`" if config["source"] else f"a network of class `{config['class']}`"
     options = f" with {config['options']}" if config["options"] else ""
     parts = ", ".join(f"{count} `{kind}`" for kind, count in sorted(kinds.items()))
-    made = f"In it stand, in the places of other layers: {parts}." if parts else "No layer of it was replaced."
+    made = f"These layers replace others: {parts}." if parts else "No layer was replaced."
     parameters = sum(parameter.numel() for parameter in network.parameters())
     versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items())
     return (
-        f"This was {origin}{options}. {made} It has {parameters:,} parameters, and was saved by convattn"
+        f"This network was {origin}{options}. {made} It has {parameters:,} parameters, and was saved by convattn"
         f" {config['convattn']} with {versions}."
     )
 

@@ -49,7 +49,7 @@ def preparation(source: str | None, network: nn.Module) -> Callable[[Any], Tenso
     if home == "torchvision":
         return torchvision.preparation(name)
     raise ArgumentError(
-        f"images cannot be read from a folder for a {type(network).__name__}, which does not say how they are prepared:"
+        f"images of a folder cannot be prepared for a {type(network).__name__}: only timm and torchvision say how;"
         " leave them out, or measure from Python"
     )
 

@@ -64,7 +64,7 @@ def load_network(
     if config.get("kind") == "network":
         return _load_converted(folder, model, verify=verify)
     if model is not None:
-        raise ArgumentError(must_be_a("model", f"None, because {folder} says what it holds", model))
+        raise ArgumentError(must_be_a("model", f"None, because {folder} describes its own network", model))
     if config.get("kind") in [*KINDS]:
         return load_layer(folder, verify=verify).eval()
     return load_own_network(folder, verify=verify)

@@ -119,8 +119,8 @@ def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certif
     made = [name for name, module in network.named_modules() if type(module).__module__.startswith(_ADAPTERS)]
     if made:
         raise UnsupportedModelError(
-            f"cannot save this {type(network).__name__}: {made[0]} was made by convolutional_init, which is not in the"
-            " file. Save the state_dict, and load it into a new network that convolutional_init has made likewise"
+            f"cannot save this {type(network).__name__}: {made[0]} was made by convolutional_init, which a saved"
+            " network cannot record. Save the state_dict, and load it after the same call of convolutional_init"
         )
     frozen = [name for name, module in network.named_modules() if isinstance(module, FrozenAttention)]
     if frozen:

@@ -16,7 +16,7 @@ from convattn.records.words import ITSELF
 
 _IDENTITY = nn.Identity.__name__
 _NO_FUNCTION = ("training", "grad_checkpointing")
-"""Attributes of modules that change nothing of what they compute in evaluation mode."""
+"""Attributes that do not change what a module computes in evaluation mode."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
@@ -93,7 +93,7 @@ def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
     for name, buffer in network.named_buffers():
         other = buffers.get(name)
         if name not in old and (other is None or not torch.equal(buffer.cpu(), other.to(buffer.dtype))):
-            yield f"{name}, which is no part of the state dict, has other values"
+            yield f"{name}, which is not in the state dict, has other values"
 
 
 def _attribute_differences(name: str, module: nn.Module, other: nn.Module) -> Iterator[str]:

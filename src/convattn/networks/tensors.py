@@ -37,8 +37,8 @@ def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
 def describe_tensors(network: nn.Module) -> dict[str, Any]:
     """Describes what a file of tensors does not hold, as JSON types.
 
-    "frozen" lists the parameters that do not learn, "strides" how tensors lie in memory where a new one lies otherwise,
-    "buffers" the dtypes of floating-point buffers that are no part of the state dict.
+    "frozen" lists the parameters without gradients, "strides" the strides that differ from those of a new tensor, and
+    "buffers" the dtypes of floating-point buffers that are not in the state dict.
     """
     state = network.state_dict()
     buffers = {name: buffer for name, buffer in network.named_buffers() if name not in state}
@@ -106,14 +106,14 @@ def _require_plain(name: str, tensor: object) -> None:
 
 
 def _strides(tensor: Tensor) -> list[int] | None:
-    """Returns how a tensor lies in memory; None where it lies as any new one, or with gaps."""
+    """Returns the strides of a tensor; None if they are those of a new tensor, or leave gaps."""
     strides = tensor.stride()
     usual = torch.empty(tensor.shape, device="meta").stride()
     return None if strides == usual or _reach(tensor.shape, strides) != tensor.numel() else list(strides)
 
 
 def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
-    """Gives a tensor its place in memory: the last bits of a product depend on strides."""
+    """Copies a tensor to given strides, on which the last bits of a product depend."""
     if strides is None:
         return tensor
     if len(strides) != tensor.ndim or min(strides) < 0 or _reach(tensor.shape, strides) != tensor.numel():
@@ -122,7 +122,7 @@ def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Returns how many places in memory lie between the first and the last number of a tensor, both included."""
+    """Returns the length of the memory that a tensor spans, counted in numbers."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
@@ -149,7 +149,7 @@ def _prefix_hint(network: nn.Module, found: Mapping[str, Tensor]) -> str:
     after = {name.partition(".")[2] for name in found}
     if len(first) != 1 or not after & network.state_dict().keys():
         return ""
-    return f"; all names in the file begin with '{first.pop()}.', which is to be taken off"
+    return f"; all names in the file begin with '{first.pop()}.': remove this prefix"
 
 
 def _read_state_dict(path: Path) -> dict[str, Tensor]:

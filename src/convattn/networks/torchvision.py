@@ -47,7 +47,7 @@ def preparation(name: str) -> Callable[[Any], Tensor]:
     """
     weights = _models().get_model_weights(name)
     if not len(weights):
-        raise ArgumentError(f"torchvision has no weights of {name}, and does not say how its images are prepared")
+        raise ArgumentError(f"torchvision has no weights for {name}, and so does not say how to prepare images")
     return weights["DEFAULT"].transforms()
 
 

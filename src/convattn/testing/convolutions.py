@@ -69,7 +69,7 @@ def _one_tap(weight: Tensor, tap: tuple[int, ...], groups: int) -> Float[Tensor,
 
 
 def _gather(conv: AnyConvolution, x: Tensor, taps: Sequence[tuple[int, ...]], order: int) -> Tensor:
-    """Sums over taps what a plain convolution reads there."""
+    """Computes a plain convolution without bias: each tap reads pixels."""
     keys = take_keys(x, _plain_index(conv, x.shape[2:]))
     window = [d * (k - 1) + 1 for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
     counts = [(n - w) // s + 1 for n, w, s in zip(keys.shape[2:], window, conv.stride, strict=True)]
@@ -94,7 +94,7 @@ def _plain_index(conv: AnyConvolution, sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _scatter(conv: AnyConvolution, x: Tensor, taps: Sequence[tuple[int, ...]], order: int) -> Tensor:
-    """Sums over taps what a transposed convolution writes there."""
+    """Computes a transposed convolution without bias: each tap writes pixels."""
     spans = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in _sizes(conv, x)]
     extra = [int(p) for p in conv.output_padding]
     y = x.new_zeros(x.shape[0], conv.out_channels, *(span + e for span, e in zip(spans, extra, strict=True)))

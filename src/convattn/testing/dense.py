@@ -160,7 +160,7 @@ def _content_scores(
 
 
 def _block_diagonal(layer: RelativeAttention) -> Sequence[Tensor]:
-    """Returns W_h as whole matrices (outputs, inputs), with the zeros that groups stand for."""
+    """Returns W_h as whole matrices (outputs, inputs), with zeros outside the blocks of the groups."""
     parameters: dict[str, Tensor] = dict(layer.values.named_parameters())
     groups, matrices = layer.groups, []
     if layer.values.kernel_size is not None:  # the heads are the taps of a kernel

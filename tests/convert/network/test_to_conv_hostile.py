@@ -152,7 +152,7 @@ def test_arguments_of_other_kinds():
     [
         (None, None, images(6, 3, 7, 9).to("meta"), "images must have values, but they are on the meta device"),
         (None, None, images(6, 3, 7, 9, dtype=torch.float64), "images must fit both networks, but on one"),
-        (None, None, images(6, 3, 2, 2), "images must fit both networks, but on one of them it raised"),
+        (None, None, images(6, 3, 2, 2), "images must fit both networks, but one of them raised"),
         (None, None, images(6, 3, 7, 9) * torch.inf, "images must give finite outputs in both networks, but"),
         (None, lambda: Whole(not_a_number()), images(6, 3, 7, 9), "images must give finite outputs in both networks"),
         (

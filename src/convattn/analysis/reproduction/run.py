@@ -107,7 +107,7 @@ def _notes(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> 
                 notes.append(f"changed settings of {group.first.folder}: {'; '.join(group.first.changes)}")
             if number:
                 notes += [f"not in figures, because settings or data differ: {run.folder}" for run in group.runs]
-            notes += [f"left out, because its seed is there already: {run.folder}" for run in group.repeats]
+            notes += [f"left out, because another run has the same seed: {run.folder}" for run in group.repeats]
     return tuple(notes)
 
 

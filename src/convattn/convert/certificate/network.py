@@ -44,12 +44,12 @@ class Comparison:
 
     images: str  # What the networks were run on, in words
     shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
-    reference: str  # Dtype of the source that the result is held against
+    reference: str  # Dtype in which the source computes the reference
     outputs: tuple[Difference, ...]  # One difference per output, at least one
     top1_total: int | None  # Number of predictions; None where the first output is not one row of scores per image
     top1_changed: int | None  # How many predictions differ from those of the source
     accuracy_before: float | None  # Share of the labels that the source predicts; None without labels
-    accuracy_after: float | None  # The same of the network made
+    accuracy_after: float | None  # The same for the converted network
     not_covered: tuple[str, ...]  # What the comparison could not show
 
     def worst(self, *, exact: bool) -> Difference:

@@ -1,4 +1,4 @@
-"""Fits converted convolutions, layer by layer, to the attention layers that they stand for."""
+"""Fits converted convolutions, layer by layer, to the attention layers that they replace."""
 
 import copy
 import math
@@ -48,7 +48,7 @@ def refine(
     Raises:
         ArgumentError: There are too few images or they do not fit the networks; a network has tensors without values or
             does not return one tensor of finite numbers; `ridge` is out of range; or no convolution of `conv_model`
-            stands for an attention layer. ShapeError if the outputs of two layers differ in shape.
+            replaces an attention layer. ShapeError if the outputs of two layers differ in shape.
 
     Example:
         >>> from convattn import AttentionNet, network_to_conv
@@ -64,8 +64,8 @@ def refine(
     pairs, left_alone = _convolutions_to_fit(refined, teacher)
     if not pairs and not left_alone:
         raise ArgumentError(
-            "conv_model must be what network_to_conv made of attention_model, but none of its convolutions stands for"
-            " an attention layer"
+            "conv_model must be the result of network_to_conv on attention_model, but none of its convolutions"
+            " replaces an attention layer"
         )
     held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
     fit, rest = images[~held], images[held]
@@ -118,7 +118,7 @@ def _require_images_fit(image: Tensor, *networks: nn.Module) -> None:
             run(network, Arguments((image,), {}, "one of the images"))
     except Exception as error:  # foreign networks may fail in any way
         raise ArgumentError(
-            f"images must fit both networks, but on one of them it raised {type(error).__name__}: {error}"
+            f"images must fit both networks, but one of them raised {type(error).__name__}: {error}"
         ) from error
 
 

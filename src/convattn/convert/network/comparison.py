@@ -166,7 +166,7 @@ def _compare(
     limits = [torch.finfo(x.dtype).eps ** _MOST * one.largest for x, one in zip(results, compared, strict=True)]
     if any(one.rounding > limit for one, limit in zip(compared, limits, strict=True)):
         notes.append(
-            "the network as a whole: rounding alone, or state that it keeps between runs, changes its outputs much"
+            "the network as a whole: rounding, or state kept between runs, changes its outputs too much to compare"
         )
     return compared
 
