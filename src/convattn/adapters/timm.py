@@ -11,10 +11,7 @@ from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.records import LeftAlone
 
-TIMM = (
-    "timm.models.vision_transformer.VisionTransformer",
-    "timm.models.deit.VisionTransformerDistilled",
-)
+TIMM = ("timm.models.vision_transformer.VisionTransformer", "timm.models.deit.VisionTransformerDistilled")
 """Classes that `read_timm` reads."""
 
 _ATTENTION = "timm.layers.attention.Attention"

@@ -23,14 +23,7 @@ from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError
 from convattn.files import FULL
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {
-        "demo": demo,
-        "convert": convert,
-        "train": train,
-        "study": study,
-        "reproduce": reproduce,
-        "info": info,
-    }
+    {"demo": demo, "convert": convert, "train": train, "study": study, "reproduce": reproduce, "info": info}
 )
 """Every command by its name: a function of typed arguments that returns the exit code."""
 

@@ -76,8 +76,5 @@ def summarise_run(record: RunRecord) -> str:
         "repeat with": record.command,
     }
     return "\n".join(
-        [
-            f"{record.name}{scale}, seed {record.seed}",
-            *(f"  {name:<15} {value}" for name, value in rows.items()),
-        ]
+        [f"{record.name}{scale}, seed {record.seed}", *(f"  {name:<15} {value}" for name, value in rows.items())]
     )

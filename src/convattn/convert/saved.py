@@ -14,14 +14,7 @@ from convattn.__about__ import __version__
 from convattn.convert.classes import ATTENTION_LAYERS, SUPPORTED_CONVOLUTIONS, TransposedConvolution
 from convattn.convert.layer.same_padding import SamePaddedAttention
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
-from convattn.errors import (
-    ArgumentError,
-    CheckpointError,
-    UnknownNameError,
-    UnsupportedModelError,
-    must_be,
-    must_be_a,
-)
+from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, UnsupportedModelError, must_be, must_be_a
 from convattn.files import as_path, new_folder
 from convattn.layers import Content, RelativeAttention
 from convattn.records import Certificate

@@ -120,11 +120,7 @@ def _position_share(layer: RelativeAttention, kind: torch.dtype) -> Float[Tensor
 
 
 def _position_terms(
-    layer: RelativeAttention,
-    displacements: Float[Tensor, "queries keys dims"],
-    formula: Formula,
-    *,
-    one_by_one: bool,
+    layer: RelativeAttention, displacements: Float[Tensor, "queries keys dims"], formula: Formula, *, one_by_one: bool
 ) -> tuple[Float[Tensor, "heads queries keys"], Float[Tensor, "queries keys width"] | None]:
     """Scores all pairs, and takes their features where content asks; one query after another, or all at once."""
     groups = displacements.split(1 if one_by_one else len(displacements))

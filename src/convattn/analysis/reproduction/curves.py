@@ -30,10 +30,7 @@ class AccuracyCurve:
 
 
 def accuracy_curves(
-    paths: Sequence[str | os.PathLike[str]],
-    panels: Mapping[str, Mapping[str, Sequence[AccuracyCurve]]],
-    *,
-    title: str,
+    paths: Sequence[str | os.PathLike[str]], panels: Mapping[str, Mapping[str, Sequence[AccuracyCurve]]], *, title: str
 ) -> None:
     """Draws test accuracy over epochs: a thin line for each seed, a thick one for their mean.
 

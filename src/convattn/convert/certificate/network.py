@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class NetworkComparison:
     """How far a network is from its source on some images."""
 
     images: str  # What the networks were run on, in words
@@ -63,7 +63,7 @@ def certify_network(
     made: nn.Module,
     layers: Sequence[LayerCertificate],
     left_alone: Sequence[LeftAlone],
-    comparison: Comparison | None,
+    comparison: NetworkComparison | None,
     *,
     impl: str | None = None,
     not_covered: Sequence[str] = (),

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from convattn.convert.certificate.layer import summed_otherwise
-from convattn.convert.certificate.network import Comparison, Difference
+from convattn.convert.certificate.network import Difference, NetworkComparison
 from convattn.convert.certificate.trial import largest
 from convattn.convert.classes import AnyConvolution
 from convattn.convert.copies import copy_module
@@ -42,7 +42,7 @@ def compare_networks(
     to_conv: bool,
     labels: Int[Tensor, " images"] | None = None,
     watch: AbstractContextManager[object] | None = None,
-) -> Comparison:
+) -> NetworkComparison:
     """Runs both networks, and measures how far the converted one is from the source in float64.
 
     What rounding explains is seen on runs that differ by rounding alone: on convolutions summed tap by tap, and on
@@ -95,7 +95,7 @@ def compare_networks(
             roads += [(run, high) for run in (other, *_moved(source, batches))]
     outputs = _compare(results, high, high_made, roads, notes)
     total, changed, before, after = _predictions(plain, results, labels)
-    return Comparison(
+    return NetworkComparison(
         given.words, given.shapes(), reference, tuple(outputs), total, changed, before, after, tuple(notes)
     )
 
