@@ -1,6 +1,6 @@
 """Checks of the modules of another library, before an adapter reads their numbers."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -14,40 +14,29 @@ _RECORDERS = "transformers.utils.output_capturing"
 """Module of the hooks by which transformers records outputs; they belong to the network, not to its user."""
 
 
-def attention_places(
-    model: nn.Module, attention: str, others: Collection[str], within: str
-) -> list[tuple[tuple[str, ...], nn.Module]]:
-    """Finds the attention layers of a network, with all their names that begin with `within`.
-
-    `attention` is the full name of the supported class, `others` are those of known, unsupported ones.
-    """
-    found = []
-    for module, names in names_by_module(model).items():
-        inside = tuple(name for name in names if name.startswith(within))
-        if inside and full_name(type(module)) in (attention, *others):
-            found.append((inside, module))
-    return found
-
-
 def read_layers(
     model: nn.Module,
-    places: Iterable[tuple[tuple[str, ...], nn.Module]],
+    kinds: Collection[str],
     read: Callable[[tuple[str, ...], nn.Module], NativeAttention],
     *,
+    within: str,
     reasons: Sequence[str] = (),
     none: str,
 ) -> tuple[NativeAttention, ...]:
-    """Reads the attention layers that `attention_places` found, or raises UnsupportedModelError with all reasons.
+    """Reads the attention layers of a network, or raises UnsupportedModelError with all reasons why it cannot.
 
-    `read` reads one layer or raises the reason alone; `reasons` are further ones, `none` is that of a network without
-    attention layers.
+    These are the modules of the classes `kinds`, given by full name, whose names begin with `within`. `read` reads one
+    layer or raises the reason alone; `reasons` are further ones, `none` is that of a network without attention layers.
     """
     layers, refused = [], list(reasons)
-    for names, attention in places:
+    for module, names in names_by_module(model).items():
+        inside = tuple(name for name in names if name.startswith(within))
+        if not inside or full_name(type(module)) not in kinds:
+            continue
         try:
-            layers.append(read(names, attention))
+            layers.append(read(inside, module))
         except UnsupportedModelError as error:
-            refused.append(f"{names[0]} ({type(attention).__name__}): {error}")
+            refused.append(f"{inside[0]} ({type(module).__name__}): {error}")
     if refused or not layers:
         listed = "\n".join(f"  {reason}" for reason in refused or [none])
         raise UnsupportedModelError(f"cannot initialise {type(model).__name__} as a convolution:\n{listed}")

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.adapters.native import NativeAttention, NativeTransformer, PatchGrid, linear
-from convattn.adapters.readable import attention_places, read_layers, require_linear
+from convattn.adapters.readable import read_layers, require_linear
 from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.records import LeftAlone
@@ -53,8 +53,8 @@ def read_timm(vit: nn.Module) -> NativeTransformer:
     reasons = []
     if not isinstance(vit.patch_drop, nn.Identity):
         reasons.append("patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid")
-    places = attention_places(vit, _ATTENTION, _BLOCKS, within="blocks.")
-    layers = read_layers(vit, places, _read_attention, reasons=reasons, none="blocks: no supported attention was found")
+    none = "blocks: no supported attention was found"
+    layers = read_layers(vit, (_ATTENTION, *_BLOCKS), _read_attention, within="blocks.", reasons=reasons, none=none)
     embed: nn.Module = vit.patch_embed  # type: ignore[assignment]
     rows, cols = embed.grid_size  # type: ignore[misc]
     pools = [(name, module) for name, module in vit.named_modules() if full_name(type(module)) in _POOLS]

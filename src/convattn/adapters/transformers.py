@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.adapters.native import NativeAttention, NativeTransformer, PatchGrid
-from convattn.adapters.readable import attention_places, read_layers, require_linear
+from convattn.adapters.readable import read_layers, require_linear
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 
 _HOME = "transformers.models.vit.modeling_vit"
@@ -51,8 +51,8 @@ def read_transformers(model: nn.Module) -> NativeTransformer:
     all.
     """
     base = "" if type(model).__name__ == "ViTModel" else "vit."
-    places = attention_places(model, _ATTENTION, (), within=base)
-    layers = read_layers(model, places, _read_attention, none="no attention with the layout of version 5 was found")
+    none = "no attention with the layout of version 5 was found"
+    layers = read_layers(model, (_ATTENTION,), _read_attention, within=base, none=none)
     embedding = f"{base}embeddings.patch_embeddings"
     embed = model.get_submodule(embedding)
     return NativeTransformer(

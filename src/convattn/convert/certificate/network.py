@@ -10,6 +10,9 @@ from torch import nn
 from convattn.convert.classes import full_name
 from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
 
+_MEASURED = ("images", "reference", "top1_total", "top1_changed", "accuracy_before", "accuracy_after")
+"""Fields of a comparison that a certificate repeats; None where the networks were not compared."""
+
 
 class Difference(NamedTuple):
     """How far one output of a network is from the reference."""
@@ -83,18 +86,13 @@ def certify_network(
         layers=tuple(layers),
         left_alone=tuple(left_alone),
         exact=exact,
-        images=comparison.images if comparison else None,
-        shapes=comparison.shapes if comparison else (),
-        reference=comparison.reference if comparison else None,
         measured_error=worst.error if worst else None,
         rounding=worst.rounding if worst else None,
         largest=worst.largest if worst else None,
-        top1_total=comparison.top1_total if comparison else None,
-        top1_changed=comparison.top1_changed if comparison else None,
-        accuracy_before=comparison.accuracy_before if comparison else None,
-        accuracy_after=comparison.accuracy_after if comparison else None,
         passed=passed,
         not_covered=(*not_covered, *(comparison.not_covered if comparison else ())),
+        shapes=comparison.shapes if comparison else (),
+        **{name: getattr(comparison, name, None) for name in _MEASURED},
     )
 
 

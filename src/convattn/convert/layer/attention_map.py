@@ -47,7 +47,7 @@ class AttentionMap:
 
     def leak(self, window: Window) -> float:
         """Returns the largest share of ā that any query of any head sees outside a window."""
-        return self._sum_over_keys(self.weights * ~self.mask(window)).max().item()
+        return _sum_over_keys(self.weights * ~self.mask(window), self.axes).max().item()
 
     def left_out(self, window: Window) -> float:
         """Returns the largest share of ā of any head outside a window, over all displacements."""
@@ -60,13 +60,13 @@ class AttentionMap:
         """
         inside = self.mask(window)
         pads = geometry.padding if zeros else ((0, 0),) * len(self.axes)
-        held, missed = (self._sum_over_keys(self.weights * mask, pads) for mask in (inside, ~inside))
+        held, missed = (_sum_over_keys(self.weights * mask, self.axes, pads) for mask in (inside, ~inside))
         # A ≥ ā on the keys: in the window it is too large by held (1/Z − 1), outside by missed / Z
         error = torch.where(self.totals > 0, (held * (1 - self.totals) + missed) / self.totals, 1.0)
         if zeros or window.within(geometry):
             return error
         kernel = (self.weights * inside).flatten(1).sum(1).view(-1, *(1,) * len(self.axes))
-        return error + (kernel - self._sum_over_keys(self.weights * inside)).clamp(min=0)  # taps beyond the keys
+        return error + (kernel - _sum_over_keys(self.weights * inside, self.axes)).clamp(min=0)  # taps beyond the keys
 
     def kernel(
         self, window: Window, maps: Float[Tensor, "heads outputs channels"]
@@ -117,12 +117,6 @@ class AttentionMap:
             for first, last, axis in zip(low, high, self.axes, strict=True)
         )
 
-    def _sum_over_keys(
-        self, table: Tensor, pads: Sequence[tuple[int, int]] | None = None
-    ) -> Float[Tensor, "heads *queries"]:
-        """Sums a table, for each query, over the displacements to the keys that it sees, without padding."""
-        return _box_sums(table, self.axes, pads)
-
 
 def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> AttentionMap:
     """Computes the attention of an encoding's heads in float64, for given queries and keys."""
@@ -130,7 +124,7 @@ def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.devi
         scores = _scores(encoding, axes, device)
         heads = (-1, *(1,) * len(axes))
         table = torch.exp(scores - scores.flatten(1).amax(1).view(heads))
-        totals = _box_sums(table, axes, None)
+        totals = _sum_over_keys(table, axes)
         most = totals.flatten(1).amax(1).view(heads)
     return AttentionMap(axes, table / most, totals / most)
 
@@ -149,8 +143,8 @@ def _scores(encoding: Encoding, axes: Sequence[Axis], device: torch.device) -> F
     return scores
 
 
-def _box_sums(table: Tensor, axes: Sequence[Axis], pads: Sequence[tuple[int, int]] | None) -> Tensor:
-    """Sums, for each query, over the box of displacements to its keys."""
+def _sum_over_keys(table: Tensor, axes: Sequence[Axis], pads: Sequence[tuple[int, int]] | None = None) -> Tensor:
+    """Sums a table, for each query, over the displacements to the keys that it sees, without padding."""
     for dim, (axis, (before, after)) in enumerate(zip(axes, pads or [(0, 0)] * len(axes), strict=True), start=1):
         queries, delta = torch.tensor(list(axis.queries))[:, None], axis.displacements()[None]
         key = queries + delta

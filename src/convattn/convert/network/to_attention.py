@@ -138,17 +138,17 @@ def _measure(
     for item in found:
         place, layer_notes = copied.get_submodule(item.names[0]), item.notes
         layer: RelativeAttention = place.attention if isinstance(place, SamePaddedAttention) else place  # type: ignore[assignment]
-        size = watch.content(layer)
+        size = watch.content_bytes.get(layer)
         if size is not None:
             step = f"with gradients, or once its gate is open, its content scores take {size / 2**20:.3g} MiB per image"
             layer_notes = (*layer_notes, step)
-        kernel, path = tuple(item.plain.conv.kernel_size), watch.path(layer)
+        kernel, path = tuple(item.plain.conv.kernel_size), watch.paths.get(layer)
         certificate = certificates[item.names[0]]
         entries.append(shorten(certificate, item.names, kernel_size=kernel, path=path, notes=layer_notes))
     notes = ["training mode, where it differs from evaluation mode", "inputs that take another branch of the network"]
     if not all(entry.exact for entry in entries):
         notes.append("a bound for the whole network: at this sharpness only single layers have one")
-    left = (*left, *watch.calls())
+    left = (*left, *watch.calls.values())
     return certify_network("network_to_attention", model, made, entries, left, comparison, impl=impl, not_covered=notes)
 
 
