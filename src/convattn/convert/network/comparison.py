@@ -49,21 +49,10 @@ def compare_networks(
     images with other last digits. Where the convolutions are in the converted network (`to_conv`), that one runs in
     float64 too, and must agree there with the source as far as rounding moves the source in its own dtype.
 
-    Args:
-        source: The original network; a copy runs.
-        made: A copy of the converted network in evaluation mode; it runs, and may change itself.
-        given: What the networks are called with.
-        convolutions: The convolutions by name, and whether the image is first padded by its size.
-        to_conv: Whether the convolutions are in the converted network, and not in the source.
-        labels: Class of each image, or None.
-        watch: Entered while the converted network runs in its own dtype.
-
-    Returns:
-        The comparison.
-
-    Raises:
-        ArgumentError: The source does not take the images.
-        ConversionError: The converted network does not run.
+    `made` is a copy of the converted network in evaluation mode; it runs, and may change itself. `convolutions` holds,
+    by name, each convolution and whether the image is first padded by its size. `watch` is entered while the converted
+    network runs in its own dtype. A source that does not take the images raises ArgumentError, a converted network that
+    does not run raises ConversionError.
     """
     batches, notes = given.batches(_BATCH), list[str]()
     try:
