@@ -173,7 +173,7 @@ MISTAKES = {
     "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder of images, but is 'abs"),
     "images of our own": (
         [*OWN, "--random-weights", "--images", "run"],
-        "images cannot be read from a folder for a ResNet",
+        "images of a folder cannot be prepared for a ResNet",
     ),
     "images and a shape": ([*OWN, "--images", "run", *SHAPE], "--shape cannot be given with --images"),
     "no limit": ([*OWN, "--random-weights", "--images", "run", "--limit", "0"], "--limit must be at least 1, but is 0"),
