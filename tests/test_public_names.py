@@ -2,7 +2,9 @@
 
 import ast
 import importlib
+import inspect
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,16 @@ def test_every_public_name_is_documented_once():
 def test_every_public_name_has_a_docstring(name):
     if name != "__version__":
         assert getattr(convattn, name).__doc__
+
+
+@pytest.mark.parametrize("name", [name for name in convattn.__all__ if inspect.isfunction(getattr(convattn, name))])
+def test_every_public_function_documents_arguments_results_and_errors(name):
+    function = getattr(convattn, name)
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    returns = not (isinstance(definition.returns, ast.Constant) and definition.returns.value is None)
+    raises = any(isinstance(node, ast.Raise) for node in ast.walk(definition))
+    needed = {"Args:": bool(inspect.signature(function).parameters), "Returns:": returns, "Raises:": raises}
+    assert [section for section, there in needed.items() if there and section not in function.__doc__] == []
 
 
 def test_an_unknown_name_raises():

@@ -15,9 +15,9 @@ from convattn.analysis import (
     sharpness_regimes,
 )
 from convattn.analysis.canvas import FORMATS
-from convattn.analysis.figures_attention import QueryMaps, attention_grid
-from convattn.analysis.figures_curves import AccuracyCurve, accuracy_curves
 from convattn.analysis.figures_heads import head_layers, head_paths
+from convattn.analysis.reproduction.attention import QueryMaps, attention_grid
+from convattn.analysis.reproduction.curves import AccuracyCurve, accuracy_curves
 from convattn.errors import ArgumentError, MissingDependencyError
 
 RANDOM = np.random.default_rng(0)

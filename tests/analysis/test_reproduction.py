@@ -239,7 +239,7 @@ def test_runs_left_out_are_named(runs, tmp_path):
     again, other = (shutil.copytree(run, tmp_path / "runs" / name) for name in ("z-again", "z-other"))
     change_record(other, recipe={**json.loads((run / "record.json").read_text())["recipe"], "training": {"epochs": 9}})
     result = reproduce(["table1", "fig4"], tmp_path / "runs", tmp_path / "out")
-    assert f"left out, because its seed is there already: {again}" in result.notes
+    assert f"left out, because another run has the same seed: {again}" in result.notes
     assert f"not in figures, because settings or data differ: {other}" in result.notes or (
         f"not in figures, because settings or data differ: {run}" in result.notes
     )

@@ -150,18 +150,18 @@ OWN = ["convert", "convattn:ResNet", "--set", "width=4", "-o", "made"]
 MISTAKES = {
     "no word on weights": (
         ["convert", "timm:resnet10t", "-o", "made"],
-        "must be given by one of .*but none of them is",
+        "must be given by exactly one of .*but none is given",
     ),
     "two words on weights": (
         [*OWN, "--random-weights", "--pretrained"],
-        "one of --weights FILE, --pretrained and --random-weights, but --pretrained and --random-weights are there",
+        "exactly one of --weights FILE, .*, but --pretrained and --random-weights are given",
     ),
-    "no weights to fetch": ([*OWN, "--pretrained"], "convattn:ResNet is an architecture without weights of its own"),
+    "no weights to fetch": ([*OWN, "--pretrained"], "convattn:ResNet has no pretrained weights"),
     "weights that do not fit": ([*OWN, "--weights", "other.pth"], "do not fit ResNet: .*missing: stem.0.weight.*: a"),
     "no weights": ([*OWN, "--weights", "absent.pth"], "cannot read weights from absent.pth: FileNotFoundError"),
     "unknown network": (["convert", "timm:resnt18", "-o", "made", "--random-weights"], "did you mean 'resnet18'"),
     "unknown home": (["convert", "tim:resnet18", "-o", "made", "--random-weights"], "unknown source 'tim'"),
-    "unknown option": ([*OWN, "--random-weights", "--set", "widht=3"], "options must be what convattn:ResNet takes"),
+    "unknown option": ([*OWN, "--random-weights", "--set", "widht=3"], "options must fit convattn:ResNet"),
     "weights of a folder": (
         ["convert", "run", "-o", "made", "--random-weights"],
         "--random-weights is for a network of",
@@ -173,7 +173,7 @@ MISTAKES = {
     "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder of images, but is 'abs"),
     "images of our own": (
         [*OWN, "--random-weights", "--images", "run"],
-        "images cannot be read from a folder for a ResNet",
+        "images of a folder cannot be prepared for a ResNet",
     ),
     "images and a shape": ([*OWN, "--images", "run", *SHAPE], "--shape cannot be given with --images"),
     "no limit": ([*OWN, "--random-weights", "--images", "run", "--limit", "0"], "--limit must be at least 1, but is 0"),

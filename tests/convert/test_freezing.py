@@ -100,7 +100,7 @@ def test_layers_that_look_at_content_stay_as_they_are():
     )
     frozen = freeze(network, images(1, 3, 5, 7))
     assert [type(layer) for layer in frozen] == [FrozenAttention, RelativeAttention2d]
-    with pytest.raises(ConversionError, match="cannot freeze: the images reach no attention layer whose scores do not"):
+    with pytest.raises(ConversionError, match="cannot freeze: the images reach no attention layer without content"):
         freeze(network[1], images(1, 4, 5, 7))
 
 

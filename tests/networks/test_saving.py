@@ -148,7 +148,10 @@ UNSAVABLE = {
     "switch": (broken(lambda n: setattr(n.stages[0].first_norm, "eps", 0.1)), r"first_norm\.eps is 0\.1, not 1e-05"),
     "hook": (broken(lambda n: n.head.register_forward_hook(lambda *_: None)), "head has hooks"),
     "parameter": (broken(lambda n: n.register_parameter("p", nn.Parameter(torch.ones(1)))), "p is added"),
-    "buffer": (broken(lambda n: n.register_buffer("b", torch.ones(1), persistent=False)), "b, which is no part of"),
+    "buffer": (
+        broken(lambda n: n.register_buffer("b", torch.ones(1), persistent=False)),
+        "b, which is not in the state",
+    ),
     "meta": (broken(lambda n: n.to("meta")), "its stem.0.encoding.centres is on the meta device|has no values|meta"),
     "sparse": (
         broken(lambda n: setattr(n.head, "weight", nn.Parameter(n.head.weight.detach().to_sparse()))),
@@ -227,7 +230,7 @@ DAMAGES = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "cannot read the weights"),
     "weights cut off": (cut_off, "cannot read the weights"),
     "source": (lambda f: write_config(f, source="convattn:ResNot"), "that cannot be built: unknown network"),
-    "options": (lambda f: write_config(f, options={"widht": 8}), "that cannot be built: options must be what"),
+    "options": (lambda f: write_config(f, options={"widht": 8}), "that cannot be built: options must fit"),
     "sizes": (lambda f: write_config(f, options=SEVEN), "do not fit together: .* of another shape: "),
     "place": (lambda f: change_layer(f, names=["stem.9"]), "do not fit together: ResNet has no module 'stem.9'"),
     "kind of layer": (lambda f: change_layer(f, kind="Linear"), "do not fit together: unknown kind of layer 'Linear'"),
@@ -270,7 +273,7 @@ def test_a_model_must_be_given_where_it_is_needed_and_fit(tmp_path, saved):
     ):
         load_network(folder, model=lambda: 3)
     ResNet(1, width=8).save_pretrained(tmp_path / "plain")
-    with pytest.raises(ArgumentError, match=r"model must be None, because .*plain says what it holds"):
+    with pytest.raises(ArgumentError, match=r"model must be None, because .*plain describes its own network"):
         load_network(tmp_path / "plain", model=ResNet(1))
     assert isinstance(load_network(tmp_path / "plain"), ResNet)
     assert isinstance(load_network(saved, model=ResNet(1, width=8)).stem[0], RelativeAttention2d)

@@ -14,7 +14,7 @@ from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDe
 from convattn.models import AttentionNet, ConvNet
 from convattn.networks import create_network
 from convattn.networks.images import draw_images, preparation, read_images
-from convattn.networks.weights import load_weights
+from convattn.networks.tensors import load_weights
 
 
 def test_networks_are_built_by_name_without_a_trace_in_the_random_numbers():
@@ -46,7 +46,7 @@ def test_a_backbone_is_not_fetched(monkeypatch):
         ("timm:resnt18", {}, ArgumentError, "unknown timm model 'resnt18': did you mean 'resnet18'"),
         ("torchvision:resnt18", {}, ArgumentError, "unknown torchvision model 'resnt18': did you mean 'resnet18'"),
         ("convattn:ConvNets", {}, UnknownNameError, "unknown network 'ConvNets': did you mean 'ConvNet'"),
-        ("timm:resnet10t", {"widht": 3}, ArgumentError, "options must be what timm:resnet10t takes, .*widht"),
+        ("timm:resnet10t", {"widht": 3}, ArgumentError, "options must fit timm:resnet10t, .*widht"),
         ("torchvision:resnet18", {"weights": 1}, ArgumentError, "but weights would fetch weights"),
         ("timm:resnet10t", {"pretrained": True}, ArgumentError, "but pretrained would read weights"),
     ],
@@ -57,7 +57,7 @@ def test_wrong_names_and_options_are_refused(source, options, error, message):
 
 
 def test_own_networks_have_no_weights_to_fetch():
-    with pytest.raises(ArgumentError, match="convattn:ConvNet is an architecture without weights of its own"):
+    with pytest.raises(ArgumentError, match="convattn:ConvNet has no pretrained weights"):
         create_network("convattn:ConvNet", pretrained=True)
 
 
@@ -103,9 +103,7 @@ def test_weights_that_do_not_fit_are_named(small, tmp_path):
 def test_a_word_before_all_names_is_told(small, tmp_path):
     wrapped = {f"module.{name}": tensor for name, tensor in small.state_dict().items()}
     torch.save(wrapped, tmp_path / "w.pt")
-    with pytest.raises(
-        CheckpointError, match=r"; all names in the file begin with 'module\.', which is to be taken off$"
-    ):
+    with pytest.raises(CheckpointError, match=r"; all names in the file begin with 'module\.': remove this prefix$"):
         load_weights(small, tmp_path / "w.pt")
     torch.save({"0.weight": small[0].weight}, tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match=r"missing: 0\.bias, [^;]*$"):
@@ -176,7 +174,7 @@ def test_folders_without_pictures_and_damaged_ones_are_refused(pictures, tmp_pat
 
 def test_a_network_that_does_not_say_how_is_refused():
     with pytest.raises(
-        ArgumentError, match="images cannot be read from a folder for a ConvNet, which does not say how"
+        ArgumentError, match="images of a folder cannot be prepared for a ConvNet: only timm and torchvision say how"
     ):
         preparation("convattn:ConvNet", ConvNet(width=8))
 

@@ -1,29 +1,28 @@
 """Initialises a vision transformer so that its heads are the taps of a convolution of patches."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from convattn.adapters.heads_on_taps import add_heads, tap_encoding
-from convattn.adapters.native import NativeTransformer
-from convattn.adapters.patch_attention import GatedPatchAttention, PatchAttention
-from convattn.adapters.position_layer import layer_by_position
+from convattn.adapters.native import NativeAttention, NativeTransformer, linear
+from convattn.adapters.patch_attention import GatedPatchAttention, PatchAttention, layer_by_position
 from convattn.adapters.timm import TIMM, read_timm
 from convattn.adapters.transformers import TRANSFORMERS, read_transformers
 from convattn.convert import attention_to_conv
-from convattn.convert.certificate.leak import underflows
+from convattn.convert.certificate.bounds import underflows
 from convattn.convert.classes import full_name
-from convattn.convert.network.grafting import graft
+from convattn.convert.network.modules import graft
 from convattn.encodings import Quadratic
+from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
 from convattn.grid import Geometry, PerAxis, axis_lists
 from convattn.layers import RelativeAttention2d
 from convattn.records import ConvolutionalInit, InitialisedLayer
-
-__all__ = ["convolutional_init"]
 
 _REASONS = {
     "timm.models.swin_transformer.SwinTransformer": "it attends in windows, not over the grid of patches",
@@ -38,6 +37,9 @@ _REASONS = {
     "transformers.models.swinv2.modeling_swinv2.Swinv2Model": "it attends in windows, not over the grid of patches",
 }
 """Why some transformers are refused, by the full names of their classes."""
+
+_HARD = {torch.float64: 800.0}
+"""α at which e^{−α} is 0; elsewhere softmax is in float32, and 128 is enough."""
 
 
 def convolutional_init(
@@ -107,8 +109,8 @@ def convolutional_init(
     attentions: list[GatedPatchAttention | PatchAttention] = []
     replaced: dict[nn.Module, nn.Module] = {}
     for before in native.layers:
-        layer = add_heads(before, geometry, generator)
-        encoding = tap_encoding(layer, geometry, sharpness)
+        layer = _add_heads(before, geometry, generator)
+        encoding = _tap_encoding(layer, geometry, sharpness)
         if content == "gated":
             attention = GatedPatchAttention(
                 layer, encoding, native.grid, geometry, prefix=native.prefix, content_share=content_share
@@ -121,7 +123,7 @@ def convolutional_init(
         replaced[made.get_submodule(before.names[0])] = wrapped
     made = graft(made, replaced)
     made.get_submodule(native.embedding).register_forward_pre_hook(native.grid)
-    return made, _record(vit, made, native, geometry, attentions)
+    return made, _make_record(vit, made, native, geometry, attentions)
 
 
 def _reader(vit: nn.Module) -> Callable[[nn.Module], NativeTransformer]:
@@ -136,8 +138,56 @@ def _reader(vit: nn.Module) -> Callable[[nn.Module], NativeTransformer]:
     raise UnsupportedModelError(f"cannot initialise {type(vit).__name__} as a convolution: {reason}")
 
 
-def _certify(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]) -> InitialisedLayer:
-    """Compares a layer's attention by position with the convolution of patches that it stands for."""
+def _add_heads(layer: NativeAttention, geometry: Geometry, generator: torch.Generator | None) -> NativeAttention:
+    """Adds heads of the same width after a layer's own until there is one for every tap; new biases are 0.
+
+    The new matrices are normal with the deviation of the layer's own.
+    """
+    missing = math.prod(geometry.kernel_size) - layer.heads
+    if missing <= 0:
+        return layer
+    inner = missing * layer.head_width
+
+    def wider(old: nn.Linear) -> nn.Linear:
+        weight = torch.cat([old.weight, _draw_normal(old.weight, (inner, old.in_features), generator)])
+        bias = None if old.bias is None else torch.cat([old.bias, old.bias.new_zeros(inner)])
+        return linear(weight, bias, like=old)
+
+    value, out = wider(layer.value), layer.output
+    weight = torch.cat([out.weight, _draw_normal(out.weight, (out.out_features, inner), generator)], dim=1)
+    output = linear(weight, out.bias, like=out)
+    query, key = wider(layer.query), wider(layer.key)
+    return replace(layer, heads=layer.heads + missing, query=query, key=key, value=value, output=output)
+
+
+def _tap_encoding(layer: NativeAttention, geometry: Geometry, sharpness: float | None) -> Quadratic:
+    """Centres the first heads on the taps, row by row, and the rest on the query's own patch, in at least float32.
+
+    `sharpness` is α > 0 in 1/patch²; None makes weights off the taps exactly zero.
+    """
+    weight = layer.value.weight
+    kind = torch.promote_types(weight.dtype, torch.float32)
+    centres = torch.zeros(layer.heads, 2, dtype=kind)
+    taps = torch.tensor([displacement for _, displacement in geometry.taps()], dtype=kind)
+    centres[: len(taps)] = taps
+    encoding = Quadratic(layer.heads, 2).to(device=weight.device, dtype=kind)
+    with torch.no_grad():
+        encoding.centres.copy_(centres)
+        encoding.root_sharpness.fill_(
+            root_of_sharpness(_HARD.get(kind, 128.0) if sharpness is None else sharpness, kind)
+        )
+    return encoding
+
+
+def _draw_normal(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Draws normal numbers with the deviation of others."""
+    device = torch.device("cpu") if generator is None else generator.device
+    drawn = torch.randn(shape, generator=generator, device=device).to(device=like.device, dtype=like.dtype)
+    return drawn * like.detach().std()
+
+
+def _certify_layer(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]) -> InitialisedLayer:
+    """Compares a layer's attention by position with the convolution of patches that it computes."""
     kernel = layer.geometry.kernel_size
     try:
         conv, certificate = attention_to_conv(layer, kernel_size=kernel, spatial=sizes)
@@ -155,7 +205,7 @@ def _certify(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]) -> I
     )
 
 
-def _record(
+def _make_record(
     before: nn.Module,
     made: nn.Module,
     native: NativeTransformer,
@@ -170,7 +220,8 @@ def _record(
         sizes = tuple(min(size, taps + 2) for size, taps in zip(sizes, geometry.kernel_size, strict=True))
     names = [layer.names[0] for layer in native.layers]
     layers = tuple(
-        _certify(name, attention.position_layer(), sizes) for name, attention in zip(names, attentions, strict=True)
+        _certify_layer(name, attention.position_layer(), sizes)
+        for name, attention in zip(names, attentions, strict=True)
     )
     gate = attentions[0].gate if isinstance(attentions[0], GatedPatchAttention) else None
     share = 0.0 if gate is None else torch.tanh(gate.detach().double()).max().item()

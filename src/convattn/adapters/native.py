@@ -1,47 +1,32 @@
-"""The attention of a vision transformer of another library, in the one form that all adapters return."""
+"""Vision transformers of other libraries in the one form that all adapters return: attention, and grid of patches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.adapters.patch_grid import PatchGrid
+from convattn.errors import ShapeError
 from convattn.records import LeftAlone
-
-__all__ = ["NativeAttention", "NativeTransformer", "linear"]
 
 
 @dataclass(frozen=True)
 class NativeAttention:
-    """One layer of multi-head attention over tokens: y = W_out · concat_h softmax(q_h k_hᵀ/√D_h) v_h + b.
+    """One layer of multi-head attention over tokens: y = W_out · concat_h softmax(q_h k_hᵀ/√D_h) v_h + b."""
 
-    Attributes:
-        names: Its dotted names in the network, the first one first.
-        heads: N_h.
-        query: W_q with its bias, D → N_h·D_h; heads stand one after the other.
-        key: W_k with its bias.
-        value: W_v with its bias.
-        output: W_out with its bias, N_h·D_h → D_out.
-        query_norm: What is applied to each query before the product.
-        key_norm: What is applied to each key.
-        dropout: Probability with which an attention weight is dropped in training.
-        after: What follows W_out: the dropout of the output.
-        training: Whether the layer is in training mode.
-    """
-
-    names: tuple[str, ...]
-    heads: int
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    output: nn.Linear
-    query_norm: nn.Module
-    key_norm: nn.Module
-    dropout: float
-    after: nn.Module
-    training: bool
+    names: tuple[str, ...]  # Its dotted names in the network, the first one first
+    heads: int  # N_h
+    query: nn.Linear  # W_q with its bias, D → N_h·D_h; heads stand one after the other
+    key: nn.Linear  # W_k with its bias
+    value: nn.Linear  # W_v with its bias
+    output: nn.Linear  # W_out with its bias, N_h·D_h → D_out
+    query_norm: nn.Module  # What is applied to each query before the product
+    key_norm: nn.Module  # What is applied to each key
+    dropout: float  # Probability with which an attention weight is dropped in training
+    after: nn.Module  # What follows W_out: the dropout of the output
+    training: bool  # Whether the layer is in training mode
 
     @property
     def head_width(self) -> int:
@@ -49,40 +34,64 @@ class NativeAttention:
         return self.output.in_features // self.heads
 
 
-@dataclass(frozen=True)
-class NativeTransformer:
-    """A vision transformer whose tokens are prefix tokens, then patches row by row.
+@final
+class PatchGrid:
+    """Rows and columns of the patches of the last image batch.
+
+    An attention layer receives a sequence of tokens, which does not tell 2 × 8 from 4 × 4 patches. So the grid is a
+    forward pre-hook of the module that cuts images into patches, and reads the sizes from its input.
 
     Attributes:
-        layers: Its layers of attention.
-        prefix: Number of tokens before the patches.
-        grid: Rows and columns of the patches, updated by the module that cuts images into patches.
-        embedding: Name of that module.
-        wrap: Gives a module from tokens to tokens the call signature of the native layer.
-        left: Attention that is left alone, and why.
+        sizes: Rows and columns.
+        measure: Returns rows and columns, given that module and the height and width of an image.
     """
 
-    layers: tuple[NativeAttention, ...]
-    prefix: int
-    grid: PatchGrid
-    embedding: str
+    def __init__(
+        self, sizes: tuple[int, int], measure: Callable[[nn.Module, tuple[int, int]], tuple[int, int]]
+    ) -> None:
+        """Starts with the sizes for the network's own images."""
+        self.sizes, self.measure = sizes, measure
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        """Reads the sizes from an image, as a forward pre-hook."""
+        if not arguments:
+            return
+        height, width = arguments[0].shape[-2:]
+        sizes = self.measure(module, (int(height), int(width)))
+        if sizes != self.sizes:
+            self.sizes = sizes
+
+    def require(self, tokens: int, prefix: int) -> tuple[int, int]:
+        """Returns rows and columns; raises ShapeError if the tokens are not `prefix` tokens and as many patches."""
+        rows, cols = self.sizes
+        if tokens != prefix + rows * cols:
+            raise ShapeError(
+                f"tokens must be {prefix + rows * cols} ({prefix} prefix and {rows} x {cols} patches), but are {tokens}"
+            )
+        return rows, cols
+
+    def __repr__(self) -> str:
+        """Returns the sizes, for printing."""
+        return "{} x {} patches".format(*self.sizes)
+
+
+@dataclass(frozen=True)
+class NativeTransformer:
+    """A vision transformer whose tokens are prefix tokens, then patches row by row."""
+
+    layers: tuple[NativeAttention, ...]  # Its layers of attention
+    prefix: int  # Number of tokens before the patches
+    grid: PatchGrid  # Rows and columns of the patches, updated by the module that cuts images into patches
+    embedding: str  # Name of that module
+    # Gives a module from tokens to tokens the call signature of the native layer
     wrap: Callable[[nn.Module], nn.Module]
-    left: tuple[LeftAlone, ...] = ()
+    left: tuple[LeftAlone, ...] = ()  # Attention that is left alone, and why
 
 
 def linear(
     weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"] | None, *, like: nn.Linear
 ) -> nn.Linear:
-    """Makes a linear map from copied numbers.
-
-    Args:
-        weight: Its matrix.
-        bias: Its bias, or None.
-        like: The map that the numbers come from: dtype, device and what learns are as there.
-
-    Returns:
-        The map.
-    """
+    """Makes a linear map from copied numbers, with the dtype, device and `requires_grad` of the map `like`."""
     outputs, inputs = weight.shape
     old = like.weight
     made = nn.Linear(inputs, outputs, bias=bias is not None, device="meta", dtype=old.dtype)

@@ -10,15 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.adapters.native import NativeAttention
-from convattn.adapters.patch_grid import PatchGrid
-from convattn.adapters.position_layer import layer_by_position
+from convattn.adapters.native import NativeAttention, PatchGrid
 from convattn.encodings import Quadratic
 from convattn.functional import attention_weights, displacement_scores
 from convattn.grid import Geometry
-from convattn.layers import RelativeAttention2d
-
-__all__ = ["GatedPatchAttention", "PatchAttention"]
+from convattn.layers import FactoredValues, RelativeAttention2d
 
 
 @final
@@ -44,14 +40,7 @@ class PatchAttention(nn.Module):
     def __init__(
         self, layer: RelativeAttention2d, grid: PatchGrid, *, prefix: int, after: nn.Module | None = None
     ) -> None:
-        """Wraps a layer that keeps the image's size.
-
-        Args:
-            layer: The layer.
-            grid: Rows and columns of the patches.
-            prefix: Number of tokens before the patches.
-            after: Dropout of the output, or None.
-        """
+        """Wraps a layer that keeps the image's size; `after` is the dropout of the output."""
         super().__init__()
         self.layer, self.grid, self.prefix = layer, grid, prefix
         self.after = nn.Identity() if after is None else after
@@ -116,15 +105,9 @@ class GatedPatchAttention(nn.Module):
         prefix: int,
         content_share: float = 0.0,
     ) -> None:
-        """Takes over the parts of a native layer.
+        """Takes over the parts of a native layer with the heads that it is to have.
 
-        Args:
-            layer: The layer, with the heads that it is to have.
-            encoding: Where its heads look, in patches.
-            grid: Rows and columns of the patches.
-            geometry: Window; its padding is the width of the zeros around the patches.
-            prefix: Number of tokens before the patches.
-            content_share: Share of content in each head's attention at the start, in [0, 1).
+        `content_share` is the share of content in each head's attention at the start, in [0, 1).
         """
         super().__init__()
         weight = layer.value.weight
@@ -160,11 +143,11 @@ class GatedPatchAttention(nn.Module):
         return self.after(self.output(y if self.value.bias is None else y + self.value.bias))
 
     def position_layer(self) -> RelativeAttention2d:
-        """Copies the attention by position into a layer, with W_out scaled by the share 1 − t_h of position.
+        """Copies the attention by position into a layer from image of patches to image of patches, without content.
 
-        Returns:
-            A layer from image of patches to image of patches, without content. With closed gates it computes the same
-            as this module does at patches.
+        Its W_out is scaled by the share 1 − t_h of position. With closed gates it computes the same as this module does
+        at
+        patches.
         """
         share = 1 - self._content_share().detach()
         return layer_by_position(self.encoding, self.geometry, self.value, self.output, share).train(self.training)
@@ -201,3 +184,45 @@ class GatedPatchAttention(nn.Module):
     def extra_repr(self) -> str:
         """Returns what the submodules do not show, for printing."""
         return f"prefix={self.prefix}, grid={self.grid}"
+
+
+@torch.no_grad()
+def layer_by_position(
+    encoding: Quadratic,
+    geometry: Geometry,
+    value: nn.Linear,
+    output: nn.Linear,
+    share: Float[Tensor, " heads"] | None = None,
+) -> RelativeAttention2d:
+    """Makes the layer y[q] = b + W_out b_v + Σ_h s_h W_out^(h) Σ_k A_h[q, k] W_v^(h) x[k], with s = `share` or 1.
+
+    The weights A_h[q] sum to one over patches and the zeros around them, so the bias b_v of the values is a constant.
+    The padding of `geometry` is the width of these zeros.
+    """
+    heads, weight = encoding.num_heads, output.weight
+    layer = RelativeAttention2d(
+        value.in_features,
+        output.out_features,
+        heads,
+        Quadratic(heads, 2),
+        head_width=output.in_features // heads,
+        kernel_size=geometry.kernel_size,
+        padding=geometry.padding,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    layer.encoding.to(dtype=encoding.centres.dtype).load_state_dict(encoding.state_dict())
+    values, bias = layer.values, layer.bias
+    assert isinstance(values, FactoredValues)
+    assert bias is not None
+    values.value.copy_(rearrange(value.weight, "(heads width) inputs -> heads width inputs", heads=heads))
+    columns = rearrange(weight, "outputs (heads width) -> heads outputs width", heads=heads)
+    values.output.copy_(columns if share is None else columns * share[:, None, None])
+    bias.zero_()
+    if output.bias is not None:
+        bias += output.bias
+    if value.bias is not None:
+        bias += weight @ value.bias
+    values.value.requires_grad_(value.weight.requires_grad)
+    values.output.requires_grad_(weight.requires_grad)
+    return layer

@@ -1,73 +1,42 @@
 """Checks of the modules of another library, before an adapter reads their numbers."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torch import nn
 from torch.nn.utils import parametrize
 
 from convattn.adapters.native import NativeAttention
 from convattn.convert.classes import full_name
-from convattn.convert.network.names import names_by_module
+from convattn.convert.network.modules import names_by_module
 from convattn.errors import UnsupportedModelError
-
-__all__ = ["attention_places", "read_layers", "require_linear"]
 
 _RECORDERS = "transformers.utils.output_capturing"
 """Module of the hooks by which transformers records outputs; they belong to the network, not to its user."""
 
 
-def attention_places(
-    model: nn.Module, attention: str, others: Collection[str], within: str
-) -> list[tuple[tuple[str, ...], nn.Module]]:
-    """Finds the attention layers of a network, supported or known to be unsupported.
-
-    Args:
-        model: The network.
-        attention: Full name of the supported class.
-        others: Full names of unsupported classes in its place.
-        within: Prefix of the names to search.
-
-    Returns:
-        Each layer, with all its names.
-    """
-    found = []
-    for module, names in names_by_module(model).items():
-        inside = tuple(name for name in names if name.startswith(within))
-        if inside and full_name(type(module)) in (attention, *others):
-            found.append((inside, module))
-    return found
-
-
 def read_layers(
     model: nn.Module,
-    places: Iterable[tuple[tuple[str, ...], nn.Module]],
+    kinds: Collection[str],
     read: Callable[[tuple[str, ...], nn.Module], NativeAttention],
     *,
+    within: str,
     reasons: Sequence[str] = (),
     none: str,
 ) -> tuple[NativeAttention, ...]:
-    """Reads the attention layers of a network, or raises with all reasons why it cannot be read.
+    """Reads the attention layers of a network, or raises UnsupportedModelError with all reasons why it cannot.
 
-    Args:
-        model: The network.
-        places: Its attention layers, as `attention_places` found them.
-        read: Reads one layer, or raises UnsupportedModelError with the reason alone.
-        reasons: Further reasons to refuse the network.
-        none: The reason if it has no attention layers.
-
-    Returns:
-        The layers.
-
-    Raises:
-        UnsupportedModelError: A layer cannot be read, there are none, or there are other reasons; the message lists
-            them all, one per line.
+    These are the modules of the classes `kinds`, given by full name, whose names begin with `within`. `read` reads one
+    layer or raises the reason alone; `reasons` are further ones, `none` is that of a network without attention layers.
     """
     layers, refused = [], list(reasons)
-    for names, attention in places:
+    for module, names in names_by_module(model).items():
+        inside = tuple(name for name in names if name.startswith(within))
+        if not inside or full_name(type(module)) not in kinds:
+            continue
         try:
-            layers.append(read(names, attention))
+            layers.append(read(inside, module))
         except UnsupportedModelError as error:
-            refused.append(f"{names[0]} ({type(attention).__name__}): {error}")
+            refused.append(f"{inside[0]} ({type(module).__name__}): {error}")
     if refused or not layers:
         listed = "\n".join(f"  {reason}" for reason in refused or [none])
         raise UnsupportedModelError(f"cannot initialise {type(model).__name__} as a convolution:\n{listed}")
@@ -75,17 +44,9 @@ def read_layers(
 
 
 def require_linear(attention: nn.Module, name: str) -> nn.Linear:
-    """Returns a linear map of an attention layer, if neither has hooks of the user.
+    """Returns a linear map of an attention layer, or raises UnsupportedModelError.
 
-    Args:
-        attention: The layer.
-        name: Name of the map in it.
-
-    Returns:
-        The map.
-
-    Raises:
-        UnsupportedModelError: It is another module, its weight is computed, or one of the two has hooks.
+    The map must be an `nn.Linear` itself and its weight not computed; neither of the two may have hooks of the user.
     """
     linear = getattr(attention, name, None)
     if isinstance(linear, nn.Module) and parametrize.is_parametrized(linear):

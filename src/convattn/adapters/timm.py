@@ -5,19 +5,13 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.adapters.native import NativeAttention, NativeTransformer, linear
-from convattn.adapters.patch_grid import PatchGrid
-from convattn.adapters.readable import attention_places, read_layers, require_linear
+from convattn.adapters.native import NativeAttention, NativeTransformer, PatchGrid, linear
+from convattn.adapters.readable import read_layers, require_linear
 from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.records import LeftAlone
 
-__all__ = ["TIMM", "TimmAttention", "read_timm"]
-
-TIMM = (
-    "timm.models.vision_transformer.VisionTransformer",
-    "timm.models.deit.VisionTransformerDistilled",
-)
+TIMM = ("timm.models.vision_transformer.VisionTransformer", "timm.models.deit.VisionTransformerDistilled")
 """Classes that `read_timm` reads."""
 
 _ATTENTION = "timm.layers.attention.Attention"
@@ -32,11 +26,7 @@ _POOLS = ("timm.layers.attention_pool.AttentionPoolLatent", "timm.layers.attenti
 
 @final
 class TimmAttention(nn.Module):
-    """A layer from tokens to tokens with the call signature of timm's attention.
-
-    Attributes:
-        tokens: The layer.
-    """
+    """A layer from tokens to tokens with the call signature of timm's attention."""
 
     def __init__(self, tokens: nn.Module) -> None:
         """Wraps the layer."""
@@ -46,19 +36,7 @@ class TimmAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch tokens width"], attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Float[Tensor, "batch tokens outputs"]:
-        """Attends.
-
-        Args:
-            x: Tokens.
-            attn_mask: Must be None.
-            is_causal: Must be False.
-
-        Returns:
-            Tokens.
-
-        Raises:
-            ArgumentError: A mask is given, or attention should be causal.
-        """
+        """Attends; a mask or causal attention raises ArgumentError."""
         if attn_mask is not None:
             expectation = "None: heads that attend by position take no mask"
             raise ArgumentError(must_be("attn_mask", expectation, type(attn_mask).__name__))
@@ -68,43 +46,34 @@ class TimmAttention(nn.Module):
 
 
 def read_timm(vit: nn.Module) -> NativeTransformer:
-    """Reads a vision transformer of timm.
+    """Reads one of `TIMM` without copying its tensors and modules.
 
-    Args:
-        vit: One of `TIMM`.
-
-    Returns:
-        Its attention; tensors and modules are the network's own.
-
-    Raises:
-        UnsupportedModelError: Parts of it compute something else; the message names them all.
+    If parts of it compute something else, UnsupportedModelError names them all.
     """
     reasons = []
     if not isinstance(vit.patch_drop, nn.Identity):
         reasons.append("patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid")
-    places = attention_places(vit, _ATTENTION, _BLOCKS, within="blocks.")
-    layers = read_layers(vit, places, _read_attention, reasons=reasons, none="blocks: no supported attention was found")
+    none = "blocks: no supported attention was found"
+    layers = read_layers(vit, (_ATTENTION, *_BLOCKS), _read_attention, within="blocks.", reasons=reasons, none=none)
     embed: nn.Module = vit.patch_embed  # type: ignore[assignment]
     rows, cols = embed.grid_size  # type: ignore[misc]
     pools = [(name, module) for name, module in vit.named_modules() if full_name(type(module)) in _POOLS]
     return NativeTransformer(
         layers=layers,
         prefix=int(vit.num_prefix_tokens),  # type: ignore[arg-type]
-        grid=PatchGrid((int(rows), int(cols)), _patches),
+        grid=PatchGrid((int(rows), int(cols)), _rows_and_cols_of_patches),
         embedding="patch_embed",
         wrap=TimmAttention,
         left=tuple(LeftAlone(name, type(module).__name__, "it pools the tokens at the end") for name, module in pools),
     )
 
 
-def _patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
-    """Returns rows and columns of patches of an image."""
+def _rows_and_cols_of_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
     rows, cols = embed.dynamic_feat_size(image)  # type: ignore[operator]
     return int(rows), int(cols)
 
 
 def _read_attention(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
-    """Reads one layer of attention, or raises UnsupportedModelError."""
     kind = full_name(type(attention))
     if kind != _ATTENTION:
         raise UnsupportedModelError(_BLOCKS[kind])

@@ -6,12 +6,9 @@ from typing import Any, final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.adapters.native import NativeAttention, NativeTransformer
-from convattn.adapters.patch_grid import PatchGrid
-from convattn.adapters.readable import attention_places, read_layers, require_linear
+from convattn.adapters.native import NativeAttention, NativeTransformer, PatchGrid
+from convattn.adapters.readable import read_layers, require_linear
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
-
-__all__ = ["TRANSFORMERS", "TransformersAttention", "read_transformers"]
 
 _HOME = "transformers.models.vit.modeling_vit"
 TRANSFORMERS = (f"{_HOME}.ViTModel", f"{_HOME}.ViTForImageClassification", f"{_HOME}.ViTForMaskedImageModeling")
@@ -23,12 +20,7 @@ _MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 @final
 class TransformersAttention(nn.Module):
-    """A layer from tokens to tokens with the call signature of transformers' attention.
-
-    Attributes:
-        tokens: The layer.
-        config: Configuration of the network.
-    """
+    """A layer from tokens to tokens with the call signature of transformers' attention."""
 
     def __init__(self, tokens: nn.Module, config: Any) -> None:
         """Wraps the layer."""
@@ -38,18 +30,9 @@ class TransformersAttention(nn.Module):
     def forward(
         self, hidden_states: Float[Tensor, "batch tokens width"], attention_mask: Tensor | None = None, **options: Any
     ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
-        """Attends.
+        """Attends, and returns None in place of attention weights.
 
-        Args:
-            hidden_states: Tokens.
-            attention_mask: Must be None.
-            **options: Further arguments of transformers; `output_attentions` must not be set.
-
-        Returns:
-            Tokens, and None in place of attention weights.
-
-        Raises:
-            ArgumentError: A mask is given, or attention weights are requested.
+        A mask, or a request for attention weights, raises ArgumentError.
         """
         if attention_mask is not None:
             expectation = "None: heads that attend by position take no mask"
@@ -62,40 +45,31 @@ class TransformersAttention(nn.Module):
 
 
 def read_transformers(model: nn.Module) -> NativeTransformer:
-    """Reads a vision transformer of transformers.
+    """Reads one of `TRANSFORMERS` without copying its tensors and modules.
 
-    Args:
-        model: One of `TRANSFORMERS`.
-
-    Returns:
-        Its attention; tensors and modules are the network's own.
-
-    Raises:
-        UnsupportedModelError: It has the layout of another version, or parts of it compute something else; the message
-            names them all.
+    A layout of another version, or a part that computes something else, raises UnsupportedModelError; it names them
+    all.
     """
     base = "" if type(model).__name__ == "ViTModel" else "vit."
-    places = attention_places(model, _ATTENTION, (), within=base)
-    layers = read_layers(model, places, _read_attention, none="no attention with the layout of version 5 was found")
+    none = "no attention with the layout of version 5 was found"
+    layers = read_layers(model, (_ATTENTION,), _read_attention, within=base, none=none)
     embedding = f"{base}embeddings.patch_embeddings"
     embed = model.get_submodule(embedding)
     return NativeTransformer(
         layers=layers,
         prefix=1,
-        grid=PatchGrid(_patches(embed, embed.image_size), _patches),  # type: ignore[arg-type]
+        grid=PatchGrid(_rows_and_cols_of_patches(embed, embed.image_size), _rows_and_cols_of_patches),  # type: ignore[arg-type]
         embedding=embedding,
         wrap=partial(TransformersAttention, config=model.config),
     )
 
 
-def _patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
-    """Returns rows and columns of patches of an image."""
+def _rows_and_cols_of_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
     rows, cols = (int(size) // int(step) for size, step in zip(image, embed.patch_size, strict=True))  # type: ignore[call-overload, arg-type]
     return rows, cols
 
 
 def _read_attention(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
-    """Reads one layer of attention, or raises UnsupportedModelError."""
     missing = [name for name in _MAPS if not hasattr(attention, name)]
     if missing:
         raise UnsupportedModelError(f"it has no {missing[0]}: only the layout of version 5 is supported")

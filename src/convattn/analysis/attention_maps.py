@@ -13,46 +13,28 @@ from torch import Tensor, nn
 from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention
 
-__all__ = ["mean_attention", "position_attention"]
-
 _IMAGES_AT_ONCE = 10
 
 
 def position_attention(
     network: nn.Module, spatial: tuple[int, int], queries: Sequence[tuple[int, int]]
 ) -> list[Float64[np.ndarray, "queries _ key_rows key_cols"]]:
-    """Returns the attention of layers whose scores do not depend on the images.
+    """Returns, for each layer, attention that depends on no image: weights over the keys, (queries, heads, rows, cols).
 
-    Args:
-        network: A network with two-dimensional attention layers without content.
-        spatial: Rows and columns of the layers' feature maps.
-        queries: Row and column of each query pixel.
-
-    Returns:
-        For each layer, weights over the keys, (queries, heads, rows, cols); those of one head and query sum to 1.
-
-    Raises:
-        ArgumentError: The network has no attention layer, or one with content.
+    `spatial` is the size of the layers' feature maps, `queries` are the row and column of each query pixel. A network
+    without attention layers, or with content, raises ArgumentError.
     """
     with torch.inference_mode():
-        return [_at(layer.attention(spatial)[None], queries).numpy() for layer in _layers(network)]
+        return [_at_queries(layer.attention(spatial)[None], queries).numpy() for layer in _layers(network)]
 
 
 def mean_attention(
     network: nn.Module, images: Float[Tensor, "images channels rows cols"], queries: Sequence[tuple[int, int]]
 ) -> list[Float64[np.ndarray, "queries _ key_rows key_cols"]]:
-    """Returns the attention of layers whose scores depend on the images, averaged over images.
+    """Returns, for each layer, attention averaged over normalised images: mean weights, (queries, heads, rows, cols).
 
-    Args:
-        network: A network with two-dimensional attention layers, in evaluation mode.
-        images: Normalised images, at least one.
-        queries: Row and column of each query pixel, in the layers' feature maps.
-
-    Returns:
-        For each layer, mean weights over the keys, (queries, heads, rows, cols); those of one head and query sum to 1.
-
-    Raises:
-        ArgumentError: The network has no attention layer.
+    `queries` are the row and column of each query pixel in the layers' feature maps. The network must be in evaluation
+    mode; one without attention layers raises ArgumentError.
     """
     layers = _layers(network)
     sums: list[Any] = [0.0] * len(layers)
@@ -62,7 +44,7 @@ def mean_attention(
                 network(batch)
             for number, (layer, features) in enumerate(zip(layers, inputs, strict=True)):
                 weights = layer.attention(features) if layer.content else layer.attention(features.shape[2:])[None]
-                sums[number] += _at(weights, queries) * (len(batch) / len(weights))
+                sums[number] += _at_queries(weights, queries) * (len(batch) / len(weights))
     return [(total / len(images)).numpy() for total in sums]
 
 
@@ -73,7 +55,7 @@ def _layers(network: nn.Module) -> list[RelativeAttention]:
     return layers
 
 
-def _at(
+def _at_queries(
     weights: Float[Tensor, "images heads query_rows query_cols rows cols"], queries: Sequence[tuple[int, int]]
 ) -> Float64[Tensor, "queries heads rows cols"]:
     """Picks query pixels and sums over images."""

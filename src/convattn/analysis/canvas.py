@@ -13,8 +13,6 @@ from typing import Any
 from convattn.errors import ArgumentError, MissingDependencyError, must_be
 from convattn.files import write_atomically
 
-__all__ = ["COLOURS", "FORMATS", "add_ellipse", "figure_file", "figure_files", "line_key", "patch_key"]
-
 FORMATS = ("png", "svg", "pdf")
 """What a figure can be written as, by the ending of its file."""
 
@@ -35,38 +33,11 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def figure_file(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator[Any]:
-    """Makes a figure, and writes it when the block ends; the file appears whole or not at all.
-
-    Args:
-        path: File to write; its ending is one of `FORMATS`.
-        size: Width and height, in inches.
-
-    Yields:
-        An empty figure of matplotlib, to be drawn on.
-
-    Raises:
-        ArgumentError: The file has another ending.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    with figure_files([path], size) as figure:
-        yield figure
-
-
-@contextmanager
 def figure_files(paths: Sequence[str | os.PathLike[str]], size: tuple[float, float]) -> Iterator[Any]:
-    """Makes a figure, and writes it in several formats when the block ends.
+    """Makes an empty figure of matplotlib, and writes it to all paths when the block ends, each whole or not at all.
 
-    Args:
-        paths: Files to write, each whole or not at all; their endings are of `FORMATS`.
-        size: Width and height, in inches.
-
-    Yields:
-        An empty figure of matplotlib, to be drawn on.
-
-    Raises:
-        ArgumentError: A file has another ending.
-        MissingDependencyError: matplotlib is not installed.
+    `size` is its width and height in inches. An ending that is not in `FORMATS` raises ArgumentError, and
+    MissingDependencyError says that matplotlib is not installed.
     """
     forms = [Path(path).suffix.removeprefix(".").lower() for path in paths]
     for path, form in zip(paths, forms, strict=True):
@@ -89,44 +60,21 @@ def figure_files(paths: Sequence[str | os.PathLike[str]], size: tuple[float, flo
 
 
 def add_ellipse(panel: Any, centre: tuple[float, float], axes: tuple[float, float], **style: Any) -> None:
-    """Adds an ellipse.
-
-    Args:
-        panel: Axes of matplotlib.
-        centre: Horizontal and vertical place of its middle.
-        axes: Lengths of its two axes, before it is turned.
-        **style: What `matplotlib.patches.Ellipse` takes besides, for instance angle and edgecolor.
-    """
+    """Adds an ellipse at a horizontal and vertical place, with the lengths of its axes and a style of matplotlib."""
     from matplotlib.patches import Ellipse
 
     panel.add_patch(Ellipse(centre, *axes, **style))
 
 
 def line_key(label: str, **style: Any) -> Any:
-    """Makes a legend's entry that shows a line or a marker.
-
-    Args:
-        label: Its words.
-        **style: What `matplotlib.lines.Line2D` takes.
-
-    Returns:
-        A handle for a legend.
-    """
+    """Makes the handle of a legend's entry that shows a line or a marker, as `matplotlib.lines.Line2D` draws it."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **style)
 
 
 def patch_key(label: str, **style: Any) -> Any:
-    """Makes a legend's entry that shows a coloured box.
-
-    Args:
-        label: Its words.
-        **style: What `matplotlib.patches.Patch` takes.
-
-    Returns:
-        A handle for a legend.
-    """
+    """Makes the handle of a legend's entry that shows a coloured box, as `matplotlib.patches.Patch` draws it."""
     from matplotlib.patches import Patch
 
     return Patch(label=label, **style)

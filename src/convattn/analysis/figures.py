@@ -1,4 +1,4 @@
-"""Figures of conversions: their outputs and errors."""
+"""Figures of conversions, and what they show: outputs on a photograph, errors over sharpness."""
 
 import os
 from collections.abc import Sequence
@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float64
 
-from convattn.analysis.canvas import COLOURS, figure_file
-from convattn.analysis.sharpness import SharpnessCurve
+from convattn.analysis.canvas import COLOURS, figure_files
 from convattn.errors import ArgumentError
-
-__all__ = ["Comparison", "convolution_and_attention", "sharpness_regimes"]
+from convattn.records import Record
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +39,42 @@ class Comparison:
     unit: float
 
 
+@dataclass(frozen=True)
+class SharpnessCurve(Record):
+    """Errors of converted convolutions over the sharpness of their heads, largest over convolutions and inputs.
+
+    All errors are in units of `max|x̃| · max_o Σ_h ‖W_h[o]‖₁`, the largest output that an input of that size can have;
+    so the a-priori bound is 2ε(α) for every convolution.
+
+    Attributes:
+        dims: Number of axes.
+        dtype: "float32" or "float64".
+        samples: Number of convolutions, each with an input of its own.
+        sharpness: α in 1/pixel², rising.
+        bound: 2ε(α).
+        measured: Largest difference to the convolution in float64, over samples and outputs.
+        relative: The same, in units of the convolution's own largest output.
+        rounding: Largest difference that rounding explains, by the error budget.
+    """
+
+    dims: int
+    dtype: str
+    samples: int
+    sharpness: tuple[float, ...]
+    bound: tuple[float, ...]
+    measured: tuple[float, ...]
+    relative: tuple[float, ...]
+    rounding: float
+
+    def soft_until(self) -> float | None:
+        """α from which the bound is below 1: below, it promises nothing; None where that is never."""
+        return next((a for a, bound in zip(self.sharpness, self.bound, strict=True) if bound < 1), None)
+
+    def floor_from(self) -> float | None:
+        """α from which the bound is below rounding, so that a sharper head gains nothing; None where that is never."""
+        return next((a for a, bound in zip(self.sharpness, self.bound, strict=True) if bound < self.rounding), None)
+
+
 def convolution_and_attention(path: str | os.PathLike[str], comparison: Comparison) -> Path:
     """Draws photograph, attention of one pixel, and for each output kernel, convolution, attention and difference.
 
@@ -57,7 +91,7 @@ def convolution_and_attention(path: str | os.PathLike[str], comparison: Comparis
     """
     outputs = len(comparison.names)
     heights = (2.6, 1.65 * outputs + 0.2)
-    with figure_file(path, (11, sum(heights))) as figure:
+    with figure_files([path], (11, sum(heights))) as figure:
         top, below = figure.subfigures(2, 1, height_ratios=heights)
         _draw_photograph(top, comparison)
         axes = below.subplots(outputs, 4, squeeze=False, width_ratios=[0.66, 1, 1, 1])
@@ -94,7 +128,7 @@ def sharpness_regimes(path: str | os.PathLike[str], curves: Sequence[SharpnessCu
     if not curves:
         raise ArgumentError("curves must hold at least one curve, but is empty")
     dims = sorted({curve.dims for curve in curves})
-    with figure_file(path, (3.6 * len(dims) + 0.4, 4.4)) as figure:
+    with figure_files([path], (3.6 * len(dims) + 0.4, 4.4)) as figure:
         axes = figure.subplots(1, len(dims), squeeze=False, sharey=True)[0]
         for panel, number in zip(axes, dims, strict=True):
             _draw_regimes(panel, [curve for curve in curves if curve.dims == number])

@@ -1,18 +1,18 @@
 """Figures of quadratic heads: where they attend, at one moment or over a run."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from convattn.analysis.canvas import COLOURS, add_ellipse, figure_file, figure_files, line_key, patch_key
+from convattn.analysis.canvas import COLOURS, add_ellipse, figure_files, line_key, patch_key
 from convattn.analysis.heads import HeadSnapshot
 from convattn.errors import ArgumentError
-
-__all__ = ["head_centres", "head_layers", "head_paths"]
+from convattn.records.words import counted
 
 _FLATTEST = 1e-4
 """Smallest eigenvalue of Σ⁻¹ that is drawn, in 1/pixel²: its 50 % ellipse is 118 pixels long, out of sight."""
@@ -45,13 +45,13 @@ def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]
     steps = sorted({snapshot.step for snapshot in snapshots})
     layers = sorted({snapshot.layer for snapshot in snapshots})
     size = (_PANEL * len(layers) + _FRAME, _PANEL * len(steps) + 0.7)
-    with figure_file(path, size) as figure:
+    with figure_files([path], size) as figure:
         axes = figure.subplots(len(steps), len(layers), squeeze=False, sharex=True, sharey=True)
         for snapshot in snapshots:
             panel = axes[steps.index(snapshot.step), layers.index(snapshot.layer)]
             _draw_heads(panel, snapshot)
             panel.set_title(f"layer {snapshot.layer + 1}, {_moment(snapshot, snapshots)}")
-        _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
+        _set_axes(axes, _axis_limit([snapshot.centres for snapshot in snapshots]))
         figure.legend(handles=_legend(), loc="outside lower center", ncols=4)
     return Path(path)
 
@@ -59,30 +59,14 @@ def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]
 def head_layers(
     paths: Sequence[str | os.PathLike[str]], snapshots: Sequence[HeadSnapshot], *, title: str, columns: int = 3
 ) -> None:
-    """Draws the heads of all layers at one moment, a panel for each layer.
+    """Draws the heads of all layers at one moment, a panel for each snapshot, at most `columns` side by side.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 4 and 12 to 14.
-
-    Args:
-        paths: Files to write; their endings are of `FORMATS`.
-        snapshots: One for each layer.
-        title: Title of the figure.
-        columns: Largest number of panels side by side, ≥ 1.
-
-    Raises:
-        ArgumentError: There is no snapshot, or an ending is another.
-        MissingDependencyError: matplotlib is not installed.
     """
-    _require_snapshots(snapshots)
-    with figure_files(paths, _size(len(snapshots), columns)) as figure:
-        figure.suptitle(title)
-        axes = _panels(figure, len(snapshots), columns)
-        for panel, snapshot in zip(axes.flat, snapshots, strict=False):
+    with _sheet(paths, snapshots, len(snapshots), columns, title) as panels:
+        for panel, snapshot in zip(panels, snapshots, strict=True):
             _draw_heads(panel, snapshot)
-            panel.set_title(f"layer {snapshot.layer + 1}: {_count(len(snapshot.centres))}")
-        _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
-        _hide_spare(axes, len(snapshots))
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=min(axes.shape[1], 3))
+            panel.set_title(f"layer {snapshot.layer + 1}: {counted(len(snapshot.centres), 'head')}")
 
 
 def head_paths(
@@ -92,59 +76,42 @@ def head_paths(
     *,
     title: str,
 ) -> None:
-    """Draws the path of each head's centre over training, and the heads at some moments.
+    """Draws the path of each head's centre over the snapshots of one layer, and the heads at some moments.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 3.
-
-    Args:
-        paths: Files to write; their endings are of `FORMATS`.
-        snapshots: One layer at every moment recorded, by time.
-        moments: Those of them that get a panel of their own.
-        title: Title of the figure.
-
-    Raises:
-        ArgumentError: There is no snapshot, or an ending is another.
-        MissingDependencyError: matplotlib is not installed.
     """
-    _require_snapshots(snapshots)
-    count = 1 + len(moments)
-    with figure_files(paths, _size(count, 3)) as figure:
-        figure.suptitle(title)
-        axes = _panels(figure, count, 3)
-        first, *others = axes.flat[:count]
-        _draw_ways(first, np.stack([snapshot.centres for snapshot in snapshots]))
+    with _sheet(paths, snapshots, 1 + len(moments), 3, title) as (first, *others):
+        _draw_paths(first, np.stack([snapshot.centres for snapshot in snapshots]))
         first.set_title("centres from start (○) to end")
         for panel, snapshot in zip(others, moments, strict=True):
             _draw_heads(panel, snapshot)
             panel.set_title(_moment(snapshot, snapshots))
-        _frame(axes, _reach([snapshot.centres for snapshot in snapshots]))
-        _hide_spare(axes, count)
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=min(axes.shape[1], 3))
+
+
+@contextmanager
+def _sheet(
+    paths: Sequence[str | os.PathLike[str]], snapshots: Sequence[HeadSnapshot], count: int, columns: int, title: str
+) -> Iterator[list[Any]]:
+    """Makes a figure of `count` panels, at most `columns` side by side, in which every centre is visible."""
+    _require_snapshots(snapshots)
+    across, down = min(count, columns), -(-count // columns)
+    size = max(_PANEL * across + _FRAME, 6.0), (_PANEL + 0.25) * down + 1.2  # a narrow figure still holds its title
+    with figure_files(paths, size) as figure:
+        figure.suptitle(title)
+        axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+        yield list(axes.flat[:count])
+        _set_axes(axes, _axis_limit([snapshot.centres for snapshot in snapshots]))
+        for number in range(count, axes.size):  # the panels above empty ones get the labels of the bottom row
+            axes.flat[number].set_visible(False)
+            above = axes.flat[number - across]
+            above.set_xlabel("column shift (pixels)")
+            above.tick_params(labelbottom=True)
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=min(across, 3))
 
 
 def _require_snapshots(snapshots: Sequence[HeadSnapshot]) -> None:
     if not snapshots:
         raise ArgumentError("snapshots must hold at least one layer, but is empty")
-
-
-def _size(panels: int, columns: int) -> tuple[float, float]:
-    """Width and height of a figure of so many panels; a narrow one still holds its title."""
-    across, down = min(panels, columns), -(-panels // columns)
-    return max(_PANEL * across + _FRAME, 6.0), (_PANEL + 0.25) * down + 1.2
-
-
-def _panels(figure: Any, count: int, columns: int) -> Any:
-    return figure.subplots(-(-count // columns), min(count, columns), squeeze=False, sharex=True, sharey=True)
-
-
-def _hide_spare(axes: Any, used: int) -> None:
-    """Removes empty panels; the panels above them get the labels of the bottom row."""
-    columns = axes.shape[1]
-    for number in range(used, axes.size):
-        axes.flat[number].set_visible(False)
-        above = axes.flat[number - columns]
-        above.set_xlabel("column shift (pixels)")
-        above.tick_params(labelbottom=True)
 
 
 def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
@@ -157,16 +124,12 @@ def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:
     return f"step {snapshot.step:,} of {max(other.step for other in snapshots):,}"
 
 
-def _count(heads: int) -> str:
-    return f"{heads} head" if heads == 1 else f"{heads} heads"
-
-
-def _reach(centres: Sequence[Float[np.ndarray, "heads 2"]]) -> float:
+def _axis_limit(centres: Sequence[Float[np.ndarray, "heads 2"]]) -> float:
     """Returns the range of the axes, in pixels, so that every centre is visible."""
     return max(float(np.abs(item).max(initial=0.0)) for item in centres) + 2.5
 
 
-def _frame(axes: Any, reach: float) -> None:
+def _set_axes(axes: Any, reach: float) -> None:
     """Gives all panels the same square, and names the outer axes."""
     for panel in axes.flat:
         panel.axhline(0, color="0.8", linewidth=0.8, zorder=0)
@@ -189,10 +152,12 @@ def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
             first, second = 2 * np.sqrt(-2 * np.log(1 - mass) / np.maximum(values, _FLATTEST))
             outline = {"facecolor": "none", "linewidth": 0.9, "edgecolor": colour, **style}
             add_ellipse(panel, (centre[1], centre[0]), (first, second), angle=angle, **outline)
-    _write_numbers(panel, snapshot.centres)
+    for head, (row, col) in enumerate(snapshot.centres):
+        box = {"boxstyle": "circle,pad=0.1", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
+        panel.text(col, row, str(head + 1), ha="center", va="center", fontsize=9, weight="bold", zorder=5, bbox=box)
 
 
-def _draw_ways(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> None:
+def _draw_paths(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> None:
     """Draws the path of each centre, with a ring at its start and the head's number at its end."""
     for head in range(centres.shape[1]):
         colour = COLOURS[head % len(COLOURS)]
@@ -201,12 +166,6 @@ def _draw_ways(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> Non
         panel.plot(cols[0], rows[0], color=colour, marker="o", markersize=6, markerfacecolor="white")
         place = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 9, "weight": "bold", "color": colour}
         panel.annotate(str(head + 1), (cols[-1], rows[-1]), **place)
-
-
-def _write_numbers(panel: Any, centres: Float[np.ndarray, "heads 2"]) -> None:
-    for head, (row, col) in enumerate(centres):
-        box = {"boxstyle": "circle,pad=0.1", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
-        panel.text(col, row, str(head + 1), ha="center", va="center", fontsize=9, weight="bold", zorder=5, bbox=box)
 
 
 def _legend() -> list[Any]:

@@ -12,8 +12,6 @@ from pyarrow import parquet
 
 from convattn.errors import CheckpointError
 
-__all__ = ["HeadSnapshot", "read_heads"]
-
 _PRECISION = ("precision_row_row", "precision_row_col", "precision_row_col", "precision_col_col")
 
 

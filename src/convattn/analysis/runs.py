@@ -11,8 +11,6 @@ from pathlib import Path
 from convattn.errors import ArgumentError, CheckpointError, must_be
 from convattn.records import RunRecord
 
-__all__ = ["Run", "RunGroup", "RunsFound", "find_runs", "group_runs", "read_metrics"]
-
 _DEPTH = 2
 _RECORD, _METRICS = "record.json", "metrics.jsonl"
 _SIGNS = (_RECORD, "recipe.toml", _METRICS)
@@ -23,12 +21,7 @@ _OF_ONE_RUN = ("seed", "claim", "data.folder", "start.folder")
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run.
-
-    Attributes:
-        folder: Its folder.
-        record: Its record.
-    """
+    """A finished run: its folder and its record."""
 
     folder: Path
     record: RunRecord
@@ -64,15 +57,10 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class RunGroup:
-    """Runs of one recipe with the same settings and data, one for each seed.
+    """Runs of one recipe with the same settings and data, one for each seed."""
 
-    Attributes:
-        runs: The runs, by seed.
-        repeats: Further runs of the same seed, which add no evidence.
-    """
-
-    runs: tuple[Run, ...]
-    repeats: tuple[Run, ...]
+    runs: tuple[Run, ...]  # The runs, by seed
+    repeats: tuple[Run, ...]  # Further runs of the same seed, which add no evidence
 
     @property
     def first(self) -> Run:
@@ -82,30 +70,17 @@ class RunGroup:
 
 @dataclass(frozen=True, eq=False)
 class RunsFound:
-    """What a folder holds.
+    """What a folder holds."""
 
-    Attributes:
-        finished: Runs with a record, by folder.
-        unfinished: Folders of runs without one.
-        unreadable: Folders whose record cannot be read, each with the reason.
-    """
-
-    finished: tuple[Run, ...]
-    unfinished: tuple[Path, ...]
-    unreadable: tuple[tuple[Path, str], ...]
+    finished: tuple[Run, ...]  # Runs with a record, by folder
+    unfinished: tuple[Path, ...]  # Folders of runs without one
+    unreadable: tuple[tuple[Path, str], ...]  # Folders whose record cannot be read, each with the reason
 
 
 def find_runs(folder: str | os.PathLike[str]) -> RunsFound:
     """Finds the runs in a folder, at most two folders deep; hidden folders are left out.
 
-    Args:
-        folder: Folder of runs.
-
-    Returns:
-        The runs; a folder is one where it holds a recipe.toml, a metrics.jsonl or a record.json.
-
-    Raises:
-        ArgumentError: There is no such folder.
+    A folder is a run if it holds a recipe.toml, a metrics.jsonl or a record.json.
     """
     if not Path(folder).is_dir():
         raise ArgumentError(must_be("runs", "a folder that exists", str(folder)))
@@ -122,15 +97,9 @@ def find_runs(folder: str | os.PathLike[str]) -> RunsFound:
 
 
 def group_runs(runs: Sequence[Run], recipe: str, scale: str) -> list[RunGroup]:
-    """Selects the runs of a recipe, and groups those that differ only in the seed.
+    """Selects the runs of a recipe and a scale, and groups those that differ only in the seed.
 
-    Args:
-        runs: Finished runs.
-        recipe: Name of the recipe.
-        scale: Its scale.
-
-    Returns:
-        The groups: fewest changes to the recipe first, then most seeds first.
+    The group with the fewest changes to the recipe is first, among equals the one with most seeds.
     """
     by_settings: dict[str, dict[int, list[Run]]] = {}
     for run in runs:
@@ -147,16 +116,9 @@ def group_runs(runs: Sequence[Run], recipe: str, scale: str) -> list[RunGroup]:
 
 
 def read_metrics(run: Run) -> list[dict[str, float]]:
-    """Reads ``metrics.jsonl`` of a run.
+    """Reads ``metrics.jsonl`` of a run: per epoch a dictionary with at least "epoch" and "test_accuracy".
 
-    Args:
-        run: The run.
-
-    Returns:
-        One dictionary for each epoch, in order; each has at least "epoch" and "test_accuracy".
-
-    Raises:
-        CheckpointError: The file is missing, empty or damaged.
+    A missing, empty or damaged file raises CheckpointError.
     """
     path = run.folder / _METRICS
     try:
@@ -177,7 +139,7 @@ def _read_run(folder: Path) -> Run:
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yields the folders of runs, by name; what lies in a run's folder is the run's."""
+    """Yields the folders of runs, by name; the folders inside a run belong to it."""
     if any((folder / name).exists() for name in _SIGNS):
         yield folder
     elif depth:

@@ -22,17 +22,8 @@ from convattn.cli.train import train
 from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError
 from convattn.files import FULL
 
-__all__ = ["COMMANDS", "build_app", "main", "new_app", "run_app"]
-
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {
-        "demo": demo,
-        "convert": convert,
-        "train": train,
-        "study": study,
-        "reproduce": reproduce,
-        "info": info,
-    }
+    {"demo": demo, "convert": convert, "train": train, "study": study, "reproduce": reproduce, "info": info}
 )
 """Every command by its name: a function of typed arguments that returns the exit code."""
 
@@ -67,17 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_app(app: App, arguments: Sequence[str] | None) -> int:
-    """Runs a program; a mistake is one line on standard error.
+    """Runs a program on the words after its name (None: those of `sys.argv`), and returns the exit code.
 
-    Args:
-        app: Its parser.
-        arguments: The words after the program's name; None takes them from `sys.argv`.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        OSError: An error that is not about a file or a folder, and so not the user's mistake.
+    A user's mistake is one line on standard error; an OSError that is not about a file or a folder is raised.
     """
     wait_without_spinning()
     try:

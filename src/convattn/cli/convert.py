@@ -1,18 +1,17 @@
 """`convattn convert`: a convolution or a whole network to attention, and back, with its certificate."""
 
+import json as json_format
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from convattn.cli.convert_layer import convert_layer, layer_in
 from convattn.cli.convert_network import Measured, Origin, convert_network, forecast_network
 from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values
+from convattn.cli.output import print_record
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError
-
-__all__ = ["convert"]
+from convattn.errors import ArgumentError, UnsupportedModelError
 
 _Flag = Parameter(negative="", show_default=False)
 _Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
@@ -93,22 +92,16 @@ def convert(  # noqa: PLR0913 - the options of the command
     _require_absent(to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}")
     if output is None and not dry_run:
         raise ArgumentError("--output must be given, except with --dry-run")
-    if layer_in(source):
+    if _holds_layer(source):
         of_network = {"--weights": weights, "--pretrained": pretrained, "--random-weights": random_weights}
         of_network |= {"--set": arguments, "--images": images, "--limit": limit, "--shape": shape}
-        of_network |= {
-            "--include": include,
-            "--exclude": exclude,
-            "--impl": impl,
-            "--content": content,
-            "--fold": fold,
-            "--dry-run": dry_run,
-        }
+        of_network |= {"--include": include, "--exclude": exclude, "--impl": impl, "--content": content}
+        of_network |= {"--fold": fold, "--dry-run": dry_run}
         _require_absent(of_network, f"is for a network, and {source} holds a single layer")
         assert output is not None
         attention = {"sharpness": sharpness, "head_width": head_width}
         options = attention if to == "attention" else {"kernel_size": kernel_size, "mass": mass}
-        return convert_layer(Path(source), output, to, options, verify=not no_verify, json=json)
+        return _convert_layer(Path(source), output, to, options, verify=not no_verify, json=json)
     _require_absent({"--head-width": head_width}, "is for a single layer, not for a network")
     chosen: dict[str, Any] = {"include": include or None, "exclude": exclude or None}
     if to == "attention":
@@ -128,3 +121,34 @@ def _require_absent(options: Mapping[str, object], reason: str) -> None:
     for name, value in options.items():
         if not (value is None or value is False or value == ()):
             raise ArgumentError(f"{name} {reason}")
+
+
+def _holds_layer(source: str) -> bool:
+    """Tells whether a folder, which need not exist, holds a single layer, as `save_layer` writes it."""
+    from convattn.convert.saved import KINDS
+
+    try:
+        config = json_format.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("kind") in [*KINDS]
+
+
+def _convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], *, verify: bool, json: bool) -> int:
+    """Converts a layer, and writes it if its certificate passes; returns 0, or 1 where the check failed."""
+    from convattn.convert import SUPPORTED_CONVOLUTIONS, attention_to_conv, conv_to_attention, load_layer, save_layer
+    from convattn.files import require_new_folder
+
+    require_new_folder(output, "--output")
+    layer = load_layer(source, verify=verify)
+    if to == "conv":
+        made, certificate = attention_to_conv(layer, **options)
+    elif type(layer) not in SUPPORTED_CONVOLUTIONS:
+        raise UnsupportedModelError(f"{source} holds a {type(layer).__name__}, which is not a convolution of torch")
+    else:
+        made, certificate = conv_to_attention(layer, **options)  # type: ignore[arg-type]
+    if certificate.passed:
+        save_layer(made, output, certificate=certificate)
+    outcome = f"wrote {output}" if certificate.passed else "wrote nothing"
+    print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
+    return 0 if certificate.passed else 1

@@ -1,6 +1,7 @@
 """`convattn convert` on a whole network."""
 
 import json as json_format
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,96 +13,58 @@ from convattn.records.words import counted
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Measured", "Origin", "convert_network", "forecast_network"]
-
-
 _LIMIT = 16
 """Default number of images."""
 
 
 class _Loaded(NamedTuple):
-    """A network to convert.
+    """A network to convert."""
 
-    Attributes:
-        network: The network, in evaluation mode.
-        source: What builds its architecture, or None.
-        options: What it is built with.
-    """
-
-    network: "nn.Module"
-    source: str | None
-    options: dict[str, Any]
+    network: "nn.Module"  # The network, in evaluation mode
+    source: str | None  # What builds its architecture, or None
+    options: dict[str, Any]  # What it is built with
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a network and its weights come from.
+    """Where a network and its weights come from."""
 
-    Attributes:
-        source: "timm:NAME", "torchvision:NAME" or a folder.
-        weights: File with the weights.
-        pretrained: Whether to fetch them.
-        random_weights: Whether to draw them.
-        arguments: Arguments for the network's builder, as text.
-        verify: Whether to refuse a folder that was changed since it was saved.
-    """
-
-    source: str
-    weights: Path | None
-    pretrained: bool
-    random_weights: bool
-    arguments: dict[str, str]
-    verify: bool = True
+    source: str  # "timm:NAME", "torchvision:NAME" or a folder
+    weights: Path | None  # File with the weights
+    pretrained: bool  # Whether to fetch them
+    random_weights: bool  # Whether to draw them
+    arguments: dict[str, str]  # Arguments for the network's builder, as text
+    verify: bool = True  # Whether to refuse a folder that was changed since it was saved
 
     def load(self, *, weights_matter: bool) -> _Loaded:
-        """Builds or loads the network.
-
-        Args:
-            weights_matter: Whether the user must say which weights to take.
-
-        Returns:
-            The network, and what builds its architecture.
-
-        Raises:
-            ArgumentError: There is no such folder; or no weights were named, or weights in two ways, or weights for a
-                folder that has its own.
-        """
-        self._require_there()
+        """Builds or loads the network; `weights_matter` says that the user must choose which weights to take."""
         chosen = {"--weights": self.weights, "--pretrained": self.pretrained, "--random-weights": self.random_weights}
-        said = [name for name, value in chosen.items() if value]
-        if self._is_folder():
-            said += ["--set"] if self.arguments else []
-            if said:
-                raise ArgumentError(f"{said[0]} is for a network of timm or torchvision; {self.source} has its own")
-            return self._load_folder()
+        given = [name for name, value in chosen.items() if value]
+        if Path(self.source).is_dir() or ":" not in self.source:
+            return self._load_folder([*given, *(["--set"] if self.arguments else [])])
         from convattn.networks.source import split_source
 
         split_source(self.source)
-        if len(said) > 1 or (weights_matter and not said):
-            given = f"{' and '.join(said)} are" if said else "none of them is"
+        if len(given) > 1 or (weights_matter and not given):
+            found = f"{' and '.join(given)} are given" if given else "none is given"
             raise ArgumentError(
-                f"the weights of {self.source} must be given by one of --weights FILE, --pretrained and"
-                f" --random-weights, but {given} there"
+                f"the weights of {self.source} must be given by exactly one of --weights FILE, --pretrained and"
+                f" --random-weights, but {found}"
             )
         return self._build()
 
-    def _require_there(self) -> None:
-        """Raises if the folder does not exist; the message suggests a network of timm of that name."""
-        if not self._is_folder() or Path(self.source).is_dir():
-            return
-        from convattn.networks.timm import is_known
-
-        hint = f"; did you mean timm:{self.source}?" if is_known(self.source) else ""
-        raise ArgumentError(f"there is no folder {self.source!r}{hint}")
-
-    def _is_folder(self) -> bool:
-        return Path(self.source).is_dir() or ":" not in self.source
-
-    def _load_folder(self) -> _Loaded:
+    def _load_folder(self, given: Sequence[str]) -> _Loaded:
+        """Loads a network; options `given` for networks of other libraries are refused."""
         from convattn.networks import load_network
         from convattn.networks.loading import saved_config
         from convattn.networks.source import own_source
+        from convattn.networks.timm import is_known
 
+        if not Path(self.source).is_dir():
+            hint = f"; did you mean timm:{self.source}?" if is_known(self.source) else ""
+            raise ArgumentError(f"there is no folder {self.source!r}{hint}")
+        if given:
+            raise ArgumentError(f"{given[0]} is for a network of timm or torchvision; {self.source} has its own")
         config, network = saved_config(self.source), load_network(self.source, verify=self.verify)
         source, options = own_source(network) or (config.get("source"), config.get("options", {}))
         return _Loaded(network, source, options)
@@ -110,7 +73,7 @@ class Origin:
         import torch
 
         from convattn.networks import create_network
-        from convattn.networks.weights import load_weights
+        from convattn.networks.tensors import load_weights
 
         options = {key: _value(text) for key, text in self.arguments.items()}
         torch.manual_seed(0)
@@ -122,25 +85,14 @@ class Origin:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the networks are measured on.
+    """What the networks are measured on."""
 
-    Attributes:
-        folder: Folder of images, or None.
-        limit: How many of them to take; None takes 16.
-        shape: Shape of an image of random numbers, as text, or None.
-    """
-
-    folder: Path | None
-    limit: int | None
-    shape: str | None
+    folder: Path | None  # Folder of images, or None
+    limit: int | None  # How many of them to take; None takes 16
+    shape: str | None  # Shape of an image of random numbers, as text, or None
 
     def require(self) -> None:
-        """Checks the options before a network is built.
-
-        Raises:
-            ArgumentError: The folder does not exist, the limit is not positive or has no folder, or the shape is not
-                one.
-        """
+        """Raises ArgumentError on a mistake in the options, before a network is built."""
         if self.folder is not None and not self.folder.is_dir():
             raise ArgumentError(must_be("--images", "a folder of images", str(self.folder)))
         if self.folder is not None and self.shape is not None:
@@ -159,12 +111,10 @@ class Measured:
             drawn = draw_images(loaded.network, self._sizes())
             return drawn, f"one standard normal image {tuple(drawn.shape)}, seed 0"
         read = read_images(self.folder, preparation(loaded.source, loaded.network), limit=self.limit or _LIMIT)
-        return read.to(
-            next(loaded.network.parameters())
-        ), f"{counted(len(read), 'image')} of {self.folder.resolve().name}"
+        words = f"{counted(len(read), 'image')} of {self.folder.resolve().name}"
+        return read.to(next(loaded.network.parameters())), words
 
     def _sizes(self) -> tuple[int, ...] | None:
-        """Reads the shape."""
         if self.shape is None:
             return None
         parts = self.shape.split(",")
@@ -178,19 +128,7 @@ class Measured:
 def convert_network(
     origin: Origin, output: Path, to: str, options: dict[str, Any], measured: Measured, *, json: bool
 ) -> int:
-    """Converts a network, and writes it if its certificate passes.
-
-    Args:
-        origin: Where it comes from.
-        output: Folder to make.
-        to: "attention" or "conv".
-        options: Arguments of the conversion.
-        measured: What it is measured on.
-        json: Whether to print the certificate as JSON.
-
-    Returns:
-        0, or 1 where the check failed.
-    """
+    """Converts a network, and writes it if its certificate passes; returns 0, or 1 where the check failed."""
     measured.require()
     from convattn import convert
     from convattn.files import require_new_folder
@@ -214,15 +152,7 @@ def convert_network(
 def forecast_network(origin: Origin, to: str, options: dict[str, Any], measured: Measured, *, json: bool) -> int:
     """Prints what a conversion would change, and writes nothing.
 
-    Args:
-        origin: Where the network comes from; weights that are not named are drawn.
-        to: "attention" or "conv".
-        options: Arguments of the conversion.
-        measured: The images for which the cost is counted; only the first of a folder is used.
-        json: Whether to print the forecast as JSON.
-
-    Returns:
-        0.
+    Weights that are not named are drawn; of a folder of images only the first is used.
     """
     measured.require()
     from convattn.networks.forecast import forecast_attention, forecast_conv

@@ -15,8 +15,6 @@ from convattn.cli.threads import one_thread
 if TYPE_CHECKING:
     from convattn.training import Recipe
 
-__all__ = ["LEAST_ACCURACY", "demo", "demonstrate"]
-
 LEAST_ACCURACY = 0.96
 """Test accuracy that the trained network must reach."""
 
@@ -49,19 +47,7 @@ def demo(*, output: OutputOrDefault = None, json: AsJson = False) -> int:
 
 
 def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demonstration:
-    """Makes everything that the demo shows.
-
-    Args:
-        folder: An empty folder, to be filled.
-        recipe: Recipe of a network with quadratic heads.
-        quiet: Whether to print nothing about the progress.
-
-    Returns:
-        What was shown.
-
-    Raises:
-        MissingDependencyError: A package of the extra "train" is not installed.
-    """
+    """Makes everything that the demo shows in an empty folder, with a recipe of a network with quadratic heads."""
     from convattn.analysis import head_centres, read_heads
     from convattn.data.photograph import PHOTOGRAPHS
     from convattn.training import train
@@ -93,7 +79,7 @@ def demonstrate(folder: Path, recipe: "Recipe", *, quiet: bool = False) -> Demon
 
 
 def _where_next(folder: Path) -> str:
-    """Returns what to look at, and commands to try next."""
+    """Returns the page to open, and commands to try next."""
     return "\n".join(
         [
             f"wrote {folder}; look at {folder / 'index.html'}, then try:",

@@ -9,10 +9,7 @@ from convattn.records import Certificate
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from convattn.analysis import Comparison
     from convattn.layers import RelativeAttention
-
-__all__ = ["SOFT_SHARPNESS", "filter_bank", "show_conversions"]
 
 SOFT_SHARPNESS = 3.0
 
@@ -29,10 +26,9 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 def filter_bank() -> "nn.Conv2d":
-    """Builds a convolution of colour images with four outputs: two edge detectors, the Laplacian and a blur.
+    """Builds a 3×3 convolution of colour images with four outputs: two edge detectors, the Laplacian and a blur.
 
-    Returns:
-        A 3×3 convolution that repeats the border's pixels and so keeps the image's size.
+    It repeats the border's pixels and so keeps the image's size.
     """
     import torch
     from torch import nn
@@ -45,17 +41,7 @@ def filter_bank() -> "nn.Conv2d":
 
 
 def show_conversions(folder: Path) -> list[Conversion]:
-    """Converts the filters with hard heads and with soft ones, saves the layers and draws both on a photograph.
-
-    Args:
-        folder: Where to write `convolution`, `attention` with its certificate, and the figures.
-
-    Returns:
-        The conversion with hard heads and the one with soft heads.
-
-    Raises:
-        MissingDependencyError: scikit-learn, which has the photograph, or matplotlib is not installed.
-    """
+    """Converts the filters with hard heads, then with soft ones, saves the layers and draws both on a photograph."""
     from convattn.convert import conv_to_attention, save_layer
     from convattn.data import load_photograph
 
@@ -66,20 +52,21 @@ def show_conversions(folder: Path) -> list[Conversion]:
     save_layer(attention, folder / "attention", certificate=certificate)
     soft, promise = conv_to_attention(conv, sharpness=SOFT_SHARPNESS)
     return [
-        _show(folder / "hard-heads.png", pixels, conv, attention, certificate),
-        _show(folder / "soft-heads.png", pixels, conv, soft, promise),
+        _show_conversion(folder / "hard-heads.png", pixels, conv, attention, certificate),
+        _show_conversion(folder / "soft-heads.png", pixels, conv, soft, promise),
     ]
 
 
-def _show(
+def _show_conversion(
     path: Path, pixels: "Tensor", conv: "nn.Conv2d", layer: "RelativeAttention", certificate: Certificate
 ) -> Conversion:
     """Runs both on the photograph, measures their difference and draws it."""
     import copy
 
     import torch
+    from einops import rearrange, reduce
 
-    from convattn.analysis import convolution_and_attention
+    from convattn.analysis import Comparison, convolution_and_attention
 
     softmax = copy.deepcopy(layer)
     softmax.impl = "separable"  # hard heads would run as the convolution that they are compared with
@@ -87,34 +74,18 @@ def _show(
         made, low = softmax(pixels), conv(pixels)
         high = copy.deepcopy(conv).double()(pixels.double())
     unit = torch.finfo(low.dtype).eps * high.abs().max().item()
-    convolution_and_attention(path, _comparison(pixels, conv, layer, (high, made), unit, certificate.sharpness))
+    comparison = Comparison(
+        photograph=rearrange(pixels[0], "channels rows cols -> rows cols channels").numpy(),
+        names=tuple(_FILTERS),
+        kernels=reduce(conv.weight.detach(), "outputs channels rows cols -> outputs rows cols", "sum").numpy(),
+        convolution=high[0].numpy(),
+        attention=made[0].numpy(),
+        heads=layer.attention((7, 7))[:, 3, 3].detach().numpy(),
+        sharpness=certificate.sharpness,
+        unit=unit,
+    )
+    convolution_and_attention(path, comparison)
     difference, exact, rounding = (
         (a.double() - b).abs().max().item() for a, b in ((made, low), (made, high), (low, high))
     )
     return Conversion(certificate, difference, exact, rounding, unit, path.name)
-
-
-def _comparison(
-    pixels: "Tensor",
-    conv: "nn.Conv2d",
-    layer: "RelativeAttention",
-    outputs: tuple["Tensor", "Tensor"],
-    unit: float,
-    sharpness: float | None,
-) -> "Comparison":
-    """Gathers what the figure shows, as arrays."""
-    from einops import rearrange, reduce
-
-    from convattn.analysis import Comparison
-
-    exact, made = (output[0].numpy() for output in outputs)
-    return Comparison(
-        photograph=rearrange(pixels[0], "channels rows cols -> rows cols channels").numpy(),
-        names=tuple(_FILTERS),
-        kernels=reduce(conv.weight.detach(), "outputs channels rows cols -> outputs rows cols", "sum").numpy(),
-        convolution=exact,
-        attention=made,
-        heads=layer.attention((7, 7))[:, 3, 3].detach().numpy(),
-        sharpness=sharpness,
-        unit=unit,
-    )

@@ -4,51 +4,30 @@ from dataclasses import dataclass
 
 from convattn.records import Certificate, Record, RunRecord
 
-__all__ = ["Conversion", "Demonstration"]
-
 
 @dataclass(frozen=True)
 class Conversion:
-    """A conversion of the filters, and how it did on the photograph.
+    """A conversion of the filters, and how it did on the photograph."""
 
-    Attributes:
-        certificate: What the conversion promises.
-        difference: Largest difference between attention and convolution on the photograph.
-        exact_difference: Largest difference between attention and the convolution in float64.
-        rounding: Largest difference between the convolution and itself in float64.
-        unit: Machine epsilon times the largest output: what rounding changes an output by.
-        figure: Name of the figure's file.
-    """
-
-    certificate: Certificate
-    difference: float
-    exact_difference: float
-    rounding: float
-    unit: float
-    figure: str
+    certificate: Certificate  # What the conversion promises
+    difference: float  # Largest difference between attention and convolution on the photograph
+    exact_difference: float  # Largest difference between attention and the convolution in float64
+    rounding: float  # Largest difference between the convolution and itself in float64
+    unit: float  # Machine epsilon times the largest output: what rounding changes an output by
+    figure: str  # Name of the figure's file
 
 
 @dataclass(frozen=True)
 class Demonstration(Record):
-    """What the demo showed.
+    """What the demo showed."""
 
-    Attributes:
-        conversions: The filters converted with hard heads, then with soft ones.
-        run: The training run.
-        heads: Name of the file that draws the run's heads at its start and end.
-        photograph: Credit of the photograph.
-        least_accuracy: Test accuracy that was to be reached, in [0, 1].
-        seconds: Wall time of everything, in seconds.
-        passed: Whether every certificate passed and the accuracy was reached.
-    """
-
-    conversions: tuple[Conversion, ...]
-    run: RunRecord
-    heads: str
-    photograph: str
-    least_accuracy: float
-    seconds: float
-    passed: bool
+    conversions: tuple[Conversion, ...]  # The filters converted with hard heads, then with soft ones
+    run: RunRecord  # The training run
+    heads: str  # Name of the file that draws the run's heads at its start and end
+    photograph: str  # Credit of the photograph
+    least_accuracy: float  # Test accuracy that was to be reached, in [0, 1]
+    seconds: float  # Wall time of everything, in seconds
+    passed: bool  # Whether every certificate passed and the accuracy was reached
 
     def summary(self) -> str:
         """Returns what was shown, in a few lines of plain text."""

@@ -5,8 +5,6 @@ from typing import Any
 
 from cyclopts.help import HelpEntry, HelpPanel
 
-__all__ = ["HelpText"]
-
 _LONGEST_LINE = 100
 
 
@@ -24,7 +22,7 @@ class HelpText:
         _print(console, "\n\n".join(paragraphs))
 
     def __call__(self, console: Any, options: Any, panel: HelpPanel) -> None:  # noqa: ARG002
-        """Prints a list of commands or parameters: names left, what they mean right."""
+        """Prints a list of commands or parameters: names on the left, meanings on the right."""
         if not panel.entries:
             return
         console.print()
@@ -37,7 +35,7 @@ class HelpText:
 
 
 def _meaning(entry: HelpEntry) -> str:
-    """Says what a command or a parameter means, and whether it is required or what it is otherwise."""
+    """Returns the meaning of a command or a parameter, and its default or that it is required."""
     note = "[required]" if entry.required else f"[default: {entry.default}]" if entry.default is not None else ""
     return f"{_plain(entry.description)} {note}"
 

@@ -1,17 +1,18 @@
 """`convattn info`: what is installed, and what it runs on."""
 
 import os
+import platform
 import re
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 
 from convattn.__about__ import __version__
 from convattn.cli.options import AsJson
 from convattn.cli.output import print_record
 from convattn.errors import install_hint
 from convattn.records import Record
-
-__all__ = ["Installation", "describe_installation", "info"]
 
 _PACKAGES = ("numpy", "einops", "jaxtyping", "safetensors", "huggingface-hub", "pyarrow", "pillow")
 _COLUMNS = 120
@@ -21,25 +22,15 @@ _OTHERS = {"all", "bench", "dev"}
 
 @dataclass(frozen=True)
 class Installation(Record):
-    """What is installed, and what it runs on.
+    """What is installed, and what it runs on."""
 
-    Attributes:
-        versions: Versions of Python, convattn and the packages that it always needs.
-        hardware: Device, processor, instruction set, cores, threads and, with CUDA, accelerator.
-        memory: Memory of the machine, in bytes.
-        encodings: Names of the encodings.
-        recipes: Names of the recipes.
-        optional: Version of each optional package that is installed.
-        missing: For each optional package that is not, the line that installs it.
-    """
-
-    versions: dict[str, str]
-    hardware: dict[str, str]
-    memory: int
-    encodings: tuple[str, ...]
-    recipes: tuple[str, ...]
-    optional: dict[str, str]
-    missing: dict[str, str]
+    versions: dict[str, str]  # Versions of Python, convattn and the packages that it always needs
+    hardware: dict[str, str]  # Device, processor, instruction set, cores, threads and, with CUDA, accelerator
+    memory: int  # Memory of the machine, in bytes
+    encodings: tuple[str, ...]  # Names of the encodings
+    recipes: tuple[str, ...]  # Names of the recipes
+    optional: dict[str, str]  # Version of each optional package that is installed
+    missing: dict[str, str]  # For each optional package that is not, the line that installs it
 
     def summary(self) -> str:
         """Returns the installation as plain text, a group of lines for each kind of thing."""
@@ -50,14 +41,14 @@ class Installation(Record):
             "Names": {"encodings": ", ".join(self.encodings), "recipes": ", ".join(self.recipes)},
         }
         width = max(len(name) for rows in groups.values() for name in rows) + 2
-        paragraphs = (
-            "\n".join([title, *(_wrap(f"  {name.replace('_', ' '):<{width}}", value) for name, value in rows.items())])
-            for title, rows in groups.items()
-        )
+        paragraphs = []
+        for title, rows in groups.items():
+            lines = [_beside(f"  {name.replace('_', ' '):<{width}}", value) for name, value in rows.items()]
+            paragraphs.append("\n".join([title, *lines]))
         return "\n\n".join(paragraphs)
 
 
-def _wrap(name: str, value: str) -> str:
+def _beside(name: str, value: str) -> str:
     """Puts a value beside its name, on as many lines as it needs."""
     return textwrap.fill(
         value, _COLUMNS, initial_indent=name, subsequent_indent=" " * len(name), break_on_hyphens=False
@@ -79,14 +70,7 @@ def info(*, json: AsJson = False) -> int:
 
 
 def describe_installation() -> Installation:
-    """Looks at the machine and at what is installed.
-
-    Returns:
-        What was found.
-    """
-    import platform
-    from importlib import metadata
-
+    """Describes the machine and the installed packages."""
     import torch
 
     from convattn.encodings import ENCODINGS
@@ -94,7 +78,10 @@ def describe_installation() -> Installation:
     from convattn.training import recipe_names
 
     extras = _optional_packages()
-    versions = {name: version for name in extras if (version := _version(name))}
+    installed: dict[str, str] = {}
+    for name in extras:
+        with suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
     return Installation(
         versions={
             "python": platform.python_version(),
@@ -106,15 +93,13 @@ def describe_installation() -> Installation:
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         encodings=tuple(ENCODINGS),
         recipes=tuple(recipe_names()),
-        optional=versions,
-        missing={name: install_hint(name, extra) for name, extra in extras.items() if name not in versions},
+        optional=installed,
+        missing={name: install_hint(name, extra) for name, extra in extras.items() if name not in installed},
     )
 
 
 def _optional_packages() -> dict[str, str]:
     """Reads the optional packages, each with the first extra that brings it, from the metadata of the installation."""
-    from importlib import metadata
-
     found: dict[str, str] = {}
     for requirement in metadata.requires("convattn") or ():
         name = re.match(r"[\w.-]+", requirement)
@@ -122,13 +107,3 @@ def _optional_packages() -> dict[str, str]:
         if name and extra and name[0] != "convattn" and extra[1] not in _OTHERS:
             found.setdefault(name[0], extra[1])
     return found
-
-
-def _version(package: str) -> str | None:
-    """Returns the version of a package, or None where it is not installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -9,8 +9,6 @@ from cyclopts import Parameter
 
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["AsJson", "Output", "OutputOrDefault", "WholeNumber", "first_free", "key_values"]
-
 
 def _read_whole(_: Any, tokens: Sequence[Any]) -> int:
     """Reads an integer; cyclopts alone would round 1.5 and not say so."""
@@ -29,12 +27,6 @@ AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=Fals
 def first_free(folder: Path) -> Path:
     """Returns the path, or the first of PATH-2, PATH-3, … that does not exist or is an empty folder.
 
-    Args:
-        folder: The path wanted.
-
-    Returns:
-        The path to use.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as place:
@@ -47,17 +39,7 @@ def first_free(folder: Path) -> Path:
 
 
 def key_values(texts: Iterable[str], option: str) -> dict[str, str]:
-    """Reads KEY=VALUE texts.
-
-    Args:
-        texts: The values of the option.
-        option: Its name, for the error.
-
-    Returns:
-        Values by key; if a key comes twice, the later value counts.
-
-    Raises:
-        ArgumentError: A text is of another form.
+    """Reads the KEY=VALUE texts of an option; if a key comes twice, the later value counts.
 
     Example:
         >>> key_values(["seed=1", "seed=2"], "--set")

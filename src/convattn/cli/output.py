@@ -4,17 +4,11 @@ import sys
 
 from convattn.records import Record
 
-__all__ = ["print_record", "print_text"]
-
 _VERDICTS = [r"(?P<green>\bpassed\b)", r"(?P<red>\bFAILED\b)", r"(?P<red>\bmissing\b)"]
 
 
 def print_text(text: str) -> None:
-    """Prints text; on a terminal, verdicts are coloured.
-
-    Args:
-        text: Lines without markup.
-    """
+    """Prints text without markup; on a terminal, verdicts are coloured."""
     if not sys.stdout.isatty():
         print(text, flush=True)
         return
@@ -30,13 +24,7 @@ def print_text(text: str) -> None:
 
 
 def print_record(record: Record, summary: str, *, json: bool) -> None:
-    """Prints a result as JSON, or its summary.
-
-    Args:
-        record: The result.
-        summary: The result as text.
-        json: Whether to print JSON.
-    """
+    """Prints a result as JSON, or its summary."""
     if json:
         sys.stdout.write(record.to_json())
         sys.stdout.flush()

@@ -9,8 +9,6 @@ from convattn.cli.options import AsJson, OutputOrDefault, first_free
 from convattn.cli.output import print_record
 from convattn.errors import ArgumentError, MissingDependencyError
 
-__all__ = ["reproduce"]
-
 
 def reproduce(
     target: str,

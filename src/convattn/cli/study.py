@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from convattn.training.studies.engine import Engine
     from convattn.training.studies.record import StudyRecord
 
-__all__ = ["study"]
-
 _Several = Parameter(negative="", show_default=False)
 _Optional = Parameter(show_default=False)
 
@@ -65,7 +63,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     """
     numbers, changes, variants = _read_seeds(seeds), key_values(overrides, "--set"), key_values(grid, "--grid")
     folder = Path("study") if output is None else output
-    made = _engine(engine, workers, threads, address)
+    made = _make_engine(engine, workers, threads, address)
     from convattn.training import study as run_study
 
     record = run_study(
@@ -78,11 +76,11 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         baseline=baseline,
         engine=made,
     )
-    print_record(record, f"{_summarise(record)}\nwrote {folder}; look at {folder / 'study.md'}", json=json)
+    print_record(record, f"{_summarise_study(record)}\nwrote {folder}; look at {folder / 'study.md'}", json=json)
     return 1 if record.failures else 0
 
 
-def _engine(name: str, workers: int | None, threads: int | None, address: str | None) -> "Engine":
+def _make_engine(name: str, workers: int | None, threads: int | None, address: str | None) -> "Engine":
     """Makes the engine that carries out the runs; it reports on standard error."""
 
     def tell(line: str) -> None:
@@ -100,15 +98,13 @@ def _engine(name: str, workers: int | None, threads: int | None, address: str | 
 
 
 def _read_seeds(text: str) -> list[int]:
-    """Reads whole numbers separated by commas."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise ArgumentError(must_be("--seeds", "whole numbers separated by commas", text)) from None
 
 
-def _summarise(record: "StudyRecord") -> str:
-    """Summarises a study in a few lines."""
+def _summarise_study(record: "StudyRecord") -> str:
     lines = []
     for group in record.groups:
         spread = "" if group.accuracy.deviation is None else f" ± {100 * group.accuracy.deviation:.2f}"

@@ -4,8 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["one_thread", "wait_without_spinning"]
-
 
 def wait_without_spinning() -> None:
     """Lets waiting threads sleep, unless the environment says otherwise. Call it before torch is loaded.
@@ -17,15 +15,9 @@ def wait_without_spinning() -> None:
 
 @contextmanager
 def one_thread(small: bool = True) -> Iterator[None]:
-    """Computes on one thread, unless the environment says how many.
+    """Computes on one thread if the work is small, unless the environment says how many.
 
     On a busy machine many short operations take much longer with more threads, because each waits for the slowest.
-
-    Args:
-        small: Whether the work is small; if not, nothing is changed.
-
-    Yields:
-        Nothing.
     """
     import torch
 

@@ -12,8 +12,6 @@ from convattn.cli.output import print_record
 from convattn.cli.threads import one_thread
 from convattn.records import RunRecord
 
-__all__ = ["summarise_run", "train"]
-
 
 def train(
     recipe: str,
@@ -79,14 +77,7 @@ def _say(line: str) -> None:
 
 
 def summarise_run(record: RunRecord) -> str:
-    """Summarises a record in a few lines.
-
-    Args:
-        record: The record of a run.
-
-    Returns:
-        Plain text.
-    """
+    """Summarises the record of a run in a few lines of plain text."""
     scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
     counts = ", ".join(f"{number} {split}" for split, number in record.data.counts.items())
     views = record.results.get("views_accuracy")
@@ -99,8 +90,5 @@ def summarise_run(record: RunRecord) -> str:
         "repeat with": record.command,
     }
     return "\n".join(
-        [
-            f"{record.name}{scale}, seed {record.seed}",
-            *(f"  {name:<15} {value}" for name, value in rows.items()),
-        ]
+        [f"{record.name}{scale}, seed {record.seed}", *(f"  {name:<15} {value}" for name, value in rows.items())]
     )

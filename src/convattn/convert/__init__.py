@@ -1,6 +1,6 @@
 """Conversion between convolutions and attention, each with a certificate of what it promises and what was measured."""
 
-from convattn.convert.certificate.leak import off_centre_mass
+from convattn.convert.certificate.bounds import off_centre_mass
 from convattn.convert.classes import SUPPORTED_CONVOLUTIONS
 from convattn.convert.fit.refinement import refine
 from convattn.convert.freezing import freeze

@@ -12,19 +12,6 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 
-__all__ = [
-    "ATTENTION_LAYERS",
-    "CONVOLUTIONS",
-    "GATED_ATTENTION",
-    "PLAIN_ATTENTION",
-    "SUPPORTED_CONVOLUTIONS",
-    "TRANSPOSED_CONVOLUTIONS",
-    "AnyConvolution",
-    "Convolution",
-    "TransposedConvolution",
-    "full_name",
-]
-
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 TransposedConvolution = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 AnyConvolution = Convolution | TransposedConvolution

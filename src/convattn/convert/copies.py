@@ -9,28 +9,16 @@ from torch import Tensor, nn
 
 from convattn.errors import UnsupportedModelError
 
-__all__ = ["copy_module", "copy_network", "keep_random_state"]
-
 
 def copy_module(module: nn.Module) -> nn.Module:
-    """Copies a module, even if it holds tensors with a graph, as old hooks leave them."""
+    """Copies a module, even if hooks left tensors in it that belong to an autograd graph."""
     results = [tensor for part in module.modules() for tensor in vars(part).values() if isinstance(tensor, Tensor)]
     memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in results if not tensor.is_leaf}
     return copy.deepcopy(module, memo)
 
 
 def copy_network(model: nn.Module) -> nn.Module:
-    """Copies any network.
-
-    Args:
-        model: The network.
-
-    Returns:
-        An equal network that shares nothing.
-
-    Raises:
-        UnsupportedModelError: Something in it cannot be copied.
-    """
+    """Copies any network; the copy shares nothing with it. What cannot be copied raises UnsupportedModelError."""
     try:
         return copy_module(model)
     except Exception as error:  # a foreign module may fail in any way

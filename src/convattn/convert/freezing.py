@@ -7,14 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert.copies import copy_network
-from convattn.convert.network.grafting import graft
-from convattn.convert.network.names import names_by_module
-from convattn.convert.network.probing import shapes_met
-from convattn.convert.network.running import read_arguments
+from convattn.convert.network.modules import graft, names_by_module
+from convattn.convert.network.running import read_arguments, shapes_met
 from convattn.errors import ArgumentError, ConversionError, must_be_a
 from convattn.layers import FrozenAttention, RelativeAttention
-
-__all__ = ["freeze"]
 
 
 def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any]) -> nn.Module:
@@ -60,9 +56,7 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
         ]
     met = shapes_met(model, given, names)
     if not met:
-        raise ConversionError(
-            "cannot freeze: the images reach no attention layer whose scores do not depend on content"
-        )
+        raise ConversionError("cannot freeze: the images reach no attention layer without content")
     made = copy_network(model).eval()
     places = dict(made.named_modules(remove_duplicate=False))
     frozen: dict[nn.Module, nn.Module] = {}

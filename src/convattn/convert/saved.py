@@ -1,23 +1,33 @@
-"""Single layers on disk: `model.safetensors` holds the weights, `config.json` the arguments of the layer."""
+"""Single layers as JSON, and on disk: `config.json` describes a layer, `model.safetensors` holds its weights."""
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from convattn.__about__ import __version__
-from convattn.convert.descriptions import KINDS, describe_layer, rebuild_layer
-from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be, must_be_a
+from convattn.convert.classes import ATTENTION_LAYERS, SUPPORTED_CONVOLUTIONS, TransposedConvolution
+from convattn.convert.layer.same_padding import SamePaddedAttention
+from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
+from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, UnsupportedModelError, must_be, must_be_a
 from convattn.files import as_path, new_folder
+from convattn.layers import Content, RelativeAttention
 from convattn.records import Certificate
 from convattn.sealed import CONFIG, read_sealed, write_sealed
 
-__all__ = ["load_layer", "save_layer"]
-
 _SCHEMA = 1
+
+_ATTENTION = {kind.__name__: kind for kind in ATTENTION_LAYERS}
+_CONVOLUTIONS = {kind.__name__: kind for kind in SUPPORTED_CONVOLUTIONS}
+_CONVOLUTION_OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+
+KINDS = MappingProxyType({**_ATTENTION, SamePaddedAttention.__name__: SamePaddedAttention, **_CONVOLUTIONS})
+"""Classes that can be described, by name."""
 
 
 def save_layer(layer: nn.Module, folder: str | os.PathLike[str], *, certificate: Certificate | None = None) -> Path:
@@ -100,3 +110,63 @@ def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
             f"cannot save {kind}: it could not be loaded, because {', '.join(differing)} differ from those of a plain"
             f" {kind}; make pruning and other hooks permanent first"
         )
+
+
+def describe_layer(layer: nn.Module) -> dict[str, Any]:
+    """Describes a layer by its class ("kind") and its arguments, as JSON types and without its weights.
+
+    A layer or encoding of an unknown class raises UnsupportedModelError.
+
+    Example:
+        >>> describe_layer(nn.Conv1d(2, 3, 5))["options"]["kernel_size"]
+        (5,)
+    """
+    kind = type(layer)
+    if isinstance(layer, SamePaddedAttention):
+        return {"kind": kind.__name__, "attention": describe_layer(layer.attention)}
+    if kind in SUPPORTED_CONVOLUTIONS:
+        options: dict[str, Any] = {name: getattr(layer, name) for name in _CONVOLUTION_OPTIONS}
+        options |= {"bias": layer.bias is not None, "padding_mode": layer.padding_mode}
+        if isinstance(layer, TransposedConvolution):
+            options["output_padding"] = layer.output_padding
+        return {"kind": kind.__name__, "options": options}
+    if not isinstance(layer, RelativeAttention) or kind not in _ATTENTION.values():
+        raise UnsupportedModelError(f"cannot save {kind.__name__} as a layer: supported are {', '.join(KINDS)}")
+    return {
+        "kind": kind.__name__,
+        "options": layer.options(),
+        "encoding": describe_encoding(layer.encoding),
+        "content": None if layer.content_terms is None else asdict(layer.content_terms),
+    }
+
+
+def rebuild_layer(description: dict[str, Any]) -> nn.Module:
+    """Builds the layer that `describe_layer` described, with new weights on the default device.
+
+    An unknown class raises UnknownNameError, an encoding that is not registered UnsupportedModelError. A damaged
+    description raises whatever building from it raises.
+    """
+    name = description["kind"]
+    if name not in KINDS:
+        raise UnknownNameError("kind of layer", name, KINDS)
+    if name == SamePaddedAttention.__name__:
+        attention = rebuild_layer(description["attention"])
+        return SamePaddedAttention(attention)  # type: ignore[arg-type]
+    options = {key: _tuples(value) for key, value in description["options"].items()}
+    if name in _CONVOLUTIONS:
+        return _CONVOLUTIONS[name](**options)
+    kind, encoding = _ATTENTION[name], description["encoding"]
+    if encoding["name"] not in ENCODINGS:
+        raise UnsupportedModelError(
+            f"its encoding {encoding['name']!r} is not registered: if it is your own, call"
+            " convattn.register_encoding before loading"
+        )
+    if description["content"]:
+        options["content"] = Content(**description["content"])
+    built = create_encoding(encoding["name"], options["num_heads"], kind.dims, **encoding["options"])
+    return kind(encoding=built, **options)
+
+
+def _tuples(value: Any) -> Any:
+    """Turns lists into tuples, recursively."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -14,45 +14,27 @@ from convattn.errors import UnsupportedModelError
 from convattn.grid import Geometry
 from convattn.records.words import counted
 
-__all__ = ["Taps", "read_taps", "require_numbers", "require_supported"]
-
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of the weights that are converted."""
 
 
 @dataclass(frozen=True)
 class Taps:
-    """A convolution as taps: y[o] = b + Σ_t W[t] x̃[query(o) + Δ_t].
+    """A convolution as taps: y[o] = b + Σ_t W[t] x̃[query(o) + Δ_t]."""
 
-    Attributes:
-        geometry: Window, stride, padding and dilation. A transposed convolution has an input dilation and no stride.
-        displacements: Δ_t, from the query to the tap, in pixels; row-major over the window.
-        maps: W[t], (taps, outputs, inputs // groups).
-        bias: b, (outputs,), or None.
-        inputs: Channels in.
-        groups: Number of blocks of each W[t].
-    """
-
+    # Window, stride, padding and dilation. A transposed convolution has an input dilation and no stride
     geometry: Geometry
-    displacements: tuple[tuple[int, ...], ...]
-    maps: Float[Tensor, "taps outputs channels"]
-    bias: Float[Tensor, " outputs"] | None
-    inputs: int
-    groups: int
+    displacements: tuple[tuple[int, ...], ...]  # Δ_t, from the query to the tap, in pixels; row-major over the window
+    maps: Float[Tensor, "taps outputs channels"]  # W[t], (taps, outputs, inputs // groups)
+    bias: Float[Tensor, " outputs"] | None  # b, (outputs,), or None
+    inputs: int  # Channels in
+    groups: int  # Number of blocks of each W[t]
 
 
 def read_taps(conv: nn.Module) -> Taps:
-    """Reads a convolution.
+    """Reads one of `SUPPORTED_CONVOLUTIONS`, not a subclass, as taps with copied tensors.
 
-    Args:
-        conv: One of `SUPPORTED_CONVOLUTIONS`, not a subclass.
-
-    Returns:
-        Its taps; the tensors are copies.
-
-    Raises:
-        UnsupportedModelError: The module is of another class or not initialised, or its weights are not finite real
-            numbers, do not fit its arguments, or are computed by hooks.
+    `require_supported` says what is refused.
     """
     require_supported(conv)
     dims = SUPPORTED_CONVOLUTIONS[type(conv)]
@@ -77,13 +59,9 @@ def _transposed_padding(conv: TransposedConvolution) -> Sequence[tuple[int, int]
 
 
 def require_supported(conv: nn.Module) -> None:
-    """Checks that a module is a convolution that can be read.
+    """Raises UnsupportedModelError unless a module is an initialised convolution of torch with finite real weights.
 
-    Args:
-        conv: The module.
-
-    Raises:
-        UnsupportedModelError: As in `read_taps`.
+    The weights must also fit its arguments, and must not be computed by hooks.
     """
     kind = type(conv).__name__
     parameters = [(name, getattr(conv, name, None)) for name in ("weight", "bias")]
@@ -129,16 +107,7 @@ def _size(conv: nn.Module, name: str) -> tuple[int, ...]:
 
 
 def require_numbers(kind: str, name: str, tensor: Tensor) -> None:
-    """Checks that a tensor of a module holds finite real numbers in floating point.
-
-    Args:
-        kind: Class of the module, for the error.
-        name: Name of the tensor in it.
-        tensor: The tensor.
-
-    Raises:
-        UnsupportedModelError: It has no values (meta device), another dtype, or numbers that are not finite.
-    """
+    """Raises UnsupportedModelError unless tensor `name` of a `kind` holds finite real floating-point numbers."""
     if tensor.is_meta:
         raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")
     if tensor.dtype not in _FLOATING:

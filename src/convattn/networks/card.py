@@ -9,8 +9,6 @@ from torch import nn
 
 from convattn.records import Certificate, NetworkCertificate
 
-__all__ = ["network_card"]
-
 _REST = (
     "The weights are a plain state dict in `model.safetensors`; `config.json` says how each layer is rebuilt. The"
     " licence, the training data and the accuracy are those of the network that was converted, and are not known here."
@@ -20,15 +18,9 @@ _REST = (
 def network_card(
     config: Mapping[str, Any], network: nn.Module, certificate: NetworkCertificate | Certificate | None
 ) -> str:
-    """Writes the model card of a saved network; what is not known is left out or called unknown.
+    """Writes the model card of a saved network as Markdown with the Hub's front matter, from what `config.json` holds.
 
-    Args:
-        config: What `config.json` holds.
-        network: The network.
-        certificate: The certificate of its conversion, or None.
-
-    Returns:
-        Markdown with the front matter of the Hub.
+    What is not known is left out or called unknown.
     """
     kinds = Counter(layer["kind"] for layer in config["layers"])
     attention = any("Attention" in kind for kind in kinds)
@@ -51,11 +43,11 @@ def _what_it_is(config: Mapping[str, Any], network: nn.Module, kinds: Counter[st
     origin = f"`{config['source']}`" if config["source"] else f"a network of class `{config['class']}`"
     options = f" with {config['options']}" if config["options"] else ""
     parts = ", ".join(f"{count} `{kind}`" for kind, count in sorted(kinds.items()))
-    made = f"In it stand, in the places of other layers: {parts}." if parts else "No layer of it was replaced."
+    made = f"These layers replace others: {parts}." if parts else "No layer was replaced."
     parameters = sum(parameter.numel() for parameter in network.parameters())
     versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items())
     return (
-        f"This was {origin}{options}. {made} It has {parameters:,} parameters, and was saved by convattn"
+        f"This network was {origin}{options}. {made} It has {parameters:,} parameters, and was saved by convattn"
         f" {config['convattn']} with {versions}."
     )
 

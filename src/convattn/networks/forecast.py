@@ -10,14 +10,11 @@ from torch import Tensor, nn
 from convattn.convert import SamePaddedAttention, conv_to_attention, network_to_conv
 from convattn.convert.classes import full_name
 from convattn.convert.layer.same_padding import pad_same
-from convattn.convert.network.probing import shapes_met
-from convattn.convert.network.running import Arguments
+from convattn.convert.network.running import Arguments, shapes_met
 from convattn.convert.network.survey import find_convolutions
 from convattn.convert.network.to_attention import require_path
 from convattn.layers import RelativeAttention
 from convattn.records import ConversionForecast, LayerForecast, LeftAlone
-
-__all__ = ["forecast_attention", "forecast_conv"]
 
 _NOT_COVERED = ("operations and memory of all other layers", "convolutions that are called as functions")
 
@@ -32,23 +29,7 @@ def forecast_attention(
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
 ) -> ConversionForecast:
-    """Tells what `network_to_attention` would make of a network.
-
-    Args:
-        network: The network; it is not changed.
-        images: Images that it takes; it is run on them once.
-        sharpness: As in `network_to_attention`, like the arguments below.
-        impl: Path demanded of the layers.
-        content: Whether they get scores that depend on the input, behind closed gates.
-        include: Patterns of names to convert.
-        exclude: Patterns of names to leave alone.
-
-    Returns:
-        The forecast.
-
-    Raises:
-        ConvAttnError: As `network_to_attention` raises it.
-    """
+    """Tells what `network_to_attention` would change in a network, which is run once on the images."""
     require_path(impl, content=content)
     found, left = find_convolutions(network, include, exclude)
     met = shapes_met(network, Arguments((images,), {}, "the images given"), [item.names[0] for item in found])
@@ -60,29 +41,14 @@ def forecast_attention(
         if shape is not None and item.plain.same:
             shape = tuple(pad_same(torch.empty(shape, device="meta"), layer.geometry).shape)
         result = SamePaddedAttention if item.plain.same else type(layer)
-        layers.append(
-            _layer(
-                item.names, type(item.module).__name__, result.__name__, layer, conv, shape, before=conv, after=layer
-            )
-        )
+        kinds = type(item.module).__name__, result.__name__
+        layers.append(_forecast_layer(item.names, *kinds, layer, conv, shape, to_conv=False))
     after = _parameters(network) + sum(one.parameters_after - one.parameters_before for one in layers)
     return _forecast("network_to_attention", network, images, layers, tuple(left), after)
 
 
 def forecast_conv(network: nn.Module, images: Tensor, **options: Any) -> ConversionForecast:
-    """Tells what `network_to_conv` would make of a network, by converting it without measuring.
-
-    Args:
-        network: The network; it is not changed.
-        images: Images that it takes; it is run on them once.
-        **options: Further arguments of `network_to_conv`.
-
-    Returns:
-        The forecast.
-
-    Raises:
-        ConvAttnError: As `network_to_conv` raises it.
-    """
+    """Tells what `network_to_conv` with these options would change, by converting without measuring."""
     made, certificate = network_to_conv(network, **options)
     given = Arguments((images,), {}, "the images given")
     met = shapes_met(network, given, [layer.name for layer in certificate.layers])
@@ -93,7 +59,7 @@ def forecast_conv(network: nn.Module, images: Tensor, **options: Any) -> Convers
         names = (entry.name, *entry.aliases)
         kinds = type(layer).__name__, type(conv).__name__
         shape = next(iter(met.get(entry.name, ())), None)
-        layers.append(_layer(names, *kinds, layer, conv, shape, before=layer, after=conv))
+        layers.append(_forecast_layer(names, *kinds, layer, conv, shape, to_conv=True))
     return _forecast("network_to_conv", network, images, layers, certificate.left_alone, _parameters(made))
 
 
@@ -105,7 +71,7 @@ def _forecast(
     left: tuple[LeftAlone, ...],
     after: int,
 ) -> ConversionForecast:
-    """Sums up."""
+    """Puts the forecast of a network together; `after` is its number of parameters after the conversion."""
     return ConversionForecast(
         direction=direction,
         source=full_name(type(network)),
@@ -122,7 +88,7 @@ def _parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _layer(
+def _forecast_layer(
     names: Sequence[str],
     source: str,
     result: str,
@@ -130,17 +96,16 @@ def _layer(
     conv: nn.Module,
     shape: tuple[int, ...] | None,
     *,
-    before: nn.Module,
-    after: nn.Module,
+    to_conv: bool,
 ) -> LayerForecast:
-    """Counts one layer."""
+    """Counts parameters, operations and memory of one layer; `shape` is None where no image reaches it."""
+    before, after = (attention, conv) if to_conv else (conv, attention)
     counted: dict[nn.Module, int | None] = {attention: None, conv: None}
-    path, working, pairs = "convolution" if after is conv else "not reached", None, None
+    path, working, pairs = "not reached", None, None
     if shape is not None:
         plan = attention.plan(shape)
-        path = path if after is conv else plan.path
+        path, working, pairs = plan.path, plan.bytes, _pairs_bytes(attention, shape)
         counted = {attention: plan.flops, conv: _convolution_flops(conv, attention, shape)}
-        working, pairs = plan.bytes, _pairs_bytes(attention, shape)
     return LayerForecast(
         name=names[0],
         aliases=tuple(names[1:]),
@@ -148,7 +113,7 @@ def _layer(
         result=result,
         heads=attention.num_heads,
         kernel_size=tuple(conv.kernel_size),  # type: ignore[arg-type]
-        path=path,
+        path="convolution" if to_conv else path,
         parameters_before=_parameters(before),
         parameters_after=_parameters(after),
         flops_before=counted[before],

@@ -16,8 +16,6 @@ from convattn.networks.loading import load_network, saved_config
 from convattn.networks.saving import save_network
 from convattn.records import Certificate, NetworkCertificate
 
-__all__ = ["from_pretrained", "push_to_hub"]
-
 
 def from_pretrained(
     folder_or_repository: str | os.PathLike[str],
@@ -36,9 +34,9 @@ def from_pretrained(
         folder_or_repository: Folder, or repository "owner/name" on the Hub.
         model: As in `load_network`.
         revision: Branch, tag or commit of the repository; None takes its main branch.
-        cache_dir: Where to keep what is fetched; None takes the Hub's own cache.
-        force_download: Whether to fetch again what is in the cache.
-        local_files_only: Whether to take what is in the cache, and fetch nothing.
+        cache_dir: Folder for downloads; None takes the Hub's own cache.
+        force_download: Whether to download again what is in the cache.
+        local_files_only: Whether to use the cache only, and download nothing.
         token: Token for the Hub; None takes the one stored by `hf auth login`.
         verify: As in `load_network`.
 
@@ -82,7 +80,7 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
         source: As in `save_network`.
         options: As in `save_network`.
         certificate: As in `save_network`.
-        commit_message: What the repository's history says of it.
+        commit_message: Message of the commit.
         private: Whether a new repository is private; None takes the owner's default.
         token: Token for the Hub; None takes the one stored by `hf auth login`.
         branch: Branch to upload to; None means the main one.

@@ -9,30 +9,19 @@ from jaxtyping import Float
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor, nn
 
+from convattn.convert.network.running import draw_image
 from convattn.errors import ArgumentError, DataError
 from convattn.networks import timm, torchvision
 from convattn.networks.source import split_source
 
-__all__ = ["draw_images", "preparation", "read_images"]
-
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-_SEED, _SHAPE = 0, (3, 224, 224)
 
 
 def read_images(folder: Path, prepare: Callable[[Any], Tensor], *, limit: int) -> Float[Tensor, "images *sizes"]:
-    """Reads pictures, in the order of their names.
+    """Reads at most `limit` pictures of a folder and the folders inside, in the order of their names.
 
-    Args:
-        folder: Where they lie, also in folders inside.
-        prepare: Turns an RGB picture into a tensor; all must have one shape.
-        limit: How many to read at most, ≥ 1.
-
-    Returns:
-        The images.
-
-    Raises:
-        DataError: There are none, or one cannot be read.
-        ArgumentError: They differ in shape when prepared.
+    `prepare` turns an RGB picture into a tensor. An unreadable picture or an empty folder raises DataError, tensors of
+    different shapes raise ArgumentError.
     """
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
     if not files:
@@ -50,17 +39,9 @@ def read_images(folder: Path, prepare: Callable[[Any], Tensor], *, limit: int) -
 
 
 def preparation(source: str | None, network: nn.Module) -> Callable[[Any], Tensor]:
-    """Returns the function that prepares the images of a network.
+    """Returns the function that turns an RGB picture of pillow into a tensor for the network that `source` builds.
 
-    Args:
-        source: What the network was built by, or None.
-        network: The network.
-
-    Returns:
-        A function of an RGB picture of pillow.
-
-    Raises:
-        ArgumentError: The library that the network comes from does not say how.
+    Where its library does not tell how, this raises ArgumentError.
     """
     home, name = split_source(source) if source else ("", "")
     if home == "timm":
@@ -68,27 +49,18 @@ def preparation(source: str | None, network: nn.Module) -> Callable[[Any], Tenso
     if home == "torchvision":
         return torchvision.preparation(name)
     raise ArgumentError(
-        f"images cannot be read from a folder for a {type(network).__name__}, which does not say how they are prepared:"
+        f"images of a folder cannot be prepared for a {type(network).__name__}: only timm and torchvision say how;"
         " leave them out, or measure from Python"
     )
 
 
 def draw_images(network: nn.Module, shape: tuple[int, ...] | None = None) -> Float[Tensor, "images *sizes"]:
-    """Draws one image of standard normal numbers.
+    """Draws one image of standard normal numbers in the network's dtype; `shape` leaves out the batch.
 
-    Args:
-        network: The network that it is for.
-        shape: Its shape without the batch; None takes the size in `network.default_cfg`, for networks of this library
-            the size that they were made for, or else 3 x 224 x 224.
-
-    Returns:
-        The image, in the network's dtype.
+    Without a shape this is the size in `network.default_cfg`, for networks of this library the size that they were made
+    for, or else 3 x 224 x 224.
     """
-    config, own = getattr(network, "default_cfg", None), getattr(network, "_hub_mixin_config", None)
-    if shape is None and isinstance(config, Mapping):
-        shape = config.get("input_size")
-    if shape is None and isinstance(own, Mapping):
+    own = getattr(network, "_hub_mixin_config", None)
+    if shape is None and isinstance(own, Mapping) and not hasattr(network, "default_cfg"):
         shape = (own.get("in_channels", 3), *2 * (own.get("image_size", 32),))
-    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
-    drawn = torch.randn((1, *(shape or _SHAPE)), generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64)
-    return drawn.to(like)
+    return draw_image(network, shape)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from convattn.convert import load_layer
-from convattn.convert.descriptions import KINDS
+from convattn.convert.saved import KINDS
 from convattn.errors import ArgumentError, CheckpointError, must_be, must_be_a
 from convattn.files import as_path
 from convattn.models import load_network as load_own_network
@@ -18,8 +18,6 @@ from convattn.networks.source import create_network
 from convattn.networks.structure import put_layers
 from convattn.networks.tensors import load_tensors
 from convattn.sealed import CONFIG, read_config, read_sealed
-
-__all__ = ["load_network", "saved_config"]
 
 _FIELDS: dict[str, Any] = {
     "class": str,
@@ -64,33 +62,23 @@ def load_network(
     folder = as_path(folder)
     config = saved_config(folder)
     if config.get("kind") == "network":
-        return _load(folder, model, verify=verify)
+        return _load_converted(folder, model, verify=verify)
     if model is not None:
-        raise ArgumentError(must_be_a("model", f"None, because {folder} says what it holds", model))
+        raise ArgumentError(must_be_a("model", f"None, because {folder} describes its own network", model))
     if config.get("kind") in [*KINDS]:
         return load_layer(folder, verify=verify).eval()
     return load_own_network(folder, verify=verify)
 
 
 def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads `config.json` of anything that this library saves.
-
-    Args:
-        folder: Where it lies.
-
-    Returns:
-        Its contents.
-
-    Raises:
-        CheckpointError: It is missing, not JSON, or not a configuration of this library.
-    """
+    """Reads `config.json` of anything that this library saves, or raises CheckpointError."""
     config = read_config(folder)
     if not ("architecture" in config or config.get("kind") in ["network", *KINDS]):
         raise CheckpointError(f"{as_path(folder) / CONFIG} does not describe a network or a layer of convattn")
     return config
 
 
-def _load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, verify: bool) -> nn.Module:
+def _load_converted(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, verify: bool) -> nn.Module:
     """Builds a network, puts its layers in their places, and loads its tensors."""
     file = folder / CONFIG
     config, tensors = read_sealed(folder, verify=verify)
@@ -99,7 +87,7 @@ def _load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, ve
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(config.get(name), kind)]
     if wrong:
         raise CheckpointError(f"{file} is damaged: {', '.join(wrong)}")
-    network = _architecture(folder, config, model)
+    network = _build_architecture(folder, config, model)
     try:
         network = put_layers(network, config["layers"])
         load_tensors(network, tensors, config["tied"], config)
@@ -109,7 +97,9 @@ def _load(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, ve
     return network.eval()
 
 
-def _architecture(folder: Path, config: dict[str, Any], model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+def _build_architecture(
+    folder: Path, config: dict[str, Any], model: nn.Module | Callable[[], nn.Module] | None
+) -> nn.Module:
     """Builds the network anew, or takes a copy of the one given."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)

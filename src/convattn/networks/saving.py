@@ -23,8 +23,6 @@ from convattn.records import Certificate, NetworkCertificate
 from convattn.records.words import ITSELF
 from convattn.sealed import write_sealed
 
-__all__ = ["SCHEMA", "save_network"]
-
 _ADAPTERS = "convattn.adapters."
 
 SCHEMA = 1
@@ -90,7 +88,7 @@ def save_network(
     if built is None and options:
         raise ArgumentError(must_be("options", "None without a source, whose builder takes them", options))
     try:
-        layers = describe_layers(network) if built is None else _compared(network, *built)
+        layers = describe_layers(network) if built is None else _compare_with_new(network, *built)
         tensors, tied = file_tensors(network)
     except UnsupportedModelError as error:
         place = f" as {built[0]}" if built else ""
@@ -102,7 +100,7 @@ def save_network(
         "class": full_name(type(network)),
         "source": built[0] if built else None,
         "options": built[1] if built else {},
-        "versions": _versions(built[0] if built else None),
+        "versions": _builder_versions(built[0] if built else None),
         "layers": layers,
         "tied": tied,
         **describe_tensors(network),
@@ -121,8 +119,8 @@ def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certif
     made = [name for name, module in network.named_modules() if type(module).__module__.startswith(_ADAPTERS)]
     if made:
         raise UnsupportedModelError(
-            f"cannot save this {type(network).__name__}: {made[0]} was made by convolutional_init, which is not in the"
-            " file. Save the state_dict, and load it into a new network that convolutional_init has made likewise"
+            f"cannot save this {type(network).__name__}: {made[0]} was made by convolutional_init, which a saved"
+            " network cannot record. Save the state_dict, and load it after the same call of convolutional_init"
         )
     frozen = [name for name, module in network.named_modules() if isinstance(module, FrozenAttention)]
     if frozen:
@@ -139,7 +137,7 @@ def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certif
         raise ArgumentError(f"certificate must be {wanted}, but is that of a {certificate.source}")
 
 
-def _compared(network: nn.Module, source: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+def _compare_with_new(network: nn.Module, source: str, options: dict[str, Any]) -> list[dict[str, Any]]:
     """Describes the layers that differ from a new network, and refuses a network that differs in anything else."""
     fresh = create_network(source, options)
     hint = "Give the options that it was built with, or no source, and the architecture again when it is loaded"
@@ -165,8 +163,7 @@ def _json_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     raise ArgumentError(must_be("options", "a dict of JSON types: numbers, text, True, False, None, lists", options))
 
 
-def _versions(source: str | None) -> dict[str, str]:
-    """Returns the versions of what the network is built of."""
+def _builder_versions(source: str | None) -> dict[str, str]:
     packages = ["torch"]
     if source is not None and split_source(source)[0] != "convattn":
         packages.append(split_source(source)[0])

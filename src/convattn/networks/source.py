@@ -10,24 +10,14 @@ from convattn.errors import ArgumentError, CheckpointError, ConvAttnError, Unkno
 from convattn.models import NETWORKS
 from convattn.networks import timm, torchvision
 
-__all__ = ["HOMES", "create_network", "own_source", "split_source"]
-
 HOMES = ("convattn", "timm", "torchvision")
 """What may stand before the colon of a source."""
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """Splits a source at its colon.
+    """Splits a source such as "timm:NAME" into home and name.
 
-    Args:
-        source: "timm:NAME", "torchvision:NAME" or "convattn:CLASS".
-
-    Returns:
-        Home and name.
-
-    Raises:
-        ArgumentError: There is no colon, or no name.
-        UnknownNameError: The home is none of the three.
+    A source of another form raises ArgumentError, an unknown home UnknownNameError.
     """
     home, colon, name = source.partition(":")
     if not (colon and name):
@@ -48,7 +38,7 @@ def create_network(source: str, options: Mapping[str, Any] | None = None, *, pre
         pretrained: Whether to fetch the weights that its home has for it; otherwise they are drawn.
 
     Returns:
-        The network, in training mode as any new one.
+        The network, in training mode like any new module.
 
     Raises:
         ArgumentError: There is no such network, or it does not take the options, or there are no weights for it.
@@ -65,7 +55,7 @@ def create_network(source: str, options: Mapping[str, Any] | None = None, *, pre
     if home == "convattn" and name not in NETWORKS:
         raise UnknownNameError("network", name, NETWORKS)
     if home == "convattn" and pretrained:
-        raise ArgumentError(f"{source} is an architecture without weights of its own")
+        raise ArgumentError(f"{source} has no pretrained weights")
     try:
         with torch.random.fork_rng(devices=[]):
             if home == "convattn":
@@ -77,7 +67,7 @@ def create_network(source: str, options: Mapping[str, Any] | None = None, *, pre
         reason = f"{type(error).__name__}: {error}"
         if pretrained:
             raise CheckpointError(f"cannot fetch the weights of {source}: {reason}") from error
-        raise ArgumentError(f"options must be what {source} takes, but with {chosen} it raised {reason}") from error
+        raise ArgumentError(f"options must fit {source}, but with {chosen} it raised {reason}") from error
 
 
 def own_source(network: nn.Module) -> tuple[str, dict[str, Any]] | None:

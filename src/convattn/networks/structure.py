@@ -9,29 +9,22 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from convattn.convert.classes import full_name
-from convattn.convert.descriptions import KINDS, describe_layer, rebuild_layer
-from convattn.convert.network.grafting import graft
-from convattn.convert.network.names import names_by_module
+from convattn.convert.network.modules import graft, names_by_module
+from convattn.convert.saved import KINDS, describe_layer, rebuild_layer
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.records.words import ITSELF
 
-__all__ = ["describe_layers", "describe_replaced", "differences", "put_layers"]
-
 _IDENTITY = nn.Identity.__name__
 _NO_FUNCTION = ("training", "grad_checkpointing")
-"""Attributes of modules that change nothing of what they compute in evaluation mode."""
+"""Attributes that do not change what a module computes in evaluation mode."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
-    """Describes every attention layer, plain convolution and identity of a network.
+    """Describes every attention layer, plain convolution and identity of a network, where no new one can be compared.
 
-    Args:
-        network: A network of which no new one is at hand to compare it with.
-
-    Returns:
-        For each what rebuilds it, and under "names" where it stands.
+    Each entry holds what rebuilds the layer, and under "names" where it stands.
     """
     described: list[dict[str, Any]] = []
     inside: set[nn.Module] = set()
@@ -44,26 +37,18 @@ def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
 
 
 def describe_replaced(network: nn.Module, fresh: nn.Module) -> list[dict[str, Any]]:
-    """Describes the layers of a network that a new one of its source does not have in their places.
+    """Describes, as `describe_layers` does, the layers of a network that a new one of its source does not have.
 
-    Args:
-        network: The network.
-        fresh: A new one.
-
-    Returns:
-        For each what rebuilds it, and under "names" where it stands.
-
-    Raises:
-        UnsupportedModelError: What stands in the place of another module is no layer that can be described.
+    A replaced module that cannot be described raises UnsupportedModelError.
     """
     found: dict[nn.Module, dict[str, Any]] = {}
-    for name, module, other in _places("", network, fresh):
+    for name, module, other in _differing_places("", network, fresh):
         if module in found:
             found[module]["names"].append(name)
         elif not _has_description(module):
             raise UnsupportedModelError(
-                f"{name or ITSELF} is a {_told(module, other)}, where a new network has"
-                f" {'nothing' if other is None else f'a {_told(other, module)}'}"
+                f"{name or ITSELF} is a {_class_words(module, other)}, where a new network has"
+                f" {'nothing' if other is None else f'a {_class_words(other, module)}'}"
             )
         else:
             found[module] = {"names": [name], **_describe(module)}
@@ -73,15 +58,8 @@ def describe_replaced(network: nn.Module, fresh: nn.Module) -> list[dict[str, An
 def put_layers(network: nn.Module, described: Sequence[Mapping[str, Any]]) -> nn.Module:
     """Puts described layers in their places, on the meta device: their weights are yet to be loaded.
 
-    Args:
-        network: A new network; it is changed.
-        described: What the functions above returned, or JSON made of it.
-
-    Returns:
-        The network, which is another module where it was replaced as a whole.
-
-    Raises:
-        CheckpointError: The network has no module in a place.
+    The network is changed. Returns it, or the layer that replaces it as a whole; a missing place raises
+    CheckpointError.
     """
     places = dict(network.named_modules(remove_duplicate=False))
     replaced = {}
@@ -96,17 +74,10 @@ def put_layers(network: nn.Module, described: Sequence[Mapping[str, Any]]) -> nn
 
 
 def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
-    """Lists all other differences between a network and a new one with the same replaced layers.
+    """Yields, in words, all other differences between a network and a new one with the same replaced layers.
 
     Names and shapes of tensors are compared, plain attributes of all modules (strides, rates, switches), the number of
     hooks, and buffers that a state dict does not have.
-
-    Args:
-        network: The network.
-        fresh: The new one.
-
-    Yields:
-        Each difference in words.
     """
     old, new = network.state_dict(), fresh.state_dict()
     for name in [*old, *(name for name in new if name not in old)]:
@@ -117,17 +88,16 @@ def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
     others = dict(fresh.named_modules())
     for name, module in network.named_modules():
         if name in others:
-            yield from _attributes(name, module, others[name])
+            yield from _attribute_differences(name, module, others[name])
     buffers = dict(fresh.named_buffers())
     for name, buffer in network.named_buffers():
         other = buffers.get(name)
         if name not in old and (other is None or not torch.equal(buffer.cpu(), other.to(buffer.dtype))):
-            yield f"{name}, which is no part of the state dict, has other values"
+            yield f"{name}, which is not in the state dict, has other values"
 
 
-def _attributes(name: str, module: nn.Module, other: nn.Module) -> Iterator[str]:
-    """Compares the plain attributes and the hooks of two modules."""
-    old, new = _plain(module), _plain(other)
+def _attribute_differences(name: str, module: nn.Module, other: nn.Module) -> Iterator[str]:
+    old, new = _plain_attributes(module), _plain_attributes(other)
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
             place = f"{name}.{key}" if name else key
@@ -136,7 +106,7 @@ def _attributes(name: str, module: nn.Module, other: nn.Module) -> Iterator[str]
         yield f"{name or 'the network'} has hooks"
 
 
-def _plain(module: nn.Module) -> dict[str, str]:
+def _plain_attributes(module: nn.Module) -> dict[str, str]:
     """Returns the public attributes of a module that are numbers, text or sequences of such, as text."""
 
     def is_plain(value: Any) -> bool:
@@ -148,7 +118,7 @@ def _plain(module: nn.Module) -> dict[str, str]:
     return {key: repr(value) for key, value in kept.items() if is_plain(value)}
 
 
-def _places(
+def _differing_places(
     name: str, module: nn.Module | None, other: nn.Module | None
 ) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
     """Walks through two networks, down to where their modules differ in class or description."""
@@ -156,22 +126,20 @@ def _places(
         if other is not None:
             raise UnsupportedModelError(f"{name} is missing, where a new network has a {type(other).__name__}")
         return
-    if other is None or _class(module) is not _class(other):
+    kind = parametrize.type_before_parametrizations
+    if other is None or kind(module) is not kind(other):
         yield name, module, other
     elif _has_description(module) and _has_description(other):
-        if _as_json(_describe(module)) != _as_json(_describe(other)):
+        old, new = (json.dumps(_describe(layer), sort_keys=True) for layer in (module, other))
+        if old != new:
             yield name, module, other
     else:
         for key in dict.fromkeys([*module._modules, *other._modules]):
             child, counterpart = module._modules.get(key), other._modules.get(key)
-            yield from _places(f"{name}.{key}" if name else key, child, counterpart)
+            yield from _differing_places(f"{name}.{key}" if name else key, child, counterpart)
 
 
-def _class(module: nn.Module) -> type:
-    return parametrize.type_before_parametrizations(module)
-
-
-def _told(module: nn.Module, other: nn.Module | None) -> str:
+def _class_words(module: nn.Module, other: nn.Module | None) -> str:
     """Names a module's class, with its file where another class has the same name."""
     kind = type(module)
     return full_name(kind) if other is not None and type(other).__name__ == kind.__name__ else kind.__name__
@@ -183,7 +151,3 @@ def _has_description(module: nn.Module) -> bool:
 
 def _describe(module: nn.Module) -> dict[str, Any]:
     return {"kind": _IDENTITY} if type(module) is nn.Identity else describe_layer(module)
-
-
-def _as_json(description: dict[str, Any]) -> str:
-    return json.dumps(description, sort_keys=True)

@@ -1,28 +1,23 @@
-"""The tensors of a network: collected for a file, each once, and put back."""
+"""The tensors of a network: collected for a file, each once, and put back; weights of other programs."""
 
+import os
+import pickle
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.records.words import some
 
-__all__ = ["describe_tensors", "file_tensors", "load_tensors"]
-
 
 def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Gathers what is to be written.
+    """Returns the tensors to write, and for each name left out the name of the tensor that it is tied to.
 
-    Args:
-        network: The network.
-
-    Returns:
-        Tensors by the names of the state dict, and for each name left out the name of the tensor that it is tied to.
-
-    Raises:
-        UnsupportedModelError: Something in the state dict is no plain tensor with values.
+    What is no plain tensor with values raises UnsupportedModelError.
     """
     first: dict[tuple[Any, ...], str] = {}
     tensors: dict[str, Tensor] = {}
@@ -40,14 +35,10 @@ def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
 
 
 def describe_tensors(network: nn.Module) -> dict[str, Any]:
-    """Describes what a file of tensors does not say of them.
+    """Describes what a file of tensors does not hold, as JSON types.
 
-    Args:
-        network: The network.
-
-    Returns:
-        JSON types: which parameters do not learn ("frozen"), how tensors lie in memory that do not lie as any new one
-        ("strides"), and the dtypes of floating-point buffers that are no part of the state dict ("buffers").
+    "frozen" lists the parameters without gradients, "strides" the strides that differ from those of a new tensor, and
+    "buffers" the dtypes of floating-point buffers that are not in the state dict.
     """
     state = network.state_dict()
     buffers = {name: buffer for name, buffer in network.named_buffers() if name not in state}
@@ -65,16 +56,9 @@ def describe_tensors(network: nn.Module) -> dict[str, Any]:
 def load_tensors(
     network: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str], described: Mapping[str, Any]
 ) -> None:
-    """Gives a network the tensors of a file.
+    """Gives a network the tensors of a file in place of its own; `described` is what `describe_tensors` returned.
 
-    Args:
-        network: The network; its own tensors are dropped.
-        tensors: What was in the file.
-        tied: For each name left out the name that it is tied to.
-        described: What `describe_tensors` returned.
-
-    Raises:
-        CheckpointError: Names or shapes differ.
+    `tied` names, for each tensor left out, the one that it is tied to. Other names or shapes raise CheckpointError.
     """
     strides, frozen = described["strides"], set(described["frozen"])
     laid_out = {name: _laid_out(tensor, strides.get(name)) for name, tensor in tensors.items()}
@@ -96,15 +80,7 @@ def load_tensors(
 
 
 def require_same(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Refuses tensors of other names or shapes than expected, and says which.
-
-    Args:
-        expected: State dict of the network.
-        found: What it is to be given.
-
-    Raises:
-        CheckpointError: They differ.
-    """
+    """Raises CheckpointError, naming the tensors, if names or shapes differ from the network's."""
     missing, unexpected = [n for n in expected if n not in found], [n for n in found if n not in expected]
     shapes = [
         f"{name} {tuple(found[name].shape)} for {tuple(tensor.shape)}"
@@ -130,14 +106,14 @@ def _require_plain(name: str, tensor: object) -> None:
 
 
 def _strides(tensor: Tensor) -> list[int] | None:
-    """Returns how a tensor lies in memory; None where it lies as any new one, or with gaps."""
+    """Returns the strides of a tensor; None if they are those of a new tensor, or leave gaps."""
     strides = tensor.stride()
     usual = torch.empty(tensor.shape, device="meta").stride()
     return None if strides == usual or _reach(tensor.shape, strides) != tensor.numel() else list(strides)
 
 
 def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
-    """Gives a tensor its place in memory: the last bits of a product depend on strides."""
+    """Copies a tensor to given strides, on which the last bits of a product depend."""
     if strides is None:
         return tensor
     if len(strides) != tensor.ndim or min(strides) < 0 or _reach(tensor.shape, strides) != tensor.numel():
@@ -146,5 +122,49 @@ def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Returns how many places in memory lie between the first and the last number of a tensor, both included."""
+    """Returns the length of the memory that a tensor spans, counted in numbers."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
+    """Gives a network the weights in a file: a state dict in safetensors, or as `torch.save` writes it.
+
+    In a pickled file it may also be under "state_dict"; it is read by torch's reader of weights alone, which runs no
+    code of the file. What cannot be read, or holds other names or shapes than the network, raises CheckpointError.
+    """
+    path = Path(file)
+    found = _read_state_dict(path)
+    try:
+        require_same(network.state_dict(), found)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the weights in {path} do not fit {type(network).__name__}: {error}{_prefix_hint(network, found)}"
+        ) from None
+    network.load_state_dict(found)
+
+
+def _prefix_hint(network: nn.Module, found: Mapping[str, Tensor]) -> str:
+    """Suggests a prefix to remove, if all names have one, as a wrapper adds it, and fit without it."""
+    first = {name.partition(".")[0] for name in found}
+    after = {name.partition(".")[2] for name in found}
+    if len(first) != 1 or not after & network.state_dict().keys():
+        return ""
+    return f"; all names in the file begin with '{first.pop()}.': remove this prefix"
+
+
+def _read_state_dict(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch's own words advise to run what the file holds
+        reason = "UnpicklingError: it is no file of torch.save, or holds more than tensors, which is not loaded"
+        raise CheckpointError(f"cannot read weights from {path}: {reason}") from None
+    except Exception as error:  # noqa: BLE001 - the reader of a damaged file may fail in any way
+        reason = str(error).partition("\n")[0] or "it may be empty or cut short"
+        raise CheckpointError(f"cannot read weights from {path}: {type(error).__name__}: {reason}") from None
+    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]
+    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise CheckpointError(f"cannot read weights from {path}: it holds no state dict")
+    return dict(found)

@@ -9,26 +9,14 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, MissingDependencyError
 
-__all__ = ["create", "is_known", "preparation"]
-
 _REFUSED = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 """Arguments by which weights would be read from somewhere."""
 
 
 def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
-    """Builds a network.
+    """Builds a network of `timm.list_models()`, with fetched or drawn weights.
 
-    Args:
-        name: One of `timm.list_models()`, with a tag of weights or without.
-        options: Arguments of `timm.create_model`.
-        pretrained: Whether to fetch weights, or to draw them.
-
-    Returns:
-        The network.
-
-    Raises:
-        ArgumentError: There is no such network, or an option is one by which weights are read.
-        MissingDependencyError: timm is not installed.
+    ArgumentError says that there is no such network, or that an option would read weights.
     """
     timm = _timm()
     if not timm.is_model(name):
@@ -42,7 +30,7 @@ def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Mod
 
 
 def is_known(name: str) -> bool:
-    """Tells whether timm is installed and has a network of a name; after a point a name has a tag that timm knows."""
+    """Tells whether timm is installed and has this network; what follows a point in the name is a tag of weights."""
     try:
         timm = _timm()
     except MissingDependencyError:
@@ -51,14 +39,7 @@ def is_known(name: str) -> bool:
 
 
 def preparation(network: nn.Module) -> Callable[[Any], Tensor]:
-    """Returns what makes a tensor of a picture, by the configuration that timm keeps with the network.
-
-    Args:
-        network: A network that `create` built, converted or not.
-
-    Returns:
-        A function of an RGB picture of pillow.
-    """
+    """Returns the function that prepares an RGB picture of pillow as the configuration of a network says."""
     _timm()
     from timm.data.config import resolve_model_data_config
     from timm.data.transforms_factory import create_transform

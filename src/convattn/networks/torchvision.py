@@ -10,26 +10,15 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, MissingDependencyError
 
-__all__ = ["create", "preparation"]
-
 _REFUSED = ("weights", "weights_backbone")
 """Arguments by which weights would be fetched."""
 
 
 def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
-    """Builds a network.
+    """Builds a network of `torchvision.models.list_models()`, with the default weights or with drawn ones.
 
-    Args:
-        name: One of `torchvision.models.list_models()`.
-        options: Arguments of the network's builder.
-        pretrained: Whether to fetch the default weights, or to draw them, also those of a backbone.
-
-    Returns:
-        The network.
-
-    Raises:
-        ArgumentError: There is no such network, or an option is one by which weights are fetched.
-        MissingDependencyError: torchvision is not installed.
+    Drawn are also the weights of a backbone. ArgumentError says that there is no such network, or that an option would
+    fetch weights.
     """
     models = _models()
     if name not in models.list_models():
@@ -52,20 +41,13 @@ def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Mod
 
 
 def preparation(name: str) -> Callable[[Any], Tensor]:
-    """Returns what makes a tensor of a picture, as the default weights of a network expect it.
+    """Returns the function that prepares an RGB picture of pillow for the default weights of a network.
 
-    Args:
-        name: Name of the network.
-
-    Returns:
-        A function of an RGB picture of pillow.
-
-    Raises:
-        ArgumentError: torchvision does not say how, because it has no weights for the network.
+    A network without weights raises ArgumentError.
     """
     weights = _models().get_model_weights(name)
     if not len(weights):
-        raise ArgumentError(f"torchvision has no weights of {name}, and does not say how its images are prepared")
+        raise ArgumentError(f"torchvision has no weights for {name}, and so does not say how to prepare images")
     return weights["DEFAULT"].transforms()
 
 

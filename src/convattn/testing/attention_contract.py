@@ -64,14 +64,8 @@ class AttentionContract:
         """Computes a layer's output by other roads that round differently: two orders of summation, other last digits.
 
         The last digits are those of images and parameters. Where they have fewer bits than float32 they are taken as
-        they are: layers compute in more bits than those.
-
-        Args:
-            layer: The layer.
-            x: Images.
-
-        Returns:
-            Outputs.
+        they
+        are: layers compute in more bits than those.
         """
         roads = [self.dense(layer, x, backwards=backwards) for backwards in (False, True)]
         if x.dtype.itemsize >= torch.float32.itemsize:
@@ -98,7 +92,6 @@ class AttentionContract:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
     def test_output_is_attention_by_definition(self, dtype: torch.dtype) -> None:
-        """The output is right in every dtype."""
         self.check(self.made().to(dtype), self.images(dtype=dtype))
 
     @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
@@ -107,7 +100,6 @@ class AttentionContract:
         self.check(self.made(**geometry), self.images())
 
     def test_cropped_and_padded_unevenly(self) -> None:
-        """Padding may differ before and after, and be negative."""
         self.check(self.made(padding=[(2, -1)] * self.dims), self.images())
 
     def test_groups_are_blocks_of_the_matrices(self) -> None:
@@ -115,28 +107,23 @@ class AttentionContract:
         self.check(self.made(6, 10, groups=2), self.images(channels=6))
 
     def test_without_bias(self) -> None:
-        """The bias may be left out."""
         layer = self.made(bias=False)
         assert layer.bias is None
         self.check(layer, self.images())
 
     @pytest.mark.parametrize("batch", [0, 1])
     def test_small_batches(self, batch: int) -> None:
-        """One image, or none, is a batch."""
         self.check(self.made(), self.images(batch=batch))
 
     def test_one_pixel(self) -> None:
-        """An image of one pixel attends to itself."""
         self.check(self.made(), self.images(*(1,) * self.dims))
 
     def test_channels_last_input(self) -> None:
-        """The memory format of the input does not matter."""
         x = self.images().movedim(1, -1).contiguous().movedim(-1, 1)
         assert not x.is_contiguous()
         self.check(self.made(), x)
 
     def test_input_that_is_a_view(self) -> None:
-        """The input may be a view with steps."""
         x = self.images(*(2 * size for size in _SIZES[self.dims]))
         self.check(self.made(), x[(slice(None), slice(None), *[slice(None, None, 2)] * self.dims)])
 
@@ -150,7 +137,6 @@ class AttentionContract:
         assert_within_budget(y, hi, farthest(hi, low))
 
     def test_gradients_are_those_of_the_definition(self) -> None:
-        """Gradients with respect to the input and every parameter are right, in training."""
         layer, x = self.made().train(), self.images()
         actual = _gradients(layer, x, layer)
         exact = as_dtype(layer, torch.float64)
@@ -162,7 +148,6 @@ class AttentionContract:
             assert_within_budget(gradient, hi[name], lo, f"gradient of {name}")
 
     def test_gradcheck(self) -> None:
-        """Gradients through the layer are those of finite differences, in float64."""
         layer = self.made(2, 2, kernel_size=2, padding=1).double()
         x = self.images(*(2,) * self.dims, batch=1, channels=2, dtype=torch.float64).requires_grad_()
         inputs = (x, *layer.parameters())  # gradcheck writes its steps into the parameters themselves
@@ -189,7 +174,6 @@ class AttentionContract:
 
     @pytest.mark.parametrize("geometry", [{}, GEOMETRIES["circular"]], ids=["plain", "circular"])
     def test_attention_weights_are_those_of_the_definition(self, geometry: dict[str, Any]) -> None:
-        """The weights that `attention` returns are right, and sum to one over the keys."""
         layer, x = self.made(**geometry), self.images()
         weights = layer.attention(x)
         hi, lo = (
@@ -204,7 +188,6 @@ class AttentionContract:
         assert_within_budget(total, torch.ones_like(total, dtype=torch.float64), lo.flatten(-self.dims).sum(-1))
 
     def test_state_dict_and_copies_carry_everything(self) -> None:
-        """A new layer with the state of an old one computes the same bits; so do copies."""
         layer, x = self.made(), self.images()
         restored = self.create(3, 5).eval()
         restored.load_state_dict(layer.state_dict())
@@ -213,13 +196,11 @@ class AttentionContract:
             assert repr(other) == repr(layer)
 
     def test_another_size_needs_no_new_layer(self) -> None:
-        """Trained at one size, used at another: nothing in the layer depends on the image's size."""
         layer = self.made()
         layer(self.images())
         self.check(layer, self.images(*(size + 1 for size in _SIZES[self.dims])))
 
     def test_input_is_left_alone(self) -> None:
-        """The layer writes nothing into its input."""
         x = self.images()
         kept = x.clone()
         self.made(**GEOMETRIES["spread"])(x)
@@ -227,23 +208,19 @@ class AttentionContract:
 
     @pytest.mark.parametrize("channels", [2, 4])
     def test_other_channels_are_refused(self, channels: int) -> None:
-        """The number of channels is the layer's."""
         with pytest.raises(ShapeError, match=rf"x must be of shape \(batch, 3, {self.dims} spatial sizes\), but is"):
             self.made()(self.images(channels=channels))
 
     def test_other_dtypes_are_refused(self) -> None:
-        """Nothing is cast in silence."""
         with pytest.raises(ArgumentError, match=r"x must be of the weights' dtype torch.float32, but is torch.float64"):
             self.made()(self.images(dtype=torch.float64))
 
     def _gradient_roads(self, layer: RelativeAttention) -> list[tuple[RelativeAttention, Callable[[Tensor], Tensor]]]:
-        """Lists other roads to the output.
+        """Lists layers whose parameters are differentiated, each with a function that computes the output from images.
 
         The gradient of a parameter is a few numbers, each a sum of many terms that cancel, so two roads may both be
-        right by luck. The others start from images and parameters whose last digits were rounded another way.
-
-        Returns:
-            Layers whose parameters are differentiated, with functions of the images.
+        right
+        by luck. The others start from images and parameters whose last digits were rounded another way.
         """
 
         def from_other_digits(seed: int, moved: RelativeAttention, images: Tensor) -> Tensor:
@@ -282,9 +259,6 @@ def _joined(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
 
     The softmax cancels a bias of the keys: its gradient is zero, and what is computed is nothing but rounding, which
     only the terms that cancel, as large as those of the weight, give a scale.
-
-    Returns:
-        Gradients by name, of whole maps.
     """
     joined: dict[str, list[Tensor]] = {}
     for name, gradient in gradients.items():

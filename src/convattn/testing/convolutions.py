@@ -1,6 +1,7 @@
 """Convolutions by their definition: a second road to what torch and the attention layers compute."""
 
 from collections.abc import Sequence
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -8,44 +9,34 @@ import numpy as np
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from convattn.convert.classes import AnyConvolution, TransposedConvolution
 from convattn.functional.rounding import rounded_differently
-from convattn.testing.keys import corners, key_index, take_keys
+from convattn.testing.keys import key_index, take_keys
 
 __all__ = ["convolve", "farthest", "rounded_differently", "tap_maps"]
 
-Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | Transposed
-
 
 def convolve(
-    conv: Convolution, x: Float[Tensor, "batch channels *spatial"], *, backwards: bool = False
+    conv: AnyConvolution, x: Float[Tensor, "batch channels *spatial"], *, backwards: bool = False
 ) -> Float[Tensor, "batch outputs *out"]:
-    """Computes a convolution by its definition, in the dtype of its weights.
+    """Computes a convolution by its definition, in the dtype of its weights; `backwards` sums from the last term on.
 
     A plain one gathers, tap by tap: ``y[o] = b + Σ_t W[t] x̃[s·o + d·t]``. A transposed one scatters, tap by tap:
-    ``ỹ[s·i + d·t] += W[t]ᵀ x[i]``, and crops its padding off ỹ.
-
-    Every sum is taken one term after another, in the gradients as well (float32 and float64).
-
-    Args:
-        conv: The convolution.
-        x: Images.
-        backwards: Whether to sum from the last term to the first, which rounds differently.
-
-    Returns:
-        What the convolution returns, up to rounding.
+    ``ỹ[s·i + d·t] += W[t]ᵀ x[i]``, and crops its padding off ỹ. Every sum is taken one term after another, in the
+    gradients as well (float32 and float64).
 
     Example:
+        >>> from torch import nn
         >>> conv, x = nn.Conv1d(2, 3, 3, padding=1), torch.zeros(1, 2, 5)
         >>> torch.equal(convolve(conv, x), conv(x))
         True
     """
-    transposed = isinstance(conv, Transposed)
+    transposed = isinstance(conv, TransposedConvolution)
     order = -1 if backwards else 1
     term = _scatter if transposed else _gather
-    taps = list(corners(conv.kernel_size))[::order]
+    taps = list(product(*map(range, conv.kernel_size)))[::order]
     y = term(conv, x.flip(0) if backwards else x, taps, order)
     y = y.flip(0) if backwards else y
     if conv.bias is None:
@@ -58,42 +49,27 @@ def farthest(hi: Float[Tensor, "*shape"], candidates: Sequence[Float[Tensor, "*s
     """Chooses, of several honest computations in one dtype, the one that rounding has carried farthest from the truth.
 
     On a result of few numbers one computation may be right by luck, and says too little about rounding.
-
-    Args:
-        hi: Reference in float64.
-        candidates: Independent computations, at least one.
-
-    Returns:
-        One of the candidates.
     """
     return max(candidates, key=lambda lo: (lo.double() - hi).abs().max().item() if hi.numel() else 0.0)
 
 
-def tap_maps(conv: Convolution, weight: Float[Tensor, "..."]) -> Float[Tensor, "taps outputs channels"]:
-    """Reads a weight (or its gradient) of a convolution as one matrix per tap, in the order of the displacements.
+def tap_maps(conv: AnyConvolution, weight: Float[Tensor, "..."]) -> Float[Tensor, "taps outputs channels"]:
+    """Reads a weight (or its gradient) of a convolution as one matrix (outputs, inputs // groups) per tap.
 
     A transposed convolution meets its taps in reverse order: what it scatters forwards is gathered from behind.
-
-    Args:
-        conv: The convolution, for its kind and its groups.
-        weight: A tensor of the shape of its weight.
-
-    Returns:
-        One matrix (outputs, inputs // groups) per tap.
     """
-    taps = list(corners(conv.kernel_size))
-    if not isinstance(conv, Transposed):
+    taps = list(product(*map(range, conv.kernel_size)))
+    if not isinstance(conv, TransposedConvolution):
         return torch.stack([weight[(slice(None), slice(None), *tap)] for tap in taps])
     return torch.stack([_one_tap(weight, tap, conv.groups).mT.flatten(0, 1) for tap in taps[::-1]])
 
 
 def _one_tap(weight: Tensor, tap: tuple[int, ...], groups: int) -> Float[Tensor, "groups inputs outputs"]:
-    """Takes one tap of a transposed convolution's weight."""
     return rearrange(weight[(slice(None), slice(None), *tap)], "(groups inputs) o -> groups inputs o", groups=groups)
 
 
-def _gather(conv: Convolution, x: Tensor, taps: Sequence[tuple[int, ...]], order: int) -> Tensor:
-    """Sums over taps what a plain convolution reads there."""
+def _gather(conv: AnyConvolution, x: Tensor, taps: Sequence[tuple[int, ...]], order: int) -> Tensor:
+    """Computes a plain convolution without bias: each tap reads pixels."""
     keys = take_keys(x, _plain_index(conv, x.shape[2:]))
     window = [d * (k - 1) + 1 for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
     counts = [(n - w) // s + 1 for n, w, s in zip(keys.shape[2:], window, conv.stride, strict=True)]
@@ -107,7 +83,7 @@ def _gather(conv: Convolution, x: Tensor, taps: Sequence[tuple[int, ...]], order
     return y
 
 
-def _plain_index(conv: Convolution, sizes: Sequence[int]) -> list[list[int]]:
+def _plain_index(conv: AnyConvolution, sizes: Sequence[int]) -> list[list[int]]:
     """Lists the key pixels of a plain convolution, for each axis."""
     pairs = []
     for axis, (k, d) in enumerate(zip(conv.kernel_size, conv.dilation, strict=True)):
@@ -117,8 +93,8 @@ def _plain_index(conv: Convolution, sizes: Sequence[int]) -> list[list[int]]:
     return [key_index(n, pair, conv.padding_mode) for n, pair in zip(sizes, pairs, strict=True)]
 
 
-def _scatter(conv: Convolution, x: Tensor, taps: Sequence[tuple[int, ...]], order: int) -> Tensor:
-    """Sums over taps what a transposed convolution writes there."""
+def _scatter(conv: AnyConvolution, x: Tensor, taps: Sequence[tuple[int, ...]], order: int) -> Tensor:
+    """Computes a transposed convolution without bias: each tap writes pixels."""
     spans = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in _sizes(conv, x)]
     extra = [int(p) for p in conv.output_padding]
     y = x.new_zeros(x.shape[0], conv.out_channels, *(span + e for span, e in zip(spans, extra, strict=True)))
@@ -132,7 +108,7 @@ def _scatter(conv: Convolution, x: Tensor, taps: Sequence[tuple[int, ...]], orde
     return y[(slice(None), slice(None), *crop)]
 
 
-def _sizes(conv: Convolution, x: Tensor) -> list[tuple[int, int, int, int]]:
+def _sizes(conv: AnyConvolution, x: Tensor) -> list[tuple[int, int, int, int]]:
     return list(zip(x.shape[2:], conv.stride, conv.dilation, conv.kernel_size, strict=True))
 
 

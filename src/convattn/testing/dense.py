@@ -34,14 +34,8 @@ def dense_attention(
 ) -> Float[Tensor, "batch outputs *out"]:
     """Computes a layer by its definition, y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k], in the dtype of x.
 
-    Args:
-        layer: The layer; only its parameters and arguments are read.
-        x: Images.
-        formula: The encoding's equations.
-        backwards: Whether to sum from the last term to the first, which rounds differently.
-
-    Returns:
-        What the layer returns in evaluation mode, up to rounding.
+    Only parameters and arguments of the layer are read. `backwards` sums from the last term to the first, which rounds
+    differently.
     """
     keys, _, queries = _grids(layer, x)
     weights = dense_weights(layer, x, formula, backwards=backwards).to(x.dtype)
@@ -62,16 +56,9 @@ def dense_attention(
 def dense_weights(
     layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], formula: Formula, *, backwards: bool = False
 ) -> Float[Tensor, "batch heads *queries_keys"]:
-    """Computes a layer's attention weights by their definition, in at least float32, for every image.
+    """Computes attention weights by their definition, in at least float32: (batch, heads, *out, *keys).
 
-    Args:
-        layer: The layer; only its parameters and arguments are read.
-        x: Images.
-        formula: The encoding's equations.
-        backwards: Whether to sum from the last term to the first, which rounds differently.
-
-    Returns:
-        (batch, heads, *out, *keys).
+    The arguments are those of `dense_attention`.
     """
     keys, places, queries = _grids(layer, x)
     kind = torch.promote_types(x.dtype, torch.float32)
@@ -97,16 +84,7 @@ def dense_weights(
 
 
 def as_dtype(layer: RelativeAttention, dtype: torch.dtype, encoding: torch.dtype | None = None) -> RelativeAttention:
-    """Copies a layer into another dtype.
-
-    Args:
-        layer: The layer.
-        dtype: Dtype of the copy's parameters.
-        encoding: Dtype of its encoding's, where that is another.
-
-    Returns:
-        The copy.
-    """
+    """Copies a layer into a dtype, and its encoding into another one if given."""
     made = copy.deepcopy(layer).to(dtype)
     if encoding is not None:
         made.encoding = copy.deepcopy(layer.encoding).to(encoding)
@@ -142,11 +120,7 @@ def _position_share(layer: RelativeAttention, kind: torch.dtype) -> Float[Tensor
 
 
 def _position_terms(
-    layer: RelativeAttention,
-    displacements: Float[Tensor, "queries keys dims"],
-    formula: Formula,
-    *,
-    one_by_one: bool,
+    layer: RelativeAttention, displacements: Float[Tensor, "queries keys dims"], formula: Formula, *, one_by_one: bool
 ) -> tuple[Float[Tensor, "heads queries keys"], Float[Tensor, "queries keys width"] | None]:
     """Scores all pairs, and takes their features where content asks; one query after another, or all at once."""
     groups = displacements.split(1 if one_by_one else len(displacements))
@@ -182,7 +156,7 @@ def _content_scores(
 
 
 def _block_diagonal(layer: RelativeAttention) -> Sequence[Tensor]:
-    """Returns W_h as whole matrices (outputs, inputs), with the zeros that groups stand for."""
+    """Returns W_h as whole matrices (outputs, inputs), with zeros outside the blocks of the groups."""
     parameters: dict[str, Tensor] = dict(layer.values.named_parameters())
     groups, matrices = layer.groups, []
     if layer.values.kernel_size is not None:  # the heads are the taps of a kernel

@@ -54,7 +54,6 @@ class EncodingContract:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_scores_are_the_formula(self, dims: int, dtype: torch.dtype) -> None:
-        """Scores at real displacements equal the formula's."""
         self._check_scores(self.made(dims), self.points(dims, 31, dtype=dtype))
 
     @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -131,7 +130,6 @@ class EncodingContract:
 
     @pytest.mark.parametrize("dims", [1, 2])
     def test_gradients_are_those_of_finite_differences(self, dims: int) -> None:
-        """Gradients with respect to every parameter, and to the displacements, pass gradcheck."""
         encoding = self.made(dims, num_heads=2).double()
         parameters = dict(encoding.named_parameters())
 
@@ -142,7 +140,6 @@ class EncodingContract:
         assert torch.autograd.gradcheck(scores, [value.detach().requires_grad_() for value in inputs])
 
     def test_shape_of_the_points_is_kept(self) -> None:
-        """Displacements come in any shape, none at all included."""
         encoding, points = self.made(2), self.points(2, 3, 5, dtype=torch.float32)
         assert encoding(points).shape == (3, 3, 5)
         assert encoding(points[:0]).shape == (3, 0, 5)
@@ -160,7 +157,6 @@ class EncodingContract:
 
     @pytest.mark.parametrize("shape", [(3,), (5, 1)])
     def test_displacements_of_other_dimension_are_refused(self, shape: tuple[int, ...]) -> None:
-        """The last axis must have one entry per grid axis."""
         encoding = self.made(2)
         for ask in (encoding, encoding.features) if encoding.feature_width else (encoding,):
             with pytest.raises(ShapeError, match=r"displacement must be of shape \(…, 2\)"):
@@ -168,7 +164,6 @@ class EncodingContract:
 
     @pytest.mark.parametrize("dims", [1, 3])
     def test_grids_of_other_dimension_are_refused(self, dims: int) -> None:
-        """A grid must have as many axes as the encoding."""
         encoding, asks = self.made(2), []
         if isinstance(encoding, AxisAdditiveEncoding):
             asks = [encoding.axis_tables, encoding.axis_features] if encoding.feature_width else [encoding.axis_tables]
@@ -178,7 +173,6 @@ class EncodingContract:
 
     @pytest.mark.parametrize("value", [torch.inf, torch.nan])
     def test_displacements_that_are_not_finite_are_refused(self, value: float) -> None:
-        """There is no score at infinity."""
         with pytest.raises(ArgumentError, match="displacement must be finite"):
             self.made(2)(torch.full((3, 2), value))
 

@@ -1,7 +1,6 @@
 """Padded images and query positions by index lists, independent of `convattn.grid` and of torch's padding."""
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-__all__ = ["HOLE", "corners", "key_index", "take_keys"]
+__all__ = ["HOLE", "key_index", "take_keys"]
 
 HOLE = -1
 """Index of a pixel that is not in the image and holds zero."""
@@ -24,14 +23,8 @@ _NUMPY_MODES: dict[str, Literal["reflect", "edge", "wrap"]] = {
 def key_index(size: int, pads: tuple[int, int], mode: str, step: int = 1) -> list[int]:
     """Lists, for each pixel of the padded line, the pixel of the image that it shows, or `HOLE`.
 
-    Args:
-        size: Pixels of the image along the axis.
-        pads: Pixels added before and after; negative ones are cropped off in the end.
-        mode: A padding mode of torch.
-        step: Distance of the image's pixels on the padded line; the gaps are holes.
-
-    Returns:
-        One index per padded pixel.
+    `pads` are the pixels added before and after; negative ones are cropped off in the end. `step` is the distance of
+    the image's pixels on the padded line; the gaps are holes.
 
     Example:
         >>> key_index(3, (2, 1), "reflect"), key_index(2, (1, -1), "zeros", step=2)
@@ -50,14 +43,7 @@ def key_index(size: int, pads: tuple[int, int], mode: str, step: int = 1) -> lis
 def take_keys(
     x: Shaped[Tensor, "batch channels *spatial"], indices: Sequence[Sequence[int]]
 ) -> Shaped[Tensor, "batch channels *keys"]:
-    """Takes pixels by one list of indices per axis; holes are zero.
-
-    Args:
-        x: Images.
-        indices: What `key_index` lists, for each axis.
-
-    Returns:
-        The key images.
+    """Takes pixels by one list of indices per axis, as `key_index` makes it; holes are zero.
 
     Example:
         >>> take_keys(torch.tensor([[[3.0, 4.0]]]), [[1, HOLE, 0]]).tolist()
@@ -70,8 +56,3 @@ def take_keys(
         places = [x.shape[dim] if entry == HOLE else entry for entry in index]
         x = with_hole.index_select(dim, torch.tensor(places, device=x.device))
     return x
-
-
-def corners(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yields every index of a box, in row-major order."""
-    yield from product(*(range(size) for size in sizes))

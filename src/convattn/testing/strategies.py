@@ -5,14 +5,13 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
+from convattn.convert.classes import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, AnyConvolution, TransposedConvolution
 from convattn.grid import PADDING_MODES
 
 __all__ = ["convolutions", "convolutions_with_images", "images_for"]
 
-_PLAIN = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-_TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 _LARGEST_KERNEL = {1: 7, 2: 4, 3: 3}
 _LARGEST_DILATION = {1: 3, 2: 3, 3: 2}
 _SPARE_PIXELS = {1: (0, 1, 2, 5, 10), 2: (0, 1, 2, 4), 3: (0, 1, 2)}
@@ -20,23 +19,14 @@ _SPARE_PIXELS = {1: (0, 1, 2, 5, 10), 2: (0, 1, 2, 4), 3: (0, 1, 2)}
 
 Draw = Callable[..., Any]  # hypothesis's own DrawFn is a protocol that cannot be checked at run time
 
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-
 
 @st.composite
-def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> Convolution:
-    """Draws a convolution of one to three axes, plain or transposed.
+def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> AnyConvolution:
+    """Draws a convolution of one to three axes, plain or transposed, with normally distributed weights.
 
     Kernels are even, odd and different per axis; stride, dilation, padding (an integer, one per axis, "same", "valid"),
     every padding mode, output padding, groups down to depthwise, with and without bias; weights of scale 1e-3, 1 and
     1e3.
-
-    Args:
-        draw: Given by hypothesis.
-        dtypes: Dtypes to choose from.
-
-    Returns:
-        The convolution, with normally distributed weights.
     """
     dims, transposed = draw(st.integers(1, 3)), draw(st.booleans())
     groups = draw(st.integers(1, 3))
@@ -52,7 +42,7 @@ def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, t
         "dtype": draw(st.sampled_from(dtypes)),
     }
     options |= draw((_transposed_options if transposed else _plain_options)(dims, kernel_size, dilation))
-    conv = (_TRANSPOSED if transposed else _PLAIN)[dims](**options)
+    conv = (TRANSPOSED_CONVOLUTIONS if transposed else CONVOLUTIONS)[dims](**options)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     scale = draw(st.sampled_from([1e-3, 1.0, 1e3]))
     with torch.no_grad():
@@ -62,16 +52,8 @@ def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, t
 
 
 @st.composite
-def images_for(draw: Draw, conv: Convolution) -> Tensor:
-    """Draws standard normal images for a convolution, from the smallest that it takes upwards.
-
-    Args:
-        draw: Given by hypothesis.
-        conv: The convolution.
-
-    Returns:
-        Images (0 to 3, in_channels, *spatial) in the dtype of the weights.
-    """
+def images_for(draw: Draw, conv: AnyConvolution) -> Tensor:
+    """Draws 0 to 3 standard normal images for a convolution, from the smallest that it takes upwards."""
     fewest = [_fewest_pixels(conv, axis) for axis in range(len(conv.kernel_size))]
     spare = [draw(st.sampled_from(_SPARE_PIXELS[len(fewest)])) for _ in fewest]
     batch = draw(st.sampled_from([1, 2, 3, 0]))
@@ -83,16 +65,8 @@ def images_for(draw: Draw, conv: Convolution) -> Tensor:
 @st.composite
 def convolutions_with_images(
     draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
-) -> tuple[Convolution, Tensor]:
-    """Draws a convolution and images for it.
-
-    Args:
-        draw: Given by hypothesis.
-        dtypes: Dtypes to choose from.
-
-    Returns:
-        The convolution and the images.
-    """
+) -> tuple[AnyConvolution, Tensor]:
+    """Draws a convolution and images for it."""
     conv = draw(convolutions(dtypes))
     return conv, draw(images_for(conv))
 
@@ -127,10 +101,10 @@ def _per_axis(dims: int, least: int, most: int) -> st.SearchStrategy[tuple[int, 
     return st.tuples(*[st.integers(least, most)] * dims)
 
 
-def _fewest_pixels(conv: Convolution, axis: int) -> int:
+def _fewest_pixels(conv: AnyConvolution, axis: int) -> int:
     """Returns the size along an axis below which torch refuses the image."""
     reach = conv.dilation[axis] * (conv.kernel_size[axis] - 1)
-    if isinstance(conv, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+    if isinstance(conv, TransposedConvolution):
         missing = 2 * int(conv.padding[axis]) - reach - int(conv.output_padding[axis])
         return max(1, 1 - (-missing // conv.stride[axis]))
     if isinstance(conv.padding, str):

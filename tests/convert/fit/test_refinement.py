@@ -178,7 +178,7 @@ def converted(model):
             lambda: (Pair(), Pair()),
             {},
             ArgumentError,
-            "conv_model must be what network_to_conv made of attention_model",
+            "conv_model must be the result of network_to_conv on attention_model",
         ),
         (
             lambda: (nn.Sequential(nn.Conv2d(3, 3, 2)), nn.Sequential(conv_to_attention(nn.Conv2d(3, 3, 1))[0])),

@@ -234,7 +234,7 @@ def test_a_wrong_border_fails_the_certificate(monkeypatch):
         conv_to_attention(seeded(nn.Conv2d, 3, 5, 3, padding=1))[0],
         sys.modules[attention_to_conv.__module__],
     )
-    build = module._make_convolution
+    build = module.make_convolution
 
     def replicating(*arguments):
         right = build(*arguments)
@@ -242,7 +242,7 @@ def test_a_wrong_border_fails_the_certificate(monkeypatch):
         wrong.load_state_dict(right.state_dict())
         return wrong
 
-    monkeypatch.setattr(module, "_make_convolution", replicating)
+    monkeypatch.setattr(module, "make_convolution", replicating)
     assert not attention_to_conv(layer)[1].passed
 
 

@@ -49,7 +49,7 @@ def test_a_network_that_rounding_moves_too_far_is_not_passed():
     _, certificate = attempt(Growing(conv()), images(2, 3, 7, 9))
     assert not certificate.passed
     assert certificate.rounding > certificate.largest
-    assert "the network as a whole: rounding alone, or state that it keeps between runs, changes its outputs much" in (
+    assert "the network as a whole: rounding, or state kept between runs, changes its outputs too much to compare" in (
         certificate.not_covered
     )
 

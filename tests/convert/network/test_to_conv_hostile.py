@@ -151,8 +151,8 @@ def test_arguments_of_other_kinds():
     ("conv", "attention", "x", "message"),
     [
         (None, None, images(6, 3, 7, 9).to("meta"), "images must have values, but they are on the meta device"),
-        (None, None, images(6, 3, 7, 9, dtype=torch.float64), "images must fit both networks, but on one"),
-        (None, None, images(6, 3, 2, 2), "images must fit both networks, but on one of them it raised"),
+        (None, None, images(6, 3, 7, 9, dtype=torch.float64), "images must fit both networks, but one of them raised"),
+        (None, None, images(6, 3, 2, 2), "images must fit both networks, but one of them raised"),
         (None, None, images(6, 3, 7, 9) * torch.inf, "images must give finite outputs in both networks, but"),
         (None, lambda: Whole(not_a_number()), images(6, 3, 7, 9), "images must give finite outputs in both networks"),
         (
@@ -161,7 +161,12 @@ def test_arguments_of_other_kinds():
             images(6, 3, 7, 9),
             r"conv_model must have values, but its layer\.weight is on the meta device",
         ),
-        (nn.Sequential, nn.Sequential, images(6, 3, 7, 9), "conv_model must be what network_to_conv made of attention"),
+        (
+            nn.Sequential,
+            nn.Sequential,
+            images(6, 3, 7, 9),
+            "conv_model must be the result of network_to_conv on attention",
+        ),
     ],
 )
 def test_what_cannot_be_refined(conv, attention, x, message):

@@ -9,8 +9,6 @@ from convattn.analysis.reproduction.material import Material, figure_paths, writ
 from convattn.errors import CheckpointError
 from convattn.training.heads import HEAD_COLUMNS
 
-__all__ = ["make_end", "make_ways"]
-
 _LAYER = 3
 """The paper's layer 4, counted from 0."""
 
@@ -21,17 +19,7 @@ _MOMENTS = (0.0, 0.05, 0.2, 0.5, 1.0)
 def make_ways(material: Material, name: str, folder: Path, recipe: str) -> list[str]:
     """Draws the heads of layer 4 over training, and writes where they were at every moment.
 
-    Args:
-        material: Runs of the recipe.
-        name: Name of the target.
-        folder: Where to write.
-        recipe: Name of the recipe.
-
-    Returns:
-        Which layer is shown, where the network has no layer 4.
-
-    Raises:
-        CheckpointError: The run's heads are missing or damaged.
+    A network without a layer 4 shows its last layer, and a note says so.
     """
     snapshots = _read(material, recipe)
     depth = 1 + max(snapshot.layer for snapshot in snapshots)
@@ -39,35 +27,21 @@ def make_ways(material: Material, name: str, folder: Path, recipe: str) -> list[
     shown = [snapshot for snapshot in snapshots if snapshot.layer == layer]
     title = material.title(name, f"heads of layer {layer + 1} of {depth} over training", recipe)
     head_paths(figure_paths(folder, name), shown, _moments(shown), title=title)
-    write_parquet(folder / f"{name}.parquet", _rows(shown), HEAD_COLUMNS)
+    write_parquet(folder / f"{name}.parquet", _numbers(shown), HEAD_COLUMNS)
     return [] if layer == _LAYER else [f"the network has {depth} layers: layer {layer + 1} stands for the paper's 4"]
 
 
 def make_end(material: Material, name: str, folder: Path, recipe: str, what: str) -> list[str]:
-    """Draws the heads of all layers at the end of training, and writes where they are.
-
-    Args:
-        material: Runs of the recipe.
-        name: Name of the target.
-        folder: Where to write.
-        recipe: Name of the recipe.
-        what: What the figure shows, for its title.
-
-    Returns:
-        Nothing to note.
-
-    Raises:
-        CheckpointError: The run's heads are missing or damaged.
-    """
+    """Draws the heads of all layers at the end of training, and writes where they are; `what` is part of the title."""
     snapshots = _read(material, recipe)
     shown = [snapshot for snapshot in snapshots if snapshot.step == snapshots[-1].step]
     head_layers(figure_paths(folder, name), shown, title=material.title(name, what, recipe))
-    write_parquet(folder / f"{name}.parquet", _rows(shown), HEAD_COLUMNS)
+    write_parquet(folder / f"{name}.parquet", _numbers(shown), HEAD_COLUMNS)
     return []
 
 
 def _read(material: Material, recipe: str) -> list[HeadSnapshot]:
-    folder = material.groups[recipe][0].first.folder
+    folder = material.run_of(recipe).folder
     snapshots = read_heads(folder)
     if not snapshots:
         raise CheckpointError(f"{folder / 'heads.parquet'} holds no heads")
@@ -83,7 +57,7 @@ def _moments(snapshots: Sequence[HeadSnapshot]) -> list[HeadSnapshot]:
     return [snapshots[number] for number in sorted(nearest)]
 
 
-def _rows(snapshots: Sequence[HeadSnapshot]) -> list[dict[str, float]]:
+def _numbers(snapshots: Sequence[HeadSnapshot]) -> list[dict[str, float]]:
     """Returns rows as `heads.parquet` of a run has them."""
     return [
         {

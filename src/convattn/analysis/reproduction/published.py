@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["PAPER", "REPLICATION", "TABLE1", "PublishedRow"]
-
 PAPER = (
     "Cordonnier, Loukas, Jaggi: On the Relationship between Self-Attention and Convolutional Layers, ICLR 2020, table 1"
 )
@@ -12,23 +10,15 @@ REPLICATION = "Varma, Prabhu 2020, an independent replication of the paper"
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of table 1, one of the paper's or one that the paper leaves open.
+    """A row of table 1, one of the paper's or one that the paper leaves open."""
 
-    Attributes:
-        recipe: Recipe that trains the row's network.
-        model: What the row is called.
-        accuracy: The paper's test accuracy on CIFAR-10, one run, in [0, 1]; None where the paper has none.
-        parameters: The paper's number of parameters, as printed.
-        flops: The paper's number of operations, as printed; of the linear maps only.
-        replication: Test accuracy of the replication, in [0, 1]; None where it has none.
-    """
-
-    recipe: str
-    model: str
+    recipe: str  # Recipe that trains the row's network
+    model: str  # What the row is called
+    # The paper's test accuracy on CIFAR-10, one run, in [0, 1]; None where the paper has none
     accuracy: float | None = None
-    parameters: str | None = None
-    flops: str | None = None
-    replication: float | None = None
+    parameters: str | None = None  # The paper's number of parameters, as printed
+    flops: str | None = None  # The paper's number of operations, as printed; of the linear maps only
+    replication: float | None = None  # Test accuracy of the replication, in [0, 1]; None where it has none
 
 
 TABLE1 = (

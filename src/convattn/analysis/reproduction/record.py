@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from convattn.records import Record
 
-__all__ = ["MissingRun", "Reproduction", "TargetResult"]
-
 
 @dataclass(frozen=True)
 class MissingRun:
@@ -42,7 +40,7 @@ class TargetResult:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it was made."""
+        """Whether every file of it was made, from all its runs."""
         return bool(self.files) and not self.missing and self.problem is None
 
     def summary(self) -> str:

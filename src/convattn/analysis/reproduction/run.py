@@ -4,10 +4,10 @@ import os
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 
-from convattn.analysis.reproduction.images import RunImages
 from convattn.analysis.reproduction.material import Material
 from convattn.analysis.reproduction.published import TABLE1
 from convattn.analysis.reproduction.record import MissingRun, Reproduction, TargetResult
@@ -16,8 +16,6 @@ from convattn.analysis.runs import RunGroup, RunsFound, find_runs, group_runs
 from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, UnknownNameError, must_be
 from convattn.files import new_folder, require_new_folder
 from convattn.training.scale import SCALES
-
-__all__ = ["reproduce"]
 
 _STARTS_FROM = {"sa-quadratic-generalized-pruned": "sa-quadratic-generalized"}
 """Recipes that train the network of another one's run further."""
@@ -58,33 +56,26 @@ def reproduce(
     found = find_runs(runs)
     groups = {row.recipe: group_runs(found.finished, row.recipe, scale) for row in TABLE1}
     groups = {recipe: alike for recipe, alike in groups.items() if alike}
-    material = Material(groups, scale, RunImages(None if data is None else Path(data)))
-    if not any(_can_be_made(name, groups) for name in targets):
-        return _report(targets, [_without(name, groups) for name in targets], found, material, Path(runs), data)
-    with new_folder(output, "output") as folder:
-        results = [
-            _make(name, material, folder) if _can_be_made(name, groups) else _without(name, groups) for name in targets
-        ]
-        report = _report(targets, results, found, material, Path(runs), data)
-        report.save(folder / "reproduction.json")
+    material = Material(groups, scale, None if data is None else Path(data))
+    can_be_made = any(_has_runs(name, groups) for name in targets)
+    with new_folder(output, "output") if can_be_made else nullcontext() as folder:
+        results = [_make_target(name, material, folder) for name in targets]
+        report = _make_record(results, found, material, Path(runs))
+        if folder is not None:
+            report.save(folder / "reproduction.json")
     return report
 
 
-def _can_be_made(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> bool:
+def _has_runs(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> bool:
     return sum(recipe in groups for recipe in TARGETS[name].recipes) >= TARGETS[name].least
 
 
-def _missing(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> tuple[str, ...]:
-    return tuple(recipe for recipe in TARGETS[name].recipes if recipe not in groups)
-
-
-def _without(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> TargetResult:
-    return TargetResult(name, files=(), runs=(), missing=_missing(name, groups))
-
-
-def _make(name: str, material: Material, folder: Path) -> TargetResult:
+def _make_target(name: str, material: Material, folder: Path | None) -> TargetResult:
     """Makes one target, all of its files or none."""
     target, groups = TARGETS[name], material.groups
+    missing = tuple(recipe for recipe in target.recipes if recipe not in groups)
+    if folder is None or not _has_runs(name, groups):
+        return TargetResult(name, files=(), runs=(), missing=missing)
     problem, notes, files = None, [], []
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as place:
         try:
@@ -97,14 +88,8 @@ def _make(name: str, material: Material, folder: Path) -> TargetResult:
             files = sorted(item.name for item in Path(place).iterdir())
             for file in files:
                 os.replace(Path(place) / file, folder / file)
-    return TargetResult(
-        name,
-        files=tuple(files),
-        runs=tuple(str(run.folder) for group in _shown(name, groups) for run in group.runs),
-        missing=_missing(name, groups),
-        problem=problem,
-        notes=tuple(notes),
-    )
+    runs = tuple(str(run.folder) for group in _shown(name, groups) for run in group.runs)
+    return TargetResult(name, tuple(files), runs, missing, problem, tuple(notes))
 
 
 def _shown(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> list[RunGroup]:
@@ -122,19 +107,12 @@ def _notes(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> 
                 notes.append(f"changed settings of {group.first.folder}: {'; '.join(group.first.changes)}")
             if number:
                 notes += [f"not in figures, because settings or data differ: {run.folder}" for run in group.runs]
-            notes += [f"left out, because its seed is there already: {run.folder}" for run in group.repeats]
+            notes += [f"left out, because another run has the same seed: {run.folder}" for run in group.repeats]
     return tuple(notes)
 
 
-def _report(
-    targets: Sequence[str],
-    results: Sequence[TargetResult],
-    found: RunsFound,
-    material: Material,
-    runs: Path,
-    data: str | os.PathLike[str] | None,
-) -> Reproduction:
-    missing = {recipe for name in targets for recipe in _missing(name, material.groups)}
+def _make_record(results: Sequence[TargetResult], found: RunsFound, material: Material, runs: Path) -> Reproduction:
+    missing = {recipe for result in results for recipe in result.missing}
     return Reproduction(
         runs=str(runs),
         scale=material.scale,
@@ -142,20 +120,18 @@ def _report(
         unfinished=tuple(map(str, found.unfinished)),
         unreadable=tuple(f"{folder}: {reason}" for folder, reason in found.unreadable),
         targets=tuple(results),
-        notes=_notes(targets, material.groups),
+        notes=_notes([result.target for result in results], material.groups),
         missing=tuple(
-            MissingRun(row.recipe, _command(row.recipe, material, runs, data))
-            for row in TABLE1
-            if row.recipe in missing
+            MissingRun(row.recipe, _command(row.recipe, material, runs)) for row in TABLE1 if row.recipe in missing
         ),
     )
 
 
-def _command(recipe: str, material: Material, runs: Path, data: str | os.PathLike[str] | None) -> str:
+def _command(recipe: str, material: Material, runs: Path) -> str:
     """Returns the command that makes a missing run: seed 0, in a new folder."""
     words = ["convattn", "train", recipe, "--scale", material.scale]
-    if data is not None and material.scale != "tiny":
-        words += ["--set", f"data.folder={os.fspath(data)}"]
+    if material.folder is not None and material.scale != "tiny":
+        words += ["--set", f"data.folder={material.folder}"]
     start = _STARTS_FROM.get(recipe)
     if start is not None:
         there = material.groups.get(start)

@@ -5,16 +5,17 @@ import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
+from convattn.analysis.reproduction.material import Material
 from convattn.analysis.reproduction.published import PAPER, REPLICATION, TABLE1, PublishedRow
 from convattn.analysis.runs import Run, RunGroup
 from convattn.errors import ConvAttnError
+from convattn.files import write_atomically
 from convattn.models import FlopCount
 from convattn.networks import load_network
 from convattn.training.markdown import markdown_table
-
-__all__ = ["TableRow", "table_rows", "to_csv", "to_markdown"]
 
 
 @runtime_checkable
@@ -24,58 +25,40 @@ class _CountsFlops(Protocol):
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of the table; None is "not measured", "not published" or "not countable".
+    """A row of the table; None is "not measured", "not published" or "not countable"."""
 
-    Attributes:
-        model: What the row is called.
-        recipe: The recipe that was trained.
-        changes: What was changed in it.
-        accuracy: Mean test accuracy over seeds, in [0, 1].
-        accuracy_std: Standard deviation over seeds, with n − 1; None for one seed.
-        n: Number of seeds.
-        seeds: The seeds.
-        paper_accuracy: The paper's, in [0, 1].
-        replication_accuracy: The replication's, in [0, 1].
-        parameters: Number of trainable parameters, counted.
-        paper_parameters: The paper's, as printed.
-        flops_linear: Operations per image of the linear maps, which the paper counts.
-        flops_total: Those of mixing and scores as well.
-        paper_flops: The paper's, as printed.
-        data: Data set and copy.
-        seconds: Mean time of a run, in seconds.
-        hardware: What the runs ran on.
-        folders: The runs' folders.
-    """
-
-    model: str
-    recipe: str
-    changes: str | None = None
-    accuracy: float | None = None
-    accuracy_std: float | None = None
-    n: int = 0
-    seeds: str | None = None
-    paper_accuracy: float | None = None
-    replication_accuracy: float | None = None
-    parameters: int | None = None
-    paper_parameters: str | None = None
-    flops_linear: int | None = None
-    flops_total: int | None = None
-    paper_flops: str | None = None
-    data: str | None = None
-    seconds: float | None = None
-    hardware: str | None = None
-    folders: str | None = None
+    model: str  # What the row is called
+    recipe: str  # The recipe that was trained
+    changes: str | None = None  # What was changed in it
+    accuracy: float | None = None  # Mean test accuracy over seeds, in [0, 1]
+    accuracy_std: float | None = None  # Standard deviation over seeds, with n − 1; None for one seed
+    n: int = 0  # Number of seeds
+    seeds: str | None = None  # The seeds
+    paper_accuracy: float | None = None  # The paper's, in [0, 1]
+    replication_accuracy: float | None = None  # The replication's, in [0, 1]
+    parameters: int | None = None  # Number of trainable parameters, counted
+    paper_parameters: str | None = None  # The paper's, as printed
+    flops_linear: int | None = None  # Operations per image of the linear maps, which the paper counts
+    flops_total: int | None = None  # Those of mixing and scores as well
+    paper_flops: str | None = None  # The paper's, as printed
+    data: str | None = None  # Data set and copy
+    seconds: float | None = None  # Mean time of a run, in seconds
+    hardware: str | None = None  # What the runs ran on
+    folders: str | None = None  # The runs' folders
 
 
-def table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[TableRow], list[str]]:
-    """Makes the rows; a recipe whose runs have several settings has a row for each.
+def make_table1(material: Material, name: str, folder: Path) -> list[str]:
+    """Writes the table as Markdown and as CSV; returns which operations could not be counted."""
+    rows, problems = _table_rows(material.groups)
+    write_atomically(folder / f"{name}.md", _to_markdown(rows, material.scale))
+    write_atomically(folder / f"{name}.csv", _to_csv(rows))
+    return problems
 
-    Args:
-        groups: Runs by recipe; a recipe without runs gets a row that says so.
 
-    Returns:
-        The rows, in the order of `TABLE1`, and which networks could not be read, so that their operations are not
-        counted.
+def _table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[TableRow], list[str]]:
+    """Makes the rows in the order of `TABLE1`, and says which networks could not be read to count their operations.
+
+    A recipe with runs of several settings has a row for each, one without runs a row that says so.
     """
     problems: list[str] = []
     rows = [row for published in TABLE1 for row in _rows_of(published, groups.get(published.recipe, ()), problems)]
@@ -83,50 +66,39 @@ def table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[TableRow]
 
 
 def _rows_of(published: PublishedRow, groups: Sequence[RunGroup], problems: list[str]) -> Iterator[TableRow]:
+    known: dict[str, Any] = {
+        "model": published.model,
+        "recipe": published.recipe,
+        "paper_accuracy": published.accuracy,
+        "replication_accuracy": published.replication,
+        "paper_parameters": published.parameters,
+        "paper_flops": published.flops,
+    }
+    if not groups:
+        yield TableRow(**known)
     for group in groups:
         runs = group.runs
         accuracies = [run.record.results["test_accuracy"] for run in runs]
         flops = _flops(group.first, problems)
         yield TableRow(
-            model=published.model,
-            recipe=published.recipe,
+            **known,
             changes="; ".join(group.first.changes) or "none",
             accuracy=statistics.fmean(accuracies),
             accuracy_std=statistics.stdev(accuracies) if len(runs) > 1 else None,
             n=len(runs),
             seeds=" ".join(str(run.record.seed) for run in runs),
-            paper_accuracy=published.accuracy,
-            replication_accuracy=published.replication,
             parameters=group.first.record.parameters,
-            paper_parameters=published.parameters,
             flops_linear=flops.linear if flops else None,
             flops_total=flops.total if flops else None,
-            paper_flops=published.flops,
             data=group.first.record.data.name,
             seconds=statistics.fmean(run.record.seconds for run in runs),
             hardware="; ".join(sorted({_hardware(run) for run in runs})),
             folders="; ".join(str(run.folder) for run in runs),
         )
-    if not groups:
-        yield TableRow(
-            model=published.model,
-            recipe=published.recipe,
-            paper_accuracy=published.accuracy,
-            replication_accuracy=published.replication,
-            paper_parameters=published.parameters,
-            paper_flops=published.flops,
-        )
 
 
-def to_csv(rows: Sequence[TableRow]) -> str:
-    """Writes the rows as CSV; what is None stays empty.
-
-    Args:
-        rows: The rows.
-
-    Returns:
-        A header and a line for each row, lines ending in a line feed.
-    """
+def _to_csv(rows: Sequence[TableRow]) -> str:
+    """Writes the rows as CSV; what is None stays empty."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, [field.name for field in fields(TableRow)], lineterminator="\n")
     writer.writeheader()
@@ -134,16 +106,8 @@ def to_csv(rows: Sequence[TableRow]) -> str:
     return buffer.getvalue()
 
 
-def to_markdown(rows: Sequence[TableRow], scale: str) -> str:
-    """Writes the rows as a page: accuracies and sizes, then what was run on what.
-
-    Args:
-        rows: The rows.
-        scale: Scale of the recipes.
-
-    Returns:
-        The page.
-    """
+def _to_markdown(rows: Sequence[TableRow], scale: str) -> str:
+    """Writes the rows as a page: accuracies and sizes, then what was run on what."""
     numbers = [
         [
             row.model,

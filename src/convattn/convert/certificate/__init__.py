@@ -1,1 +1,1 @@
-"""What a conversion promises and what was measured of it: bounds, rounding, and the record of both."""
+"""Certificates: bounds on the error of a conversion, and the error that was measured."""

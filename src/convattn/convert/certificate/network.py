@@ -10,23 +10,17 @@ from torch import nn
 from convattn.convert.classes import full_name
 from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
 
-__all__ = ["Comparison", "Difference", "certify_network", "shorten"]
+_MEASURED = ("images", "reference", "top1_total", "top1_changed", "accuracy_before", "accuracy_after")
+"""Fields of a comparison that a certificate repeats; None where the networks were not compared."""
 
 
 class Difference(NamedTuple):
-    """How far one output of a network is from the reference.
+    """How far one output of a network is from the reference."""
 
-    Attributes:
-        error: Largest difference.
-        rounding: Largest difference that rounding explains.
-        largest: Largest absolute value of the reference.
-        same: Whether both networks agree in float64 as well, where that was asked.
-    """
-
-    error: float
-    rounding: float
-    largest: float
-    same: bool = True
+    error: float  # Largest difference
+    rounding: float  # Largest difference that rounding explains
+    largest: float  # Largest absolute value of the reference
+    same: bool = True  # Whether both networks agree in float64 as well, where that was asked
 
     @property
     def relative(self) -> float:
@@ -48,30 +42,18 @@ class Difference(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How far a network is from its source on some images.
+class NetworkComparison:
+    """How far a network is from its source on some images."""
 
-    Attributes:
-        images: What the networks were run on, in words.
-        shapes: Shapes of the tensors that they were called with.
-        reference: Dtype of the source that the result is held against.
-        outputs: One difference per output, at least one.
-        top1_total: Number of predictions; None where the first output is not one row of scores per image.
-        top1_changed: How many predictions differ from those of the source.
-        accuracy_before: Share of the labels that the source predicts; None without labels.
-        accuracy_after: The same of the network made.
-        not_covered: What the comparison could not show.
-    """
-
-    images: str
-    shapes: tuple[tuple[int, ...], ...]
-    reference: str
-    outputs: tuple[Difference, ...]
-    top1_total: int | None
-    top1_changed: int | None
-    accuracy_before: float | None
-    accuracy_after: float | None
-    not_covered: tuple[str, ...]
+    images: str  # What the networks were run on, in words
+    shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
+    reference: str  # Dtype in which the source computes the reference
+    outputs: tuple[Difference, ...]  # One difference per output, at least one
+    top1_total: int | None  # Number of predictions; None where the first output is not one row of scores per image
+    top1_changed: int | None  # How many predictions differ from those of the source
+    accuracy_before: float | None  # Share of the labels that the source predicts; None without labels
+    accuracy_after: float | None  # The same for the converted network
+    not_covered: tuple[str, ...]  # What the comparison could not show
 
     def worst(self, *, exact: bool) -> Difference:
         """Returns the output nearest to its budget or beyond; where layers are not exact, that of largest error."""
@@ -84,26 +66,12 @@ def certify_network(
     made: nn.Module,
     layers: Sequence[LayerCertificate],
     left_alone: Sequence[LeftAlone],
-    comparison: Comparison | None,
+    comparison: NetworkComparison | None,
     *,
     impl: str | None = None,
     not_covered: Sequence[str] = (),
 ) -> NetworkCertificate:
-    """Puts the certificate of a network together.
-
-    Args:
-        direction: "network_to_attention" or "network_to_conv".
-        source: The network converted.
-        made: The network made.
-        layers: The converted layers.
-        left_alone: What was not converted.
-        comparison: How far the networks are apart; None where they were not compared.
-        impl: Path demanded of attention layers.
-        not_covered: What the certificate says nothing about.
-
-    Returns:
-        The certificate.
-    """
+    """Puts the certificate of a network together; `comparison` is None where the networks were not compared."""
     exact, passed = all(layer.exact for layer in layers), all(layer.passed for layer in layers)
     worst = None if comparison is None else comparison.worst(exact=exact)
     if worst is not None:
@@ -118,18 +86,13 @@ def certify_network(
         layers=tuple(layers),
         left_alone=tuple(left_alone),
         exact=exact,
-        images=comparison.images if comparison else None,
-        shapes=comparison.shapes if comparison else (),
-        reference=comparison.reference if comparison else None,
         measured_error=worst.error if worst else None,
         rounding=worst.rounding if worst else None,
         largest=worst.largest if worst else None,
-        top1_total=comparison.top1_total if comparison else None,
-        top1_changed=comparison.top1_changed if comparison else None,
-        accuracy_before=comparison.accuracy_before if comparison else None,
-        accuracy_after=comparison.accuracy_after if comparison else None,
         passed=passed,
         not_covered=(*not_covered, *(comparison.not_covered if comparison else ())),
+        shapes=comparison.shapes if comparison else (),
+        **{name: getattr(comparison, name, None) for name in _MEASURED},
     )
 
 
@@ -143,15 +106,7 @@ def shorten(
 ) -> LayerCertificate:
     """Shortens a layer's certificate to its entry in the certificate of a network.
 
-    Args:
-        certificate: The certificate of one layer.
-        names: Its dotted names in the network, the first one first.
-        kernel_size: Kernel of the convolution, of the source or of the result.
-        path: How the layer computed on the network's images; None where they did not reach it.
-        notes: What else there is to say.
-
-    Returns:
-        The short form.
+    `names` are its dotted names in the network. `path` is None where the network's images did not reach the layer.
     """
     shared = {field.name for field in fields(LayerCertificate)} & {field.name for field in fields(Certificate)}
     return LayerCertificate(

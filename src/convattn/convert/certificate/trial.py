@@ -1,18 +1,20 @@
-"""What a conversion is measured with: a random image, and the layer as real softmax attention."""
+"""What a conversion is measured with: random images, the layer as softmax attention, other orders of summation."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 import torch
+from einops import rearrange
+from jaxtyping import Float
 from torch import Tensor
 
+from convattn.convert.taps import Taps
 from convattn.encodings import Quadratic
 from convattn.errors import ShapeError
-from convattn.grid import Geometry
+from convattn.functional import combine_heads, pad_keys, query_pixels
+from convattn.grid import Axis, Geometry
 from convattn.layers import RelativeAttention
-
-__all__ = ["SEED", "describe_attention", "draw_images", "largest", "lowest_sharpness", "smallest_image", "softmax_copy"]
 
 SEED = 0
 """Seed of the random images."""
@@ -43,16 +45,9 @@ def smallest_image(geometry: Geometry) -> Sequence[int]:
 
 
 def softmax_copy(layer: RelativeAttention, dtype: torch.dtype) -> RelativeAttention:
-    """Copies a layer for inference, so that it computes real softmax attention.
+    """Copies a layer for inference so that it computes a real softmax; a layer with content keeps its own path.
 
     Hard heads would otherwise run as a convolution, and comparing that with a convolution proves nothing.
-
-    Args:
-        layer: The layer.
-        dtype: float64, or the layer's own.
-
-    Returns:
-        The copy; a layer with content keeps its own path.
     """
     copied = copy.deepcopy(layer).eval()
     copied.dropout = 0.0  # plays no part in inference, and not every path has it
@@ -77,3 +72,39 @@ def lowest_sharpness(layer: RelativeAttention) -> float | None:
 def describe_attention(layer: RelativeAttention) -> str:
     """Returns a layer in one line, as a certificate prints it."""
     return f"{type(layer).__name__}({layer.extra_repr()}, encoding={layer.encoding})"
+
+
+def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes a convolution in its own dtype as a sum over taps."""
+    y = None
+    for pixels, weight in zip(tap_pixels(taps, x), taps.maps, strict=True):
+        term = combine_heads(pixels[:, None], weight[None], taps.groups)
+        y = term if y is None else y + term
+    assert y is not None
+    return _with_bias(taps, y)
+
+
+def in_one_product(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes a convolution in its own dtype as one matrix product, with a copy of the image for every tap."""
+    every = rearrange(
+        torch.stack(list(tap_pixels(taps, x)), 1),
+        "b taps (groups c) ... -> b 1 (groups taps c) ...",
+        groups=taps.groups,
+    )
+    maps = rearrange(taps.maps, "taps outputs c -> 1 outputs (taps c)")
+    return _with_bias(taps, combine_heads(every, maps, taps.groups))
+
+
+def tap_pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
+    """Yields, for each tap, the pixels that all queries see there."""
+    axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
+    for displacement in taps.displacements:
+        shifted = [
+            Axis(range(axis.queries.start + d, axis.queries.stop + d, axis.queries.step), axis.keys)
+            for axis, d in zip(axes, displacement, strict=True)
+        ]
+        yield query_pixels(keys, shifted)
+
+
+def _with_bias(taps: Taps, y: Tensor) -> Tensor:
+    return y if taps.bias is None else y + taps.bias.view(-1, *(1,) * (y.ndim - 2))

@@ -1,1 +1,1 @@
-"""Fitting converted convolutions to the attention that they stand for, by least squares."""
+"""Fits converted convolutions to the attention that they replace, by least squares."""

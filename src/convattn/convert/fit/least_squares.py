@@ -1,16 +1,13 @@
 """Fits a convolution to given outputs by ridge regression, with normal equations in float64."""
 
-from itertools import product
-from math import prod
-
 import torch
 from einops import rearrange
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from convattn.convert.certificate.trial import tap_pixels
 from convattn.convert.classes import Convolution
-
-__all__ = ["NormalEquations", "unknowns"]
+from convattn.convert.taps import read_taps
 
 
 def unknowns(conv: Convolution) -> int:
@@ -19,11 +16,7 @@ def unknowns(conv: Convolution) -> int:
 
 
 class NormalEquations:
-    """The sums XᵀX and XᵀR of a convolution over batches, where X are its patches and R the errors of its outputs.
-
-    Attributes:
-        conv: The convolution.
-    """
+    """The sums XᵀX and XᵀR of a convolution over batches, where X are its patches and R the errors of its outputs."""
 
     def __init__(self, conv: Convolution) -> None:
         """Starts with sums of zero; only `solve` changes the convolution."""
@@ -41,11 +34,7 @@ class NormalEquations:
         self._products += features.mT @ wanted
 
     def solve(self, ridge: float) -> None:
-        """Moves weights and bias to the minimum of ‖R − X ΔW‖² + μ‖ΔW‖², μ = ridge · trace(XᵀX) / unknowns.
-
-        Args:
-            ridge: Share > 0 of the mean square of the inputs.
-        """
+        """Moves weights and bias to the minimum of ‖R − X ΔW‖² + μ‖ΔW‖², μ = ridge · trace(XᵀX) / unknowns."""
         conv, squares = self.conv, self._squares
         mean = squares.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(torch.float64).tiny)
         eye = torch.eye(squares.shape[-1], dtype=squares.dtype, device=squares.device)
@@ -60,32 +49,10 @@ class NormalEquations:
 
 def _patches(conv: Convolution, x: Tensor) -> Float[Tensor, "groups pixels unknowns"]:
     """Lists the input numbers that each output pixel depends on, by channel and tap, and a one for the bias."""
-    x = _padded(conv, x)
-    spans = [d * (k - 1) + 1 for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-    counts = [(n - span) // s + 1 for n, span, s in zip(x.shape[2:], spans, conv.stride, strict=True)]
-    seen = []
-    for tap in product(*(range(k) for k in conv.kernel_size)):
-        first = [t * d for t, d in zip(tap, conv.dilation, strict=True)]
-        place = [slice(f, f + s * (n - 1) + 1, s) for f, s, n in zip(first, conv.stride, counts, strict=True)]
-        seen.append(x[(slice(None), slice(None), *place)])
-    stacked = torch.stack(seen, dim=2)
+    seen = torch.stack(list(tap_pixels(read_taps(conv), x)), dim=2)
     features = rearrange(
-        stacked.flatten(3), "batch (groups i) taps pixels -> groups (batch pixels) (i taps)", groups=conv.groups
+        seen.flatten(3), "batch (groups i) taps pixels -> groups (batch pixels) (i taps)", groups=conv.groups
     )
     if conv.bias is None:
         return features
     return torch.cat([features, features.new_ones(*features.shape[:2], 1)], dim=-1)
-
-
-def _padded(conv: Convolution, x: Tensor) -> Tensor:
-    """Pads images as the convolution does."""
-    if isinstance(conv.padding, str):
-        totals = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-        same = conv.padding == "same"
-        pairs = [(total // 2, total - total // 2) if same else (0, 0) for total in totals]
-    else:
-        pairs = [(int(p), int(p)) for p in conv.padding]
-    if not prod(x.shape) or not any(map(sum, pairs)):
-        return x
-    flat = [pixels for pair in reversed(pairs) for pixels in pair]
-    return nn.functional.pad(x, flat, mode="constant" if conv.padding_mode == "zeros" else conv.padding_mode)

@@ -1,4 +1,4 @@
-"""Fits converted convolutions, layer by layer, to the attention layers that they stand for."""
+"""Fits converted convolutions, layer by layer, to the attention layers that they replace."""
 
 import copy
 import math
@@ -12,14 +12,11 @@ from torch import Tensor, nn
 from convattn.convert.classes import CONVOLUTIONS, Convolution
 from convattn.convert.copies import copy_network
 from convattn.convert.fit.least_squares import NormalEquations, unknowns
-from convattn.convert.network.names import names_by_module
-from convattn.convert.network.probing import shapes_met
-from convattn.convert.network.running import Arguments, run
+from convattn.convert.network.modules import names_by_module
+from convattn.convert.network.running import Arguments, run, shapes_met
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone, RefinedLayer, Refinement
-
-__all__ = ["refine"]
 
 _BATCH = 16
 _HELD_OUT = 5
@@ -51,7 +48,7 @@ def refine(
     Raises:
         ArgumentError: There are too few images or they do not fit the networks; a network has tensors without values or
             does not return one tensor of finite numbers; `ridge` is out of range; or no convolution of `conv_model`
-            stands for an attention layer. ShapeError if the outputs of two layers differ in shape.
+            replaces an attention layer. ShapeError if the outputs of two layers differ in shape.
 
     Example:
         >>> from convattn import AttentionNet, network_to_conv
@@ -64,22 +61,22 @@ def refine(
     """
     _require_arguments(conv_model, attention_model, images, ridge)
     refined, teacher = copy_network(conv_model).eval(), copy_network(attention_model).eval()
-    pairs, left_alone = _pairs(refined, teacher)
+    pairs, left_alone = _convolutions_to_fit(refined, teacher)
     if not pairs and not left_alone:
         raise ArgumentError(
-            "conv_model must be what network_to_conv made of attention_model, but none of its convolutions stands for"
-            " an attention layer"
+            "conv_model must be the result of network_to_conv on attention_model, but none of its convolutions"
+            " replaces an attention layer"
         )
     held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
     fit, rest = images[~held], images[held]
-    _require_taken(rest[:1], refined, teacher)
+    _require_images_fit(rest[:1], refined, teacher)
     before = _end_to_end(refined, teacher, rest)
     if not math.isfinite(before[0]):
         raise ArgumentError("images must give finite outputs in both networks, but some are not finite")
     order = shapes_met(refined, Arguments((fit[:1],), {}, "one of the images"), pairs)
-    layers = [_fit(refined, teacher, name, *pairs[name], fit, rest, ridge) for name in order]
+    layers = [_fit_convolution(refined, teacher, name, *pairs[name], fit, rest, ridge) for name in order]
     after = _end_to_end(refined, teacher, rest)
-    _put_back(refined, conv_model)
+    _restore_modes_and_buffers(refined, conv_model)
     record = Refinement(
         layers=tuple(layers),
         left_alone=tuple(left_alone),
@@ -115,18 +112,17 @@ def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images
         raise ArgumentError(must_be("ridge", "a positive finite number", ridge))
 
 
-def _require_taken(image: Tensor, *networks: nn.Module) -> None:
-    """Raises if a network does not accept the images."""
+def _require_images_fit(image: Tensor, *networks: nn.Module) -> None:
     try:
         for network in networks:
             run(network, Arguments((image,), {}, "one of the images"))
     except Exception as error:  # foreign networks may fail in any way
         raise ArgumentError(
-            f"images must fit both networks, but on one of them it raised {type(error).__name__}: {error}"
+            f"images must fit both networks, but one of them raised {type(error).__name__}: {error}"
         ) from error
 
 
-def _put_back(refined: nn.Module, conv_model: nn.Module) -> None:
+def _restore_modes_and_buffers(refined: nn.Module, conv_model: nn.Module) -> None:
     """Restores modes and buffers, which the runs may have changed."""
     modes = {name: module.training for name, module in conv_model.named_modules()}
     for name, module in refined.named_modules():
@@ -136,7 +132,7 @@ def _put_back(refined: nn.Module, conv_model: nn.Module) -> None:
             refined.get_buffer(name).copy_(buffer)
 
 
-def _pairs(
+def _convolutions_to_fit(
     conv_model: nn.Module, teacher: nn.Module
 ) -> tuple[dict[str, tuple[Convolution, nn.Module]], list[LeftAlone]]:
     """Finds the convolutions to fit, each with the module whose output is its target, and those left alone."""
@@ -171,7 +167,7 @@ def _target(name: str, conv_model: nn.Module, attention: dict[str, nn.Module]) -
     return attention[name]
 
 
-def _fit(
+def _fit_convolution(
     model: nn.Module,
     teacher: nn.Module,
     name: str,
@@ -183,18 +179,18 @@ def _fit(
 ) -> RefinedLayer:
     """Fits one convolution, and undoes the fit if it does not help."""
     equations, old = NormalEquations(conv), copy.deepcopy(conv.state_dict())
-    before, scale = _distance(_seen(model, teacher, conv, target, rest))
-    for x, made, wanted in _seen(model, teacher, conv, target, fit):
+    before, scale = _distance(_outputs_and_targets(model, teacher, conv, target, rest))
+    for x, made, wanted in _outputs_and_targets(model, teacher, conv, target, fit):
         equations.add(x, wanted - made)
     equations.solve(ridge)
-    after, _ = _distance(_seen(model, teacher, conv, target, rest))
+    after, _ = _distance(_outputs_and_targets(model, teacher, conv, target, rest))
     kept = after < before
     if not kept:
         conv.load_state_dict(old)
     return RefinedLayer(name, before, after, scale, kept)
 
 
-def _seen(
+def _outputs_and_targets(
     model: nn.Module, teacher: nn.Module, conv: Convolution, target: nn.Module, images: Tensor
 ) -> Iterator[tuple[Tensor, Float[Tensor, "batch outputs *out"], Float[Tensor, "batch outputs *out"]]]:
     """Yields, batch by batch, a convolution's inputs, its outputs and its target outputs, both outputs in float64."""

@@ -1,1 +1,1 @@
-"""One layer: a convolution made attention, and attention made a convolution."""
+"""Conversion of single layers, in both directions."""

@@ -12,8 +12,6 @@ from convattn.convert.layer.windows import Window
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.grid import Axis, Geometry
 
-__all__ = ["AttentionMap", "map_attention", "unit_steps"]
-
 
 def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:
     """Returns a layer's axes for images of given sizes, with a query at every pixel, whatever its stride."""
@@ -31,16 +29,12 @@ class AttentionMap:
 
     The query that sees most of a head attends exactly like this. Any other query gives at least as much to each key
     that it sees. Far from borders, all queries of heads that fall off with distance attend like this.
-
-    Attributes:
-        axes: Queries, at every pixel, and keys.
-        weights: ā in float64, (heads, *displacements), from the lowest to the highest displacement of each axis.
-        totals: Z_h(q) / max_q Z_h(q), (heads, *queries), at most 1.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[Axis, ...]  # Queries, at every pixel, and keys
+    # ā in float64, (heads, *displacements), from the lowest to the highest displacement of each axis
     weights: Float[Tensor, "heads *displacements"]
-    totals: Float[Tensor, "heads *queries"]
+    totals: Float[Tensor, "heads *queries"]  # Z_h(q) / max_q Z_h(q), (heads, *queries), at most 1
 
     def mask(self, window: Window) -> Bool[Tensor, " *displacements"]:
         """Marks the displacements that are taps of a window."""
@@ -53,32 +47,26 @@ class AttentionMap:
 
     def leak(self, window: Window) -> float:
         """Returns the largest share of ā that any query of any head sees outside a window."""
-        return self._seen(self.weights * ~self.mask(window)).max().item()
+        return _sum_over_keys(self.weights * ~self.mask(window), self.axes).max().item()
 
     def left_out(self, window: Window) -> float:
         """Returns the largest share of ā of any head outside a window, over all displacements."""
         return (self.weights * ~self.mask(window)).flatten(1).sum(1).max().item()
 
     def errors(self, window: Window, geometry: Geometry, *, zeros: bool) -> Float[Tensor, "heads *queries"]:
-        """Bounds Σ_k |A_h[q, k] − Ã_h[q, k]|, where Ã is the convolution: ā in the window, 0 elsewhere.
+        """Bounds Σ_k |A_h[q, k] − Ã_h[q, k]| per unit of the largest pixel; Ã is ā in the window and 0 elsewhere.
 
-        Args:
-            window: The window.
-            geometry: The layer's.
-            zeros: Whether the image is padded with zeros; otherwise it is padded with other pixels.
-
-        Returns:
-            The bound per head and query, per unit of the largest pixel.
+        `zeros` says that the image is padded with zeros; otherwise it is padded with other pixels.
         """
         inside = self.mask(window)
         pads = geometry.padding if zeros else ((0, 0),) * len(self.axes)
-        held, missed = (self._seen(self.weights * mask, pads) for mask in (inside, ~inside))
+        held, missed = (_sum_over_keys(self.weights * mask, self.axes, pads) for mask in (inside, ~inside))
         # A ≥ ā on the keys: in the window it is too large by held (1/Z − 1), outside by missed / Z
         error = torch.where(self.totals > 0, (held * (1 - self.totals) + missed) / self.totals, 1.0)
         if zeros or window.within(geometry):
             return error
         kernel = (self.weights * inside).flatten(1).sum(1).view(-1, *(1,) * len(self.axes))
-        return error + (kernel - self._seen(self.weights * inside)).clamp(min=0)  # taps beyond the keys
+        return error + (kernel - _sum_over_keys(self.weights * inside, self.axes)).clamp(min=0)  # taps beyond the keys
 
     def kernel(
         self, window: Window, maps: Float[Tensor, "heads outputs channels"]
@@ -97,10 +85,9 @@ class AttentionMap:
         return einsum(weights, maps, "heads ..., heads outputs channels -> outputs channels ...")
 
     def trimmed(self, mass: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Finds a smallest box of displacements that leaves at most `mass` of each head outside.
+        """Returns the lowest and highest displacements of a box that leaves at most `mass` of each head outside.
 
-        Returns:
-            Lowest and highest displacement per axis; no side of the box can be moved inwards.
+        No side of the box can be moved inwards.
         """
         rest = torch.full((len(self.weights),), mass, dtype=torch.float64, device=self.weights.device)
         box = self.weights
@@ -130,10 +117,6 @@ class AttentionMap:
             for first, last, axis in zip(low, high, self.axes, strict=True)
         )
 
-    def _seen(self, table: Tensor, pads: Sequence[tuple[int, int]] | None = None) -> Float[Tensor, "heads *queries"]:
-        """Sums a table, for each query, over the displacements to the keys that it sees, without padding."""
-        return _box_sums(table, self.axes, pads)
-
 
 def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> AttentionMap:
     """Computes the attention of an encoding's heads in float64, for given queries and keys."""
@@ -141,7 +124,7 @@ def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.devi
         scores = _scores(encoding, axes, device)
         heads = (-1, *(1,) * len(axes))
         table = torch.exp(scores - scores.flatten(1).amax(1).view(heads))
-        totals = _box_sums(table, axes, None)
+        totals = _sum_over_keys(table, axes)
         most = totals.flatten(1).amax(1).view(heads)
     return AttentionMap(axes, table / most, totals / most)
 
@@ -160,8 +143,8 @@ def _scores(encoding: Encoding, axes: Sequence[Axis], device: torch.device) -> F
     return scores
 
 
-def _box_sums(table: Tensor, axes: Sequence[Axis], pads: Sequence[tuple[int, int]] | None) -> Tensor:
-    """Sums, for each query, over the box of displacements to its keys."""
+def _sum_over_keys(table: Tensor, axes: Sequence[Axis], pads: Sequence[tuple[int, int]] | None = None) -> Tensor:
+    """Sums a table, for each query, over the displacements to the keys that it sees, without padding."""
     for dim, (axis, (before, after)) in enumerate(zip(axes, pads or [(0, 0)] * len(axes), strict=True), start=1):
         queries, delta = torch.tensor(list(axis.queries))[:, None], axis.displacements()[None]
         key = queries + delta

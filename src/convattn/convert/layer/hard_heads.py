@@ -12,8 +12,6 @@ from convattn.functional import find_shifts
 from convattn.grid import Axis, Geometry
 from convattn.layers import RelativeAttention
 
-__all__ = ["HardHeads", "find_hard_heads", "fixed_heads"]
-
 _HARD = 1 / 8
 """Attention that a hard head may give to other pixels, as a share of the eps of the weights' dtype."""
 
@@ -22,31 +20,20 @@ _FARTHEST = 1 << 20
 
 
 class HardHeads(NamedTuple):
-    """Heads that attend to one displacement each; where it leads beyond the keys, to the nearest key.
+    """Heads that attend to one displacement each; where it leads beyond the keys, to the nearest key."""
 
-    Attributes:
-        displacements: From the query to the pixel, one integer per axis for each head.
-        leak: Largest share of attention at other pixels.
-        any_size: Whether this holds for images of any size, or only for the size that was examined.
-    """
-
-    displacements: tuple[tuple[int, ...], ...]
-    leak: float
-    any_size: bool
+    displacements: tuple[tuple[int, ...], ...]  # From the query to the pixel, one integer per axis for each head
+    leak: float  # Largest share of attention at other pixels
+    any_size: bool  # Whether this holds for images of any size, or only for the size that was examined
 
     def window(self, geometry: Geometry, taps: tuple[int, ...] | None) -> Window | None:
-        """Chooses a window that contains the displacements of all heads.
+        """Chooses a window that contains the displacements of all heads; None if no torch convolution has one.
 
-        Args:
-            geometry: The layer's.
-            taps: Its size; None takes the layer's own window if that contains them, else the smallest one without gaps.
-
-        Returns:
-            The window, or None if no torch convolution has one.
+        Where `taps` is None this is the layer's own window if it contains them, else the smallest one without gaps.
         """
         own = own_window(geometry)
         windows = sized_windows(geometry, taps) if taps is not None else [own] if own is not None else []
-        held = next((window for window in windows if self._held(window)), None)
+        held = next((window for window in windows if self._are_taps_of(window)), None)
         if held is not None or taps is not None:
             return held
         along = list(zip(*self.displacements, strict=True))
@@ -78,8 +65,7 @@ class HardHeads(NamedTuple):
         along = zip(*self.displacements, strict=True)
         return all(axis.lowest <= min(one) and max(one) <= axis.highest for one, axis in zip(along, axes, strict=True))
 
-    def _held(self, window: Window) -> bool:
-        """Tells whether the displacement of every head is a tap of a window."""
+    def _are_taps_of(self, window: Window) -> bool:
         return all(
             (d - low) % step == 0 and 0 <= (d - low) // step < taps
             for displacement in self.displacements
@@ -88,18 +74,10 @@ class HardHeads(NamedTuple):
 
 
 def find_hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str) -> HardHeads | None:
-    """Returns the heads if all of them are hard and padding gives the same as attention beyond the keys.
+    """Returns the heads if all are hard and padding in `mode` gives the same as attention beyond the keys, else None.
 
     Displacements that the encoding itself determines hold for images of every size. Otherwise, or if one of them leads
     to no key at these sizes, the attention is examined, and the result holds for these sizes only.
-
-    Args:
-        layer: The layer.
-        axes: Queries, at every pixel, and keys.
-        mode: Padding mode of the convolution.
-
-    Returns:
-        The heads, or None.
     """
     weight = next(layer.values.parameters())
     heads = fixed_heads(layer.encoding, weight.dtype)
@@ -111,18 +89,12 @@ def find_hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str)
 
 
 def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
-    """Returns heads that are hard for images of any size, as the encoding alone shows.
+    """Returns heads that are hard for images of any size, as the encoding alone shows, or None.
 
     A quadratic head f ≤ ½ from a pixel along an axis gives its other pixels, at distances m on both sides, at most
     `Σ_{m≥1} e^{−α(m² − 2mf)} + e^{−α(m² + 2mf)}` of what that pixel has. Beyond the keys the nearest key takes its
-    place, and the others are farther still. With m² ≥ 3m − 2 the sums are at most geometric ones.
-
-    Args:
-        encoding: Displacement → score per head.
-        dtype: Dtype of the weights; the leak must stay below its rounding.
-
-    Returns:
-        The heads, or None.
+    place, and the others are farther still. With m² ≥ 3m − 2 the sums are at most geometric ones. The leak must stay
+    below the rounding of `dtype`, that of the weights.
     """
     if isinstance(encoding, Shift):
         return HardHeads(encoding.displacements, 0.0, any_size=True)

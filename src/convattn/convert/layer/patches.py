@@ -8,8 +8,6 @@ from convattn.convert.taps import require_supported
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.grid import whole_number
 
-__all__ = ["patch_convolution"]
-
 
 def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
     """Rewrites a convolution of pixels as the convolution of p × p patches that computes the same.
@@ -51,7 +49,7 @@ def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
     _require_same_size(conv)
     rows, cols = (_places(size, step, patch) for size, step in zip(conv.kernel_size, conv.dilation, strict=True))
     with torch.no_grad():
-        weight = _whole(conv)
+        weight = _ungrouped_weight(conv)
         beyond = nn.functional.pad(weight, (0, 1, 0, 1))  # the last row and column are zeros: places outside the kernel
         taps = beyond[:, :, rows[:, :, :, None, None, None], cols[None, None, None]]
         kernel = rearrange(taps, "o c tap_row i a tap_col j b -> (o i j) (c a b) tap_row tap_col")
@@ -84,13 +82,7 @@ def _require_same_size(conv: nn.Conv2d) -> None:
 def _places(size: int, dilation: int, patch: int) -> Tensor:
     """Returns, along one axis, the tap that leads from one pixel to another, or `size` if there is none.
 
-    Args:
-        size: Taps of the kernel.
-        dilation: Pixels from tap to tap.
-        patch: Pixels of a patch.
-
-    Returns:
-        Indices (patches seen, pixels of the output's patch, pixels of the patch seen).
+    The indices have shape (patches seen, pixels of the output's patch, pixels of the patch seen).
     """
     reach = dilation * (size - 1) // 2
     far = -(-reach // patch)
@@ -100,7 +92,7 @@ def _places(size: int, dilation: int, patch: int) -> Tensor:
     return torch.where((away % dilation == 0) & (away >= 0) & (away <= 2 * reach), away // dilation, size)
 
 
-def _whole(conv: nn.Conv2d) -> Tensor:
+def _ungrouped_weight(conv: nn.Conv2d) -> Tensor:
     """Returns the kernel without groups: blocks of it, and zeros elsewhere."""
     if conv.groups == 1:
         return conv.weight

@@ -10,8 +10,6 @@ from convattn.errors import ArgumentError, must_be
 from convattn.grid import Geometry
 from convattn.layers import RelativeAttention
 
-__all__ = ["SamePaddedAttention", "pad_same"]
-
 
 @final
 class SamePaddedAttention(nn.Module):
@@ -32,10 +30,10 @@ class SamePaddedAttention(nn.Module):
     """
 
     def __init__(self, attention: RelativeAttention) -> None:
-        """Wraps a layer.
+        """Wraps a layer, whose window, stride and dilation determine the padding.
 
         Args:
-            attention: The layer, without padding; its kernel size, stride and dilation determine the padding.
+            attention: The layer, without padding of its own.
 
         Raises:
             ArgumentError: The layer pads or dilates its images.
@@ -74,15 +72,7 @@ class SamePaddedAttention(nn.Module):
 
 
 def pad_same(x: Float[Tensor, "batch channels *spatial"], geometry: Geometry) -> Float[Tensor, "batch channels *keys"]:
-    """Pads images with zeros according to their size, with an odd pixel at the end.
-
-    Args:
-        x: Images.
-        geometry: Window, stride and dilation.
-
-    Returns:
-        Padded images; an unpadded convolution with this window gives ⌈size / stride⌉ pixels along each axis.
-    """
+    """Pads images with zeros so that the window gives ⌈size / stride⌉ pixels per axis; an odd pixel goes to the end."""
     pads = []
     window = zip(x.shape[2:], geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
     for size, taps, step, spread in reversed(list(window)):

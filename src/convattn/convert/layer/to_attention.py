@@ -5,8 +5,8 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.certificate.attention import certify_attention
-from convattn.convert.certificate.leak import bound_per_unit, off_centre_mass, underflows
+from convattn.convert.certificate.bounds import bound_per_unit, off_centre_mass, underflows
+from convattn.convert.certificate.layer import Promise, certify_attention
 from convattn.convert.classes import GATED_ATTENTION, PLAIN_ATTENTION, AnyConvolution
 from convattn.convert.copies import keep_random_state
 from convattn.convert.taps import Taps, read_taps
@@ -16,8 +16,6 @@ from convattn.errors import ArgumentError, must_be
 from convattn.grid import whole_number
 from convattn.layers import Content, FactoredValues, MergedValues, RelativeAttention
 from convattn.records import Certificate
-
-__all__ = ["conv_to_attention"]
 
 
 def conv_to_attention(
@@ -79,11 +77,12 @@ def conv_to_attention(
         kept = layer.values.maps().double()
         lost = taps.maps.double() - kept if head_width is not None else None
         alpha = encoding.sharpness.double().min().item() if isinstance(encoding, Quadratic) else None
-        leak = 0.0 if alpha is None else _leak(alpha, layer)
+        leak = 0.0
+        if alpha is not None and not underflows(alpha, next(layer.values.parameters()).dtype):
+            leak = min(1.0, off_centre_mass(alpha, layer.dims))
         per_unit = bound_per_unit(leak, kept, lost)
-    exact = leak == 0 and not any(discarded)
-    certificate = certify_attention(conv, layer, leak=leak, per_unit=per_unit, exact=exact, discarded=discarded)
-    return layer, certificate
+    promise = Promise(leak, per_unit, exact=leak == 0 and not any(discarded))
+    return layer, certify_attention(conv, layer, promise, discarded)
 
 
 def _encoding(taps: Taps, sharpness: float | None) -> Encoding:
@@ -97,12 +96,6 @@ def _encoding(taps: Taps, sharpness: float | None) -> Encoding:
         encoding.centres.copy_(torch.tensor(taps.displacements, dtype=dtype))
         encoding.root_sharpness.fill_(root_of_sharpness(sharpness, dtype))
     return encoding
-
-
-def _leak(sharpness: float, layer: RelativeAttention) -> float:
-    """Bounds the attention off the taps."""
-    dtype = next(layer.values.parameters()).dtype
-    return 0.0 if underflows(sharpness, dtype) else min(1.0, off_centre_mass(sharpness, layer.dims))
 
 
 def _make_layer(

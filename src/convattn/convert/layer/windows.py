@@ -6,26 +6,16 @@ from typing import Literal
 
 from convattn.grid import Geometry
 
-__all__ = ["Window", "box_window", "own_window", "sized_windows"]
-
 
 @dataclass(frozen=True)
 class Window:
-    """A convolution's taps, seen from the attention layer's queries, and its arguments.
+    """A convolution's taps, seen from the attention layer's queries, and its arguments."""
 
-    Attributes:
-        first: Displacement of the first tap from the query, in pixels per axis.
-        taps: Number of taps per axis.
-        steps: Step from one tap to the next, in pixels per axis.
-        padding: Argument of torch's convolution.
-        output_padding: Argument of torch's transposed convolution; None for a plain one.
-    """
-
-    first: tuple[int, ...]
-    taps: tuple[int, ...]
-    steps: tuple[int, ...]
-    padding: tuple[int, ...] | Literal["same"]
-    output_padding: tuple[int, ...] | None
+    first: tuple[int, ...]  # Displacement of the first tap from the query, in pixels per axis
+    taps: tuple[int, ...]  # Number of taps per axis
+    steps: tuple[int, ...]  # Step from one tap to the next, in pixels per axis
+    padding: tuple[int, ...] | Literal["same"]  # Argument of torch's convolution
+    output_padding: tuple[int, ...] | None  # Argument of torch's transposed convolution; None for a plain one
 
     @property
     def last(self) -> tuple[int, ...]:
@@ -69,17 +59,11 @@ def own_window(geometry: Geometry) -> Window | None:
 
 
 def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> Window | None:
-    """Returns the smallest window without gaps that contains given displacements and keeps the layer's output size.
+    """Returns the smallest window without gaps that contains the displacements and keeps the layer's output size.
 
-    torch pads both sides equally, so the window may be larger than needed on one side.
-
-    Args:
-        geometry: The layer's.
-        low: Smallest displacement to contain, per axis.
-        high: Largest displacement to contain, per axis.
-
-    Returns:
-        The window, or None if no torch convolution has the layer's stride and input dilation.
+    `low` and `high` are the smallest and largest displacements per axis. torch pads both sides equally, so the window
+    may be larger than needed on one side. None means that no torch convolution has the layer's stride and input
+    dilation.
     """
     transposed = set(geometry.input_dilation) != {1}
     if transposed and not _scatters(geometry):
@@ -98,15 +82,7 @@ def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> W
 
 
 def sized_windows(geometry: Geometry, kernel_size: tuple[int, ...]) -> list[Window]:
-    """Returns the windows of a given size that keep the layer's output size, with its dilation and without.
-
-    Args:
-        geometry: The layer's.
-        kernel_size: Taps per axis.
-
-    Returns:
-        The windows; an empty list if no convolution of that size has the layer's output size.
-    """
+    """Returns the windows of a given size that keep the layer's output size, with its dilation and without it."""
     transposed = set(geometry.input_dilation) != {1}
     if transposed and not _scatters(geometry):
         return []

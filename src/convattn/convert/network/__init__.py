@@ -1,1 +1,1 @@
-"""Whole networks: every convolution made attention, or every attention layer a convolution."""
+"""Conversion of whole networks, in both directions."""

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from convattn.convert.certificate.convolution import summed_otherwise
-from convattn.convert.certificate.network import Comparison, Difference
+from convattn.convert.certificate.layer import summed_otherwise
+from convattn.convert.certificate.network import Difference, NetworkComparison
 from convattn.convert.certificate.trial import largest
 from convattn.convert.classes import AnyConvolution
 from convattn.convert.copies import copy_module
@@ -19,8 +19,6 @@ from convattn.convert.network.running import Arguments, run
 from convattn.convert.taps import read_taps
 from convattn.errors import ArgumentError, ConversionError
 from convattn.functional.rounding import rounding_budget
-
-__all__ = ["compare_networks"]
 
 _BATCH = 64
 """Images that run at once."""
@@ -44,28 +42,17 @@ def compare_networks(
     to_conv: bool,
     labels: Int[Tensor, " images"] | None = None,
     watch: AbstractContextManager[object] | None = None,
-) -> Comparison:
-    """Runs both networks, and measures how far the one made is from the source in float64.
+) -> NetworkComparison:
+    """Runs both networks, and measures how far the converted one is from the source in float64.
 
     What rounding explains is seen on runs that differ by rounding alone: on convolutions summed tap by tap, and on
-    images with other last digits. Where the convolutions are in the network made, that one runs in float64 too, and
-    must agree there with the source as far as rounding moves the source in its own dtype.
+    images with other last digits. Where the convolutions are in the converted network (`to_conv`), that one runs in
+    float64 too, and must agree there with the source as far as rounding moves the source in its own dtype.
 
-    Args:
-        source: The network converted; a copy runs.
-        made: A copy of the network made, in evaluation mode; it runs, and may change itself.
-        given: What the networks are called with.
-        convolutions: The convolutions, by name, and whether the image is first padded by its size.
-        to_conv: Whether the convolutions are in the network made, and not in the source.
-        labels: Class of each image, or None.
-        watch: Entered while the network made runs in its own dtype.
-
-    Returns:
-        The comparison.
-
-    Raises:
-        ArgumentError: The source does not take the images.
-        ConversionError: The network made does not run.
+    `made` is a copy of the converted network in evaluation mode; it runs, and may change itself. `convolutions` holds,
+    by name, each convolution and whether the image is first padded by its size. `watch` is entered while the converted
+    network runs in its own dtype. A source that does not take the images raises ArgumentError, a converted network that
+    does not run raises ConversionError.
     """
     batches, notes = given.batches(_BATCH), list[str]()
     try:
@@ -80,8 +67,11 @@ def compare_networks(
         high_made = _in_float64(made, batches, notes)
     if not to_conv or (high_made is not None and own == torch.float64):
         other = _summed_otherwise(made if to_conv else source, convolutions, batches)
-    with watch or nullcontext():
-        results = _run_made(made, batches)
+    try:
+        with watch or nullcontext():
+            results = _outputs(made, batches)
+    except Exception as error:  # a foreign network may look at its layers in any way
+        raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
     roads: list[_Road]
     if high is None or (to_conv and high_made is None):
         reference, high = str(own).removeprefix("torch."), [x.double() for x in plain]
@@ -94,7 +84,7 @@ def compare_networks(
             roads += [(run, high) for run in (other, *_moved(source, batches))]
     outputs = _compare(results, high, high_made, roads, notes)
     total, changed, before, after = _predictions(plain, results, labels)
-    return Comparison(
+    return NetworkComparison(
         given.words, given.shapes(), reference, tuple(outputs), total, changed, before, after, tuple(notes)
     )
 
@@ -114,14 +104,6 @@ def _in_float64(network: nn.Module, batches: Sequence[Arguments], notes: list[st
     except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
         notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
         return None
-
-
-def _run_made(made: nn.Module, batches: Sequence[Arguments]) -> list[Tensor]:
-    """Runs the network made, which may ask its layers for what they do not have."""
-    try:
-        return _outputs(made, batches)
-    except Exception as error:  # a foreign network may look at its layers in any way
-        raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
 
 
 def _moved(source: nn.Module, batches: Sequence[Arguments]) -> list[list[Tensor]]:
@@ -173,7 +155,7 @@ def _compare(
     limits = [torch.finfo(x.dtype).eps ** _MOST * one.largest for x, one in zip(results, compared, strict=True)]
     if any(one.rounding > limit for one, limit in zip(compared, limits, strict=True)):
         notes.append(
-            "the network as a whole: rounding alone, or state that it keeps between runs, changes its outputs much"
+            "the network as a whole: rounding, or state kept between runs, changes its outputs too much to compare"
         )
     return compared
 

@@ -7,36 +7,28 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from convattn.convert.classes import AnyConvolution, TransposedConvolution
-from convattn.convert.network.names import names_by_module
+from convattn.convert.network.modules import names_by_module
 from convattn.layers.block import MixingBlock
-
-__all__ = ["fold_following"]
 
 _NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 _NORM_TENSORS = ("running_mean", "running_var", "weight", "bias")
 
 
 def fold_following(model: nn.Module, convolutions: Sequence[AnyConvolution]) -> dict[nn.Module, str]:
-    """Folds linear maps and batch normalisation into the convolutions before them.
+    """Folds linear maps and batch normalisation into the convolutions before them, in place.
 
     The linear map of a `MixingBlock` is folded into its mixer; in an `nn.Sequential`, batch normalisation in evaluation
     mode is folded into the module right before it. Modules that are used in several places or have hooks are left
-    alone. `W' = L W, b' = L b + c`, computed in float64 and rounded once.
-
-    Args:
-        model: The network; it is changed, and folded modules become `nn.Identity`.
-        convolutions: The convolutions that may be changed.
-
-    Returns:
-        The class of the module folded into each convolution.
+    alone, folded ones become `nn.Identity`. `W' = L W, b' = L b + c`, computed in float64 and rounded once. Returns the
+    class of the module folded into each convolution.
     """
     named = names_by_module(model)
-    free = {module for module, names in named.items() if len(names) == 1 and not _hooked(module)}
+    free = {module for module, names in named.items() if len(names) == 1 and not _has_forward_hooks(module)}
     wanted, folded = set(convolutions), {}
     for parent in list(named):
-        if _hooked(parent):
+        if _has_forward_hooks(parent):
             continue
-        for conv, follower, name in _pairs(parent):
+        for conv, follower, name in _consecutive_modules(parent):
             if conv not in wanted or conv not in free or follower not in free:
                 continue
             assert isinstance(conv, AnyConvolution)
@@ -49,7 +41,7 @@ def fold_following(model: nn.Module, convolutions: Sequence[AnyConvolution]) -> 
     return folded
 
 
-def _pairs(parent: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str]]:
+def _consecutive_modules(parent: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str]]:
     """Yields pairs of modules that certainly run in turn, and the name of the second one in its parent."""
     if type(parent) is MixingBlock:
         yield parent.mixer, parent.dense, "dense"
@@ -95,6 +87,5 @@ def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> None:
     conv.bias = nn.Parameter(moved.to(conv.weight.dtype), requires_grad=conv.weight.requires_grad)
 
 
-def _hooked(module: nn.Module) -> bool:
-    """Tells whether a module has forward hooks."""
+def _has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)

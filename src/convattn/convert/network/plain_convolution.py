@@ -1,20 +1,68 @@
-"""Subclassed, pruned or normalised convolutions as plain ones of torch, with the kernel that they compute with."""
+"""Subclassed, pruned or normalised convolutions as plain ones of torch, with the kernel that they compute with.
 
+Classes of other libraries are recognised by their full names, so that none of these libraries has to be imported.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weight_norm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from convattn.convert.classes import SUPPORTED_CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, AnyConvolution, full_name
 from convattn.convert.copies import copy_module
-from convattn.convert.network.foreign import FOREIGN, Foreign
 from convattn.convert.taps import require_supported
 from convattn.errors import UnsupportedModelError
 
-__all__ = ["PlainConvolution", "is_own_hook", "read_plain"]
+
+@dataclass(frozen=True)
+class _Foreign:
+    """How a subclass of a torch convolution differs from it."""
+
+    weight: Callable[[nn.Module], Tensor] | None = None  # Returns the module's kernel; None if that is its weight
+    # Tells whether it pads like TensorFlow's "SAME"; None if it never does
+    same: Callable[[nn.Module], bool] | None = None
+    extra: tuple[str, ...] = ()  # Names of its further parameters
+    note: str | None = None  # What changes by the conversion
+
+
+def _standardised(module: nn.Module) -> Tensor:
+    """Weight standardisation: each output's weights with mean 0 and variance 1, times a gain where there is one."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    gain, eps = getattr(module, "gain", None), float(module.eps)  # type: ignore[arg-type]
+    scale = None if gain is None else (gain * module.scale).view(-1)
+    flat = weight.reshape(1, len(weight), -1)
+    made = functional.batch_norm(flat, None, None, weight=scale, training=True, momentum=0.0, eps=eps)
+    return made.reshape_as(weight)
+
+
+_FROZEN = "the standardised weight was converted; further training does not standardise it again"
+
+_FOREIGN: dict[str, _Foreign] = {
+    "timm.layers.conv2d_same.Conv2dSame": _Foreign(same=lambda _: True),
+    "timm.layers.std_conv.StdConv2d": _Foreign(_standardised, note=_FROZEN),
+    "timm.layers.std_conv.StdConv2dSame": _Foreign(_standardised, lambda module: bool(module.same_pad), note=_FROZEN),
+    "timm.layers.std_conv.ScaledStdConv2d": _Foreign(_standardised, extra=("gain",), note=_FROZEN),
+    "timm.layers.std_conv.ScaledStdConv2dSame": _Foreign(
+        _standardised, lambda module: bool(module.same_pad), extra=("gain",), note=_FROZEN
+    ),
+    "transformers.models.bit.modeling_bit.WeightStandardizedConv2d": _Foreign(
+        _standardised, lambda module: module.pad is not None, extra=("pad",), note=_FROZEN
+    ),
+}
+"""Subclasses of torch's convolutions, by full name."""
+
+REFUSED: dict[str, str] = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": "it trains on several devices; convert its `module`",
+    "timm.layers.cond_conv2d.CondConv2d": "its kernels depend on the input",
+    "timm.layers.conv2d_same.Conv2dSameExport": "it pads every image like the first one that it saw; use Conv2dSame",
+    "torchvision.ops.deform_conv.DeformConv2d": "its taps move with the input",
+}
+"""Modules that cannot be converted or copied, by full name, with the reason."""
 
 _HARMLESS = {
     *("__init__", "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__repr__"),
@@ -28,21 +76,13 @@ _FIELDS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "d
 
 @dataclass(frozen=True)
 class PlainConvolution:
-    """The plain convolution that computes what a module computes.
+    """The plain convolution that computes what a module computes."""
 
-    Attributes:
-        conv: A convolution of torch itself, no subclass; it may share memory with the module.
-        same: Whether the image is first padded by its size, as `SamePaddedAttention` does.
-        own_weight: Whether the kernel is the module's parameter `weight` itself.
-        own_bias: Whether the bias is the module's parameter `bias` itself, or missing.
-        notes: What changes by the conversion.
-    """
-
-    conv: AnyConvolution
-    same: bool
-    own_weight: bool
-    own_bias: bool
-    notes: tuple[str, ...]
+    conv: AnyConvolution  # A convolution of torch itself, no subclass; it may share memory with the module
+    same: bool  # Whether the image is first padded by its size, as `SamePaddedAttention` does
+    own_weight: bool  # Whether the kernel is the module's parameter `weight` itself
+    own_bias: bool  # Whether the bias is the module's parameter `bias` itself, or missing
+    notes: tuple[str, ...]  # What changes by the conversion
 
 
 def is_own_hook(hook: object) -> bool:
@@ -51,22 +91,15 @@ def is_own_hook(hook: object) -> bool:
 
 
 def read_plain(module: nn.Module) -> PlainConvolution:
-    """Reads a convolution as a plain one.
+    """Reads a convolution of torch or of a subclass, with any parametrisation, as a plain one.
 
-    Args:
-        module: A convolution of torch or of a subclass, with any parametrisation; it is not changed.
-
-    Returns:
-        The plain convolution.
-
-    Raises:
-        UnsupportedModelError: It may compute something else; the message is the reason alone.
+    If it may compute something else, UnsupportedModelError holds the reason alone.
     """
     kind = parametrize.type_before_parametrizations(module)
     name = full_name(kind)
-    foreign = FOREIGN.get(name, Foreign())
+    foreign = _FOREIGN.get(name, _Foreign())
     base = next(known for known in SUPPORTED_CONVOLUTIONS if issubclass(kind, known))
-    if name not in FOREIGN:
+    if name not in _FOREIGN:
         _require_nothing_overridden(kind, base)
     replaced = sorted({"forward", "_conv_forward", "_output_padding"} & vars(module).keys())
     if replaced:
@@ -77,7 +110,7 @@ def read_plain(module: nn.Module) -> PlainConvolution:
         held -= {"parametrizations"}
     if held:
         raise UnsupportedModelError(f"it holds more than a weight and a bias: {', '.join(sorted(held))}")
-    conv = _plain(base, working, foreign)
+    conv = _build_plain(base, working, foreign)
     try:
         require_supported(conv)
     except UnsupportedModelError as error:
@@ -125,7 +158,7 @@ def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Mo
     return computed, working
 
 
-def _plain(base: type[nn.Module], working: nn.Module, foreign: Foreign) -> AnyConvolution:
+def _build_plain(base: type[nn.Module], working: nn.Module, foreign: _Foreign) -> AnyConvolution:
     """Builds the plain convolution around the tensors of another."""
     options = {name: getattr(working, name) for name in _FIELDS}
     if not options["in_channels"] or not options["out_channels"]:

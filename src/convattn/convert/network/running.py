@@ -1,7 +1,7 @@
 """Runs networks for comparison: on copied arguments, with the same random numbers, without side effects."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -9,28 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from convattn.convert.copies import keep_random_state
+from convattn.convert.copies import copy_network, keep_random_state
 from convattn.errors import ArgumentError, must_be, must_be_a
 from convattn.functional.rounding import rounded_differently
-
-__all__ = ["Arguments", "read_arguments", "run", "tensors"]
 
 _SEED = 0
 _SIZE = (3, 224, 224)
 
 
 class Arguments(NamedTuple):
-    """What a network is called with.
+    """What a network is called with."""
 
-    Attributes:
-        positional: Positional arguments.
-        named: Named ones.
-        words: A description of them.
-    """
-
-    positional: tuple[Any, ...]
-    named: Mapping[str, Any]
-    words: str
+    positional: tuple[Any, ...]  # Positional arguments
+    named: Mapping[str, Any]  # Named ones
+    words: str  # A description of them
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of the floating-point and complex tensors."""
@@ -68,20 +60,13 @@ class Arguments(NamedTuple):
 
 
 def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None) -> Arguments:
-    """Reads the arguments that a network is to run on, or draws an image.
+    """Reads the arguments that a network is to run on: one, a tuple or a mapping; for None it draws an image.
 
-    Args:
-        model: The network.
-        images: A first argument, a tuple or a mapping of arguments, or None.
-
-    Returns:
-        The arguments.
-
-    Raises:
-        ArgumentError: They have another type, or the tensors are empty or have no values.
+    Other types, empty tensors and tensors without values raise ArgumentError.
     """
     if images is None:
-        return _drawn(model)
+        drawn = draw_image(model)
+        return Arguments((drawn,), {}, f"one standard normal image {tuple(drawn.shape)}, seed {_SEED}")
     if not isinstance(images, Tensor | tuple | Mapping):
         raise ArgumentError(must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images))
     if isinstance(images, Mapping):
@@ -96,26 +81,22 @@ def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[
     return given
 
 
-def _drawn(model: nn.Module) -> Arguments:
-    """Draws one image of the size and dtype that a network expects."""
-    config = getattr(model, "default_cfg", None)
-    size = config.get("input_size") if isinstance(config, Mapping) else None
-    shape = (1, *(size or _SIZE))
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
-    return Arguments((drawn.to(like),), {}, f"one standard normal image {shape}, seed {_SEED}")
+def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Draws one standard normal image in the network's dtype; `shape` leaves out the batch.
+
+    None takes the size in `network.default_cfg`, or else 3 x 224 x 224.
+    """
+    config = getattr(network, "default_cfg", None)
+    size = shape or (config.get("input_size") if isinstance(config, Mapping) else None) or _SIZE
+    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    drawn = torch.randn((1, *size), generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
+    return drawn.to(like)
 
 
 def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Runs a network without gradients and autocast, with the same random numbers each time.
+    """Runs a network on copies of its arguments without gradients and autocast, with the same random numbers each time.
 
-    Args:
-        network: The network; the run may change its state.
-        given: Its arguments; they are copied.
-        dtype: Dtype in which they are given; None keeps theirs.
-
-    Returns:
-        The floating-point and complex tensors in its output, in order.
+    Returns the floating-point and complex tensors in its output, in order. The run may change the network's state.
     """
     with ExitStack() as settings:
         settings.enter_context(keep_random_state(network))
@@ -128,16 +109,37 @@ def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) 
         return list(tensors(network(*arguments.positional, **arguments.named)))
 
 
-def tensors(value: Any, *, as_real: bool = True) -> Iterator[Tensor]:
-    """Finds the floating-point and complex tensors in nested tuples, lists, mappings and dataclasses.
+def shapes_met(model: nn.Module, given: Arguments, names: Iterable[str]) -> dict[str, list[tuple[int, ...]]]:
+    """Runs a copy of a network in evaluation mode, and records the shapes that its layers are given.
 
-    Args:
-        value: Anything.
-        as_real: Whether to return complex numbers as pairs of real ones.
-
-    Yields:
-        The tensors, in order.
+    Returns, for each layer of `names` that is reached, the shape of its first argument in every call, in the order of
+    the first calls. A network that does not take the images raises ArgumentError.
     """
+    met: dict[str, list[tuple[int, ...]]] = {}
+
+    def note(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            met.setdefault(name, []).append(tuple(arguments[0].shape))
+
+        return hook
+
+    watched = copy_network(model).eval()
+    places = dict(watched.named_modules(remove_duplicate=False))
+    for name in names:
+        places[name].register_forward_pre_hook(note(name))
+    try:
+        run(watched, given)
+    except Exception as error:  # a foreign network may fail in any way
+        shapes = given.shapes()
+        raise ArgumentError(
+            f"images must fit the network, but on those of shape {shapes[0] if len(shapes) == 1 else shapes}"
+            f" it raised {type(error).__name__}: {error}"
+        ) from error
+    return met
+
+
+def tensors(value: Any, *, as_real: bool = True) -> Iterator[Tensor]:
+    """Yields the floating-point and complex tensors in nested tuples, lists, mappings and dataclasses, in order."""
     if isinstance(value, Tensor):
         if value.is_complex() and as_real:
             yield torch.view_as_real(value.detach())

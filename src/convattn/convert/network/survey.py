@@ -10,15 +10,12 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from convattn.convert.classes import full_name
-from convattn.convert.network.foreign import REFUSED
-from convattn.convert.network.names import matches, names_by_module, patterns, require_matches
-from convattn.convert.network.plain_convolution import PlainConvolution, is_own_hook, read_plain
+from convattn.convert.network.modules import matches, names_by_module, patterns, require_matches
+from convattn.convert.network.plain_convolution import REFUSED, PlainConvolution, is_own_hook, read_plain
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone
 from convattn.records.words import ITSELF, counted, some
-
-__all__ = ["Found", "find_convolutions"]
 
 _HOOKS_KEPT = "its hooks were kept and are called with the attention layer"
 _STATE_HOOKS = (
@@ -31,38 +28,21 @@ _STATE_HOOKS = (
 
 @dataclass(frozen=True)
 class Found:
-    """A convolution to be converted.
+    """A convolution to be converted."""
 
-    Attributes:
-        names: Its dotted names in the network, the first one first.
-        module: The module itself.
-        plain: The plain convolution that computes the same.
-        notes: What changes by the conversion.
-    """
-
-    names: tuple[str, ...]
-    module: nn.Module
-    plain: PlainConvolution
-    notes: tuple[str, ...]
+    names: tuple[str, ...]  # Its dotted names in the network, the first one first
+    module: nn.Module  # The module itself
+    plain: PlainConvolution  # The plain convolution that computes the same
+    notes: tuple[str, ...]  # What changes by the conversion
 
 
 def find_convolutions(
     model: nn.Module, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None
 ) -> tuple[list[Found], list[LeftAlone]]:
-    """Finds the convolutions of a network and reads them.
+    """Returns the convolutions of a network to convert, and those to leave alone.
 
-    Args:
-        model: The network; it is not changed.
-        include: Name patterns of the convolutions to convert; None means all.
-        exclude: Name patterns of convolutions to leave alone.
-
-    Returns:
-        The convolutions to convert, and those to leave alone.
-
-    Raises:
-        UnsupportedModelError: Some modules cannot be converted; the message names all of them.
-        ConversionError: There is no convolution to convert.
-        ArgumentError: A pattern is not text or matches no convolution.
+    Modules that cannot be converted raise one UnsupportedModelError that names them all; where nothing is left to
+    convert, ConversionError says why.
     """
     included, excluded = patterns("include", include), patterns("exclude", exclude)
     concerned = {m: names for m, names in names_by_module(model).items() if isinstance(m, _ConvNd) or _refusal(m)}
@@ -75,7 +55,11 @@ def find_convolutions(
             left.append(LeftAlone(names[0], type(module).__name__, "left out by include or exclude"))
             continue
         try:
-            found.append(_read_convolution(tuple(names), module))
+            reason = _refusal(module)
+            if reason is not None:
+                raise UnsupportedModelError(reason)
+            plain = read_plain(module)
+            found.append(Found(tuple(names), module, plain, (*plain.notes, *_hook_notes(module))))
         except UnsupportedModelError as error:
             refused.append(f"  {names[0] or ITSELF} ({type(module).__name__}): {error}")
     if refused:
@@ -84,12 +68,13 @@ def find_convolutions(
             " `exclude`, or replace them:\n" + "\n".join(refused)
         )
     if not found:
-        raise ConversionError(f"there is no convolution to convert in {type(model).__name__}: {_nothing(model, left)}")
+        raise ConversionError(
+            f"there is no convolution to convert in {type(model).__name__}: {_why_none_found(model, left)}"
+        )
     return found, left
 
 
-def _nothing(model: nn.Module, left: Sequence[LeftAlone]) -> str:
-    """Says why there is nothing to convert."""
+def _why_none_found(model: nn.Module, left: Sequence[LeftAlone]) -> str:
     if left:
         return f"include and exclude leave out all of them ({some([item.name for item in left])})"
     attention = sum(isinstance(module, RelativeAttention) for module in model.modules())
@@ -97,15 +82,6 @@ def _nothing(model: nn.Module, left: Sequence[LeftAlone]) -> str:
         are = "is" if attention == 1 else "are"
         return f"{counted(attention, 'layer')} {are} attention already; `network_to_conv` (`--to conv`) converts back"
     return "none of its modules is one, and those called as functions are not converted"
-
-
-def _read_convolution(names: tuple[str, ...], module: nn.Module) -> Found:
-    """Reads one convolution, or raises UnsupportedModelError with the reason alone."""
-    reason = _refusal(module)
-    if reason is not None:
-        raise UnsupportedModelError(reason)
-    plain = read_plain(module)
-    return Found(names, module, plain, (*plain.notes, *_hook_notes(module)))
 
 
 def _refusal(module: nn.Module) -> str | None:

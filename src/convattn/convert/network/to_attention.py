@@ -11,15 +11,13 @@ from convattn.convert.copies import copy_module, copy_network, keep_random_state
 from convattn.convert.layer.same_padding import SamePaddedAttention
 from convattn.convert.layer.to_attention import conv_to_attention
 from convattn.convert.network.comparison import compare_networks
-from convattn.convert.network.grafting import graft
+from convattn.convert.network.modules import graft
 from convattn.convert.network.running import Arguments, read_arguments
 from convattn.convert.network.survey import Found, find_convolutions
 from convattn.convert.network.watch import Watch
 from convattn.errors import ArgumentError, UnknownNameError, must_be, must_be_a
 from convattn.layers import Content, MergedValues, RelativeAttention
-from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
-
-__all__ = ["network_to_attention", "require_path"]
+from convattn.records import Certificate, LeftAlone, NetworkCertificate
 
 _PATHS = ("auto", "separable")
 
@@ -85,34 +83,24 @@ def network_to_attention(
     given = read_arguments(model, images)
     with keep_random_state(model):
         found, left = find_convolutions(model, include, exclude)
-        made, found, certificates = _convert(model, found, sharpness, impl, content)
+        made, found, certificates = _replace_convolutions(model, found, sharpness, impl, content)
         return made, _measure(model, made, found, left, certificates, impl, given)
 
 
 def require_path(impl: str, *, content: bool) -> None:
-    """Raises if the layers of a network cannot compute on a path.
-
-    Args:
-        impl: The path.
-        content: Whether the layers have scores that depend on the input.
-
-    Raises:
-        UnknownNameError: There is no such path.
-        ArgumentError: Layers with content cannot take this path.
-    """
+    """Raises if the layers of a network, with or without content, cannot compute on the path `impl`."""
     if impl not in _PATHS:
         raise UnknownNameError("impl", impl, _PATHS)
     if content and impl != "auto":
         raise ArgumentError(must_be("impl", '"auto" with content, whose softmax cannot be taken axis by axis', impl))
 
 
-def _convert(
+def _replace_convolutions(
     model: nn.Module, found: Sequence[Found], sharpness: float | None, impl: str, content: bool | Content
 ) -> tuple[nn.Module, list[Found], dict[str, Certificate]]:
     """Copies a network and puts attention layers in the places of convolutions.
 
-    Returns:
-        The copy, the convolutions with all their notes, and their certificates by name.
+    Returns the copy, the convolutions with all their notes, and their certificates by name.
     """
     made = copy_network(model)
     certificates: dict[str, Certificate] = {}
@@ -146,35 +134,22 @@ def _measure(
     convolutions = {item.names[0]: (item.plain.conv, item.plain.same) for item in found}
     watch = Watch(copied, [item.name for item in left])
     comparison = compare_networks(model, copied, given, convolutions, to_conv=False, watch=watch)
-    entries = [_entry(item, certificates[item.names[0]], watch, _layer_at(copied, item.names[0])) for item in found]
+    entries = []
+    for item in found:
+        place, layer_notes = copied.get_submodule(item.names[0]), item.notes
+        layer: RelativeAttention = place.attention if isinstance(place, SamePaddedAttention) else place  # type: ignore[assignment]
+        size = watch.content_bytes.get(layer)
+        if size is not None:
+            step = f"with gradients, or once its gate is open, its content scores take {size / 2**20:.3g} MiB per image"
+            layer_notes = (*layer_notes, step)
+        kernel, path = tuple(item.plain.conv.kernel_size), watch.paths.get(layer)
+        certificate = certificates[item.names[0]]
+        entries.append(shorten(certificate, item.names, kernel_size=kernel, path=path, notes=layer_notes))
     notes = ["training mode, where it differs from evaluation mode", "inputs that take another branch of the network"]
     if not all(entry.exact for entry in entries):
         notes.append("a bound for the whole network: at this sharpness only single layers have one")
-    return certify_network(
-        "network_to_attention",
-        model,
-        made,
-        entries,
-        (*left, *watch.calls()),
-        comparison,
-        impl=impl,
-        not_covered=notes,
-    )
-
-
-def _layer_at(network: nn.Module, name: str) -> RelativeAttention:
-    """Finds the attention layer in the place of a convolution."""
-    place = network.get_submodule(name)
-    return place.attention if isinstance(place, SamePaddedAttention) else place  # type: ignore[return-value]
-
-
-def _entry(item: Found, certificate: Certificate, watch: Watch, layer: RelativeAttention) -> LayerCertificate:
-    """Makes the entry of one layer."""
-    kernel, size, notes = tuple(item.plain.conv.kernel_size), watch.content(layer), item.notes
-    if size is not None:
-        step = f"with gradients, or once its gate is open, its content scores take {size / 2**20:.3g} MiB per image"
-        notes = (*notes, step)
-    return shorten(certificate, item.names, kernel_size=kernel, path=watch.path(layer), notes=notes)
+    left = (*left, *watch.calls.values())
+    return certify_network("network_to_attention", model, made, entries, left, comparison, impl=impl, not_covered=notes)
 
 
 class _Ties:

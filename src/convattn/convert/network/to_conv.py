@@ -1,6 +1,6 @@
 """From a network of attention layers without content to a network of convolutions."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from jaxtyping import Int
@@ -14,10 +14,8 @@ from convattn.convert.layer.hard_heads import fixed_heads
 from convattn.convert.layer.to_conv import attention_to_conv, require_mass
 from convattn.convert.network.comparison import compare_networks
 from convattn.convert.network.folding import fold_following
-from convattn.convert.network.grafting import graft
-from convattn.convert.network.names import matches, names_by_module, patterns, require_matches
-from convattn.convert.network.probing import shapes_met
-from convattn.convert.network.running import Arguments
+from convattn.convert.network.modules import graft, matches, names_by_module, patterns, require_matches
+from convattn.convert.network.running import Arguments, shapes_met
 from convattn.errors import (
     ArgumentError,
     ConvAttnError,
@@ -31,8 +29,6 @@ from convattn.grid import PADDING_MODES, whole_number
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
 from convattn.records.words import ITSELF
-
-__all__ = ["network_to_conv"]
 
 
 def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the network with a default
@@ -93,14 +89,18 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     if padding_mode is not None and padding_mode not in PADDING_MODES:
         raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
     named = names_by_module(model)
-    chosen, left_alone = _choose(named, included, excluded)
-    sizes = {} if images is None else _sizes_met(model, images, [named[layer][0] for layer in chosen])
+    chosen, left_alone = _split_by_patterns(named, included, excluded)
+    sizes = {}
+    if images is not None:
+        one = Arguments((images[:1],), {}, "one of the images")
+        met = shapes_met(model, one, [named[layer][0] for layer in chosen])
+        sizes = {name: max(shape[2:] for shape in shapes) for name, shapes in met.items()}  # the largest of several
     convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
     converted: dict[str, tuple[Certificate, AnyConvolution]] = {}
     for layer in chosen:
         name = named[layer][0]
         try:
-            conv, certificate = _convert(convert, layer, sizes.get(name))
+            conv, certificate = _convert_layer(convert, layer, sizes.get(name))
         except ConvAttnError as error:
             left_alone.append(LeftAlone(name, type(layer).__name__, str(error)))
             continue
@@ -113,7 +113,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     made = graft(made, {made.get_submodule(name): conv for name, (_, conv) in converted.items()})
     folded = fold_following(made, [conv for _, conv in converted.values()]) if fold else {}
     layers = tuple(
-        _layer(certificate, conv, named[model.get_submodule(name)], folded.get(conv))
+        _layer_entry(certificate, conv, named[model.get_submodule(name)], folded.get(conv))
         for name, (certificate, conv) in converted.items()
     )
     comparison = None
@@ -122,13 +122,17 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         convolutions = {name: (conv, False) for name, (_, conv) in converted.items()}
         copied = copy_module(made).eval()
         comparison = compare_networks(model, copied, given, convolutions, to_conv=True, labels=labels)
-    notes = _not_covered(layers, compared=comparison is not None)
+    not_covered = ["training: attention weights are no longer dropped out"]
+    if comparison is None:
+        not_covered.insert(0, "the whole network: no images were given")
+    elif not all(layer.exact for layer in layers):
+        not_covered.insert(0, "other images: only single layers have a bound, the whole network has none")
     return made, certify_network(
-        "network_to_conv", model, made, layers, left_alone, comparison, not_covered=tuple(notes)
+        "network_to_conv", model, made, layers, left_alone, comparison, not_covered=not_covered
     )
 
 
-def _convert(
+def _convert_layer(
     convert: Callable[..., tuple[AnyConvolution, Certificate]], layer: RelativeAttention, sizes: tuple[int, ...] | None
 ) -> tuple[AnyConvolution, Certificate]:
     """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
@@ -170,7 +174,7 @@ def _require_arguments(
         raise ArgumentError(must_be("images", f"on the network's device {parameter.device}", images.device))
 
 
-def _choose(
+def _split_by_patterns(
     named: dict[nn.Module, list[str]], included: Sequence[str] | None, excluded: Sequence[str] | None
 ) -> tuple[list[RelativeAttention], list[LeftAlone]]:
     """Splits the attention layers into those asked for and those left alone."""
@@ -190,26 +194,10 @@ def _choose(
     return chosen, left_alone
 
 
-def _sizes_met(model: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Returns the size that each layer receives when one image runs through the network, the largest of several."""
-    met = shapes_met(model, Arguments((images[:1],), {}, "one of the images"), names)
-    return {name: max(shape[2:] for shape in shapes) for name, shapes in met.items()}
-
-
-def _layer(
+def _layer_entry(
     certificate: Certificate, conv: AnyConvolution, names: Sequence[str], folded: str | None
 ) -> LayerCertificate:
-    """Makes the entry of one layer."""
     notes = [f"{folded} folded in"] if folded else []
     notes += [item for item in certificate.not_covered if "dropout" not in item]
     kernel = tuple(conv.kernel_size)
     return shorten(certificate, names, kernel_size=kernel, path="convolution", notes=tuple(notes))
-
-
-def _not_covered(layers: Sequence[LayerCertificate], *, compared: bool) -> Iterator[str]:
-    """Says what the certificate does not cover."""
-    if not compared:
-        yield "the whole network: no images were given"
-    elif not all(layer.exact for layer in layers):
-        yield "other images: only single layers have a bound, the whole network has none"
-    yield "training: attention weights are no longer dropped out"

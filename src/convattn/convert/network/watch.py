@@ -13,8 +13,6 @@ from torch.utils.hooks import RemovableHandle
 from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone
 
-__all__ = ["Watch"]
-
 _CONVOLUTION = re.compile(r"::_?(\w+_)?(deform_)?conv(olution|_transpose|_tbc|[123]d|_depthwise)")
 
 
@@ -22,15 +20,20 @@ class Watch:
     """Sees each operation of a running network, and the module that calls it.
 
     Hooks are set on entering and removed on leaving.
+
+    Attributes:
+        paths: The path of each layer on the first images that reached it.
+        content_bytes: What the content scores of a layer take per image with an open gate.
+        calls: Modules that called a convolution as a function, by name, and why it was not converted.
     """
 
     def __init__(self, network: nn.Module, left: Sequence[str]) -> None:
         """Prepares to watch; convolutions `left` alone, given by name, are not reported again."""
         self._network, self._left = network, set(left)
         self._stack: list[tuple[str, nn.Module]] = []
-        self._paths: dict[RelativeAttention, str] = {}
-        self._content: dict[RelativeAttention, int] = {}
-        self._calls: dict[str, LeftAlone] = {}
+        self.paths: dict[RelativeAttention, str] = {}
+        self.content_bytes: dict[RelativeAttention, int] = {}
+        self.calls: dict[str, LeftAlone] = {}
         self._handles: list[RemovableHandle] = []
         self._operations = _Operations(self._seen)
 
@@ -52,29 +55,17 @@ class Watch:
         for handle in self._handles:
             handle.remove()
 
-    def path(self, layer: RelativeAttention) -> str | None:
-        """Returns the path of a layer on the first images that reached it; None if none did."""
-        return self._paths.get(layer)
-
-    def content(self, layer: RelativeAttention) -> int | None:
-        """Returns the bytes that a layer's content scores take per image with an open gate; None without content."""
-        return self._content.get(layer)
-
-    def calls(self) -> list[LeftAlone]:
-        """Returns the modules that called a convolution as a function, with the reason why it was not converted."""
-        return list(self._calls.values())
-
     def _enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         """Makes the hook that notes the running module, and the path of a layer."""
 
         def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
             self._stack.append((name, module))
-            if isinstance(module, RelativeAttention) and module not in self._paths and isinstance(given[0], Tensor):
-                self._paths[module] = module.plan(given[0].shape, given[0].dtype).path
+            if isinstance(module, RelativeAttention) and module not in self.paths and isinstance(given[0], Tensor):
+                self.paths[module] = module.plan(given[0].shape, given[0].dtype).path
                 if module.gate is not None:
                     opened = copy.copy(module)
                     opened.impl = "content"  # also while its gate is closed
-                    self._content[module] = opened.plan((1, *given[0].shape[1:]), given[0].dtype).bytes
+                    self.content_bytes[module] = opened.plan((1, *given[0].shape[1:]), given[0].dtype).bytes
 
         return hook
 
@@ -89,7 +80,7 @@ class Watch:
             return
         name, module = self._stack[-1] if self._stack else ("", self._network)
         reason = f"it calls {operation} as a function, which is not converted"
-        self._calls.setdefault(name, LeftAlone(name, type(module).__name__, reason))
+        self.calls.setdefault(name, LeftAlone(name, type(module).__name__, reason))
 
 
 class _Operations(TorchDispatchMode):

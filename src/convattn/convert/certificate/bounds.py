@@ -1,4 +1,4 @@
-"""The largest error that rounding can cause, for any image and any order of summation."""
+"""Bounds on the error of a conversion, for any image: from attention off the taps, and from rounding."""
 
 import copy
 import math
@@ -13,13 +13,73 @@ from convattn.convert.classes import AnyConvolution
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention
 
-__all__ = ["RoundingBound", "attention_rounding", "convolution_rounding"]
-
 _STEPS = 8
 """Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
 
 _EXPONENT = {torch.float64: 745.2}
 """x beyond which e^−x is zero; elsewhere softmax is in float32, and it is 104."""
+
+
+def off_centre_mass(sharpness: float, dims: int) -> float:
+    """Bounds the weight that a quadratic head centred on a pixel gives to all other pixels.
+
+    `ε(α) = θ(e^{−α})ⁿ − 1` with `θ(x) = 1 + 2 Σ_{m≥1} x^{m²}`: the sum of e^{−α‖δ‖²} over the lattice without its
+    centre, whose own weight before normalisation is 1. It also holds at borders, where there are fewer keys. For small
+    α it is evaluated as `θ(e^{−α}) = √(π/α) θ(e^{−π²/α})`, and never reported above e^700.
+
+    Source: `docs/theory.md` §3.
+
+    Args:
+        sharpness: α > 0, in 1/pixel².
+        dims: Number of axes n ≥ 1.
+
+    Returns:
+        ε(α), a share of the attention; above 1 the bound says nothing.
+
+    Example:
+        >>> round(off_centre_mass(5.0, dims=2), 4)
+        0.0271
+    """
+    if sharpness < math.pi:  # Jacobi's identity: the sum over the dual lattice converges where this one is slow
+        dual = 2 * _gaussian_tail(math.pi**2 / sharpness)
+        return math.expm1(min(dims * (math.log(math.pi / sharpness) / 2 + math.log1p(dual)), 700.0))
+    return math.expm1(dims * math.log1p(2 * _gaussian_tail(sharpness)))
+
+
+def _gaussian_tail(sharpness: float) -> float:
+    """Sums e^{−αm²} over m ≥ 1, for α ≥ π; the tenth term is below 1e-136 of the first."""
+    return math.fsum(math.exp(-sharpness * step * step) for step in range(1, 10))
+
+
+def underflows(sharpness: float, dtype: torch.dtype) -> bool:
+    """Tells whether every weight off the centre is exactly zero, because e^{−α} underflows in the softmax.
+
+    The softmax runs in at least float32.
+
+    Example:
+        >>> underflows(100.0, torch.float32), underflows(104.0, torch.float32), underflows(104.0, torch.float64)
+        (False, True, False)
+    """
+    kind = torch.promote_types(dtype, torch.float32)
+    return torch.exp(torch.tensor(-sharpness, dtype=kind)).item() == 0
+
+
+def bound_per_unit(
+    leak: float,
+    kept: Float[Tensor, "heads outputs channels"],
+    discarded: Float[Tensor, "heads outputs channels"] | None = None,
+) -> float:
+    """Bounds the output error for inputs of absolute value at most 1.
+
+    `|y_attn − y_conv| ≤ max_o Σ_h (2ε ‖W̃_h[o]‖₁ + ‖(W_h − W̃_h)[o]‖₁)`, with ε = `leak`, W̃_h = `kept` and
+    W_h − W̃_h = `discarded` (None for heads of full width). A head gives at most ε too little to its own pixel and at
+    most ε to others. The second term is what a limited head width, and rounding of the product of its two matrices,
+    discards.
+    """
+    rows = 2 * leak * reduce(kept.abs(), "heads outputs channels -> outputs", "sum")
+    if discarded is not None:
+        rows = rows + reduce(discarded.abs(), "heads outputs channels -> outputs", "sum")
+    return rows.max().item()
 
 
 class RoundingBound(NamedTuple):
@@ -29,14 +89,10 @@ class RoundingBound(NamedTuple):
     values, with u = ½ eps. Numbers narrower than float32 are summed in float32 and rounded when they are stored.
 
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.1 and §4.2.
-
-    Attributes:
-        per_unit: The part that is proportional to the largest absolute value of the image.
-        at_zero: The rest, for an image of zeros: rounding of the bias, and underflow.
     """
 
-    per_unit: float
-    at_zero: float
+    per_unit: float  # The part that is proportional to the largest absolute value of the image
+    at_zero: float  # The rest, for an image of zeros: rounding of the bias, and underflow
 
     def on(self, largest: float) -> float:
         """Returns the bound for images with a given largest absolute value."""
@@ -53,17 +109,10 @@ def convolution_rounding(
 
 
 def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> RoundingBound:
-    """Bounds the rounding error of attention that replaces a convolution.
+    """Bounds the rounding error of attention that replaces a convolution, compared with the convolution in float64.
 
     At most `2 √(E/α) + 1` weights of a quadratic head along an axis are not zero, where E is the exponent at which they
     underflow. So the bound holds for images of any size.
-
-    Args:
-        layer: The attention layer, its heads centred on taps.
-        conv: The convolution, which is computed in float64.
-
-    Returns:
-        The bound.
     """
     keys, width = 1, next(layer.values.parameters()).shape[1]
     if isinstance(layer.encoding, Quadratic):
@@ -81,15 +130,8 @@ def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> Roundi
 def _bound(conv: AnyConvolution, weights: float, source: float, terms: int, writes: int) -> RoundingBound:
     """Bounds the rounding error of a result plus that of its source in float64.
 
-    Args:
-        conv: The convolution, for its dtype and its bias.
-        weights: Largest sum of absolute weights of one output.
-        source: The same for the source.
-        terms: Number of terms, plus further roundings in the dtype of the sum.
-        writes: Number of roundings to a narrower dtype.
-
-    Returns:
-        The bound.
+    `weights` and `source` are the largest sums of absolute weights of one output. `terms` counts the terms and further
+    roundings in the dtype of the sum, `writes` the roundings to a narrower dtype. `conv` gives the dtype and the bias.
     """
     dtype = conv.weight.dtype
     sums, exact = (torch.finfo(kind) for kind in (torch.promote_types(dtype, torch.float32), torch.float64))

@@ -1,14 +1,24 @@
-"""Names of the layers of a network, and patterns that choose among them."""
+"""The modules of a network: their names, patterns that choose among them, and replacing them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from torch import nn
 
+from convattn.convert.network.plain_convolution import is_own_hook
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["matches", "names_by_module", "patterns", "require_matches"]
+_CALLS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+"""Attributes in which a module holds its hooks."""
 
 
 def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
@@ -20,18 +30,7 @@ def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def patterns(argument: str, value: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Reads patterns of names.
-
-    Args:
-        argument: Name of the argument, for the error.
-        value: A pattern, several, or None.
-
-    Returns:
-        The patterns, or None.
-
-    Raises:
-        ArgumentError: The value is neither text nor a sequence of texts.
-    """
+    """Reads the name patterns given as `argument`: one, several or None; other values raise ArgumentError."""
     if value is None:
         return None
     several = (value,) if isinstance(value, str) else value
@@ -41,16 +40,7 @@ def patterns(argument: str, value: str | Sequence[str] | None) -> tuple[str, ...
 
 
 def require_matches(every: Sequence[str], kind: str, **given: Sequence[str] | None) -> None:
-    """Raises if a pattern matches no name, probably a typo.
-
-    Args:
-        every: All names, at least one.
-        kind: What the names are of, for the error.
-        **given: Patterns or None, by argument.
-
-    Raises:
-        ArgumentError: A pattern matches no name.
-    """
+    """Raises ArgumentError if a pattern matches none of the names of `kind`, probably a typo."""
     for argument, wanted in given.items():
         unknown = next((pattern for pattern in wanted or () if not matches(every, (pattern,))), None)
         if unknown is not None:
@@ -62,3 +52,21 @@ def require_matches(every: Sequence[str], kind: str, **given: Sequence[str] | No
 def matches(names: Sequence[str], wanted: Sequence[str]) -> bool:
     """Tells whether a pattern matches one of a module's names."""
     return any(fnmatchcase(name, pattern) for name in names for pattern in wanted)
+
+
+def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Replaces old modules by new ones wherever they are registered, and gives the old ones' hooks to the new.
+
+    Hooks by which torch computes a weight are not passed on. Returns the network, or the module that replaced it.
+    """
+    for old, new in replaced.items():
+        own = [key for key, hook in old._forward_pre_hooks.items() if is_own_hook(hook)]
+        for name in _CALLS:
+            hooks = getattr(old, name)
+            setattr(new, name, type(hooks)((key, hook) for key, hook in hooks.items() if key not in own))
+        new._is_full_backward_hook = old._is_full_backward_hook
+    for parent in list(root.modules()):
+        for key, child in parent._modules.items():
+            if child is not None and child in replaced:
+                parent._modules[key] = replaced[child]
+    return replaced.get(root, root)
