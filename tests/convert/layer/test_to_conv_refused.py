@@ -103,3 +103,20 @@ def test_a_kernel_that_overflows_is_refused():
     nn.init.constant_(layer.values.weight, 60_000.0)
     with pytest.raises(ConversionError, match=r"the kernel would not be finite in torch\.float16"):
         attention_to_conv(layer)
+
+
+def test_a_kernel_too_large_to_compare_is_refused(monkeypatch):
+    """Torch unfolds volumes: a kernel of 39 x 39 x 39 taps took 68 GB."""
+    message = (
+        "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 68335488000"
+    )
+
+    def forward(*_):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(nn.Conv2d, "forward", forward)
+    with pytest.raises(ConversionError, match=r"not enough memory to compare it .*; give a kernel_size, a larger mass"):
+        attention_to_conv(plain(), spatial=7)
+    message = "another fault"
+    with pytest.raises(RuntimeError, match="another fault"):
+        attention_to_conv(plain(), spatial=7)

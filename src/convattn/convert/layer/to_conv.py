@@ -1,6 +1,8 @@
 """From attention to convolution: exact for hard heads, else up to borders and distant attention."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from einops import reduce
@@ -55,7 +57,8 @@ def attention_to_conv(
 
     Raises:
         UnsupportedModelError: The layer is of another class, has hooks, or its numbers are not finite.
-        ConversionError: Its scores depend on content, its gate is open, or no torch convolution has its geometry.
+        ConversionError: Its scores depend on content, its gate is open, no torch convolution has its geometry, or there
+            is not enough memory to compare the two.
         ArgumentError: An argument is out of range, or `spatial` is needed. UnknownNameError for an unknown mode.
 
     Example:
@@ -75,7 +78,7 @@ def attention_to_conv(
         require_mass(mass)
     modes = padding_modes(layer.geometry, padding_mode)
     sizes = choose_sizes(layer, mass, spatial)
-    with torch.no_grad(), keep_random_state(layer):
+    with _memory_to_compare(layer), torch.no_grad(), keep_random_state(layer):
         maps = copy.deepcopy(layer.values).double().maps()
         choice = choose_kernel(layer, sizes, maps, taps, mass, modes)
         conv = make_convolution(layer, choice)
@@ -87,8 +90,22 @@ def attention_to_conv(
             exact=shares.max().item() <= torch.finfo(dtype).eps,
             any_size=choice.any_size,
         )
-    certificate = certify_convolution(layer, conv, choice.kernel, rows, sizes, promise)
+        certificate = certify_convolution(layer, conv, choice.kernel, rows, sizes, promise)
     return conv, certificate
+
+
+@contextmanager
+def _memory_to_compare(layer: RelativeAttention) -> Iterator[None]:
+    """Turns a lack of memory into a ConversionError: torch unfolds large kernels of volumes, pixel by pixel."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        raise ConversionError(
+            f"cannot convert {type(layer).__name__}: there is not enough memory to compare it with the convolution that"
+            " holds its attention; give a kernel_size, a larger mass or a smaller spatial size"
+        ) from error
 
 
 def require_mass(mass: float) -> None:
