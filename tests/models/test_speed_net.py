@@ -41,7 +41,7 @@ def test_parameter_counts_are_those_of_the_convolutional_network():
     assert found["content"] == shared + 6 * 27 + 5 * 9 + queries_and_keys
 
 
-@pytest.mark.parametrize("mixing", set(MIXINGS) - {"conv"})
+@pytest.mark.parametrize("mixing", [mixing for mixing in MIXINGS if mixing != "conv"])
 def test_pixels_are_mixed_by_attention_alone(mixing):
     network = drawn(mixing)
     assert all(isinstance(layer, RelativeAttention2d | GatedRelativeAttention2d) for layer in layers(network))
