@@ -63,8 +63,6 @@ def bench(
     """
     from importlib.util import find_spec
 
-    import torch
-
     from benchmarks import runner
     from benchmarks.setting import Setting
     from benchmarks.suites import choose, find_suite
@@ -80,7 +78,6 @@ def bench(
     folder = first_free(Path(f"bench-{suite}")) if output is None else output
     words = [suite, *(["--quick"] if quick else []), *(word for name in cases for word in ("--case", name))]
     command = shlex.join([*words, "--repeats", str(rounds), "--dtype", setting.dtype, "--device", setting.device])
-    torch.set_flush_denormal(True)  # before there are other threads: they take over what is set when they start
     with new_folder(folder, "--output") as temporary:
         record = runner.run_suite(
             found,
@@ -136,4 +133,9 @@ def _table_printer(baselines: Sequence[str]) -> "Callable[[CaseResult], None]":
 
 
 if __name__ == "__main__":
+    import torch
+
+    # Some processors multiply subnormal numbers ten times as slowly, and the weights of peers are full of them.
+    # Threads take over what is set when they start, so this comes first.
+    torch.set_flush_denormal(True)
     sys.exit(main())

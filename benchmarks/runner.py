@@ -69,7 +69,7 @@ def run_suite(
         command=command,
         started=started.isoformat(timespec="seconds"),
         seconds=time.perf_counter() - began,
-        hardware=describe_hardware(setting.torch_device),
+        hardware=describe_hardware(setting.torch_device) | _subnormal_numbers(),
         versions=describe_versions(suite.packages),
         revision=find_revision(),
         passed=all(result.passed for result in results),
@@ -144,6 +144,12 @@ def _with_memory(measurement: Measurement, case: Case, setting: Setting) -> Meas
     except (MemoryError, RuntimeError) as error:
         return replace(measurement, memory_note=f"not measured: {_first_line(error)}")
     return replace(measurement, extra_memory=extra, memory_note=NO_COUNTER if extra is None else "")
+
+
+def _subnormal_numbers() -> dict[str, str]:
+    """Tells, for the record, what the processor does with numbers below the smallest normal one."""
+    smallest = torch.full((2,), torch.finfo(torch.float32).tiny)
+    return {"subnormal_numbers": "kept" if (smallest / 2).any() else "counted as zero, for every contender"}
 
 
 def _first_line(error: Exception) -> str:

@@ -189,8 +189,6 @@ _CHECK = """\
 """
 _OUTPUTS = "Outputs are compared, and where gradients are taken those of the images and of every parameter."
 _TIMES = """\
-- Subnormal numbers count as zero for every contender (`torch.set_flush_denormal`): some processors multiply them ten
-  times as slowly, and attention weights without such a cut are full of them.
 - **ms** is the median over the rounds of one call, **min – max** its extremes.
 - **÷ NAME** is the time divided by that of NAME: the median of the ratios of one round, with their extremes.
 - **weights** is the memory of parameters, buffers and frozen matrices; **call** is the largest memory of one call
