@@ -10,8 +10,6 @@ from torch import Tensor
 from convattn.encodings.encoding import Encoding
 from convattn.grid import Axis
 
-__all__ = ["AxisAdditiveEncoding"]
-
 
 class AxisAdditiveEncoding(Encoding):
     """An encoding whose score is a sum of one term per axis: s_h(δ) = Σ_a s_h,a(δ_a).

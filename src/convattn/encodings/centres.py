@@ -9,8 +9,6 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 
-__all__ = ["grid_centres", "starting_centres"]
-
 
 def starting_centres(
     num_heads: int, dims: int, centres: Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None

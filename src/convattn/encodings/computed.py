@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 
-__all__ = ["ComputedTensor", "computed", "given_numbers", "write_parameter"]
-
 
 class ComputedTensor(Tensor):
     """A tensor computed of a parameter: writing into it would not change the parameter, so it raises.

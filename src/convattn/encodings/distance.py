@@ -11,8 +11,6 @@ from convattn.encodings.encoding import Encoding
 from convattn.encodings.hooks import compute_parameters
 from convattn.grid import whole_number
 
-__all__ = ["Distance"]
-
 
 @final
 class Distance(Encoding):

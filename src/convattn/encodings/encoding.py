@@ -12,8 +12,6 @@ from convattn.encodings.hooks import compute_parameters
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.grid import Axis, whole_number
 
-__all__ = ["Encoding"]
-
 
 class Encoding(nn.Module, ABC):
     """A learnable function of a displacement: one score per head.

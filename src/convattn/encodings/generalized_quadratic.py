@@ -13,8 +13,6 @@ from convattn.encodings.computed import computed, given_numbers, write_parameter
 from convattn.encodings.encoding import Encoding
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["GeneralizedQuadratic"]
-
 
 @final
 class GeneralizedQuadratic(Encoding):

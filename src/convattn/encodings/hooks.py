@@ -7,8 +7,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from convattn.errors import ArgumentError
 
-__all__ = ["compute_parameters"]
-
 _COMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
 """Hooks of torch that compute a parameter of a module of others before the module is called."""
 

@@ -13,8 +13,6 @@ from convattn.encodings.hooks import compute_parameters
 from convattn.encodings.tables import chosen_extent, read_table, require_extent
 from convattn.grid import PerAxis, whole_number
 
-__all__ = ["LearnedAxial"]
-
 
 @final
 class LearnedAxial(AxisAdditiveEncoding):

@@ -10,8 +10,6 @@ from convattn.encodings.encoding import Encoding
 from convattn.encodings.tables import chosen_extent, read_table, require_extent
 from convattn.grid import PerAxis
 
-__all__ = ["LearnedTable"]
-
 
 @final
 class LearnedTable(Encoding):

@@ -10,8 +10,6 @@ from convattn.encodings.axis_additive import AxisAdditiveEncoding
 from convattn.encodings.computed import computed, given_numbers, write_parameter
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["LinearDistance"]
-
 
 @final
 class LinearDistance(AxisAdditiveEncoding):

@@ -13,8 +13,6 @@ from convattn.encodings.centres import starting_centres
 from convattn.encodings.computed import computed, given_numbers, write_parameter
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["Quadratic", "quadratic_axis_features", "root_of_sharpness"]
-
 
 def quadratic_axis_features(axis: int, displacement: Float[Tensor, "*points"], dims: int) -> Float[Tensor, "*points _"]:
     """Returns what displacements along one axis add to r_δ = (‖δ‖², δ₁, …, δ_n), in which −α‖δ − Δ‖² is linear.

@@ -18,8 +18,6 @@ from convattn.encodings.shift import Shift
 from convattn.encodings.sinusoidal import Sinusoidal
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be
 
-__all__ = ["ENCODINGS", "create_encoding", "describe_encoding", "register_encoding"]
-
 _OWN: Mapping[str, type[Encoding]] = MappingProxyType(
     {
         "quadratic": Quadratic,

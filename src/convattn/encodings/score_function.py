@@ -8,8 +8,6 @@ from torch import Tensor
 from convattn.encodings.encoding import Encoding
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["ScoreFunction"]
-
 
 @final
 class ScoreFunction(Encoding):

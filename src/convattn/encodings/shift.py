@@ -12,8 +12,6 @@ from convattn.encodings.axis_additive import AxisAdditiveEncoding
 from convattn.encodings.quadratic import Quadratic, quadratic_axis_features
 from convattn.errors import ArgumentError, ShapeError, must_be
 
-__all__ = ["Shift"]
-
 _ALPHA = 800.0
 """Sharpness in 1/pixel² at which a weight one pixel off the centre, e^−α, is zero even in float64."""
 

@@ -13,8 +13,6 @@ from convattn.encodings.axis_additive import AxisAdditiveEncoding
 from convattn.errors import ArgumentError, must_be
 from convattn.grid import whole_number
 
-__all__ = ["Sinusoidal"]
-
 
 @final
 class Sinusoidal(AxisAdditiveEncoding):

@@ -11,8 +11,6 @@ from convattn.encodings.encoding import Encoding
 from convattn.errors import EncodingRangeError
 from convattn.grid import PerAxis, axis_lists
 
-__all__ = ["chosen_extent", "read_table", "require_extent"]
-
 _COMMON = {1: 520, 2: 40, 3: 20}
 _SMALL = 8
 """Extents by the number of axes: common sizes 512, 32 and 16 with some padding; fewer than 10^5 displacements."""

@@ -16,8 +16,6 @@ from convattn.functional.content.folding import score_products
 from convattn.functional.fourier.transforms import quick_length
 from convattn.grid import Axis, Geometry
 
-__all__ = ["SLOWNESS", "Cost", "Work"]
-
 SLOWNESS = {"transforms": 8.0, "long transforms": 20.0, "own channels": 4.0}
 """How many times longer an operation takes than in a large matrix product: in fast Fourier transforms, and where every
 head mixes channels of its own. Measured on two cores (float32); only ratios of this size decide between paths. Those of

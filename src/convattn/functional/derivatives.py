@@ -12,8 +12,6 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd.forward_ad import unpack_dual
 
-__all__ = ["backward_to_differentiate", "can_be_read", "needs_own_operations"]
-
 
 def needs_own_operations(*tensors: Tensor) -> bool:
     """Tells whether torch must see operations of its own: in a function transform, or where tensors have tangents.

@@ -32,8 +32,6 @@ from convattn.functional.separable import separable_attention, values_first_atte
 from convattn.functional.shared import GridAttention
 from convattn.functional.shift import Shifts, shift_attention
 
-__all__ = ["BandPath", "FourierPath", "Path", "SharedPath", "ShiftPath", "WeightsPath"]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Path(ABC):

@@ -15,18 +15,6 @@ from torch.nn import functional
 from convattn.errors import ShapeError
 from convattn.grid import Axis, Geometry
 
-__all__ = [
-    "HeadMaps",
-    "attend",
-    "attention_weights",
-    "combine_heads",
-    "displacement_scores",
-    "pad_keys",
-    "position_weights",
-    "query_pixels",
-    "spread",
-]
-
 _TORCH_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
 

@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-__all__ = ["rounded_differently", "rounding_budget"]
-
 
 def rounding_budget(hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, "*shape"]]) -> float:
     """Returns the largest error that rounding explains: 2 (max|lo − hi| + eps(dtype) · max|hi|).

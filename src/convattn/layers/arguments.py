@@ -9,16 +9,6 @@ from convattn.encodings import Encoding, ScoreFunction, Shift, create_encoding
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be, must_be_a
 from convattn.grid import Geometry, whole_number
 
-__all__ = [
-    "PATHS",
-    "fitting_encoding",
-    "fitting_path",
-    "image_shape",
-    "is_window",
-    "require_images",
-    "require_sizes",
-]
-
 PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
 """Ways to compute the layer, for its argument `impl`."""
 

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.grid import whole_number
 
-__all__ = ["MixingBlock"]
-
 
 @final
 class MixingBlock(nn.Module):

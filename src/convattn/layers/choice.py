@@ -35,8 +35,6 @@ from convattn.layers.arguments import fitting_path
 if TYPE_CHECKING:
     from convattn.layers.relative import RelativeAttention
 
-__all__ = ["choose_path", "path_of", "work_of"]
-
 _HARD = 1 / 8
 """Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
 

@@ -21,8 +21,6 @@ from convattn.functional import (
 )
 from convattn.grid import Axis, whole_number
 
-__all__ = ["Content", "ContentScores"]
-
 
 @dataclass(frozen=True)
 class Content:

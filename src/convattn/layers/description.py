@@ -14,8 +14,6 @@ from convattn.records import Plan
 if TYPE_CHECKING:
     from convattn.layers.relative import RelativeAttention
 
-__all__ = ["describe_layer"]
-
 
 def describe_layer(
     layer: "RelativeAttention",

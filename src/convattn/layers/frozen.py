@@ -16,8 +16,6 @@ from convattn.layers.choice import path_of
 from convattn.layers.kernel import HasKernel
 from convattn.layers.relative import RelativeAttention
 
-__all__ = ["FrozenAttention"]
-
 
 class _Ready(NamedTuple):
     """A path with its numbers."""

@@ -15,8 +15,6 @@ from convattn.layers.gated import GatedRelativeAttention1d, GatedRelativeAttenti
 from convattn.layers.relative import RelativeAttention
 from convattn.layers.values import FactoredValues, MergedValues
 
-__all__ = ["fuse"]
-
 _Layer = TypeVar("_Layer", bound=RelativeAttention)
 
 _LAYERS = (

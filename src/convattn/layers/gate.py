@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from convattn.functional import position_share
 from convattn.functional.derivatives import can_be_read
 
-__all__ = ["GateKind", "looks_at_content", "share_of_position"]
-
 GateKind: TypeAlias = Literal["sigmoid", "tanh"]
 """How a number per head becomes a share of attention; see `position_share`."""
 

@@ -13,13 +13,6 @@ from convattn.layers.content import Content
 from convattn.layers.gate import GateKind
 from convattn.layers.relative import RelativeAttention
 
-__all__ = [
-    "GatedRelativeAttention",
-    "GatedRelativeAttention1d",
-    "GatedRelativeAttention2d",
-    "GatedRelativeAttention3d",
-]
-
 
 class GatedRelativeAttention(RelativeAttention, ABC):
     """Heads that choose between what and where: A_h = (1 − s_h) softmax(content) + s_h softmax(position).

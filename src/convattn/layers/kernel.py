@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from convattn.grid import Geometry
 
-__all__ = ["HasKernel"]
-
 
 class HasKernel(nn.Module, ABC):
     """A layer that, with one head per tap of its window, shows its matrices as a convolution's weight.

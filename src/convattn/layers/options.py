@@ -7,8 +7,6 @@ from convattn.grid import Geometry
 if TYPE_CHECKING:
     from convattn.layers.relative import RelativeAttention
 
-__all__ = ["layer_options", "printed_options"]
-
 
 def layer_options(layer: "RelativeAttention") -> dict[str, Any]:
     """Returns the arguments that rebuild a layer, encoding and content apart.

@@ -23,8 +23,6 @@ from convattn.layers.values import make_values
 from convattn.layers.weights import explicit_weights
 from convattn.records import Plan
 
-__all__ = ["RelativeAttention"]
-
 _CONVOLUTION_PATHS = ("auto", "shift")
 """Paths on which hard heads run as a convolution."""
 

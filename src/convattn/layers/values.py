@@ -11,8 +11,6 @@ from convattn.errors import ArgumentError, must_be
 from convattn.functional import HeadMaps
 from convattn.grid import whole_number
 
-__all__ = ["FactoredValues", "MergedValues", "make_values"]
-
 
 @final
 class MergedValues(nn.Module):

@@ -11,8 +11,6 @@ from convattn.functional import attention_weights, displacement_scores, gated_we
 from convattn.grid import Axis
 from convattn.layers.content import ContentScores
 
-__all__ = ["explicit_weights"]
-
 
 def explicit_weights(
     encoding: Encoding,

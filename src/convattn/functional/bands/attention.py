@@ -13,8 +13,6 @@ from convattn.functional.bands.find import PIECE, Band, Bands
 from convattn.functional.reference import attention_weights, combine_heads
 from convattn.grid import Axis
 
-__all__ = ["band_attention"]
-
 
 def band_attention(
     bands: Bands,

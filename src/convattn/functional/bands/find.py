@@ -31,8 +31,6 @@ from torch.nn import functional
 
 from convattn.grid import Axis
 
-__all__ = ["PIECE", "Band", "Bands", "find_bands"]
-
 PIECE = 14
 """Taps of a convolution at a time: of kernels 15 wide and wider oneDNN takes the gradients two to eight times as slowly
 (measured at 16 channels, 65,536 pixels, one core)."""

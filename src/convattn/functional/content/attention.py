@@ -17,8 +17,6 @@ from convattn.functional.derivatives import needs_own_operations
 from convattn.functional.reference import attention_weights, combine_heads, displacement_scores, query_pixels
 from convattn.grid import Axis
 
-__all__ = ["ContentMaps", "PositionTables", "content_attention"]
-
 _BYTES = 1 << 25
 """Bytes of scores, queries and keys made at a time."""
 

@@ -16,8 +16,6 @@ from convattn.functional.derivatives import needs_own_operations
 from convattn.functional.reference import combine_heads
 from convattn.grid import Axis
 
-__all__ = ["flex_attention"]
-
 _Place: TypeAlias = Callable[[Tensor, Tensor], Tensor | int]
 
 _NARROWEST = 16

@@ -12,8 +12,6 @@ from torch.nn import functional
 from convattn.functional.reference import query_pixels
 from convattn.grid import Axis
 
-__all__ = ["ContentMaps", "PositionTables", "fold", "pixels_last", "score_products"]
-
 
 @dataclass(frozen=True)
 class ContentMaps:

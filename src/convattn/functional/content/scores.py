@@ -7,8 +7,6 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["content_scores", "gated_weights", "position_share"]
-
 
 def content_scores(
     query: Float[Tensor, "images heads queries width"],

@@ -20,8 +20,6 @@ from convattn.functional.fourier.transforms import filter_images, quick_length
 from convattn.functional.reference import attention_weights, combine_heads
 from convattn.grid import Axis
 
-__all__ = ["Filters", "fourier_attention", "fourier_filters"]
-
 _NOISE = 8
 """Largest error of a correlation by transforms, in units of eps · ‖g‖₂ for x ~ N(0, 1): 2 to 8 at N = 16² to 128²."""
 

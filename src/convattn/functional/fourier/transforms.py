@@ -17,8 +17,6 @@ from convattn.functional.derivatives import backward_to_differentiate, needs_own
 from convattn.functional.reference import combine_heads
 from convattn.grid import Axis
 
-__all__ = ["filter_images", "quick_length"]
-
 _CACHE = 5 << 19
 """Bytes of transformed channels worked on at a time, so that they stay in the cache."""
 

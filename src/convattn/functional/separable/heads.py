@@ -5,8 +5,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["add_head", "head_backward", "head_weight_backward"]
-
 
 def add_head(
     out: Float[Tensor, "pixels outputs"],

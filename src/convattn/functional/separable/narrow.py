@@ -9,8 +9,6 @@ from torch import Tensor
 
 from convattn.functional.reference import combine_heads
 
-__all__ = ["values_first_attention"]
-
 _AXES = "depth rows cols"
 
 

@@ -14,8 +14,6 @@ from convattn.functional.reference import combine_heads
 from convattn.functional.separable.heads import add_head, head_backward, head_weight_backward
 from convattn.functional.separable.tiles import Tile, Workspace, mix, mix_backward, tiles_of_all_axes
 
-__all__ = ["separable_attention"]
-
 _AXES = "depth rows cols"
 _CACHE = 1 << 21
 """Bytes of mixed pixels worked on at a time on a CPU, about the second-level caches of a few cores."""

@@ -10,8 +10,6 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["WORTHWHILE", "Tile", "Workspace", "axis_tiles", "mix", "mix_backward", "needed_keys", "tiles_of_all_axes"]
-
 _SHORT = 32
 """Queries of a tile along an axis on which heads are narrow: enough for matrix products to run at speed, few enough for
 their keys to be few."""

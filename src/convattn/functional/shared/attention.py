@@ -28,8 +28,6 @@ from convattn.functional.shared.grid import HeadGrid
 from convattn.functional.shared.orders import GridValues, Pieces, keys_first, single_channels
 from convattn.functional.shared.planes import few_channels_first, plane_values_first
 
-__all__ = ["GridAttention", "GridSizes", "grid_attention"]
-
 _CACHE = 1 << 20
 """Bytes of mixed pixels worked on at a time."""
 

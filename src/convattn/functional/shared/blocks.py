@@ -10,8 +10,6 @@ from torch import Tensor
 
 from convattn.functional.separable.tiles import WORTHWHILE, needed_keys
 
-__all__ = ["Block", "Strip", "col_blocks", "joint_blocks", "query_strips"]
-
 _SHORT = 16
 """Pixels of a piece along an axis on which heads are narrow."""
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from convattn.functional.separable.tiles import Workspace
 from convattn.functional.shared.blocks import Block
 
-__all__ = ["channel_by_channel"]
-
 _MOST = 1 << 22
 """Numbers of one kind that are in memory at a time."""
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from convattn.functional.reference import position_weights
 from convattn.grid import Axis, Geometry
 
-__all__ = ["HeadGrid", "find_head_grid"]
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeadGrid:

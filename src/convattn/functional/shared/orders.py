@@ -12,13 +12,6 @@ from convattn.functional.separable.tiles import Workspace
 from convattn.functional.shared.blocks import Block, Strip
 from convattn.functional.shared.channels import channel_by_channel
 
-__all__ = [
-    "GridValues",
-    "Pieces",
-    "keys_first",
-    "single_channels",
-]
-
 
 class Pieces(NamedTuple):
     """What is worked on together.

@@ -14,8 +14,6 @@ from convattn.functional.separable.tiles import Workspace
 from convattn.functional.shared.blocks import Strip
 from convattn.functional.shared.orders import GridValues, Pieces
 
-__all__ = ["few_channels_first", "plane_values_first"]
-
 
 def few_channels_first(
     pieces: Pieces, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None

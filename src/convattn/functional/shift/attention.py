@@ -12,8 +12,6 @@ from torch.nn import functional
 from convattn.functional.shift.convolution import shift_convolution
 from convattn.grid import Axis, Geometry
 
-__all__ = ["Shifts", "find_shifts", "shift_attention"]
-
 
 class Shifts(NamedTuple):
     """Where hard heads look.

@@ -15,8 +15,6 @@ from convattn.functional.reference import pad_keys
 from convattn.functional.shift.strided import convolve, convolve_transposed
 from convattn.grid import Axis, Geometry
 
-__all__ = ["ShiftConvolution", "WindowConvolution", "shift_convolution", "window_convolution"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShiftConvolution:

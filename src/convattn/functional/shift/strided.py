@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from convattn.functional.reference import spread
 
-__all__ = ["convolve", "convolve_transposed", "take_every"]
-
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
 
