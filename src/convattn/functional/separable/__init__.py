@@ -11,7 +11,7 @@ is used, thrown away, and made again where gradients need it. One axis that hold
 weights that are no product.
 """
 
-from convattn.functional.separable.narrow import values_first_attention
-from convattn.functional.separable.product import separable_attention
+from convattn.functional.separable.values_first import values_first_attention
+from convattn.functional.separable.weights_first import separable_attention
 
 __all__ = ["separable_attention", "values_first_attention"]

@@ -1,4 +1,4 @@
-"""Attention of a grid of heads: the order of its products, cut into pieces.
+"""Attention of a grid of heads: the order of its products, cut into tiles.
 
 With h = (r, c) and A_h = R_r ⊗ C_c the layer is y = Σ_r R_r Σ_c W_rc C_c x. Pixels are worked on a strip of rows at a
 time, which stays in the cache. Its products stand in one of four orders:
@@ -23,9 +23,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from convattn.functional.reference import pad_keys
-from convattn.functional.shared.blocks import Strip, col_blocks, joint_blocks, query_strips
+from convattn.functional.shared.blocks import SHORT, RowStrip, joint_blocks, row_strips
+from convattn.functional.shared.channels import single_channels
 from convattn.functional.shared.grid import HeadGrid
-from convattn.functional.shared.orders import GridValues, Pieces, keys_first, single_channels
+from convattn.functional.shared.pixels import GridTiling, GridValues, keys_first
 from convattn.functional.shared.planes import few_channels_first, plane_values_first
 
 _CACHE = 1 << 20
@@ -33,6 +34,9 @@ _CACHE = 1 << 20
 
 _PLANES = 4 * _CACHE
 """Bytes of the planes of images that go together."""
+
+_NUMBERS = 1024
+"""Queries times channels of a block along the second axis, where channels are few."""
 
 _FEW = 4
 """Channels up to which they are kept as planes."""
@@ -43,7 +47,7 @@ sums over the channels are taken one number after another. Measured with up to 4
 square errors from the left are 0.92 to 1.09 of those from the right with 16 to 32 and AVX2, 1.00 with AVX-512; with
 fewer they are up to 3.4 and 3.1 times those."""
 
-_ORDERS: dict[str, Callable[[Pieces, Tensor, GridValues, Tensor | None], Tensor]] = {
+_ORDERS: dict[str, Callable[[GridTiling, Tensor, GridValues, Tensor | None], Tensor]] = {
     "keys": keys_first,
     "few": few_channels_first,
     "values": plane_values_first,
@@ -71,17 +75,17 @@ class GridSizes(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GridAttention:
-    """The products that a layer is on images of one size, cut into pieces.
+    """The products that a layer is on images of one size, cut into tiles.
 
     Attributes:
         grid: The attention matrices.
         order: Order of the products: "keys", "few", "values" or "channels".
-        pieces: What is worked on together.
+        tiling: How they are cut.
     """
 
     grid: HeadGrid
     order: str
-    pieces: Pieces
+    tiling: GridTiling
 
     def __call__(self, x: Tensor, maps: Tensor, groups: int, bias: Tensor | None) -> Tensor:
         """Computes it, without a graph for gradients.
@@ -98,7 +102,7 @@ class GridAttention:
         keys = x if self.grid.geometry is None else pad_keys(x, self.grid.geometry)
         sequence = keys.ndim == 3
         values = GridValues(maps, self.grid.heads, len(self.grid.cols), groups)
-        y = _ORDERS[self.order](self.pieces, keys.unsqueeze(2) if sequence else keys, values, bias).movedim(-1, 1)
+        y = _ORDERS[self.order](self.tiling, keys.unsqueeze(2) if sequence else keys, values, bias).movedim(-1, 1)
         return y.squeeze(2) if sequence else y
 
 
@@ -114,46 +118,47 @@ def grid_attention(grid: HeadGrid, sizes: GridSizes) -> GridAttention:
     """
     order = _order(grid, sizes)
     if order == "channels":
-        pieces = _pieces_of_channels(grid)
+        tiling = _tiling_of_channels(grid)
     elif order == "keys":
-        pieces = _pieces_of_pixels(grid, sizes)
+        tiling = _tiling_of_pixels(grid, sizes)
     else:
-        pieces = _pieces_of_planes(grid, sizes, order)
-    return GridAttention(grid, order, pieces)
+        tiling = _tiling_of_planes(grid, sizes, order)
+    return GridAttention(grid, order, tiling)
 
 
-def _pieces_of_pixels(grid: HeadGrid, sizes: GridSizes) -> Pieces:
+def _tiling_of_pixels(grid: HeadGrid, sizes: GridSizes) -> GridTiling:
     """Cuts the matrices where the channels of a pixel stand together; of small images, several go together."""
     (_, queries, keys), (_, across, _) = grid.rows.shape, grid.cols.shape
-    cols = () if _one_key(grid.cols) else col_blocks(grid.cols, sizes.channels)
+    short = max(SHORT, min(_NUMBERS // sizes.channels, 2 * SHORT))
+    cols = () if _one_key(grid.cols) else joint_blocks(grid.cols, "m q k -> (q m) k", short)
     rows = max(4, _CACHE // (across * len(grid.cols) * sizes.channels * sizes.itemsize))
     longest = max(1, rows * queries // keys)
-    strips = query_strips(grid.rows, longest)
+    strips = row_strips(grid.rows, longest)
     images = max(1, rows // keys) if len(strips) == 1 else 1
     if images > 1:  # pixels of several images are one block only with all of their rows
-        strips = query_strips(grid.rows, longest, whole=True)
-    return Pieces(queries, across, images, cols, strips)
+        strips = row_strips(grid.rows, longest, all_keys=True)
+    return GridTiling(queries, across, images, cols, strips)
 
 
-def _pieces_of_planes(grid: HeadGrid, sizes: GridSizes, order: str) -> Pieces:
+def _tiling_of_planes(grid: HeadGrid, sizes: GridSizes, order: str) -> GridTiling:
     """Cuts the matrices where channels are planes; of one head, several images go together."""
     (row_count, queries, keys), (col_count, across, _) = grid.rows.shape, grid.cols.shape
     cols = () if _one_key(grid.cols) else joint_blocks(grid.cols, "m q k -> m k q")
     per_row = across * (sizes.outputs if order == "values" else sizes.channels) * sizes.itemsize
-    strips = query_strips(grid.rows, max(1, _CACHE // (row_count * col_count * per_row)))
+    strips = row_strips(grid.rows, max(1, _CACHE // (row_count * col_count * per_row)))
     together = row_count == col_count == len(strips) == 1
     images = max(1, _PLANES // (keys * per_row)) if together else 1
-    return Pieces(queries, across, images, cols, strips)
+    return GridTiling(queries, across, images, cols, strips)
 
 
-def _pieces_of_channels(grid: HeadGrid) -> Pieces:
+def _tiling_of_channels(grid: HeadGrid) -> GridTiling:
     """Cuts the matrices where each channel is a group; where there is one row, columns take the place of rows."""
     turned = _one_key(grid.rows)
     first, second = (grid.cols, grid.rows) if turned else (grid.rows, grid.cols)
     rows = joint_blocks(first, "m q k -> q (k m)")
-    strips = tuple(Strip(block.queries, block.keys, (block,)) for block in rows)
+    strips = tuple(RowStrip(block.queries, block.keys, (block,)) for block in rows)
     cols = joint_blocks(second, "m q k -> m (k q)")
-    return Pieces(grid.rows.shape[1], grid.cols.shape[1], 1, cols, strips, turned)
+    return GridTiling(grid.rows.shape[1], grid.cols.shape[1], 1, cols, strips, turned)
 
 
 def _order(grid: HeadGrid, sizes: GridSizes) -> str:

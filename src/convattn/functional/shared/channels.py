@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.functional.separable.tiles import Workspace
-from convattn.functional.shared.blocks import Block
+from convattn.functional.separable.tiles import Workspace, chunks, length_of
+from convattn.functional.shared.blocks import MatrixBlock
+from convattn.functional.shared.pixels import GridTiling, GridValues
 
 _MOST = 1 << 22
 """Numbers of one kind that are in memory at a time."""
@@ -21,50 +22,50 @@ _TOGETHER = 1 << 17
 """Pixels times channels up to which images are joined."""
 
 
-def channel_by_channel(
-    rows: tuple[Block, ...],
-    cols: tuple[Block, ...],
+def single_channels(
+    tiling: GridTiling, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
+) -> Float[Tensor, "batch rows_out cols_out channels"]:
+    """Multiplies with W_h and the column matrices at once, where each channel is a group; then along the rows."""
+    y = x.new_empty(*x.shape[:2], tiling.rows, tiling.across)
+    maps = values.maps[:, :, 0].unflatten(0, (-1, values.cols))
+    if tiling.turned:
+        _channel_by_channel(tiling, x.mT, maps.transpose(0, 1), y.mT, bias)
+    else:
+        _channel_by_channel(tiling, x, maps, y, bias)
+    return y.movedim(1, -1)
+
+
+def _channel_by_channel(
+    tiling: GridTiling,
     x: Float[Tensor, "batch channels rows cols"],
     maps: Float[Tensor, "row_matrices col_matrices channels"],
     y: Float[Tensor, "batch channels rows_out cols_out"],
     bias: Float[Tensor, " channels"] | None,
 ) -> None:
-    """Computes a layer with a group for each channel.
-
-    Args:
-        rows: Blocks along the first axis, weights as (queries, keys × row matrices).
-        cols: Blocks along the second axis, weights as (column matrices, keys × queries).
-        x: Images.
-        maps: w_h.
-        y: Where to write.
-        bias: Added to the output, or None.
-    """
+    """Computes the layer into `y`; row weights are (queries, keys × matrices), columns (matrices, keys × queries)."""
     workspace, numbers, (channels, keys, across) = Workspace(x), maps.movedim(2, 0), x.shape[1:]
-    widest = max(_length(block.queries) * max(keys, _length(block.keys)) for block in cols)
+    widest = max(length_of(block.queries) * max(keys, length_of(block.keys)) for block in tiling.cols)
     count = min(channels, max(1, _MOST // (len(maps) * widest)))
     together = max(1, _TOGETHER // (count * keys * across))
-    for some, images in product(_parts(channels, count), _parts(len(x), together)):
+    for some, images in product(chunks(channels, count), chunks(len(x), together)):
         lines, out = x[images, some].transpose(0, 1).flatten(1, 2).contiguous(), y[images, some].transpose(0, 1)
         added = None if bias is None else bias[some, None, None, None]
-        for block in cols:
+        for block in tiling.cols:
             matrices = _summed(numbers[some], block, workspace)
             mixed = workspace.get("mixed", *lines.shape[:2], matrices.shape[2])
             torch.bmm(lines[:, :, block.keys], matrices, out=mixed)
-            mixed = mixed.view(-1, keys * len(maps), _length(block.queries))
-            for row in rows:
+            mixed = mixed.view(-1, keys * len(maps), length_of(block.queries))
+            for strip in tiling.strips:
+                (row,) = strip.blocks
                 _along_rows(row, mixed, len(maps), out[:, :, row.queries, block.queries], added, workspace)
 
 
-def _parts(length: int, size: int) -> list[slice]:
-    return [slice(first, first + size) for first in range(0, length, size)]
-
-
 def _summed(
-    maps: Float[Tensor, "channels row_matrices col_matrices"], block: Block, workspace: Workspace
+    maps: Float[Tensor, "channels row_matrices col_matrices"], block: MatrixBlock, workspace: Workspace
 ) -> Float[Tensor, "channels keys row_matrices_and_queries"]:
     """Weights the column matrices with the numbers of their heads and sums them."""
     channels, rows, cols = maps.shape
-    keys, queries = _length(block.keys), _length(block.queries)
+    keys, queries = length_of(block.keys), length_of(block.queries)
     made = workspace.get("sums", channels * rows, keys * queries)
     torch.mm(maps.reshape(-1, cols), block.weights, out=made)
     matrices = workspace.get("matrices", channels, keys, rows, queries)
@@ -72,7 +73,7 @@ def _summed(
 
 
 def _along_rows(
-    block: Block,
+    block: MatrixBlock,
     mixed: Float[Tensor, "channels_and_images keys_and_matrices cols"],
     count: int,
     out: Float[Tensor, "channels images rows cols"],
@@ -90,7 +91,3 @@ def _along_rows(
         out.copy_(means.view(out.shape))
     if bias is not None:
         out += bias
-
-
-def _length(part: slice) -> int:
-    return part.stop - part.start

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from convattn.functional.reference import combine_heads
 
-_AXES = "depth rows cols"
+AXES = ("depth", "rows", "cols")
 
 
 def values_first_attention(
@@ -33,7 +33,7 @@ def values_first_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`.
     """
-    names = _AXES.split()[-len(weights) :]
+    names = AXES[-len(weights) :]
     before = " ".join(names)
     mixed = einsum(
         rearrange(keys, "batch (groups channels) ... -> batch groups channels (...)", groups=groups),
