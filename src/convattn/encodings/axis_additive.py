@@ -97,28 +97,14 @@ class AxisAdditiveEncoding(Encoding):
         raise NotImplementedError(f"{type(self).__name__} has a feature_width, so it must have axis_feature_vectors")
 
     def score(self, displacement: Tensor) -> Tensor:
-        """Adds up the terms of the axes.
-
-        Args:
-            displacement: Displacements in pixels.
-
-        Returns:
-            One score per head and displacement.
-        """
+        """Adds up the scores of the axes."""
         return sum(
             (self.axis_score(axis, displacement[..., axis]) for axis in range(1, self.dims)),
             self.axis_score(0, displacement[..., 0]),
         )
 
     def feature_vectors(self, displacement: Tensor) -> Tensor:
-        """Adds up the features of the axes.
-
-        Args:
-            displacement: Displacements in pixels.
-
-        Returns:
-            r_δ, of width `feature_width`.
-        """
+        """Adds up the features of the axes."""
         return sum(
             (self.axis_feature_vectors(axis, displacement[..., axis]) for axis in range(1, self.dims)),
             self.axis_feature_vectors(0, displacement[..., 0]),

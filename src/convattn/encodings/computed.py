@@ -11,9 +11,9 @@ from convattn.errors import ArgumentError, ShapeError, must_be
 
 
 class ComputedTensor(Tensor):
-    """A tensor computed of a parameter: writing into it would not change the parameter, so it raises.
+    """A tensor computed from a parameter; writing into it, or into a view of it, raises an error.
 
-    Its views raise as well. All else that is made of it is a plain tensor.
+    Other results computed from it are plain tensors.
     """
 
     _hint: str
@@ -41,21 +41,7 @@ class ComputedTensor(Tensor):
 
 
 def computed(values: Tensor, name: str, parameter: str) -> Tensor:
-    """Guards a property that is computed of a parameter against being written into.
-
-    Args:
-        values: What was computed.
-        name: Name of the property.
-        parameter: Name of the parameter.
-
-    Returns:
-        The same numbers, with the same gradient.
-
-    Example:
-        >>> computed(torch.ones(2), "slope", "log_slope").fill_(3.0)
-        Traceback (most recent call last):
-        convattn.errors.ArgumentError: slope is computed of log_slope, so writing into it would change nothing: ...
-    """
+    """Guards a property that is computed from a parameter: writing into it, which has no effect, raises an error."""
     if torch.compiler.is_compiling():
         return values
     nothing = f"{name} is computed of {parameter}, so writing into it would change nothing"
@@ -63,20 +49,7 @@ def computed(values: Tensor, name: str, parameter: str) -> Tensor:
 
 
 def given_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
-    """Reads numbers that a user assigned.
-
-    Args:
-        name: Name of the property, for the error.
-        value: Numbers of the shape, or those of one head for all; numbers, sequences, arrays or tensors.
-        shape: Shape wanted, heads first.
-
-    Returns:
-        The numbers, in float64 on the CPU.
-
-    Raises:
-        ArgumentError: They are no numbers, or not finite.
-        ShapeError: They are of another shape.
-    """
+    """Reads the finite numbers that a user assigned, of a shape or of one head for all; float64 on the CPU."""
     expected = f"finite numbers of shape {shape}, or {shape[1:]} for all heads"
     try:
         numbers = torch.as_tensor(value).detach().to("cpu", torch.float64)
@@ -90,16 +63,7 @@ def given_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
-    """Writes numbers into a parameter, which stays the same object.
-
-    Args:
-        module: The module that holds it.
-        name: Name of the parameter.
-        values: The numbers.
-
-    Raises:
-        ArgumentError: The parameter is computed of others, by a parametrisation, pruning or a norm.
-    """
+    """Writes numbers into a parameter in place; raises ArgumentError if it is computed from others, as in pruning."""
     parameter = module._parameters.get(name)
     if parameter is None:
         raise ArgumentError(must_be(name, "a parameter of its own to be written, not computed of others", name))
@@ -114,7 +78,7 @@ def _guard(values: Tensor, hint: str) -> Tensor:
 
 
 def _guard_views(result: Any, sources: Sequence[ComputedTensor]) -> Any:
-    """Guards what shares memory with a guarded tensor."""
+    """Guards whatever shares memory with a guarded tensor."""
     if type(result) in (tuple, list):
         return type(result)(_guard_views(one, sources) for one in result)
     if type(result) is Tensor:

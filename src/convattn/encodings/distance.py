@@ -53,27 +53,13 @@ class Distance(Encoding):
         return {"hidden": self.hidden}
 
     def score(self, displacement: Tensor) -> Tensor:
-        """Scores displacements.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements."""
         compute_parameters(self.outer)
         scores = functional.linear(self.feature_vectors(displacement), self.outer.weight.to(displacement.dtype))
         return scores.movedim(-1, 0)
 
     def feature_vectors(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points hidden"]:
-        """Returns the features of displacements.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            Features (*points, feature_width).
-        """
+        """Returns the features of displacements."""
         compute_parameters(self.inner)
         logs = displacement.sign() * torch.log1p(displacement.abs())
         kind = displacement.dtype

@@ -74,14 +74,7 @@ class GeneralizedQuadratic(Encoding):
         return self.dims * (self.dims + 1) // 2 + self.dims
 
     def score(self, displacement: Tensor) -> Tensor:
-        """Scores displacements.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements."""
         offset = displacement - self.centres.to(displacement.dtype).view(
             self.num_heads, *(1,) * (displacement.ndim - 1), self.dims
         )
@@ -90,13 +83,6 @@ class GeneralizedQuadratic(Encoding):
         return -(scaled**2).sum(-1) / 2
 
     def feature_vectors(self, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            Features (*points, feature_width).
-        """
+        """Returns the features of displacements."""
         first, second = torch.triu_indices(self.dims, self.dims, device=displacement.device)
         return torch.cat([displacement[..., first] * displacement[..., second], displacement], dim=-1)

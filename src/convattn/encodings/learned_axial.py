@@ -68,15 +68,7 @@ class LearnedAxial(AxisAdditiveEncoding):
         return {"extent": list(self.extent), "width": self.width, "head_vectors": self.head_vectors is not None}
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
-        """Scores displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements along one axis."""
         compute_parameters(self.tables)
         if self.head_vectors is None:
             return displacement.new_zeros(self.num_heads, *displacement.shape)
@@ -88,27 +80,11 @@ class LearnedAxial(AxisAdditiveEncoding):
         return read_table(scores, displacement[..., None]).movedim(-1, 0)
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Features (*points, feature_width).
-        """
+        """Returns the features of displacements along one axis."""
         compute_parameters(self.tables)
         entries = read_table(self.tables[axis], displacement[..., None])
         return functional.pad(entries, (axis * self.width, (self.dims - 1 - axis) * self.width))
 
     def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
-        """Checks that the tables hold a box of displacements.
-
-        Args:
-            lowest: Smallest displacement along each axis.
-            highest: Largest along each axis.
-
-        Raises:
-            EncodingRangeError: They do not.
-        """
+        """Raises EncodingRangeError if the tables do not hold a box of displacements."""
         require_extent(self, self.extent, lowest, highest)

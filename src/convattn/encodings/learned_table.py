@@ -49,24 +49,9 @@ class LearnedTable(Encoding):
         return {"extent": list(self.extent)}
 
     def score(self, displacement: Tensor) -> Tensor:
-        """Scores displacements.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements."""
         return read_table(self.scores.movedim(0, -1), displacement).movedim(-1, 0)
 
     def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
-        """Checks that the tables hold a box of displacements.
-
-        Args:
-            lowest: Smallest displacement along each axis.
-            highest: Largest along each axis.
-
-        Raises:
-            EncodingRangeError: They do not.
-        """
+        """Raises EncodingRangeError if the tables do not hold a box of displacements."""
         require_extent(self, self.extent, lowest, highest)

@@ -52,15 +52,7 @@ class LinearDistance(AxisAdditiveEncoding):
         write_parameter(self, "log_slope", logs)
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
-        """Scores displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements along one axis."""
         shape = (-1,) + (1,) * displacement.ndim
         centre = self.centres[:, axis].to(displacement.dtype).view(shape)
         slope = self.log_slope.to(displacement.dtype).exp().view(shape)

@@ -50,12 +50,5 @@ class ScoreFunction(Encoding):
         return f"{super().extra_repr()}, function={name}"
 
     def score(self, displacement: Tensor) -> Tensor:
-        """Calls the function.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            What it returned.
-        """
+        """Calls the function."""
         return self.function(displacement)

@@ -100,29 +100,13 @@ class Shift(AxisAdditiveEncoding):
         return Quadratic(self.num_heads, self.dims, centres=centres, sharpness=sharpness)
 
     def axis_score(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "heads *points"]:
-        """Scores displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements along one axis."""
         along = [shift[axis] for shift in self.displacements]
         centre = torch.tensor(along, dtype=displacement.dtype, device=displacement.device)
         return -_ALPHA * (displacement - centre.view(-1, *(1,) * displacement.ndim)) ** 2
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Features (*points, feature_width).
-        """
+        """Returns the features of displacements along one axis."""
         return quadratic_axis_features(axis, displacement, self.dims)
 
 

@@ -229,7 +229,7 @@ class FourierPath(Path):
 
 
 def _nbytes(value: object) -> int:
-    """Sums the bytes of all tensors in dataclasses and tuples."""
+    """Sums the bytes of all tensors in dataclasses, tuples and lists."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, tuple | list):
@@ -240,9 +240,10 @@ def _nbytes(value: object) -> int:
 
 
 class _NoGradient(torch.autograd.Function):
-    """Passes the matrices of hard heads on; the gradient of the heads' scores is zero, and not missing.
+    """Passes on the matrices of hard heads, and gives the heads' scores a gradient of zero.
 
-    Not the output: what follows may change that in place, which torch forbids where a custom function returned it.
+    The output cannot be passed instead: later code may change it in place, which torch forbids for the result of a
+    custom function.
     """
 
     @staticmethod

@@ -83,15 +83,7 @@ def query_pixels(
 def spread(
     x: Shaped[Tensor, "batch channels *spatial"], steps: Sequence[int]
 ) -> Shaped[Tensor, "batch channels *spread"]:
-    """Puts zeros between neighbouring pixels.
-
-    Args:
-        x: Images.
-        steps: n of each axis, along which n − 1 zeros come between two pixels.
-
-    Returns:
-        The wider images; `x` itself where every n is 1.
-    """
+    """Puts step − 1 zeros between neighbouring pixels along each axis; returns `x` itself if every step is 1."""
     if set(steps) == {1}:
         return x
     sizes = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], steps, strict=True)]

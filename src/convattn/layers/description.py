@@ -21,17 +21,7 @@ def describe_layer(
     dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> Plan:
-    """States how a layer computes in its present mode, and what it costs.
-
-    Args:
-        layer: The layer.
-        shape: Shape of the images, (batch, in_channels, *spatial).
-        dtype: Their dtype; the weights' where None.
-        device: Their device; the weights' where None.
-
-    Returns:
-        The plan.
-    """
+    """Returns how a layer computes in its present mode, and what it costs; dtype and device default to the weights'."""
     weight = next(layer.values.parameters())
     sizes = image_shape(shape, layer.in_channels, layer.dims)
     x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
@@ -51,7 +41,7 @@ def describe_layer(
 
 
 def _describe_content(layer: "RelativeAttention", work: Work, shape: tuple[int, ...]) -> Plan:
-    """States how a call with content is computed."""
+    """Returns how a call with content is computed."""
     content = layer.content
     assert content is not None
     path, reason = (layer.impl, "demanded") if layer.impl != "auto" else ("content", "the scores depend on the input")

@@ -26,11 +26,7 @@ class HasKernel(nn.Module, ABC):
 
     @property
     def weight(self) -> Tensor:
-        """W_h at the taps for which the heads were made, (out_channels, in_channels // groups, *kernel_size).
-
-        Raises:
-            AttributeError: The layer has not one head per tap of its window.
-        """
+        """W_h as a convolution's weight, (outputs, inputs // groups, *kernel_size); it takes one head per tap."""
         maps, taps = self._maps(), self.geometry.kernel_size
         if len(maps) != math.prod(taps):
             raise AttributeError(f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'")

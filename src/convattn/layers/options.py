@@ -9,14 +9,7 @@ if TYPE_CHECKING:
 
 
 def layer_options(layer: "RelativeAttention") -> dict[str, Any]:
-    """Returns the arguments that rebuild a layer, encoding and content apart.
-
-    Args:
-        layer: The layer.
-
-    Returns:
-        JSON types by the names of the arguments.
-    """
+    """Returns the arguments that rebuild a layer, except encoding and content, as JSON types."""
     geometry = layer.geometry
     return {
         "in_channels": layer.in_channels,
@@ -39,14 +32,7 @@ def layer_options(layer: "RelativeAttention") -> dict[str, Any]:
 
 
 def printed_options(layer: "RelativeAttention") -> str:
-    """Returns a layer's arguments on one line; those at their defaults are left out.
-
-    Args:
-        layer: The layer.
-
-    Returns:
-        The line.
-    """
+    """Returns a layer's arguments on one line, without those at their defaults."""
     plain = {"head_width": None, "groups": 1, "bias": True, "dropout": 0.0, "impl": "auto", "gate": "sigmoid"}
     plain |= vars(Geometry.parse(layer.dims))
     given = {**layer_options(layer), **vars(layer.geometry)}

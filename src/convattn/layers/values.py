@@ -121,22 +121,7 @@ class FactoredValues(nn.Module):
 def make_values(
     num_heads: int, inputs: int, outputs: int, groups: int, head_width: int | None, kernel_size: tuple[int, ...] | None
 ) -> MergedValues | FactoredValues:
-    """Makes the matrices of a layer.
-
-    Args:
-        num_heads: Number of heads.
-        inputs: D_in, channels in.
-        outputs: D_out, channels out.
-        groups: Number of blocks of each matrix, dividing inputs and outputs.
-        head_width: D_h ≥ 1 of factored matrices; None holds them whole.
-        kernel_size: Taps per axis of the kernel as which they are held; None holds one after the other.
-
-    Returns:
-        The matrices, drawn.
-
-    Raises:
-        ArgumentError: The head width is out of range, or a kernel does not fit the heads.
-    """
+    """Draws the matrices of a layer: factored if a head width is given, held as a kernel if its size is given."""
     if kernel_size is not None and (head_width is not None or math.prod(kernel_size) != num_heads):
         expected = f"False with head_width={head_width} and {num_heads} heads for a window of {kernel_size}"
         raise ArgumentError(must_be("kernel_values", expected, True))

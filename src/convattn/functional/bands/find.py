@@ -77,16 +77,7 @@ class Band(NamedTuple):
         return max(_SHORTEST, self.taps // step)
 
     def is_kernel(self, channels: int, matrix: int, step: int) -> bool:
-        """Tells whether one convolution of all heads takes less time than means and then W_h.
-
-        Args:
-            channels: D_in.
-            matrix: Numbers of one W_h.
-            step: Keys from one query to the next.
-
-        Returns:
-            Whether it does.
-        """
+        """Tells whether one convolution of all heads, W_h of `matrix` numbers each, is faster than means, then W_h."""
         seen = step * (self.block(step) - 1) + self.taps
         return self.taps * matrix <= _SLOW_MEANS * len(self.heads) * (seen * channels + matrix)
 

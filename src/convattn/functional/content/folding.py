@@ -34,7 +34,7 @@ class ContentMaps:
     def project(
         self, keys: Float[Tensor, "images channels *spatial"], axes: Sequence[Axis], heads: int
     ) -> tuple[Float[Tensor, "images heads queries width"], Float[Tensor, "images heads_or_one keys width"]]:
-        """Makes queries and keys from key images.
+        """Computes queries, without the content bias, and keys from key images.
 
         Args:
             keys: Key images.
@@ -42,7 +42,7 @@ class ContentMaps:
             heads: Number of heads.
 
         Returns:
-            Queries without the content bias, and keys.
+            Queries and keys.
         """
         pattern = "images pixels (heads width) -> images heads pixels width"
         query = functional.linear(pixels_last(query_pixels(keys, axes)), self.query, self.query_bias)
@@ -70,18 +70,7 @@ class PositionTables:
 
 
 def score_products(images: int, channels: int, queries: int, keys: int, width: int) -> tuple[int, int]:
-    """Counts the multiplications per head for queries, keys and their scores.
-
-    Args:
-        images: Number of images.
-        channels: D_in.
-        queries: Queries of an image.
-        keys: Keys of an image.
-        width: Width of queries and keys per head.
-
-    Returns:
-        Those with W_q and W_k, and those with one matrix in their place.
-    """
+    """Counts the multiplications per head for queries, keys and scores: with W_q and W_k apart, and folded."""
     apart = images * width * (channels * (queries + keys) + queries * keys)
     folded = channels * channels * (width + images * queries) + images * channels * queries * keys
     return apart, folded
@@ -90,20 +79,9 @@ def score_products(images: int, channels: int, queries: int, keys: int, width: i
 def fold(
     content: ContentMaps, position: PositionTables, heads: int, dtype: torch.dtype
 ) -> tuple[ContentMaps, PositionTables]:
-    """Puts W_k on the side of the queries, q·k = (W_kᵀ q)·x, and W_q on that of the features, q·r = x·(W_qᵀ r) + b·r.
-
-    Where heads are as wide as there are channels, one product is made of two. The bias of the keys adds the same to
-    all scores of a query, which the softmax takes away again: it stays in the graph with a gradient of zero.
-
-    Args:
-        content: W_q and W_k with their biases, and u.
-        position: Tables of displacements.
-        heads: Number of heads.
-        dtype: Dtype of the pixels.
-
-    Returns:
-        Maps to keys that are the pixels, and features of pixels that end in a one; all scaled by 1/√width.
-    """
+    """Folds W_q and W_k into one matrix, q·k = (W_kᵀ q)·x and q·r = x·(W_qᵀ r) + b·r; everything scaled by 1/√width."""
+    # The pixels are then the keys, and features of pixels end in a one. The bias of the keys adds the same number to
+    # all scores of a query, and the softmax cancels it: it stays in the graph with a gradient of zero.
     assert content.key is not None
     wide = torch.promote_types(dtype, torch.float32)
     query, key = (
@@ -130,5 +108,5 @@ def fold(
 def pixels_last(
     images: Float[Tensor, "images channels *spatial"],
 ) -> Float[Tensor, "images pixels channels"]:
-    """Returns images as rows of channels, a row per pixel."""
+    """Returns images as rows of channels, one row per pixel."""
     return rearrange(images, "images channels ... -> images (...) channels")

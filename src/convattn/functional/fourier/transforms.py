@@ -22,18 +22,7 @@ _CACHE = 5 << 19
 
 
 def quick_length(least: int) -> int:
-    """Returns the smallest even length without prime factors above 5, which transforms are quick at.
-
-    Args:
-        least: Smallest length allowed.
-
-    Returns:
-        The length.
-
-    Example:
-        >>> [quick_length(n) for n in (1, 31, 127, 447)]
-        [2, 32, 128, 450]
-    """
+    """Returns the smallest even length ≥ `least` without prime factors above 5, for which transforms are fast."""
     length = least + least % 2 if least > 1 else 2
     while True:
         rest = length
@@ -53,20 +42,8 @@ def filter_images(
     axes: Sequence[Axis],
     groups: int = 1,
 ) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes y[q] = Σ_h W_h f_h[q] Σ_k g_h[k − q] x[k].
-
-    Args:
-        pixels: x.
-        maps: W_h; with groups its block-diagonal.
-        kernels: g_h in float64, displacement δ at index δ modulo the length.
-        factors: f_h in float64.
-        axes: Queries and keys along each axis.
-        groups: Number of blocks.
-
-    Returns:
-        Output channels at each query. Derivatives above the first, and those of torch's function transforms, take the
-        memory of all filtered images.
-    """
+    """Computes y[q] = Σ_h W_h f_h[q] Σ_k g_h[k − q] x[k]; `kernels` hold g_h[δ] at δ modulo the length."""
+    # Derivatives above the first, and those of torch's function transforms, take the memory of all filtered images.
     if needs_own_operations(pixels, maps, kernels, factors):
         return _at_once(axes, groups, pixels, maps, kernels, factors)
     return _Filter.apply(pixels, maps, kernels, factors, tuple(axes), groups)
@@ -75,8 +52,8 @@ def filter_images(
 class _Transforms:
     """Transforms of channels and kernels.
 
-    The last axis of an image, of which half the frequencies say all, stands first in a transform: so the numbers that
-    are transformed together lie side by side on the way back too, which is quicker.
+    A real transform keeps half of the last axis. That axis comes first here, so that the numbers of one inverse
+    transform lie side by side in memory, which is faster.
     """
 
     def __init__(self, kernels: Tensor, axes: Sequence[Axis]) -> None:
@@ -118,7 +95,7 @@ class _Transforms:
 def _at_once(
     axes: Sequence[Axis], groups: int, pixels: Tensor, maps: Tensor, kernels: Tensor, factors: Tensor
 ) -> Tensor:
-    """Filters all channels by all kernels at once, for further derivatives to work on."""
+    """Filters all channels by all kernels at once, so that torch can differentiate further."""
     transforms = _Transforms(kernels, axes)
     filtered = transforms.at_queries(transforms.of_keys(pixels)[:, None] * transforms.kernels.conj()[:, None])
     return combine_heads((filtered * factors[:, None]).to(pixels.dtype), maps, groups)
