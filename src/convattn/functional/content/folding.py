@@ -1,4 +1,4 @@
-"""What content scores are made of, and the same scores with two matrices folded into one."""
+"""Maps and tables from which content scores are computed, and the folding of two maps into one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,21 +15,13 @@ from convattn.grid import Axis
 
 @dataclass(frozen=True)
 class ContentMaps:
-    """The linear maps from pixels to queries and keys, all heads in one matrix.
+    """The linear maps from pixels to queries and keys, all heads in one matrix."""
 
-    Attributes:
-        query: W_q, (heads · width, channels).
-        key: W_k, (heads · width, channels), or None where the pixels themselves are the keys of all heads.
-        query_bias: (heads · width,), or None.
-        key_bias: (heads · width,), or None.
-        content_bias: u, (heads, width), or None.
-    """
-
-    query: Float[Tensor, "heads_width channels"]
-    key: Float[Tensor, "heads_width channels"] | None
+    query: Float[Tensor, "heads_width channels"]  # W_q
+    key: Float[Tensor, "heads_width channels"] | None  # W_k; None where the pixels are the keys of all heads
     query_bias: Float[Tensor, " heads_width"] | None = None
     key_bias: Float[Tensor, " heads_width"] | None = None
-    content_bias: Float[Tensor, "heads width"] | None = None
+    content_bias: Float[Tensor, "heads width"] | None = None  # u
 
     def project(
         self, keys: Float[Tensor, "images channels *spatial"], axes: Sequence[Axis], heads: int
@@ -58,14 +50,12 @@ class PositionTables:
 
     Scores and features that are sums over axes come as one table per axis; others as one table of all displacements,
     which is one table over all axes at once.
-
-    Attributes:
-        scores: s_h, one (heads, displacements of the axis) per axis, or a single (heads, *displacements).
-        features: Ŵr_δ (heads, displacements, width), or r_δ shared by all heads (1, displacements, width): one per
-            axis, or a single one over all displacements, flattened; empty without content–position scores.
     """
 
+    # s_h, one (heads, displacements of the axis) per axis, or one (heads, *displacements)
     scores: Sequence[Float[Tensor, "heads *_"]]
+    # Ŵr_δ (heads, displacements, width), or r_δ shared by all heads (1, displacements, width): one per axis, or a
+    # single one over all displacements, flattened; empty without content–position scores
     features: Sequence[Float[Tensor, "heads_or_one _ width"]] = ()
 
 
@@ -105,8 +95,6 @@ def fold(
     return maps, PositionTables(position.scores, features)
 
 
-def pixels_last(
-    images: Float[Tensor, "images channels *spatial"],
-) -> Float[Tensor, "images pixels channels"]:
+def pixels_last(images: Float[Tensor, "images channels *spatial"]) -> Float[Tensor, "images pixels channels"]:
     """Returns images as rows of channels, one row per pixel."""
     return rearrange(images, "images channels ... -> images (...) channels")

@@ -1,9 +1,9 @@
 """Scores that are any function of the displacement, by fast Fourier transforms: O(N log N) instead of O(N²).
 
 With g_h(δ) = exp s_h(δ), attention is a quotient of two correlations, A_h x = (g_h ⋆ x) / (g_h ⋆ 1)
-(`docs/theory.md` §4). Transforms err by a share of the largest g_h, so the quotient loses digits at queries whose keys
-all lie in the tail of g_h: at the border, where a head looks out of the image. Therefore transforms are made in
-float64, and the weak queries that are left are attended to exactly.
+(`docs/theory.md` §4). The error of a transform is a share of the largest g_h, so the quotient loses digits at queries
+whose keys all lie in the tail of g_h: at the border, if a head looks out of the image. Therefore transforms are
+computed in float64, and queries that are still weak by the definition.
 """
 
 from collections.abc import Sequence
@@ -24,30 +24,23 @@ _NOISE = 8
 """Largest error of a correlation by transforms, in units of eps · ‖g‖₂ for x ~ N(0, 1): 2 to 8 at N = 16² to 128²."""
 
 _NEGLIGIBLE = 1 / 64
-"""Share of the rounding of the keys' dtype below which an error is left in."""
+"""Share of the rounding of the keys' dtype below which an error is tolerated."""
 
 _WEIGHTS = 1 << 22
-"""Attention weights of weak queries that are in memory at a time, where no gradient keeps them."""
+"""Attention weights of weak queries in memory at a time, unless a gradient keeps them."""
 
 
 class Filters(NamedTuple):
-    """What the Fourier path needs to know of the scores; it does not depend on the images.
-
-    Attributes:
-        scores: Table of scores, (heads, *displacements).
-        kernels: g_h in float64, displacement δ at index δ modulo the length, (heads, *lengths).
-        reciprocals: 1 / (g_h ⋆ 1) at each query, 0 where it is weak, (heads, *queries).
-        weak: Queries at which the quotient would lose digits, (heads, *queries).
-    """
+    """The scores as the Fourier path needs them; independent of the images."""
 
     scores: Float[Tensor, "heads *displacements"]
-    kernels: Float[Tensor, "heads *lengths"]
-    reciprocals: Float[Tensor, "heads *queries"]
-    weak: Bool[Tensor, "heads *queries"]
+    kernels: Float[Tensor, "heads *lengths"]  # g_h in float64, displacement δ at index δ modulo the length
+    reciprocals: Float[Tensor, "heads *queries"]  # 1 / (g_h ⋆ 1) at each query, 0 where it is weak
+    weak: Bool[Tensor, "heads *queries"]  # queries at which the quotient would lose digits
 
     @property
     def weak_share(self) -> float:
-        """Share of queries, over all heads, that must be attended to exactly."""
+        """Share of queries, over all heads, that are computed by the definition."""
         return self.weak.double().mean().item()
 
 
@@ -72,7 +65,10 @@ def fourier_filters(
         totals, weak, *margins = (torch.stack(every) for every in zip(*seen, strict=True))
         cut = _reach(margins, totals.masked_fill(weak, torch.inf), eps * _NEGLIGIBLE)
     exponentials = torch.exp(table[(slice(None), *cut)].double() - highest)
-    kernels = _place(exponentials, axes, _lengths(axes, cut), [part.start for part in cut])
+    ends = [(axis, axis.lowest + part.start, axis.lowest + part.stop - 1) for axis, part in zip(axes, cut, strict=True)]
+    # Long enough that no key and query meet at a wrong displacement.
+    lengths = [quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1) for axis, low, high in ends]
+    kernels = _place(exponentials, axes, lengths, [part.start for part in cut])
     totals = _count(kernels, axes).masked_fill(weak, 1)
     return Filters(table, kernels, totals.reciprocal().masked_fill(weak, 0), weak)
 
@@ -128,7 +124,7 @@ def _attend(scores: Tensor, axes: Sequence[Axis], chosen: Tensor, pixels: Tensor
 def _place(
     part: Tensor, axes: Sequence[Axis], lengths: Sequence[int], starts: Sequence[int] | None = None
 ) -> Float[Tensor, "heads *lengths"]:
-    """Puts displacement δ at index δ modulo the length, zeros elsewhere."""
+    """Moves displacement δ to index δ modulo the length, with zeros elsewhere."""
     first = [axis.lowest + start for axis, start in zip(axes, starts or [0] * len(axes), strict=True)]
     room = [size for pair in zip(lengths, part.shape[1:], strict=True) for size in (pair[0] - pair[1], 0)]
     return torch.roll(functional.pad(part, room[::-1]), first, tuple(range(1, part.ndim)))
@@ -162,12 +158,3 @@ def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list
         start, stop = size - int(needed[0]), int(needed[1])
         cut.append(slice(start, stop) if start < stop else slice(0, 1))
     return cut
-
-
-def _lengths(axes: Sequence[Axis], cut: Sequence[slice]) -> list[int]:
-    """Returns lengths at which no key and query meet at a wrong displacement."""
-    lengths = []
-    for axis, part in zip(axes, cut, strict=True):
-        low, high = axis.lowest + part.start, axis.lowest + part.stop - 1
-        lengths.append(quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1))
-    return lengths

@@ -1,7 +1,7 @@
-"""Attention of a grid of heads: the order of its products, cut into tiles.
+"""Attention of a grid of heads: the order of its products, and how they are cut.
 
-With h = (r, c) and A_h = R_r ⊗ C_c the layer is y = Σ_r R_r Σ_c W_rc C_c x. Pixels are worked on a strip of rows at a
-time, which stays in the cache. Its products stand in one of four orders:
+With h = (r, c) and A_h = R_r ⊗ C_c the layer is y = Σ_r R_r Σ_c W_rc C_c x. A strip of rows is computed at a time, so
+that it stays in the cache. The products are taken in one of four orders:
 
 ========  ===============================  =====================================  ======================================
 order     when                             how                                    gain over "keys" (one core, AVX-512)
@@ -30,20 +30,20 @@ from convattn.functional.shared.pixels import GridTiling, GridValues, keys_first
 from convattn.functional.shared.planes import few_channels_first, plane_values_first
 
 _CACHE = 1 << 20
-"""Bytes of mixed pixels worked on at a time."""
+"""Bytes of mixed pixels computed at a time."""
 
 _PLANES = 4 * _CACHE
-"""Bytes of the planes of images that go together."""
+"""Bytes of the planes of images that are computed together."""
 
 _NUMBERS = 1024
 """Queries times channels of a block along the second axis, where channels are few."""
 
 _FEW = 4
-"""Channels up to which they are kept as planes."""
+"""Largest number of channels that are kept as planes."""
 
 _PRECISE = 16
-"""Pixels and outputs from which on a product with W_h from the left is as precise as one from the right: of fewer, the
-sums over the channels are taken one number after another. Measured with up to 4096 channels (MKL, float32): root mean
+"""Pixels and outputs from which on a product with W_h from the left is as precise as one from the right: with fewer,
+channels are summed one number after another. Measured with up to 4096 channels (MKL, float32): root mean
 square errors from the left are 0.92 to 1.09 of those from the right with 16 to 32 and AVX2, 1.00 with AVX-512; with
 fewer they are up to 3.4 and 3.1 times those."""
 
@@ -56,39 +56,25 @@ _ORDERS: dict[str, Callable[[GridTiling, Tensor, GridValues, Tensor | None], Ten
 
 
 class GridSizes(NamedTuple):
-    """Sizes that decide the order of the products.
-
-    Attributes:
-        batch: Number of images.
-        channels: D_in.
-        outputs: D_out.
-        groups: Blocks of each W_h.
-        itemsize: Bytes of a number.
-    """
+    """Sizes that decide the order of the products."""
 
     batch: int
-    channels: int
-    outputs: int
-    groups: int
-    itemsize: int
+    channels: int  # D_in
+    outputs: int  # D_out
+    groups: int  # blocks of each W_h
+    itemsize: int  # bytes of a number
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GridAttention:
-    """The products that a layer is on images of one size, cut into tiles.
-
-    Attributes:
-        grid: The attention matrices.
-        order: Order of the products: "keys", "few", "values" or "channels".
-        tiling: How they are cut.
-    """
+    """The matrix products that compute a layer on images of one size."""
 
     grid: HeadGrid
-    order: str
+    order: str  # order of the products: "keys", "few", "values" or "channels"
     tiling: GridTiling
 
     def __call__(self, x: Tensor, maps: Tensor, groups: int, bias: Tensor | None) -> Tensor:
-        """Computes it, without a graph for gradients.
+        """Computes the layer, without a graph for gradients.
 
         Args:
             x: Images, (batch, channels, *spatial) with one or two axes.
@@ -107,7 +93,7 @@ class GridAttention:
 
 
 def grid_attention(grid: HeadGrid, sizes: GridSizes) -> GridAttention:
-    """Chooses the order of the products and cuts them into pieces.
+    """Chooses the order of the products, and cuts them.
 
     Args:
         grid: The attention matrices.
@@ -127,7 +113,7 @@ def grid_attention(grid: HeadGrid, sizes: GridSizes) -> GridAttention:
 
 
 def _tiling_of_pixels(grid: HeadGrid, sizes: GridSizes) -> GridTiling:
-    """Cuts the matrices where the channels of a pixel stand together; of small images, several go together."""
+    """Cuts the matrices for images whose channels stand together; small images are joined."""
     (_, queries, keys), (_, across, _) = grid.rows.shape, grid.cols.shape
     short = max(SHORT, min(_NUMBERS // sizes.channels, 2 * SHORT))
     cols = () if _one_key(grid.cols) else joint_blocks(grid.cols, "m q k -> (q m) k", short)
@@ -141,7 +127,7 @@ def _tiling_of_pixels(grid: HeadGrid, sizes: GridSizes) -> GridTiling:
 
 
 def _tiling_of_planes(grid: HeadGrid, sizes: GridSizes, order: str) -> GridTiling:
-    """Cuts the matrices where channels are planes; of one head, several images go together."""
+    """Cuts the matrices for images whose channels are planes; images of a single head are joined."""
     (row_count, queries, keys), (col_count, across, _) = grid.rows.shape, grid.cols.shape
     cols = () if _one_key(grid.cols) else joint_blocks(grid.cols, "m q k -> m k q")
     per_row = across * (sizes.outputs if order == "values" else sizes.channels) * sizes.itemsize
@@ -152,7 +138,7 @@ def _tiling_of_planes(grid: HeadGrid, sizes: GridSizes, order: str) -> GridTilin
 
 
 def _tiling_of_channels(grid: HeadGrid) -> GridTiling:
-    """Cuts the matrices where each channel is a group; where there is one row, columns take the place of rows."""
+    """Cuts the matrices for one group per channel; rows and columns are exchanged if there is one row."""
     turned = _one_key(grid.rows)
     first, second = (grid.cols, grid.rows) if turned else (grid.rows, grid.cols)
     rows = joint_blocks(first, "m q k -> q (k m)")
@@ -162,7 +148,7 @@ def _tiling_of_channels(grid: HeadGrid) -> GridTiling:
 
 
 def _order(grid: HeadGrid, sizes: GridSizes) -> str:
-    """Returns the order of the products that takes the least time."""
+    """Returns the fastest order of the products."""
     (row_count, queries, rows), (col_count, across, cols) = grid.rows.shape, grid.cols.shape
     if sizes.groups == sizes.channels == sizes.outputs > 1:
         return "channels"

@@ -1,8 +1,8 @@
 """A grid of heads where each channel is a group: column matrices are weighted and summed, not pixels.
 
 W_h is a number w_h,d per channel d, so y_d = Σ_r R_r x_d (Σ_c w_rc,d C_c)ᵀ: one matrix per channel and row matrix, and
-every step is a batch of products of matrices over the channels. Sums of pixels times numbers would be a pass over the
-pixels for each head.
+every step is a batch of matrix products over the channels. Weighting pixels instead would take a pass over the pixels
+for each head.
 """
 
 from itertools import product
@@ -16,7 +16,7 @@ from convattn.functional.shared.blocks import MatrixBlock
 from convattn.functional.shared.pixels import GridTiling, GridValues
 
 _MOST = 1 << 22
-"""Numbers of one kind that are in memory at a time."""
+"""Largest number of elements of an intermediate tensor."""
 
 _TOGETHER = 1 << 17
 """Pixels times channels up to which images are joined."""
@@ -26,23 +26,10 @@ def single_channels(
     tiling: GridTiling, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
 ) -> Float[Tensor, "batch rows_out cols_out channels"]:
     """Multiplies with W_h and the column matrices at once, where each channel is a group; then along the rows."""
-    y = x.new_empty(*x.shape[:2], tiling.rows, tiling.across)
+    # Weights of rows are (queries, keys × matrices), those of columns (matrices, keys × queries).
+    result = x.new_empty(*x.shape[:2], tiling.rows, tiling.across)
     maps = values.maps[:, :, 0].unflatten(0, (-1, values.cols))
-    if tiling.turned:
-        _channel_by_channel(tiling, x.mT, maps.transpose(0, 1), y.mT, bias)
-    else:
-        _channel_by_channel(tiling, x, maps, y, bias)
-    return y.movedim(1, -1)
-
-
-def _channel_by_channel(
-    tiling: GridTiling,
-    x: Float[Tensor, "batch channels rows cols"],
-    maps: Float[Tensor, "row_matrices col_matrices channels"],
-    y: Float[Tensor, "batch channels rows_out cols_out"],
-    bias: Float[Tensor, " channels"] | None,
-) -> None:
-    """Computes the layer into `y`; row weights are (queries, keys × matrices), columns (matrices, keys × queries)."""
+    x, maps, y = (x.mT, maps.transpose(0, 1), result.mT) if tiling.turned else (x, maps, result)
     workspace, numbers, (channels, keys, across) = Workspace(x), maps.movedim(2, 0), x.shape[1:]
     widest = max(length_of(block.queries) * max(keys, length_of(block.keys)) for block in tiling.cols)
     count = min(channels, max(1, _MOST // (len(maps) * widest)))
@@ -58,6 +45,7 @@ def _channel_by_channel(
             for strip in tiling.strips:
                 (row,) = strip.blocks
                 _along_rows(row, mixed, len(maps), out[:, :, row.queries, block.queries], added, workspace)
+    return result.movedim(1, -1)
 
 
 def _summed(

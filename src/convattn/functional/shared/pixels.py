@@ -13,7 +13,7 @@ from convattn.functional.shared.blocks import MatrixBlock, RowStrip
 
 
 class GridTiling(NamedTuple):
-    """How the products of one call are cut."""
+    """How the products of one call are cut into parts that stay in the cache."""
 
     rows: int  # queries along the first axis
     across: int  # queries along the second axis
@@ -21,10 +21,6 @@ class GridTiling(NamedTuple):
     cols: tuple[MatrixBlock, ...]  # blocks along the second axis; none where all attention goes to its only key
     strips: tuple[RowStrip, ...]  # strips along the first axis
     turned: bool = False  # whether rows and columns are those of the image with its axes exchanged
-
-    def output(self, pixels: Tensor, values: "GridValues") -> Tensor:
-        """Allocates the output, (images, rows, cols, outputs)."""
-        return pixels.new_empty(len(pixels), self.rows, self.across, values.maps.shape[1])
 
 
 class GridValues:
@@ -56,7 +52,7 @@ def keys_first(
 ) -> Float[Tensor, "batch rows_out cols_out outputs"]:
     """Takes the means along both axes, then multiplies with W_h."""
     pixels, workspace = x.movedim(1, -1).contiguous(), Workspace(x)
-    y = tiling.output(pixels, values)
+    y = x.new_empty(len(x), tiling.rows, tiling.across, values.maps.shape[1])
     for images, strip in product(chunks(len(pixels), tiling.images), tiling.strips):
         mixed = _along_cols(tiling, pixels[images, strip.keys], workspace)
         out = y[images, strip.queries].view(-1, y.shape[-1])

@@ -1,7 +1,7 @@
 """The products of a grid of heads for images whose channels are planes, (images, channels, rows, cols).
 
-Products with W_h then have all pixels of an image side by side, as in a convolution of one pixel, and means along an
-axis are products of small matrices. This suits layers of one head, and images of few channels.
+Products with W_h then take all pixels of an image at once, as a 1 × 1 convolution does, and means along an axis are
+products of small matrices. This suits layers of one head, and images of few channels.
 """
 
 import torch
@@ -16,8 +16,8 @@ from convattn.functional.shared.pixels import GridTiling, GridValues
 def few_channels_first(
     tiling: GridTiling, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
 ) -> Float[Tensor, "batch rows_out cols_out outputs"]:
-    """Takes the means along both axes, then multiplies with W_h of all heads at once and leaves pixels."""
-    y, workspace = tiling.output(x, values), Workspace(x)
+    """Takes the means along both axes, then multiplies with W_h of all heads at once; returns pixels, not planes."""
+    y, workspace = x.new_empty(len(x), tiling.rows, tiling.across, values.maps.shape[1]), Workspace(x)
     assert values.whole is not None
     weight = values.whole.flatten(1).mT
     for image, pixels in zip(x.contiguous(), y, strict=True):
