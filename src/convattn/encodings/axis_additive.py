@@ -98,14 +98,10 @@ class AxisAdditiveEncoding(Encoding):
 
     def score(self, displacement: Tensor) -> Tensor:
         """Adds up the scores of the axes."""
-        return sum(
-            (self.axis_score(axis, displacement[..., axis]) for axis in range(1, self.dims)),
-            self.axis_score(0, displacement[..., 0]),
-        )
+        terms = [self.axis_score(axis, displacement[..., axis]) for axis in range(self.dims)]
+        return sum(terms[1:], terms[0])
 
     def feature_vectors(self, displacement: Tensor) -> Tensor:
         """Adds up the features of the axes."""
-        return sum(
-            (self.axis_feature_vectors(axis, displacement[..., axis]) for axis in range(1, self.dims)),
-            self.axis_feature_vectors(0, displacement[..., 0]),
-        )
+        terms = [self.axis_feature_vectors(axis, displacement[..., axis]) for axis in range(self.dims)]
+        return sum(terms[1:], terms[0])

@@ -1,7 +1,7 @@
-"""Where the heads of quadratic encodings start."""
+"""The first centres of heads: drawn, given, or the taps of a kernel."""
 
-import math
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 from jaxtyping import Float
@@ -29,8 +29,15 @@ def starting_centres(
 
 def grid_centres(num_heads: int) -> list[list[float]]:
     """Lists the K × K shifts (row, column) around the query for K² heads, K odd: the taps of a kernel, row by row."""
-    side = math.isqrt(max(num_heads, 0))
-    if side**2 != num_heads or side % 2 == 0:
+    taps = kernel_taps(num_heads, 2)
+    if taps is None:
         raise ArgumentError(must_be("heads", "the square of an odd number for centres on a grid", num_heads))
-    shifts = [float(shift - side // 2) for shift in range(side)]
-    return [[row, col] for row in shifts for col in shifts]
+    return [[float(row), float(col)] for row, col in taps]
+
+
+def kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]] | None:
+    """Lists the displacements of a kernel's taps, row by row; None if no odd kernel has as many taps as heads."""
+    side = round(max(num_heads, 0) ** (1 / dims))
+    if side**dims != num_heads or side % 2 == 0:
+        return None
+    return list(product(range(-(side // 2), side // 2 + 1), repeat=dims))

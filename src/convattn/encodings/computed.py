@@ -1,4 +1,4 @@
-"""Numbers that an encoding computes of a parameter: they can be assigned, and refuse to be written into."""
+"""Properties computed from a parameter: they can be assigned, but not changed in place."""
 
 from collections.abc import Callable, Sequence
 from types import NotImplementedType
@@ -22,7 +22,7 @@ class ComputedTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs a function of torch on plain tensors, unless it writes into this one."""
+        """Runs a function of torch on plain tensors; refuses to write into a computed one."""
         kwargs, name = kwargs or {}, func.__name__
         written = kwargs.get("out", next(iter([*args, *kwargs.values()]), None))
         writes = "out" in kwargs or name in ("__set__", "__setitem__") or (name[-1] == "_" and name[-2:] != "__")

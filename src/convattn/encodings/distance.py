@@ -1,4 +1,4 @@
-"""Function of distance: a small network from the logarithm of a displacement to the heads' scores."""
+"""Distance encoding: a small network from the logarithm of a displacement to the heads' scores."""
 
 from typing import Any, final
 
@@ -45,7 +45,7 @@ class Distance(Encoding):
 
     @property
     def feature_width(self) -> int:
-        """The hidden units."""
+        """Number of hidden units."""
         return self.hidden
 
     def options(self) -> dict[str, Any]:

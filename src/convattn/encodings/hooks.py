@@ -1,4 +1,4 @@
-"""Hooks on modules whose parameters are read without calling them: they take effect, or are refused."""
+"""Hooks on modules whose parameters are read without a call: they are run, or refused."""
 
 from torch import nn
 from torch.nn.utils.prune import BasePruningMethod
@@ -8,7 +8,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from convattn.errors import ArgumentError
 
 _COMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
-"""Hooks of torch that compute a parameter of a module of others before the module is called."""
+"""Hooks of torch that compute a parameter before its module is called."""
 
 
 def compute_parameters(module: nn.Module) -> None:

@@ -41,11 +41,7 @@ class LearnedAxial(AxisAdditiveEncoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            extent: E ≥ 1, for all axes or one each: displacements from −(E − 1) to E − 1 are held, which is what a grid
-                of E pixels has, padding included. None holds common sizes: 520 along a sequence (512 pixels, with up to
-                8 of padding on each side), 40 along each axis of an image (32 and 8), 20 of a volume (16 and 4). What
-                is larger than the images has entries that training never reaches; `attention_to_conv` then needs the
-                images' size, as `spatial=`.
+            extent: E ≥ 1, for all axes or one each, as for `LearnedTable`; None holds common sizes.
             width: Width of the vectors, ≥ 1.
             head_vectors: Whether heads have vectors of their own.
 

@@ -31,11 +31,11 @@ class LearnedTable(Encoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            extent: E ≥ 1, for all axes or one each: displacements from −(E − 1) to E − 1 are held, which is what a grid
-                of E pixels has, padding included. None holds common sizes: 520 along a sequence (512 pixels, with up to
-                8 of padding on each side), 40 along each axis of an image (32 and 8), 20 of a volume (16 and 4). What
-                is larger than the images has entries that training never reaches; `attention_to_conv` then needs the
-                images' size, as `spatial=`.
+            extent: E ≥ 1, for all axes or one each: the table holds displacements from −(E − 1) to E − 1, those of a
+                grid of E pixels, padding included. None holds common sizes: 520 along a sequence (512 pixels, with up
+                to 8 of padding on each side), 40 along each axis of an image (32 and 8), 20 of a volume (16 and 4).
+                Training never reaches the entries beyond the size of its images; `attention_to_conv` then needs that
+                size, as `spatial=`.
 
         Raises:
             ArgumentError: A size is out of range.

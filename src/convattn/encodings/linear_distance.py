@@ -40,7 +40,7 @@ class LinearDistance(AxisAdditiveEncoding):
 
     @property
     def slope(self) -> Float[Tensor, " heads"]:
-        """M per head, in 1/pixel. Assigning a number or one per head writes its logarithm; in place it raises."""
+        """Slope m per head, in 1/pixel. Assigning a number or one per head writes its logarithm; in place it raises."""
         return computed(self.log_slope.exp(), "slope", "log_slope")
 
     @slope.setter

@@ -11,11 +11,10 @@ from convattn.errors import ArgumentError, must_be
 
 @final
 class ScoreFunction(Encoding):
-    """Score f(δ)_h: whatever a function makes of displacements.
+    """Score f(δ)_h: the result of any function of displacements.
 
-    Layers make one of a function that is given as their encoding. A module is trained with the layer; numbers to be
-    trained that a plain function reads are not found by `layer.parameters()`, and belong in a subclass of `Encoding`.
-    A function is not saved.
+    Layers build one if their encoding is a function. A module is trained with the layer. `layer.parameters()` does not
+    find tensors that a plain function reads: to train them, write a subclass of `Encoding`. A function is not saved.
 
     Attributes:
         function: f, displacements (*points, dims) → scores (heads, *points).
@@ -28,7 +27,7 @@ class ScoreFunction(Encoding):
     """
 
     def __init__(self, num_heads: int, dims: int, *, function: Callable[[Tensor], Tensor]) -> None:
-        """Keeps the function.
+        """Builds the encoding from a function.
 
         Args:
             num_heads: Number of heads, ≥ 1.

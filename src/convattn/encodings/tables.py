@@ -1,4 +1,4 @@
-"""Reading tables at real displacements, and saying so where they end."""
+"""Tables of displacements: interpolation, and errors beyond their extent."""
 
 from collections.abc import Sequence
 from itertools import product

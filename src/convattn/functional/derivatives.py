@@ -1,8 +1,8 @@
 """Derivatives that hand-written gradients do not give: higher orders, forward mode, torch's function transforms.
 
-The quick paths work in place, piece by piece, and their gradients are written by hand. Torch can differentiate a
-gradient again, push tangents forward or map over a batch only where it sees operations of its own. So each of these
-paths has a second form in such operations, which is taken where they are needed, and only there.
+The fast paths compute in place, part by part, with gradients written by hand. Torch can differentiate a gradient again,
+push tangents forward or map over a batch only through its own operations. So each of these paths has a second form in
+such operations, which is used only when it is needed.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What an attention layer checks of its arguments and of the images that it is given."""
+"""Checks of an attention layer's arguments and of its images."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 from convattn.grid import Geometry, whole_number
 
 PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
-"""Ways to compute the layer, for its argument `impl`."""
+"""Values of a layer's argument `impl`: the ways to compute it."""
 
 _FREE = ("auto", "dense", "fourier", "reference", "separable", "shift")
 """Paths of layers whose scores do not depend on the input."""
@@ -85,11 +85,6 @@ def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype) -> N
         raise ArgumentError(must_be_a("x", "a tensor", x))
     if x.ndim != dims + 2 or x.shape[1] != channels:
         raise ShapeError(must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape)))
-    if x.dtype is not dtype and not _castable(x):
-        raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))
-
-
-def _castable(x: Tensor) -> bool:
-    """Tells whether autocast takes images of this dtype."""
     autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
-    return autocast and x.is_floating_point() and x.dtype != torch.float64
+    if x.dtype is not dtype and not (autocast and x.is_floating_point() and x.dtype != torch.float64):
+        raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))

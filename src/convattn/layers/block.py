@@ -2,7 +2,6 @@
 
 from typing import final
 
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -54,25 +53,17 @@ class MixingBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch channels *spatial"]:
         """Mixes the pixels of feature maps, then transforms each pixel."""
-        pixels = _channels_last(x)
+        pixels = x.movedim(1, -1)
         if self.norm == "post":
             pixels = self.mixer_norm(pixels + self._mix(x))
             pixels = self.feedforward_norm(pixels + self._feed_forward(pixels))
         else:
-            pixels = pixels + self._mix(_channels_first(self.mixer_norm(pixels)))
+            pixels = pixels + self._mix(self.mixer_norm(pixels).movedim(-1, 1))
             pixels = pixels + self._feed_forward(self.feedforward_norm(pixels))
-        return _channels_first(pixels)
+        return pixels.movedim(-1, 1)
 
     def _mix(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch *spatial channels"]:
-        return self.dropout(self.dense(_channels_last(self.mixer(x))))
+        return self.dropout(self.dense(self.mixer(x).movedim(1, -1)))
 
     def _feed_forward(self, pixels: Float[Tensor, "*pixels channels"]) -> Float[Tensor, "*pixels channels"]:
         return self.dropout(self.contract(nn.functional.gelu(self.expand(pixels))))
-
-
-def _channels_last(x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch *spatial channels"]:
-    return rearrange(x, "batch channels ... -> batch ... channels")
-
-
-def _channels_first(x: Float[Tensor, "batch *spatial channels"]) -> Float[Tensor, "batch channels *spatial"]:
-    return rearrange(x, "batch ... channels -> batch channels ...")

@@ -1,4 +1,4 @@
-"""Which way a layer without content is computed: encoding → scores → path (`convattn.functional.paths`)."""
+"""The choice of how to compute a layer without content: encoding → scores → path (`convattn.functional.paths`)."""
 
 import math
 from collections.abc import Sequence
@@ -39,18 +39,14 @@ _HARD = 1 / 8
 """Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
 
 _WEAK = 1 / 2
-"""Share of queries that may be computed exactly beside transforms; with more of them, all are."""
+"""Largest share of queries computed exactly beside transforms; with more, all queries are."""
 
 _LONG = 512
-"""Keys from which on a sequence is long: weights of all pairs then cost more than finding those that matter."""
+"""Number of keys from which a sequence is long: all weights then cost more than finding those that matter."""
 
 
 def path_of(
-    layer: "RelativeAttention",
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-    axes: tuple[Axis, ...],
+    layer: "RelativeAttention", shape: Sequence[int], dtype: torch.dtype, device: torch.device, axes: tuple[Axis, ...]
 ) -> tuple[Path, HeadMaps]:
     """Chooses the path of a layer in its present mode; returns it with W_h. Gradients flow back to the encoding."""
     maps = layer.values.factors()
@@ -141,7 +137,7 @@ def _by_axis(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path:
 
 
 def _compact(shifts: Shifts) -> bool:
-    """Tells whether the kernel that holds all heads is not mostly zeros."""
+    """Tells whether the kernel that holds all heads has at most two taps per head."""
     return math.prod(shifts.window[1]) <= 2 * len(shifts.offsets)
 
 

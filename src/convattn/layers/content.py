@@ -1,4 +1,4 @@
-"""Queries and keys from the input, and which terms of the relative score they make."""
+"""Content scores: queries and keys from the input, and the terms of the relative score that use them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ class Content:
         position: Whether there is a content–position term q·Ŵr_δ; None means where the encoding has features r_δ.
         project_position: Whether Ŵ is learned per head; without it r_δ is used as is and must be key_width wide.
         content_bias: Whether there is a bias u of its own.
-        query_bias: Whether W_q has a bias, which then serves as u and as a position bias at once (the paper's
+        query_bias: Whether W_q has a bias, which then is both u and a position bias (as in the paper's
             networks).
-        key_bias: Whether W_k has a bias; the softmax cancels it, some networks have it all the same.
+        key_bias: Whether W_k has a bias; the softmax cancels it, but some networks have it.
     """
 
     key_width: int | None = None
@@ -60,17 +60,14 @@ class ContentScores(nn.Module):
         if content.position and not feature_width:
             raise ArgumentError(must_be("content.position", "None or False with an encoding without features", True))
         if self.uses_position and not content.project_position and feature_width != width:
-            raise ArgumentError(
-                must_be(
-                    "content.key_width", f"the encoding's feature width {feature_width} without project_position", width
-                )
-            )
+            expected = f"the encoding's feature width {feature_width} without project_position"
+            raise ArgumentError(must_be("content.key_width", expected, width))
         self.query = nn.Linear(in_channels, num_heads * width, bias=content.query_bias)
         self.key = nn.Linear(in_channels, num_heads * width, bias=content.key_bias)
         projected = self.uses_position and content.project_position
-        self.position = (
-            nn.Parameter(torch.randn(num_heads, width, feature_width) * feature_width**-0.5) if projected else None
-        )
+        self.position = None  # Ŵ, (heads, key_width, feature_width), or None
+        if projected:
+            self.position = nn.Parameter(torch.randn(num_heads, width, feature_width) * feature_width**-0.5)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, width)) if content.content_bias else None
 
     def forward(

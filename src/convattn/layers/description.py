@@ -1,4 +1,4 @@
-"""What a call of a layer costs, in the words of a `Plan`."""
+"""How a call of a layer is computed and what it costs, as a `Plan`."""
 
 import math
 from collections.abc import Sequence
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def describe_layer(
-    layer: "RelativeAttention",
-    shape: Sequence[int],
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
+    layer: "RelativeAttention", shape: Sequence[int], dtype: torch.dtype | None, device: torch.device | str | None
 ) -> Plan:
     """Returns how a layer computes in its present mode, and what it costs; dtype and device default to the weights'."""
     weight = next(layer.values.parameters())
@@ -54,9 +51,8 @@ def _describe_content(layer: "RelativeAttention", work: Work, shape: tuple[int, 
     elif path == "flex":
         fused = work.device.type == "cuda"
         cost = work.flex(key_width, displacements, fused=fused)
-        reason += (
-            ", in one kernel" if fused else ", without gradients and with all weights in memory: the device is not CUDA"
-        )
+        slow = ", without gradients and with all weights in memory: the device is not CUDA"
+        reason += ", in one kernel" if fused else slow
     else:
         cost = work.content(key_width, displacements)
     return _plan(work, shape, path, "weights", reason, cost, bound=0.0)

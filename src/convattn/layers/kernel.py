@@ -1,4 +1,4 @@
-"""What code that holds a convolution asks it for, of a layer in its place."""
+"""The attributes of a convolution, for a layer that takes its place."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,16 +9,17 @@ from convattn.grid import Geometry
 
 
 class HasKernel(nn.Module, ABC):
-    """A layer that, with one head per tap of its window, shows its matrices as a convolution's weight.
+    """A layer with the attributes that other code reads from a convolution: its weight, its window and its steps.
 
-    Code that holds a convolution asks it for `weight.dtype`, `weight.device` or `weight` itself, and for its steps, in
-    order to pad its input; so it may ask a layer that took a convolution's place.
+    The weight needs one head per tap of the window.
     """
 
+    _geometry: Geometry
+
     @property
-    @abstractmethod
     def geometry(self) -> Geometry:
-        """Window, stride, padding and dilation, one entry per axis."""
+        """Window, stride, padding and dilation, one entry per axis; fixed when the layer is made."""
+        return self._geometry
 
     @abstractmethod
     def _maps(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The arguments that a layer was made with: to rebuild it, and to print it."""
+"""The arguments of a layer, to rebuild it and to print it."""
 
 from typing import TYPE_CHECKING, Any
 

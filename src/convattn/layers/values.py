@@ -14,7 +14,7 @@ from convattn.grid import whole_number
 
 @final
 class MergedValues(nn.Module):
-    """One whole matrix per head, W_h; together one D_out × (N_h·D_in) matrix.
+    """One whole matrix W_h per head, together one D_out × (N_h·D_in) matrix.
 
     Calling the module returns `weight`, and runs hooks such as those of pruning and weight normalisation.
 
@@ -27,13 +27,7 @@ class MergedValues(nn.Module):
     """
 
     def __init__(
-        self,
-        num_heads: int,
-        inputs: int,
-        outputs: int,
-        groups: int = 1,
-        *,
-        kernel_size: tuple[int, ...] | None = None,
+        self, num_heads: int, inputs: int, outputs: int, groups: int = 1, *, kernel_size: tuple[int, ...] | None = None
     ) -> None:
         """Draws the matrices.
 
@@ -60,18 +54,11 @@ class MergedValues(nn.Module):
         return self() if self.kernel_size is None else self().flatten(2).movedim(-1, 0)
 
     def factors(self) -> HeadMaps:
-        """Returns W_h, and that no second matrix follows."""
+        """Returns W_h; no second matrix follows."""
         return HeadMaps(self.maps(), None, self.groups)
 
     def held(self, maps: Float[Tensor, "heads outputs channels_per_group"]) -> Float[Tensor, "..."]:
-        """Returns matrices in the form of `weight`.
-
-        Args:
-            maps: W_h.
-
-        Returns:
-            The same numbers, as `weight` holds them.
-        """
+        """Returns matrices W_h in the form of `weight`."""
         return maps if self.kernel_size is None else maps.movedim(0, -1).unflatten(-1, self.kernel_size)
 
 
@@ -87,7 +74,7 @@ class FactoredValues(nn.Module):
     """
 
     def __init__(self, num_heads: int, inputs: int, outputs: int, groups: int = 1, *, head_width: int) -> None:
-        """Draws the matrices so that the output varies as with `MergedValues`.
+        """Draws the matrices so that the output has the variance of `MergedValues`.
 
         Args:
             num_heads: Number of heads.
@@ -102,9 +89,7 @@ class FactoredValues(nn.Module):
         self.value = nn.Parameter(torch.empty(num_heads, groups * head_width, inputs // groups).uniform_(-inner, inner))
         self.output = nn.Parameter(torch.empty(num_heads, outputs, head_width).uniform_(-outer, outer) * 3**0.5)
 
-    def forward(
-        self,
-    ) -> tuple[Float[Tensor, "heads inner channels_per_group"], Float[Tensor, "heads outputs width"]]:
+    def forward(self) -> tuple[Float[Tensor, "heads inner channels_per_group"], Float[Tensor, "heads outputs width"]]:
         """Returns W_val and W_out."""
         return self.value, self.output
 

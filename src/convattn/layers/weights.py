@@ -1,4 +1,4 @@
-"""The weights of every query and key, as the definition of attention has them."""
+"""The weights of every query and key, computed by the definition."""
 
 from collections.abc import Sequence
 

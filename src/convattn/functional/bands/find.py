@@ -1,4 +1,4 @@
-"""Long sequences: the few keys that each query looks at, found from the scores of the displacements alone.
+"""Long sequences: the few keys that each query looks at, found from the scores of displacements alone.
 
 Scores are a function of the displacement δ = k − q. Where a head falls off, all but a negligible share of its attention
 is at displacements from `low` to `high`, and every query that sees all of them has the same weights:
@@ -17,11 +17,11 @@ Nothing of size queries × keys is made: time and memory are O(N · (high − lo
 A key is left out of the softmax of a query q where its score is below M(q) − log(K / ε), M(q) being the largest score
 that q sees. Its weight is then at most ε / K, so all keys left out have at most the share ε of the attention, and as
 the others share it in proportion, Σ_k |A[q, k] − Ã[q, k]| ≤ 2ε: the output is off by at most 2ε · max|x| · Σ_h ‖W_h‖.
-ε is 1/64 of the rounding of the keys' dtype, as in the tiles of `mixing`.
+ε is 1/64 of the rounding of the keys' dtype, as on the separable path.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,41 +31,32 @@ from torch.nn import functional
 
 from convattn.grid import Axis
 
-PIECE = 14
-"""Taps of a convolution at a time: of kernels 15 wide and wider oneDNN takes the gradients two to eight times as slowly
+MOST_TAPS = 14
+"""Taps of a convolution at a time: from 15 taps on, gradients by oneDNN are two to eight times as slow
 (measured at 16 channels, 65,536 pixels, one core)."""
 
 _NEGLIGIBLE = 1 / 64
 """Share of the rounding of the keys' dtype below which attention is left out."""
 
 _SHORTEST = 64
-"""Queries that share one matrix of weights, at least."""
+"""Least number of queries that share one matrix of weights."""
 
 _SLOW_MEANS = 2.0
 """How many times longer an operation takes in means of blocks than in a convolution (measured with 16 and 64 channels,
 101 and 401 displacements, one core)."""
 
 _SHARED = 3 / 4
-"""Heads are put together where all of their displacements are at most this share of the sum of those of each."""
+"""Heads share a band if it has at most this share of the displacements of their bands together."""
 
 
 class Band(NamedTuple):
-    """Heads that look at displacements near each other.
-
-    Attributes:
-        heads: Their numbers.
-        low: Lowest displacement that matters to one of them.
-        high: Highest such displacement.
-        before: How many of the first queries have displacements that lead out of the keys, and how many of the first
-            keys matter to them.
-        after: The same at the end: of the last queries, and of the last keys.
-    """
+    """Heads that look at displacements near each other."""
 
     heads: tuple[int, ...]
-    low: int
-    high: int
-    before: tuple[int, int]
-    after: tuple[int, int]
+    low: int  # lowest displacement that matters to one of them
+    high: int  # highest such displacement
+    before: tuple[int, int]  # number of first queries with displacements before the first key, and of keys they need
+    after: tuple[int, int]  # the same at the end: of last queries, and of last keys
 
     @property
     def taps(self) -> int:
@@ -73,7 +64,7 @@ class Band(NamedTuple):
         return self.high - self.low + 1
 
     def block(self, step: int) -> int:
-        """Returns how many queries, so many keys apart, share one matrix of weights where means are taken."""
+        """Returns how many queries, `step` keys apart, share one matrix of weights when means are taken."""
         return max(_SHORTEST, self.taps // step)
 
     def is_kernel(self, channels: int, matrix: int, step: int) -> bool:
@@ -83,17 +74,11 @@ class Band(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """Attention along one axis without the keys that do not matter.
-
-    Attributes:
-        scores: Table of scores, (heads, displacements).
-        parts: The bands; each head is in one of them.
-        leak: Largest share ε of attention that is left out, over heads and queries.
-    """
+    """Attention along one axis without the keys that do not matter."""
 
     scores: Float[Tensor, "heads displacements"]
-    parts: tuple[Band, ...]
-    leak: float
+    parts: tuple[Band, ...]  # each head is in one of them
+    leak: float  # largest share ε of attention that is left out, over heads and queries
 
     @property
     def widest(self) -> int:
@@ -102,7 +87,7 @@ class Bands(NamedTuple):
 
 
 def find_bands(table: Float[Tensor, "heads displacements"], axis: Axis, dtype: torch.dtype) -> Bands | None:
-    """Finds the displacements that matter to each head, and what its queries near the ends look at.
+    """Finds the displacements that matter to each head, and the keys that its queries near the ends need.
 
     Args:
         table: Scores of all displacements of `axis`, from the lowest to the highest, in the dtype of the softmax.
@@ -110,7 +95,7 @@ def find_bands(table: Float[Tensor, "heads displacements"], axis: Axis, dtype: t
         dtype: Dtype of the keys.
 
     Returns:
-        The bands; None where a head needs more than half of the keys, or has no finite largest score at some query.
+        The bands; None if a head needs more than half of the keys, or has no finite largest score at some query.
 
     Example:
         >>> axis = Axis(range(64), 64)
@@ -139,23 +124,23 @@ def find_bands(table: Float[Tensor, "heads displacements"], axis: Axis, dtype: t
     return Bands(table, tuple(parts), leak)
 
 
-def _together(lows: Sequence[int], highs: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """Puts heads together whose displacements are few or mostly the same; yields heads, lowest and highest."""
+def _together(lows: Sequence[int], highs: Sequence[int]) -> list[tuple[tuple[int, ...], int, int]]:
+    """Groups heads whose displacements are few or mostly the same; returns heads, lowest and highest displacement."""
     groups: list[tuple[tuple[int, ...], int, int]] = []
     for head in sorted(range(len(lows)), key=lambda head: (lows[head], highs[head])):
         alone = highs[head] - lows[head] + 1
         for number, (heads, low, high) in enumerate(groups):
             both = min(low, lows[head]), max(high, highs[head])
-            if both[1] - both[0] + 1 <= max(PIECE, _SHARED * (high - low + 1 + alone)):
+            if both[1] - both[0] + 1 <= max(MOST_TAPS, _SHARED * (high - low + 1 + alone)):
                 groups[number] = (*heads, head), *both
                 break
         else:
             groups.append(((head,), lows[head], highs[head]))
-    yield from groups
+    return groups
 
 
 def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tuple[int, int] | None:
-    """Counts the first queries that see no displacement `low`, and the first keys that matter to them."""
+    """Counts the first queries that lack the displacement `low`, and the first keys that matter to them."""
     queries = range(axis.queries.start, min(-low, axis.queries.stop), axis.queries.step)
     if not queries:
         return 0, 0
@@ -175,7 +160,7 @@ def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tup
 
 
 def _window_max(values: Float[Tensor, "heads values"], windows: int, width: int) -> Float[Tensor, "heads windows"]:
-    """Returns the largest value of each window of so many neighbours, in O(values)."""
+    """Returns the largest value of each window of `width` neighbours, in O(values)."""
     if windows > width:
         starts = range(0, windows, width)
         counts = [min(width, windows - start) for start in starts]
