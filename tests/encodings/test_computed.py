@@ -1,4 +1,4 @@
-"""Numbers computed of a parameter: assigned they count, written into they raise."""
+"""Numbers computed from a parameter: they can be assigned, but writing into them raises."""
 
 import copy
 
@@ -42,7 +42,7 @@ WRITES = {
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_writing_into_them_raises(case, write):
     encoding, name, parameter, _ = case
-    message = f"{name} is computed of {parameter}, .* would change nothing: assign it, as in encoding.{name} = value"
+    message = f"{name} is computed from {parameter}, .* would change nothing: assign it, as in encoding.{name} = value"
     with torch.no_grad(), pytest.raises(ArgumentError, match=message):
         write(getattr(encoding, name))
 

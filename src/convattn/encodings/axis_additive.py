@@ -15,7 +15,7 @@ class AxisAdditiveEncoding(Encoding):
     """An encoding whose score is a sum of one term per axis: s_h(δ) = Σ_a s_h,a(δ_a).
 
     Layers then take one softmax per axis. A subclass writes `axis_score`, and `feature_width` and
-    `axis_feature_vectors` where scores are linear in features that the heads share.
+    `axis_feature_vectors` if scores are linear in features that the heads share.
 
     Example:
         >>> class Near(AxisAdditiveEncoding):

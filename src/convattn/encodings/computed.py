@@ -44,7 +44,7 @@ def computed(values: Tensor, name: str, parameter: str) -> Tensor:
     """Guards a property that is computed from a parameter: writing into it, which has no effect, raises an error."""
     if torch.compiler.is_compiling():
         return values
-    nothing = f"{name} is computed of {parameter}, so writing into it would change nothing"
+    nothing = f"{name} is computed from {parameter}, so writing into it would change nothing"
     return _guard(values, f"{nothing}: assign it, as in encoding.{name} = value")
 
 
@@ -66,7 +66,7 @@ def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
     """Writes numbers into a parameter in place; raises ArgumentError if it is computed from others, as in pruning."""
     parameter = module._parameters.get(name)
     if parameter is None:
-        raise ArgumentError(must_be(name, "a parameter of its own to be written, not computed of others", name))
+        raise ArgumentError(must_be(name, "a parameter that can be written, not one computed from others", name))
     with torch.no_grad():
         parameter.copy_(values)
 

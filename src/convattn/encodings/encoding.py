@@ -64,7 +64,7 @@ class Encoding(nn.Module, ABC):
 
         Raises:
             ShapeError: The last axis does not have `dims` entries, or `score` returned another shape.
-            ArgumentError: A displacement is not finite; EncodingRangeError where the encoding does not hold it.
+            ArgumentError: A displacement is not finite; EncodingRangeError if the encoding does not hold it.
         """
         self._require_points(displacement)
         return self._fitting(self.score(displacement), displacement.shape[:-1], displacement)

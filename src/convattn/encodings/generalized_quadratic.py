@@ -44,10 +44,10 @@ class GeneralizedQuadratic(Encoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            centres: Δ in pixels, (heads, dims); drawn from N(0, 2²) where None.
+            centres: Δ in pixels, (heads, dims); None draws them from N(0, 2²).
 
         Raises:
-            ArgumentError: A size is out of range, or a centre is not finite; ShapeError where the centres are not
+            ArgumentError: A size is out of range, or a centre is not finite; ShapeError if the centres are not
                 (heads, dims).
         """
         super().__init__(num_heads, dims)

@@ -63,11 +63,11 @@ class Quadratic(AxisAdditiveEncoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            centres: Δ in pixels, (heads, dims); drawn from N(0, 2²) where None.
-            sharpness: α > 0 in 1/pixel², for all heads; √(2α) is drawn from N(1, 0.01²) where None.
+            centres: Δ in pixels, (heads, dims); None draws them from N(0, 2²).
+            sharpness: α > 0 in 1/pixel², for all heads; None draws √(2α) from N(1, 0.01²).
 
         Raises:
-            ArgumentError: A size or the sharpness is out of range, or a centre is not finite; ShapeError where the
+            ArgumentError: A size or the sharpness is out of range, or a centre is not finite; ShapeError if the
                 centres are not (heads, dims).
         """
         super().__init__(num_heads, dims)

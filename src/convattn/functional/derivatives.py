@@ -34,7 +34,7 @@ def can_be_read(tensor: Tensor) -> bool:
 def backward_to_differentiate(
     compute: Callable[..., Tensor], inputs: Sequence[Tensor], wanted: Sequence[bool], upstream: Tensor
 ) -> list[Tensor | None]:
-    """Computes gradients through `compute`, None where not wanted, that can be differentiated again to any order."""
+    """Computes gradients through `compute`, None if not wanted, that can be differentiated again to any order."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         apart = [tensor.view_as(tensor) for tensor in inputs]  # if one is made of another, no gradient goes that way

@@ -180,7 +180,7 @@ class HeadMaps(NamedTuple):
     """The heads' matrices W_h, whole or as products of two narrow ones."""
 
     value: Float[Tensor, "heads inner channels_per_group"]  # W_val, or W_h itself
-    output: Float[Tensor, "heads outputs inner_per_group"] | None  # W_out; None where `value` is W_h
+    output: Float[Tensor, "heads outputs inner_per_group"] | None  # W_out; None if `value` is W_h
     groups: int  # blocks of each W_h
 
     def whole(self) -> Float[Tensor, "heads outputs channels_per_group"]:

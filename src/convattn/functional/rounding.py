@@ -20,7 +20,7 @@ def rounding_budget(hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, 
 
 def rounded_differently(x: Float[Tensor, "*shape"], seed: int) -> Float[Tensor, "*shape"]:
     """Moves the last digit of about half of the numbers, as if they had been rounded another way."""
-    # An honest computation from such an input is as right as any, and shows what rounding does where a few terms cancel
+    # An honest computation from such an input is as right as any, and shows what rounding does when a few terms cancel
     # and other orders of summation agree by luck.
     chosen = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).round()
     return x * (1 + torch.finfo(x.dtype).eps * chosen.to(device=x.device, dtype=x.dtype))

@@ -12,9 +12,6 @@ from convattn.grid import Geometry, whole_number
 PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
 """Values of a layer's argument `impl`: the ways to compute it."""
 
-_FREE = ("auto", "dense", "fourier", "reference", "separable", "shift")
-"""Paths of layers whose scores do not depend on the input."""
-
 
 def require_sizes(*, in_channels: int, out_channels: int, num_heads: int, groups: int, dropout: float) -> None:
     """Raises ArgumentError if a size is not positive, groups do not divide channels, or dropout is out of range."""
@@ -51,7 +48,8 @@ def fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: float
     if content and dropout and impl == "flex":
         raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with content and dropout', impl))
     if not content and impl in ("content", "flex"):
-        raise ArgumentError(must_be("impl", f"one of {', '.join(_FREE)} without content", impl))
+        others = ", ".join(path for path in PATHS if path not in ("content", "flex"))
+        raise ArgumentError(must_be("impl", f"one of {others} without content", impl))
     if dropout and impl in ("fourier", "separable", "shift"):
         raise ArgumentError(must_be("impl", '"auto", "dense" or "reference" with dropout', impl))
     if impl in ("separable", "shift") and not encoding.axis_additive:

@@ -82,7 +82,7 @@ def work_of(
 def choose_path(encoding: Encoding, work: Work, impl: str, dropout: float) -> Path:
     """Chooses the path of a call; raises ArgumentError if "shift" is demanded of heads that are not hard."""
     if impl == "dense" or dropout:
-        reason = "demanded" if impl == "dense" else "single weights are dropped, so they are made one by one"
+        reason = "demanded" if impl == "dense" else "dropout drops single weights, so each is computed"
         return _dense(encoding, work, reason, dropout)
     if impl == "fourier":
         return _fourier(encoding, work, "demanded")
@@ -91,9 +91,9 @@ def choose_path(encoding: Encoding, work: Work, impl: str, dropout: float) -> Pa
     if _is_long(work) and (path := _long(encoding, work, _table(encoding, work), "one axis", impl)):
         return path
     if work.transforms().flops * SLOWNESS["transforms"] < work.mixing(work.channels, by_axis=False):
-        reason = "the scores are no sum over axes, and the image is large enough for transforms"
+        reason = "the scores are not a sum over axes, and the image is large enough for transforms"
         return _fourier(encoding, work, reason)
-    return _dense(encoding, work, "the scores are no sum over axes, and the image is small")
+    return _dense(encoding, work, "the scores are not a sum over axes, and the image is small")
 
 
 def _fixed(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path | None:
@@ -126,7 +126,7 @@ def _by_axis(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path:
         if shifts is None:
             raise ArgumentError(
                 f"impl='shift' needs hard heads: more than {most:.2g} of their attention falls outside one pixel, or a"
-                " compiled graph cannot look; use impl='auto'"
+                " compiled graph cannot check; use impl='auto'"
             )
         return ShiftPath(name="shift", reason="demanded", work=work, leak=shifts.leak, shifts=shifts, unmoved=learning)
     if shifts is not None and (shifts.leak == 0 or not learning) and _compact(shifts):
@@ -160,7 +160,7 @@ def _separable(encoding: Encoding, work: Work, tables: list[Tensor], reason: str
 
 
 def _may_share(work: Work, tables: Sequence[Tensor]) -> bool:
-    """Tells whether heads may be computed together: not while they learn, nor where torch must see every operation."""
+    """Tells whether heads may be computed together: not while they learn, nor if torch must see every operation."""
     if work.dtype not in (torch.float32, torch.float64) or work.device.type != "cpu" or len(work.axes) > 2:
         return False
     learns = any(table.requires_grad for table in tables)
@@ -198,7 +198,7 @@ def _fourier(encoding: Encoding, work: Work, reason: str) -> Path:
     """Computes by transforms, or by explicit weights if too many queries would lose digits."""
     table = _table(encoding, work)
     if not can_be_read(table):
-        return _dense(encoding, work, "a compiled graph cannot look at the values that transforms need to know")
+        return _dense(encoding, work, "a compiled graph cannot read the values that transforms depend on")
     filters = fourier_filters(table, work.axes, work.dtype)
     if filters.weak_share > _WEAK:
         lost = f"transforms would lose digits at {filters.weak_share:.0%} of the queries"

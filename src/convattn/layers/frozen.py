@@ -95,7 +95,7 @@ class FrozenAttention(HasKernel):
         if ready is None:
             made = " or ".join(" x ".join(map(str, size)) for size in self._ready)
             raise ShapeError(
-                f"x must be of a size for which this layer was frozen, {made}, but is"
+                f"x must have a size for which this layer was frozen, {made}, but has"
                 f" {' x '.join(map(str, x.shape[2:]))}: freeze the layer again with such images"
             )
         return ready.path.attend(x, ready.maps, ready.bias)

@@ -48,7 +48,7 @@ def fuse(layer: _Layer, following: nn.Module) -> _Layer:
     Raises:
         UnsupportedModelError: One of the two is another module, or has hooks.
         ConversionError: The layer has groups, or the merged numbers are not finite in its dtype.
-        ArgumentError: `following` is no map of single pixels, or of another dtype or device; ShapeError where it takes
+        ArgumentError: `following` is no map of single pixels, or of another dtype or device; ShapeError if it takes
             another number of channels.
 
     Example:
@@ -77,7 +77,7 @@ def _pixel_map(layer: RelativeAttention, following: nn.Module) -> tuple[Tensor, 
     """Checks the following module; returns its matrix (outputs, channels) and its bias."""
     name, convolution = type(following).__name__, _CONVOLUTIONS[layer.dims]
     if isinstance(following, LazyModuleMixin):
-        raise UnsupportedModelError(f"cannot fuse {name}: its sizes are not known before it has seen an input")
+        raise UnsupportedModelError(f"cannot fuse {name}: its sizes are unknown until it sees an input")
     if type(following) is not nn.Linear and type(following) is not convolution:
         raise UnsupportedModelError(
             f"cannot fuse {name} with {type(layer).__name__}: known are Linear and {convolution.__name__} with a kernel"

@@ -33,8 +33,8 @@ _CONVOLUTION_PATHS = ("auto", "shift")
 class RelativeAttention(HasKernel, ABC):
     """Multi-head self-attention on a grid, whose heads score displacements: y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k].
 
-    A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores where asked. Keys are the pixels of
-    the padded image; queries stand where a convolution with the same arguments has the middle of its window.
+    A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores if demanded. Keys are the pixels of
+    the padded image; queries are the positions at which a convolution with the same arguments centres its window.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §2; `docs/theory.md` §1.
 
@@ -101,7 +101,7 @@ class RelativeAttention(HasKernel, ABC):
                 "separable" (one softmax per axis; axis-additive encodings), "shift" (a convolution; hard heads of
                 axis-additive encodings; their gradient is zero) or "auto": what `plan` chooses.
             kernel_values: Whether the matrices W_h are held as the kernel of a convolution, (out_channels,
-                in_channels // groups, *kernel_size), which takes one head per tap; None does so where the layer runs as
+                in_channels // groups, *kernel_size), which takes one head per tap; None does so if the layer runs as
                 that convolution, because its encoding is a `Shift`. The function is the same.
             device: Where to put the parameters.
             dtype: Dtype of the parameters, the encoding's included.
@@ -188,8 +188,8 @@ class RelativeAttention(HasKernel, ABC):
 
         Args:
             shape: Shape of the images, (batch, in_channels, *spatial).
-            dtype: Their dtype; the weights' where None.
-            device: Their device; the weights' where None.
+            dtype: Their dtype; None means the weights'.
+            device: Their device; None means the weights'.
 
         Returns:
             The path with its reason, operations, working memory and error bound.
@@ -218,7 +218,7 @@ class RelativeAttention(HasKernel, ABC):
             of the padded image.
 
         Raises:
-            ArgumentError: Sizes were given where the weights depend on the images.
+            ArgumentError: Sizes were given, but the weights depend on the images.
             ShapeError: The sizes are not as many as the layer has axes, or smaller than the window.
         """
         if isinstance(spatial, Tensor):

@@ -14,7 +14,7 @@ is at displacements from `low` to `high`, and every query that sees all of them 
 
 Nothing of size queries × keys is made: time and memory are O(N · (high − low)).
 
-A key is left out of the softmax of a query q where its score is below M(q) − log(K / ε), M(q) being the largest score
+A key is left out of the softmax of a query q if its score is below M(q) − log(K / ε), M(q) being the largest score
 that q sees. Its weight is then at most ε / K, so all keys left out have at most the share ε of the attention, and as
 the others share it in proportion, Σ_k |A[q, k] − Ã[q, k]| ≤ 2ε: the output is off by at most 2ε · max|x| · Σ_h ‖W_h‖.
 ε is 1/64 of the rounding of the keys' dtype, as on the separable path.
@@ -145,7 +145,7 @@ def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tup
     if not queries:
         return 0, 0
     positions = queries[-1] - queries[0] + 1
-    first = axis.queries[-1] - queries[-1]  # where the displacement of the last of them to key 0 stands
+    first = axis.queries[-1] - queries[-1]  # index of the displacement from the last of them to key 0
     seen = scores[:, first : first + positions - 1 + axis.keys]
     least = _window_max(seen, positions, axis.keys)[:, :: queries.step] - fall
     if not bool(least.isfinite().all()):

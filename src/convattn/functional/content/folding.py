@@ -18,7 +18,7 @@ class ContentMaps:
     """The linear maps from pixels to queries and keys, all heads in one matrix."""
 
     query: Float[Tensor, "heads_width channels"]  # W_q
-    key: Float[Tensor, "heads_width channels"] | None  # W_k; None where the pixels are the keys of all heads
+    key: Float[Tensor, "heads_width channels"] | None  # W_k; None if the pixels are the keys of all heads
     query_bias: Float[Tensor, " heads_width"] | None = None
     key_bias: Float[Tensor, " heads_width"] | None = None
     content_bias: Float[Tensor, "heads width"] | None = None  # u

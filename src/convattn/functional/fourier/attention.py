@@ -35,7 +35,7 @@ class Filters(NamedTuple):
 
     scores: Float[Tensor, "heads *displacements"]
     kernels: Float[Tensor, "heads *lengths"]  # g_h in float64, displacement δ at index δ modulo the length
-    reciprocals: Float[Tensor, "heads *queries"]  # 1 / (g_h ⋆ 1) at each query, 0 where it is weak
+    reciprocals: Float[Tensor, "heads *queries"]  # 1 / (g_h ⋆ 1) at each query, 0 if it is weak
     weak: Bool[Tensor, "heads *queries"]  # queries at which the quotient would lose digits
 
     @property
@@ -65,10 +65,7 @@ def fourier_filters(
         totals, weak, *margins = (torch.stack(every) for every in zip(*seen, strict=True))
         cut = _reach(margins, totals.masked_fill(weak, torch.inf), eps * _NEGLIGIBLE)
     exponentials = torch.exp(table[(slice(None), *cut)].double() - highest)
-    ends = [(axis, axis.lowest + part.start, axis.lowest + part.stop - 1) for axis, part in zip(axes, cut, strict=True)]
-    # Long enough that no key and query meet at a wrong displacement.
-    lengths = [quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1) for axis, low, high in ends]
-    kernels = _place(exponentials, axes, lengths, [part.start for part in cut])
+    kernels = _place(exponentials, axes, _lengths(axes, cut), [part.start for part in cut])
     totals = _count(kernels, axes).masked_fill(weak, 1)
     return Filters(table, kernels, totals.reciprocal().masked_fill(weak, 0), weak)
 
@@ -158,3 +155,9 @@ def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list
         start, stop = size - int(needed[0]), int(needed[1])
         cut.append(slice(start, stop) if start < stop else slice(0, 1))
     return cut
+
+
+def _lengths(axes: Sequence[Axis], cut: Sequence[slice]) -> list[int]:
+    """Returns lengths at which no key and query meet at a wrong displacement."""
+    ends = [(axis, axis.lowest + part.start, axis.lowest + part.stop - 1) for axis, part in zip(axes, cut, strict=True)]
+    return [quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1) for axis, low, high in ends]

@@ -59,7 +59,7 @@ def chunks(length: int, size: int) -> list[slice]:
 def axis_tiles(
     weights: Float[Tensor, "heads queries keys"], negligible: float, longest: int, *, cut_keys: bool = True
 ) -> list[QueryTile]:
-    """Cuts the queries along one axis into tiles: of at most `longest` queries, and shorter where heads are narrow."""
+    """Cuts the queries along one axis into tiles: of at most `longest` queries, and fewer if heads are narrow."""
     # `negligible` is the attention that may be left out on either side, per query; 0 leaves out exact zeros only.
     _, queries, keys = weights.shape
     if cut_keys:
@@ -118,7 +118,7 @@ def mix_backward(
     weight_gradients: Sequence[Float[Tensor, "heads _ _"] | None],
     workspace: Workspace,
 ) -> None:
-    """Backpropagates from the last result of `mix`; gradients are added where they are wanted.
+    """Backpropagates from the last result of `mix`; adds the gradients that are wanted.
 
     The stages are those that `mix` returned. None of them may lie in memory that this function uses.
     """
@@ -148,7 +148,7 @@ def _summed_products(
 
 
 def needed_keys(weights: Float[Tensor, "*rows keys"], negligible: float) -> Int[Tensor, "2 *rows"]:
-    """Returns the first key of each row that matters and the one after the last; the same where no key matters."""
+    """Returns the first key of each row that matters and the one after the last; equal if no key matters."""
     first = (weights.cumsum(-1) <= negligible).sum(-1)
     last = weights.shape[-1] - (weights.flip(-1).cumsum(-1) <= negligible).sum(-1)
     return torch.stack([first, last.maximum(first)])

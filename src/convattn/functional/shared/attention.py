@@ -36,7 +36,7 @@ _PLANES = 4 * _CACHE
 """Bytes of the planes of images that are computed together."""
 
 _NUMBERS = 1024
-"""Queries times channels of a block along the second axis, where channels are few."""
+"""Queries times channels of a block along the second axis, if channels are few."""
 
 _FEW = 4
 """Largest number of channels that are kept as planes."""

@@ -17,10 +17,10 @@ SHORT = 16
 class MatrixBlock(NamedTuple):
     """A part of one or several attention matrices along an axis."""
 
-    number: int  # which matrix along the axis; 0 where a block holds all of them
+    number: int  # which matrix along the axis; 0 if a block holds all of them
     queries: slice  # rows of the part
-    keys: slice  # columns of the part, counted from the first key of its strip where it is in one
-    weights: Tensor  # (queries, keys); where a block holds several matrices, in the order that it was made with
+    keys: slice  # columns of the part; in a strip, counted from its first key
+    weights: Tensor  # (queries, keys); of several matrices, in the arrangement that was asked for
 
 
 class RowStrip(NamedTuple):
@@ -63,7 +63,7 @@ def _needed(matrices: Float[Tensor, "matrices queries keys"]) -> Int[Tensor, "2 
 
 
 def _query_parts(matrices: Tensor, spans: Tensor, longest: int, short: int) -> list[slice]:
-    """Cuts the queries evenly into parts, short ones where heads are narrow."""
+    """Cuts the queries evenly into parts, short ones if heads are narrow."""
     length, keys = matrices.shape[1:]
     narrow = (spans[1] - spans[0]).double().mean().item() + short < WORTHWHILE * keys
     count = -(-length // max(1, min(longest, short if narrow else length)))
@@ -72,7 +72,7 @@ def _query_parts(matrices: Tensor, spans: Tensor, longest: int, short: int) -> l
 
 
 def _range(spans: Int[Tensor, "2 *queries"]) -> slice:
-    """Returns the keys that any of the queries needs; one key where none is needed."""
+    """Returns the keys that any of the queries needs; one key if none is needed."""
     low, high = spans
     used = low < high
     return slice(low[used].min().item(), high[used].max().item()) if used.any() else slice(0, 1)

@@ -1,4 +1,4 @@
-"""A grid of heads where each channel is a group: column matrices are weighted and summed, not pixels.
+"""A grid of heads with one group per channel: column matrices are weighted and summed, not pixels.
 
 W_h is a number w_h,d per channel d, so y_d = Σ_r R_r x_d (Σ_c w_rc,d C_c)ᵀ: one matrix per channel and row matrix, and
 every step is a batch of matrix products over the channels. Weighting pixels instead would take a pass over the pixels
@@ -25,7 +25,7 @@ _TOGETHER = 1 << 17
 def single_channels(
     tiling: GridTiling, x: Float[Tensor, "batch channels rows cols"], values: GridValues, bias: Tensor | None
 ) -> Float[Tensor, "batch rows_out cols_out channels"]:
-    """Multiplies with W_h and the column matrices at once, where each channel is a group; then along the rows."""
+    """Multiplies with W_h and the column matrices at once, then with the row matrices; one group per channel."""
     # Weights of rows are (queries, keys × matrices), those of columns (matrices, keys × queries).
     result = x.new_empty(*x.shape[:2], tiling.rows, tiling.across)
     maps = values.maps[:, :, 0].unflatten(0, (-1, values.cols))
@@ -73,7 +73,7 @@ def _along_rows(
     means = out.flatten(0, 1) if whole else workspace.get("means", len(keys), *out.shape[2:])
     if out.shape[3] == 1:
         torch.mm(keys[:, :, 0], block.weights.mT, out=means[:, :, 0])
-    else:  # a batch of products is slow where the result is not one block of memory
+    else:  # a batch of products is slow if the result is not one block of memory
         torch.bmm(block.weights.expand(len(keys), -1, -1), keys, out=means)
     if not whole:
         out.copy_(means.view(out.shape))

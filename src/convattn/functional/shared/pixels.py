@@ -17,8 +17,8 @@ class GridTiling(NamedTuple):
 
     rows: int  # queries along the first axis
     across: int  # queries along the second axis
-    images: int  # images that go together; where they are several, there is one strip
-    cols: tuple[MatrixBlock, ...]  # blocks along the second axis; none where all attention goes to its only key
+    images: int  # images that go together; if there are several, there is one strip
+    cols: tuple[MatrixBlock, ...]  # blocks along the second axis; none if all attention goes to its only key
     strips: tuple[RowStrip, ...]  # strips along the first axis
     turned: bool = False  # whether rows and columns are those of the image with its axes exchanged
 
@@ -77,7 +77,7 @@ def _along_cols(
     mixed = workspace.get("mixed", len(lines), tiling.across * count, channels)
     for block in tiling.cols:
         out = mixed[:, block.queries.start * count : block.queries.stop * count]
-        whole = out.is_contiguous()  # a batch of products is slow where the result is not one block of memory
+        whole = out.is_contiguous()  # a batch of products is slow if the result is not one block of memory
         part = out if whole else workspace.get("part", *out.shape)
         torch.bmm(block.weights.expand(len(lines), -1, -1), lines[:, block.keys], out=part)
         if not whole:

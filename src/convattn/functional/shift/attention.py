@@ -99,7 +99,7 @@ def _leak_at_end(
     scores: Float[Tensor, "heads displacements"], offsets: Int[Tensor, "heads 1"], axis: Axis
 ) -> Float[Tensor, ""]:
     """Bounds the leak of queries whose displacement leads out after the last key, which they should look at."""
-    first, stop = axis.keys - 1, int(offsets.max()) - axis.lowest  # where displacements to the last key stand
+    first, stop = axis.keys - 1, int(offsets.max()) - axis.lowest  # displacements to the last key are at first:stop
     if first >= stop:
         return torch.zeros(())
     nearest, lower = scores[:, first:stop], scores[:, :first]

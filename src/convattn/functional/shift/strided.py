@@ -1,7 +1,7 @@
 """Convolutions of torch, which avoid a fault: in narrow strided ones of one pixel, oneDNN writes past its memory.
 
 With the oneDNN of torch 2.15 on a processor with AVX2, the gradient of such a convolution's weights is wrong, or the
-program crashes or hangs, where images lie channels-last: https://github.com/uxlfoundation/oneDNN/issues/6035.
+program crashes or hangs, if images lie channels-last: https://github.com/uxlfoundation/oneDNN/issues/6035.
 """
 
 from collections.abc import Sequence
