@@ -83,6 +83,7 @@ def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype) -> N
         raise ArgumentError(must_be_a("x", "a tensor", x))
     if x.ndim != dims + 2 or x.shape[1] != channels:
         raise ShapeError(must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape)))
-    autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
-    if x.dtype is not dtype and not (autocast and x.is_floating_point() and x.dtype != torch.float64):
-        raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))
+    if x.dtype is not dtype:
+        autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        if not (autocast and x.is_floating_point() and x.dtype != torch.float64):
+            raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))

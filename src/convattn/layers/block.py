@@ -44,10 +44,10 @@ class MixingBlock(nn.Module):
             raise UnknownNameError("norm", norm, ("post", "pre"))
         self.norm = norm
         self.mixer = mixer
-        self.dense = nn.Linear(width, width) if dense else nn.Identity()
+        self.dense = nn.Linear(width, width) if dense else nn.Identity()  # D
         self.mixer_norm = nn.LayerNorm(width, eps=eps)
-        self.expand = nn.Linear(width, ffn)
-        self.contract = nn.Linear(ffn, width)
+        self.expand = nn.Linear(width, ffn)  # W₁
+        self.contract = nn.Linear(ffn, width)  # W₂
         self.feedforward_norm = nn.LayerNorm(width, eps=eps)
         self.dropout = nn.Dropout(dropout)
 

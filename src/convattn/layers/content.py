@@ -31,7 +31,7 @@ class Content:
 
     Attributes:
         key_width: Width of queries and keys per head, ≥ 1; None means in_channels // num_heads, at least 1.
-        position: Whether there is a content–position term q·Ŵr_δ; None means if the encoding has features r_δ.
+        position: Whether there is a content–position term q·Ŵr_δ; None adds it if the encoding has features r_δ.
         project_position: Whether Ŵ is learned per head; without it r_δ is used as is and must be key_width wide.
         content_bias: Whether there is a bias u of its own.
         query_bias: Whether W_q has a bias, which then is both u and a position bias (as in the paper's
