@@ -1,18 +1,18 @@
 """Long sequences: the few keys that each query looks at, found from the scores of displacements alone.
 
-Scores are a function of the displacement δ = k − q. Where a head falls off, all but a negligible share of its attention
-is at displacements from `low` to `high`, and every query that sees all of them has the same weights:
+Scores are a function of the displacement δ = k − q. If those of a head fall off, all but a negligible share of its
+attention is at displacements from `low` to `high`, and every query that sees all of them has the same weights:
 
               keys 0 … K − 1
-    before    ▐███████▌· · · · · · · · · · ·    looks out of the first key: softmax over the first keys
+    before    ▐███████▌· · · · · · · · · · ·    reaches before the first key: softmax over first keys
               ▐███████▌· · · · · · · · · · ·
     inside     ·▐██████▌ · · · · · · · · · ·    low … high: the same weights for all, a convolution
                · ▐██████▌· · · · · · · · · ·
                · · · · · · · · · ·▐██████▌ ·
-    after      · · · · · · · · · · ▐███████▌    looks out of the last key: softmax over the last keys
+    after      · · · · · · · · · · ▐███████▌    reaches after the last key: softmax over last keys
                · · · · · · · · · · ▐███████▌
 
-Nothing of size queries × keys is made: time and memory are O(N · (high − low)).
+Nothing of size queries × keys is computed: time and memory are O(N · (high − low)).
 
 A key is left out of the softmax of a query q if its score is below M(q) − log(K / ε), M(q) being the largest score
 that q sees. Its weight is then at most ε / K, so all keys left out have at most the share ε of the attention, and as
@@ -32,8 +32,8 @@ from torch.nn import functional
 from convattn.grid import Axis
 
 MOST_TAPS = 14
-"""Taps of a convolution at a time: from 15 taps on, gradients by oneDNN are two to eight times as slow
-(measured at 16 channels, 65,536 pixels, one core)."""
+"""Taps of a convolution at a time: from 15 taps on, oneDNN takes the gradients two to eight times as slowly (measured
+at 16 channels, 65,536 pixels, one core)."""
 
 _NEGLIGIBLE = 1 / 64
 """Share of the rounding of the keys' dtype below which attention is left out."""
@@ -46,7 +46,7 @@ _SLOW_MEANS = 2.0
 101 and 401 displacements, one core)."""
 
 _SHARED = 3 / 4
-"""Heads share a band if it has at most this share of the displacements of their bands together."""
+"""Heads share a band if it has at most this share of the displacements of their separate bands."""
 
 
 class Band(NamedTuple):

@@ -43,9 +43,9 @@ _FEW = 4
 
 _PRECISE = 16
 """Pixels and outputs from which on a product with W_h from the left is as precise as one from the right: with fewer,
-channels are summed one number after another. Measured with up to 4096 channels (MKL, float32): root mean
-square errors from the left are 0.92 to 1.09 of those from the right with 16 to 32 and AVX2, 1.00 with AVX-512; with
-fewer they are up to 3.4 and 3.1 times those."""
+channels are summed one number after another. Measured with up to 4096 channels (MKL, float32): root mean square errors
+from the left are 0.92 to 1.09 of those from the right with 16 to 32 and AVX2, 1.00 with AVX-512; with fewer they are up
+to 3.4 and 3.1 times those."""
 
 _ORDERS: dict[str, Callable[[GridTiling, Tensor, GridValues, Tensor | None], Tensor]] = {
     "keys": keys_first,
