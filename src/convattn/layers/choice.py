@@ -126,7 +126,7 @@ def _by_axis(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path:
         if shifts is None:
             raise ArgumentError(
                 f"impl='shift' needs hard heads: more than {most:.2g} of their attention falls outside one pixel, or a"
-                " compiled graph cannot check; use impl='auto'"
+                " compiled graph cannot look; use impl='auto'"
             )
         return ShiftPath(name="shift", reason="demanded", work=work, leak=shifts.leak, shifts=shifts, unmoved=learning)
     if shifts is not None and (shifts.leak == 0 or not learning) and _compact(shifts):
