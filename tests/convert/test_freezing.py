@@ -106,7 +106,7 @@ def test_layers_that_look_at_content_stay_as_they_are():
 
 def test_what_a_frozen_layer_cannot_do_is_refused():
     frozen = freeze(RelativeAttention1d(3, 5, 2, "quadratic"), images(1, 3, 11))
-    with pytest.raises(ShapeError, match="x must be of a size for which this layer was frozen, 11, but is 12: freeze"):
+    with pytest.raises(ShapeError, match="x must have a size for which this layer was frozen, 11, but has 12: freeze"):
         frozen(images(1, 3, 12))
     with pytest.raises(ShapeError, match=r"x must be of shape \(batch, 3, 1 spatial sizes\), but is \(1, 4, 11\)"):
         frozen(images(1, 4, 11))

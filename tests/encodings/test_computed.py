@@ -1,4 +1,4 @@
-"""Numbers computed of a parameter: assigned they count, written into they raise."""
+"""Numbers computed from a parameter: they can be assigned, but writing into them raises."""
 
 import copy
 
@@ -42,7 +42,7 @@ WRITES = {
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_writing_into_them_raises(case, write):
     encoding, name, parameter, _ = case
-    message = f"{name} is computed of {parameter}, .* would change nothing: assign it, as in encoding.{name} = value"
+    message = f"{name} is computed from {parameter}, .* would change nothing: assign it, as in encoding.{name} = value"
     with torch.no_grad(), pytest.raises(ArgumentError, match=message):
         write(getattr(encoding, name))
 
@@ -123,5 +123,5 @@ def test_a_parameter_that_is_itself_computed_is_not_written():
     parametrised = Quadratic(3, 2)
     parametrize.register_parametrization(parametrised, "root_sharpness", nn.Softplus())
     for encoding in (pruned, parametrised):
-        with pytest.raises(ArgumentError, match="root_sharpness must be a parameter of its own"):
+        with pytest.raises(ArgumentError, match="root_sharpness must be a parameter that can be written"):
             encoding.sharpness = 2.0

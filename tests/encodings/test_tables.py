@@ -80,3 +80,7 @@ def test_without_head_vectors_the_score_is_zero_and_the_features_remain():
     assert torch.equal(encoding(points), torch.zeros(3, 7))
     assert encoding.features(points).shape == (7, 10)
     assert encoding.options() == {"extent": [4, 4], "width": 5, "head_vectors": False}
+
+
+def test_default_extents_hold_common_sizes():
+    assert [LearnedTable(1, dims).extent for dims in (1, 2, 3)] == [(520,), (40, 40), (20, 20, 20)]

@@ -15,7 +15,7 @@ from convattn.functional import (
     find_bands,
     pad_keys,
 )
-from convattn.functional.bands.find import PIECE
+from convattn.functional.bands.find import MOST_TAPS
 from convattn.grid import Axis, Geometry
 from convattn.testing.budget import assert_within_budget
 from convattn.testing.convolutions import farthest
@@ -132,8 +132,8 @@ def one_softmax(case, keys, maps, table, *, kernel=False):
                 band.high
             )  # torch's own convolutions, zeros around: they see all that is inside
             seen = nn.functional.pad(keys, (margin, margin))[..., margin + axis.queries[0] + band.low :]
-            for first, piece in enumerate(matrices.permute(1, 2, 0).split(PIECE, -1)):
-                window = seen[..., first * PIECE :]
+            for first, piece in enumerate(matrices.permute(1, 2, 0).split(MOST_TAPS, -1)):
+                window = seen[..., first * MOST_TAPS :]
                 y = nn.functional.conv1d(window, piece, stride=axis.queries.step, groups=case.groups)
                 inside_too = inside_too + y[..., : len(rows)] * inside
     return attend(weights, keys, maps, case.groups) + inside_too

@@ -45,8 +45,8 @@ def test_one_image_at_a_time_is_the_reference_with_all_gradients(monkeypatch):
 
 def test_a_part_that_forgets_a_term_is_noticed(monkeypatch):
     """Negative control: without the content-position term the check fails."""
-    along = MODULE._Work._along
-    monkeypatch.setattr(MODULE._Work, "_along", lambda *args: 0 * along(*args))
+    along = MODULE._Call._along
+    monkeypatch.setattr(MODULE._Call, "_along", lambda *args: 0 * along(*args))
     with pytest.raises(AssertionError, match="result: error"):
         check(made("content"), torch.randn(3, 4, 5, 7))
 

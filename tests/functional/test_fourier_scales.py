@@ -107,3 +107,7 @@ def test_pieces_of_channels_and_groups_give_what_the_whole_gives(groups, monkeyp
     monkeypatch.setattr(module, "_CACHE", 1)
     for part, one, right in zip(computed(), whole, hi, strict=True):
         assert_within_budget(part, right.double(), farthest(right, [one]))
+
+
+def test_lengths_have_small_prime_factors():
+    assert [module.quick_length(least) for least in (1, 31, 127, 447)] == [2, 32, 128, 450]

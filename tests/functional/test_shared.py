@@ -20,7 +20,7 @@ from convattn.functional import (
     position_weights,
 )
 from convattn.functional import grid_attention as attention_of
-from convattn.functional.shared.blocks import joint_blocks, query_strips
+from convattn.functional.shared.blocks import joint_blocks, row_strips
 from convattn.grid import Geometry
 from convattn.testing.budget import assert_within_budget
 from convattn.testing.convolutions import farthest
@@ -247,16 +247,16 @@ def test_queries_that_see_only_padding_ask_for_no_keys():
     blocks = joint_blocks(before, "m q k -> (m q) k")
     assert [block.queries for block in blocks] == [slice(0, 16), slice(16, 32), slice(32, 48), slice(48, 64)]
     assert [block.keys for block in blocks] == [slice(0, 15), slice(15, 31), slice(31, 47), slice(47, 63)]
-    assert query_strips(before, 16)[0].keys == slice(0, 15)
+    assert row_strips(before, 16)[0].keys == slice(0, 15)
 
 
 def test_a_matrix_that_is_wrong_by_one_pixel_is_noticed(monkeypatch):
     """Negative control."""
-    right = planning.query_strips
+    right = planning.row_strips
 
     def wrong(matrices, longest, **options):
         return right(matrices.roll(1, -1), longest, **options)
 
-    monkeypatch.setattr(planning, "query_strips", wrong)
+    monkeypatch.setattr(planning, "row_strips", wrong)
     with pytest.raises(AssertionError, match="result: error"):
         Made(CASES[0], torch.float32).check()

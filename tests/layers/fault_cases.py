@@ -100,19 +100,27 @@ VALUES = [
     Fault("reference", "W_h in half precision", REFERENCE, "layers.relative:attend", of_argument(2, halved)),
     Fault("separable", "the softmax of each axis leaks", SEPARABLE, "layers.choice:position_weights", of_result(leaky)),
     Fault(
-        "separable", "W_h in half precision", SEPARABLE, "functional.separable.product:add_head", of_argument(2, halved)
+        "separable",
+        "W_h in half precision",
+        SEPARABLE,
+        "functional.separable.weights_first:add_head",
+        of_argument(2, halved),
     ),
     Fault(
         "separable",
         "W_h in eight bits, where products are those of torch",
         SEPARABLE,
-        "functional.separable.product:combine_heads",
+        "functional.separable.weights_first:combine_heads",
         of_argument(1, eight_bits),
         dtype=torch.bfloat16,
     ),
     Fault("dense", "weights in half precision", DENSE, "layers.choice:position_weights", of_result(halved)),
     Fault(
-        "dense", "a wrong border row", DENSE, "functional.separable.product:_Product.forward", of_result(border_row_off)
+        "dense",
+        "a wrong border row",
+        DENSE,
+        "functional.separable.weights_first:_Product.forward",
+        of_result(border_row_off),
     ),
     Fault(
         "fourier",
@@ -128,10 +136,14 @@ VALUES = [
     Fault("shift", "one head per pixel", TOGETHER, "functional.shift.convolution:_joined", one_head_per_pixel),
     Fault("content", "the softmax leaks", CONTENT, "functional.content.attention:attention_weights", of_result(leaky)),
     Fault(
-        "content", "position in half precision", CONTENT, "functional.content.attention:_Work._along", of_result(halved)
+        "content", "position in half precision", CONTENT, "functional.content.attention:_Call._along", of_result(halved)
     ),
     Fault(
-        "values", "W_out in half precision", NARROW, "functional.separable.narrow:combine_heads", of_argument(1, halved)
+        "values",
+        "W_out in half precision",
+        NARROW,
+        "functional.separable.values_first:combine_heads",
+        of_argument(1, halved),
     ),
     Fault("values", "the softmax leaks", NARROW, "layers.choice:position_weights", of_result(leaky)),
 ]
@@ -175,7 +187,7 @@ GRADIENTS = [
         "separable",
         "rows' weights without the last query",
         SEPARABLE,
-        "functional.separable.product:_Product.backward",
+        "functional.separable.weights_first:_Product.backward",
         of_output(3, not_from_the_last_query),
         "encoding.centres",
     ),
@@ -183,7 +195,7 @@ GRADIENTS = [
         "separable",
         "columns' weights without the last query",
         SEPARABLE,
-        "functional.separable.product:_Product.backward",
+        "functional.separable.weights_first:_Product.backward",
         of_output(4, not_from_the_last_query),
         "encoding.centres",
     ),
@@ -191,7 +203,7 @@ GRADIENTS = [
         "dense",
         "W_h in half precision",
         DENSE,
-        "functional.separable.product:head_backward",
+        "functional.separable.weights_first:head_backward",
         of_argument(1, halved),
         "x",
     ),
@@ -239,7 +251,7 @@ GRADIENTS = [
         "values",
         "one head without gradient",
         NARROW,
-        "functional.separable.narrow:combine_heads",
+        "functional.separable.values_first:combine_heads",
         of_argument(1, last_without_gradient),
         "values.output",
     ),

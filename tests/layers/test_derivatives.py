@@ -20,7 +20,7 @@ from convattn.encodings import ENCODINGS
 from convattn.errors import ArgumentError, DeviceError
 from convattn.functional import derivatives
 from convattn.functional.rounding import rounded_differently
-from convattn.functional.separable import product
+from convattn.functional.separable import weights_first
 from convattn.layers import (
     Content,
     GatedRelativeAttention2d,
@@ -128,7 +128,7 @@ def test_a_gradient_that_is_no_longer_differentiated_by_torch_is_noticed(impl, m
     """Negative control: with the hand-written gradient alone, which torch sees as constant, a Hessian is wrong."""
     layer, x = layer_and_images(LayerCase("quadratic", options={"impl": impl}))
     constant = derivatives.backward_to_differentiate
-    monkeypatch.setattr(product, "backward_to_differentiate", lambda *args: _detached(constant(*args)))
+    monkeypatch.setattr(weights_first, "backward_to_differentiate", lambda *args: _detached(constant(*args)))
     with pytest.raises((AssertionError, RuntimeError), match="error"):
         check(layer, x, gradient_twice, [gradient_twice])
 

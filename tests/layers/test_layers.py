@@ -3,8 +3,8 @@ import torch
 from tests.layers.layer_cases import HARD, LAYERS, VALUES_FIRST, CaseContract, LayerCase
 
 from convattn.functional.cost import SLOWNESS
-from convattn.functional.separable import product
 from convattn.functional.separable import tiles as cutting
+from convattn.functional.separable import weights_first
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 
 
@@ -81,7 +81,7 @@ class TestLargeImages(CaseContract):
 
 
 def make_pieces_small(monkeypatch):
-    monkeypatch.setattr(product, "_CACHE", PIECE)
+    monkeypatch.setattr(weights_first, "_CACHE", PIECE)
     monkeypatch.setattr(cutting, "_SHORT", 2)
     monkeypatch.setattr(cutting, "WORTHWHILE", 1)
 
@@ -96,7 +96,7 @@ def test_keys_are_left_out(case, monkeypatch):
         left_out.extend(weights.shape[2] - (keys.stop - keys.start) for tile in tiles for keys in tile.keys)
         return tiles
 
-    monkeypatch.setattr(product, "_CACHE", PIECE)
+    monkeypatch.setattr(weights_first, "_CACHE", PIECE)
     monkeypatch.setattr(cutting, "_SHORT", 2)
     monkeypatch.setattr(cutting, "axis_tiles", watched)
     contract = CaseContract()
@@ -112,8 +112,7 @@ def test_the_pieces_are_pieces(monkeypatch):
     tiles = cutting.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7)
     assert [tile.queries for tile in tiles] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
     assert all(keys.stop - keys.start < 6 for tile in tiles for keys in tile.keys)
-    pieces = product._Cut(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])
-    assert len(list(pieces.over(2))) > 2
+    assert len(weights_first._image_tiles(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])) > 2
     contract = TestLargeImages()
     contract.case = PIECEWISE[1]
     right = cutting.axis_tiles

@@ -54,8 +54,12 @@ WRONG_MAPS = [
     (nn.Sequential(nn.Linear(5, 2)), UnsupportedModelError, "cannot fuse Sequential with RelativeAttention2d"),
     (nn.ConvTranspose2d(5, 2, 1), UnsupportedModelError, "cannot fuse ConvTranspose2d with RelativeAttention2d"),
     (Own(5, 2), UnsupportedModelError, "cannot fuse Own with RelativeAttention2d"),
-    (nn.LazyLinear(2), UnsupportedModelError, "cannot fuse LazyLinear: its sizes are not known before it has seen an"),
-    (nn.LazyConv2d(2, 1), UnsupportedModelError, "cannot fuse LazyConv2d: its sizes are not known before it has seen"),
+    (nn.LazyLinear(2), UnsupportedModelError, "cannot fuse LazyLinear: its sizes are unknown until it sees an input"),
+    (
+        nn.LazyConv2d(2, 1),
+        UnsupportedModelError,
+        "cannot fuse LazyConv2d: its sizes are unknown until it sees an input",
+    ),
     (
         parametrizations.weight_norm(nn.Linear(5, 2)),
         UnsupportedModelError,

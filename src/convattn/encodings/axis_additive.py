@@ -10,14 +10,12 @@ from torch import Tensor
 from convattn.encodings.encoding import Encoding
 from convattn.grid import Axis
 
-__all__ = ["AxisAdditiveEncoding"]
-
 
 class AxisAdditiveEncoding(Encoding):
     """An encoding whose score is a sum of one term per axis: s_h(δ) = Σ_a s_h,a(δ_a).
 
     Layers then take one softmax per axis. A subclass writes `axis_score`, and `feature_width` and
-    `axis_feature_vectors` where scores are linear in features that the heads share.
+    `axis_feature_vectors` if scores are linear in features that the heads share.
 
     Example:
         >>> class Near(AxisAdditiveEncoding):
@@ -99,29 +97,11 @@ class AxisAdditiveEncoding(Encoding):
         raise NotImplementedError(f"{type(self).__name__} has a feature_width, so it must have axis_feature_vectors")
 
     def score(self, displacement: Tensor) -> Tensor:
-        """Adds up the terms of the axes.
-
-        Args:
-            displacement: Displacements in pixels.
-
-        Returns:
-            One score per head and displacement.
-        """
-        return sum(
-            (self.axis_score(axis, displacement[..., axis]) for axis in range(1, self.dims)),
-            self.axis_score(0, displacement[..., 0]),
-        )
+        """Adds up the scores of the axes."""
+        terms = [self.axis_score(axis, displacement[..., axis]) for axis in range(self.dims)]
+        return sum(terms[1:], terms[0])
 
     def feature_vectors(self, displacement: Tensor) -> Tensor:
-        """Adds up the features of the axes.
-
-        Args:
-            displacement: Displacements in pixels.
-
-        Returns:
-            r_δ, of width `feature_width`.
-        """
-        return sum(
-            (self.axis_feature_vectors(axis, displacement[..., axis]) for axis in range(1, self.dims)),
-            self.axis_feature_vectors(0, displacement[..., 0]),
-        )
+        """Adds up the features of the axes."""
+        terms = [self.axis_feature_vectors(axis, displacement[..., axis]) for axis in range(self.dims)]
+        return sum(terms[1:], terms[0])

@@ -1,7 +1,7 @@
-"""Where the heads of quadratic encodings start."""
+"""The first centres of heads: drawn, given, or the taps of a kernel."""
 
-import math
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 from jaxtyping import Float
@@ -9,26 +9,11 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 
-__all__ = ["grid_centres", "starting_centres"]
-
 
 def starting_centres(
     num_heads: int, dims: int, centres: Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None
 ) -> Float[Tensor, "heads dims"]:
-    """Draws the centres Δ, or checks and copies those given.
-
-    Args:
-        num_heads: Number of heads.
-        dims: Number of axes.
-        centres: Δ in pixels, (heads, dims); drawn from N(0, 2²) where None.
-
-    Returns:
-        New centres in the default dtype.
-
-    Raises:
-        ArgumentError: A centre is not finite.
-        ShapeError: The centres are not (heads, dims).
-    """
+    """Copies the given centres Δ (heads, dims) after checking them, or draws them from N(0, 2²)."""
     if centres is None:
         return torch.randn(num_heads, dims) * 2
     try:
@@ -43,23 +28,16 @@ def starting_centres(
 
 
 def grid_centres(num_heads: int) -> list[list[float]]:
-    """Lists the K x K whole-pixel shifts around the query: the taps of a convolution, in the order of its weight.
-
-    Args:
-        num_heads: K², the square of an odd number.
-
-    Returns:
-        (row, column) in pixels, row by row.
-
-    Raises:
-        ArgumentError: The number of heads is not the square of an odd number.
-
-    Example:
-        >>> grid_centres(9)[:4]
-        [[-1.0, -1.0], [-1.0, 0.0], [-1.0, 1.0], [0.0, -1.0]]
-    """
-    side = math.isqrt(max(num_heads, 0))
-    if side**2 != num_heads or side % 2 == 0:
+    """Lists the K × K shifts (row, column) around the query for K² heads, K odd: the taps of a kernel, row by row."""
+    taps = kernel_taps(num_heads, 2)
+    if taps is None:
         raise ArgumentError(must_be("heads", "the square of an odd number for centres on a grid", num_heads))
-    shifts = [float(shift - side // 2) for shift in range(side)]
-    return [[row, col] for row in shifts for col in shifts]
+    return [[float(row), float(col)] for row, col in taps]
+
+
+def kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]] | None:
+    """Lists the displacements of a kernel's taps, row by row; None if no odd kernel has as many taps as heads."""
+    side = round(max(num_heads, 0) ** (1 / dims))
+    if side**dims != num_heads or side % 2 == 0:
+        return None
+    return list(product(range(-(side // 2), side // 2 + 1), repeat=dims))

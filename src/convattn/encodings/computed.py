@@ -1,4 +1,4 @@
-"""Numbers that an encoding computes of a parameter: they can be assigned, and refuse to be written into."""
+"""Properties computed from a parameter: they can be assigned, but not changed in place."""
 
 from collections.abc import Callable, Sequence
 from types import NotImplementedType
@@ -9,13 +9,11 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 
-__all__ = ["ComputedTensor", "computed", "given_numbers", "write_parameter"]
-
 
 class ComputedTensor(Tensor):
-    """A tensor computed of a parameter: writing into it would not change the parameter, so it raises.
+    """A tensor computed from a parameter; writing into it, or into a view of it, raises an error.
 
-    Its views raise as well. All else that is made of it is a plain tensor.
+    Other results computed from it are plain tensors.
     """
 
     _hint: str
@@ -24,7 +22,7 @@ class ComputedTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs a function of torch on plain tensors, unless it writes into this one."""
+        """Runs a function of torch on plain tensors; refuses to write into a computed one."""
         kwargs, name = kwargs or {}, func.__name__
         written = kwargs.get("out", next(iter([*args, *kwargs.values()]), None))
         writes = "out" in kwargs or name in ("__set__", "__setitem__") or (name[-1] == "_" and name[-2:] != "__")
@@ -43,42 +41,15 @@ class ComputedTensor(Tensor):
 
 
 def computed(values: Tensor, name: str, parameter: str) -> Tensor:
-    """Guards a property that is computed of a parameter against being written into.
-
-    Args:
-        values: What was computed.
-        name: Name of the property.
-        parameter: Name of the parameter.
-
-    Returns:
-        The same numbers, with the same gradient.
-
-    Example:
-        >>> computed(torch.ones(2), "slope", "log_slope").fill_(3.0)
-        Traceback (most recent call last):
-        convattn.errors.ArgumentError: slope is computed of log_slope, so writing into it would change nothing: ...
-    """
+    """Guards a property that is computed from a parameter: writing into it, which has no effect, raises an error."""
     if torch.compiler.is_compiling():
         return values
-    nothing = f"{name} is computed of {parameter}, so writing into it would change nothing"
+    nothing = f"{name} is computed from {parameter}, so writing into it would change nothing"
     return _guard(values, f"{nothing}: assign it, as in encoding.{name} = value")
 
 
 def given_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
-    """Reads numbers that a user assigned.
-
-    Args:
-        name: Name of the property, for the error.
-        value: Numbers of the shape, or those of one head for all; numbers, sequences, arrays or tensors.
-        shape: Shape wanted, heads first.
-
-    Returns:
-        The numbers, in float64 on the CPU.
-
-    Raises:
-        ArgumentError: They are no numbers, or not finite.
-        ShapeError: They are of another shape.
-    """
+    """Reads the finite numbers that a user assigned, of a shape or of one head for all; float64 on the CPU."""
     expected = f"finite numbers of shape {shape}, or {shape[1:]} for all heads"
     try:
         numbers = torch.as_tensor(value).detach().to("cpu", torch.float64)
@@ -92,19 +63,10 @@ def given_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
-    """Writes numbers into a parameter, which stays the same object.
-
-    Args:
-        module: The module that holds it.
-        name: Name of the parameter.
-        values: The numbers.
-
-    Raises:
-        ArgumentError: The parameter is computed of others, by a parametrisation, pruning or a norm.
-    """
+    """Writes numbers into a parameter in place; raises ArgumentError if it is computed from others, as in pruning."""
     parameter = module._parameters.get(name)
     if parameter is None:
-        raise ArgumentError(must_be(name, "a parameter of its own to be written, not computed of others", name))
+        raise ArgumentError(must_be(name, "a parameter that can be written, not one computed from others", name))
     with torch.no_grad():
         parameter.copy_(values)
 
@@ -116,7 +78,7 @@ def _guard(values: Tensor, hint: str) -> Tensor:
 
 
 def _guard_views(result: Any, sources: Sequence[ComputedTensor]) -> Any:
-    """Guards what shares memory with a guarded tensor."""
+    """Guards whatever shares memory with a guarded tensor."""
     if type(result) in (tuple, list):
         return type(result)(_guard_views(one, sources) for one in result)
     if type(result) is Tensor:

@@ -1,4 +1,4 @@
-"""Function of distance: a small network from the logarithm of a displacement to the heads' scores."""
+"""Distance encoding: a small network from the logarithm of a displacement to the heads' scores."""
 
 from typing import Any, final
 
@@ -10,8 +10,6 @@ from torch.nn import functional
 from convattn.encodings.encoding import Encoding
 from convattn.encodings.hooks import compute_parameters
 from convattn.grid import whole_number
-
-__all__ = ["Distance"]
 
 
 @final
@@ -47,7 +45,7 @@ class Distance(Encoding):
 
     @property
     def feature_width(self) -> int:
-        """The hidden units."""
+        """Number of hidden units."""
         return self.hidden
 
     def options(self) -> dict[str, Any]:
@@ -55,27 +53,13 @@ class Distance(Encoding):
         return {"hidden": self.hidden}
 
     def score(self, displacement: Tensor) -> Tensor:
-        """Scores displacements.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements."""
         compute_parameters(self.outer)
         scores = functional.linear(self.feature_vectors(displacement), self.outer.weight.to(displacement.dtype))
         return scores.movedim(-1, 0)
 
     def feature_vectors(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points hidden"]:
-        """Returns the features of displacements.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            Features (*points, feature_width).
-        """
+        """Returns the features of displacements."""
         compute_parameters(self.inner)
         logs = displacement.sign() * torch.log1p(displacement.abs())
         kind = displacement.dtype

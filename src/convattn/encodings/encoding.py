@@ -1,4 +1,4 @@
-"""What an encoding is: an abstract module from real displacements to one score per head."""
+"""The base class of encodings: a module from real displacements to one score per head."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,8 +12,6 @@ from convattn.encodings.hooks import compute_parameters
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.grid import Axis, whole_number
 
-__all__ = ["Encoding"]
-
 
 class Encoding(nn.Module, ABC):
     """A learnable function of a displacement: one score per head.
@@ -21,11 +19,11 @@ class Encoding(nn.Module, ABC):
     Displacements are real numbers in pixels of the key grid, key minus query, in tensor order (for images: row,
     column). Scores are computed in the dtype of the displacements, whatever the dtype of the parameters.
 
-    A subclass writes `score`, and nothing else unless it wants to: `options` where its constructor has arguments of its
-    own, `feature_width` and `feature_vectors` where scores are linear in features that the heads share, `require_span`
-    where it does not hold every displacement. These are what a subclass gives, unchecked; to use an encoding call it,
-    or `table` and `features`, which check. Layers read an encoding without calling it, so hooks on it that do not
-    compute its parameters are refused. A submodule's own hooks run where `score` calls it.
+    A subclass must write only `score`. It also writes `options` if its constructor has arguments of its own,
+    `feature_width` and `feature_vectors` if scores are linear in features that the heads share, and `require_span` if
+    it does not hold every displacement. None of these check their arguments; to use an encoding call it, or `table` and
+    `features`, which do. Layers read an encoding without calling it, so hooks on it are refused unless they compute its
+    parameters. A submodule's own hooks run when `score` calls it.
 
     Attributes:
         num_heads: Number of heads.
@@ -43,7 +41,7 @@ class Encoding(nn.Module, ABC):
     """Whether the score is a sum of one term per axis."""
 
     def __init__(self, num_heads: int, dims: int) -> None:
-        """Checks and keeps the sizes.
+        """Checks and stores the sizes.
 
         Args:
             num_heads: Number of heads, ≥ 1.
@@ -66,7 +64,7 @@ class Encoding(nn.Module, ABC):
 
         Raises:
             ShapeError: The last axis does not have `dims` entries, or `score` returned another shape.
-            ArgumentError: A displacement is not finite; EncodingRangeError where the encoding does not hold it.
+            ArgumentError: A displacement is not finite; EncodingRangeError if the encoding does not hold it.
         """
         self._require_points(displacement)
         return self._fitting(self.score(displacement), displacement.shape[:-1], displacement)
@@ -139,7 +137,7 @@ class Encoding(nn.Module, ABC):
 
     @property
     def feature_width(self) -> int:
-        """Width D_p of `features`, or 0 where the score is not linear in shared features, as here."""
+        """Width D_p of `features`; 0, the default, if the score is not linear in shared features."""
         return 0
 
     def feature_vectors(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points width"]:
@@ -157,7 +155,7 @@ class Encoding(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} has a feature_width, so it must have feature_vectors")
 
     def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
-        """Raises EncodingRangeError where the encoding does not hold all displacements of a box; here it holds all.
+        """Raises EncodingRangeError if the encoding does not hold all displacements of a box; by default it holds all.
 
         Args:
             lowest: Smallest displacement along each axis, in pixels.
@@ -165,7 +163,7 @@ class Encoding(nn.Module, ABC):
         """
 
     def options(self) -> dict[str, Any]:
-        """Returns the arguments besides sizes that rebuild the module, as JSON types; parameters are not among them."""
+        """Returns the arguments, besides sizes, that rebuild the module, as JSON types; parameters are not included."""
         return {}
 
     def extra_repr(self) -> str:
@@ -179,18 +177,13 @@ class Encoding(nn.Module, ABC):
 
     def _require_features(self) -> None:
         if not self.feature_width:
-            raise ArgumentError(
-                must_be(
-                    "encoding",
-                    "one with features shared by all heads, for content–position scores",
-                    type(self).__name__,
-                )
-            )
+            expected = "one with features shared by all heads, for content–position scores"
+            raise ArgumentError(must_be("encoding", expected, type(self).__name__))
 
     def _displacements(
         self, axes: Sequence[Axis], dtype: torch.dtype, device: torch.device | None
     ) -> list[Float[Tensor, " _"]]:
-        """Lists the displacements of a grid along each axis, all of which the encoding holds, before it is read."""
+        """Lists the displacements of a grid along each axis, after checking that the encoding holds them."""
         self.require_axes(axes)
         compute_parameters(self)
         return [axis.displacements(device).to(dtype) for axis in axes]
@@ -205,7 +198,7 @@ class Encoding(nn.Module, ABC):
             self.require_span(flat.amin(0).tolist(), flat.amax(0).tolist())
 
     def _fitting(self, scores: Tensor, points: Sequence[int], displacement: Tensor) -> Tensor:
-        """Checks the shape of what a subclass returned, and casts it."""
+        """Checks the shape of the scores that a subclass returned, and casts them."""
         expected, found = (self.num_heads, *points), getattr(scores, "shape", None)
         if found != expected:
             came = type(scores).__name__ if found is None else tuple(found)

@@ -13,8 +13,6 @@ from convattn.encodings.computed import computed, given_numbers, write_parameter
 from convattn.encodings.encoding import Encoding
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["GeneralizedQuadratic"]
-
 
 @final
 class GeneralizedQuadratic(Encoding):
@@ -46,10 +44,10 @@ class GeneralizedQuadratic(Encoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            centres: Δ in pixels, (heads, dims); drawn from N(0, 2²) where None.
+            centres: Δ in pixels, (heads, dims); None draws them from N(0, 2²).
 
         Raises:
-            ArgumentError: A size is out of range, or a centre is not finite; ShapeError where the centres are not
+            ArgumentError: A size is out of range, or a centre is not finite; ShapeError if the centres are not
                 (heads, dims).
         """
         super().__init__(num_heads, dims)
@@ -76,14 +74,7 @@ class GeneralizedQuadratic(Encoding):
         return self.dims * (self.dims + 1) // 2 + self.dims
 
     def score(self, displacement: Tensor) -> Tensor:
-        """Scores displacements.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements."""
         offset = displacement - self.centres.to(displacement.dtype).view(
             self.num_heads, *(1,) * (displacement.ndim - 1), self.dims
         )
@@ -92,13 +83,6 @@ class GeneralizedQuadratic(Encoding):
         return -(scaled**2).sum(-1) / 2
 
     def feature_vectors(self, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            Features (*points, feature_width).
-        """
+        """Returns the features of displacements."""
         first, second = torch.triu_indices(self.dims, self.dims, device=displacement.device)
         return torch.cat([displacement[..., first] * displacement[..., second], displacement], dim=-1)

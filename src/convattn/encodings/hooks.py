@@ -1,4 +1,4 @@
-"""Hooks on modules whose parameters are read without calling them: they take effect, or are refused."""
+"""Hooks on modules whose parameters are read without a call: they are run, or refused."""
 
 from torch import nn
 from torch.nn.utils.prune import BasePruningMethod
@@ -7,31 +7,13 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from convattn.errors import ArgumentError
 
-__all__ = ["compute_parameters"]
-
 _COMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
-"""Hooks of torch that compute a parameter of a module of others before the module is called."""
+"""Hooks of torch that compute a parameter before its module is called."""
 
 
 def compute_parameters(module: nn.Module) -> None:
-    """Runs the hooks that compute a module's parameters, as a call of the module would, and refuses all other hooks.
-
-    Whoever reads the parameters of a module without calling it calls this first. Parametrisations need nothing.
-
-    Args:
-        module: The module.
-
-    Raises:
-        ArgumentError: It has a hook that only a call of the module would run.
-
-    Example:
-        >>> from torch.nn.utils import prune
-        >>> linear = prune.random_unstructured(nn.Linear(2, 3), "weight", amount=2)
-        >>> _ = nn.init.ones_(linear.weight_orig.data)
-        >>> compute_parameters(linear)
-        >>> linear.weight.sum().item()
-        4.0
-    """
+    """Runs the hooks that compute a module's parameters, as calling the module would; refuses all other hooks."""
+    # Call this before reading the parameters of a module that is not called. Parametrisations need nothing.
     for hook in module._forward_pre_hooks.values():
         if not isinstance(hook, _COMPUTING):
             raise ArgumentError(_refusal(module, "forward pre-hook", hook))

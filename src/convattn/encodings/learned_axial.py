@@ -13,8 +13,6 @@ from convattn.encodings.hooks import compute_parameters
 from convattn.encodings.tables import chosen_extent, read_table, require_extent
 from convattn.grid import PerAxis, whole_number
 
-__all__ = ["LearnedAxial"]
-
 
 @final
 class LearnedAxial(AxisAdditiveEncoding):
@@ -43,11 +41,7 @@ class LearnedAxial(AxisAdditiveEncoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            extent: E ≥ 1, for all axes or one each: displacements from −(E − 1) to E − 1 are held, which is what a grid
-                of E pixels has, padding included. None holds common sizes: 520 along a sequence (512 pixels, with up to
-                8 of padding on each side), 40 along each axis of an image (32 and 8), 20 of a volume (16 and 4). What
-                is larger than the images has entries that training never reaches; `attention_to_conv` then needs the
-                images' size, as `spatial=`.
+            extent: E ≥ 1, for all axes or one each, as for `LearnedTable`; None holds common sizes.
             width: Width of the vectors, ≥ 1.
             head_vectors: Whether heads have vectors of their own.
 
@@ -70,15 +64,7 @@ class LearnedAxial(AxisAdditiveEncoding):
         return {"extent": list(self.extent), "width": self.width, "head_vectors": self.head_vectors is not None}
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
-        """Scores displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements along one axis."""
         compute_parameters(self.tables)
         if self.head_vectors is None:
             return displacement.new_zeros(self.num_heads, *displacement.shape)
@@ -90,27 +76,11 @@ class LearnedAxial(AxisAdditiveEncoding):
         return read_table(scores, displacement[..., None]).movedim(-1, 0)
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Features (*points, feature_width).
-        """
+        """Returns the features of displacements along one axis."""
         compute_parameters(self.tables)
         entries = read_table(self.tables[axis], displacement[..., None])
         return functional.pad(entries, (axis * self.width, (self.dims - 1 - axis) * self.width))
 
     def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
-        """Checks that the tables hold a box of displacements.
-
-        Args:
-            lowest: Smallest displacement along each axis.
-            highest: Largest along each axis.
-
-        Raises:
-            EncodingRangeError: They do not.
-        """
+        """Raises EncodingRangeError if the tables do not hold a box of displacements."""
         require_extent(self, self.extent, lowest, highest)

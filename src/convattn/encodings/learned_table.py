@@ -10,8 +10,6 @@ from convattn.encodings.encoding import Encoding
 from convattn.encodings.tables import chosen_extent, read_table, require_extent
 from convattn.grid import PerAxis
 
-__all__ = ["LearnedTable"]
-
 
 @final
 class LearnedTable(Encoding):
@@ -33,11 +31,11 @@ class LearnedTable(Encoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            extent: E ≥ 1, for all axes or one each: displacements from −(E − 1) to E − 1 are held, which is what a grid
-                of E pixels has, padding included. None holds common sizes: 520 along a sequence (512 pixels, with up to
-                8 of padding on each side), 40 along each axis of an image (32 and 8), 20 of a volume (16 and 4). What
-                is larger than the images has entries that training never reaches; `attention_to_conv` then needs the
-                images' size, as `spatial=`.
+            extent: E ≥ 1, for all axes or one each: the table holds displacements from −(E − 1) to E − 1, those of a
+                grid of E pixels, padding included. None holds common sizes: 520 along a sequence (512 pixels, with up
+                to 8 of padding on each side), 40 along each axis of an image (32 and 8), 20 of a volume (16 and 4).
+                Training never reaches the entries beyond the size of its images; `attention_to_conv` then needs that
+                size, as `spatial=`.
 
         Raises:
             ArgumentError: A size is out of range.
@@ -51,24 +49,9 @@ class LearnedTable(Encoding):
         return {"extent": list(self.extent)}
 
     def score(self, displacement: Tensor) -> Tensor:
-        """Scores displacements.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements."""
         return read_table(self.scores.movedim(0, -1), displacement).movedim(-1, 0)
 
     def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
-        """Checks that the tables hold a box of displacements.
-
-        Args:
-            lowest: Smallest displacement along each axis.
-            highest: Largest along each axis.
-
-        Raises:
-            EncodingRangeError: They do not.
-        """
+        """Raises EncodingRangeError if the tables do not hold a box of displacements."""
         require_extent(self, self.extent, lowest, highest)

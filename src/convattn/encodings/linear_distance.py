@@ -10,8 +10,6 @@ from convattn.encodings.axis_additive import AxisAdditiveEncoding
 from convattn.encodings.computed import computed, given_numbers, write_parameter
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["LinearDistance"]
-
 
 @final
 class LinearDistance(AxisAdditiveEncoding):
@@ -42,7 +40,7 @@ class LinearDistance(AxisAdditiveEncoding):
 
     @property
     def slope(self) -> Float[Tensor, " heads"]:
-        """M per head, in 1/pixel. Assigning a number or one per head writes its logarithm; in place it raises."""
+        """Slope m per head, in 1/pixel. Assigning a number or one per head writes its logarithm; in place it raises."""
         return computed(self.log_slope.exp(), "slope", "log_slope")
 
     @slope.setter
@@ -54,15 +52,7 @@ class LinearDistance(AxisAdditiveEncoding):
         write_parameter(self, "log_slope", logs)
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
-        """Scores displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements along one axis."""
         shape = (-1,) + (1,) * displacement.ndim
         centre = self.centres[:, axis].to(displacement.dtype).view(shape)
         slope = self.log_slope.to(displacement.dtype).exp().view(shape)

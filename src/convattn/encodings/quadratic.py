@@ -13,42 +13,16 @@ from convattn.encodings.centres import starting_centres
 from convattn.encodings.computed import computed, given_numbers, write_parameter
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["Quadratic", "quadratic_axis_features", "root_of_sharpness"]
-
 
 def quadratic_axis_features(axis: int, displacement: Float[Tensor, "*points"], dims: int) -> Float[Tensor, "*points _"]:
-    """Returns what displacements along one axis add to r_δ = (‖δ‖², δ₁, …, δ_n), in which −α‖δ − Δ‖² is linear.
-
-    Args:
-        axis: The axis.
-        displacement: Displacements along it, in pixels.
-        dims: Number of axes n.
-
-    Returns:
-        Features of width n + 1.
-    """
+    """Returns one axis's part of r_δ = (‖δ‖², δ₁, …, δ_n), in which −α‖δ − Δ‖² is linear."""
     features = displacement.new_zeros(*displacement.shape, 1 + dims)
     features[..., 0], features[..., 1 + axis] = displacement**2, displacement
     return features
 
 
 def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
-    """Checks a sharpness α and returns √(2α), the form in which heads hold it.
-
-    Args:
-        sharpness: α in 1/pixel².
-        dtype: Dtype that is to hold the root.
-
-    Returns:
-        √(2α), rounded to the dtype.
-
-    Raises:
-        ArgumentError: α is not a positive finite number, or is not one any more in that dtype.
-
-    Example:
-        >>> root_of_sharpness(2.0, torch.float32)
-        2.0
-    """
+    """Returns √(2α) rounded to a dtype; raises ArgumentError if α is not positive and finite, also in that dtype."""
     if not (isinstance(sharpness, int | float) and 0 < sharpness < math.inf):
         raise ArgumentError(must_be("sharpness", "a positive finite number", sharpness))
     root = torch.tensor(math.sqrt(2) * math.sqrt(sharpness), dtype=torch.float64, device="cpu").to(dtype)
@@ -89,11 +63,11 @@ class Quadratic(AxisAdditiveEncoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
-            centres: Δ in pixels, (heads, dims); drawn from N(0, 2²) where None.
-            sharpness: α > 0 in 1/pixel², for all heads; √(2α) is drawn from N(1, 0.01²) where None.
+            centres: Δ in pixels, (heads, dims); None draws them from N(0, 2²).
+            sharpness: α > 0 in 1/pixel², for all heads; None draws √(2α) from N(1, 0.01²).
 
         Raises:
-            ArgumentError: A size or the sharpness is out of range, or a centre is not finite; ShapeError where the
+            ArgumentError: A size or the sharpness is out of range, or a centre is not finite; ShapeError if the
                 centres are not (heads, dims).
         """
         super().__init__(num_heads, dims)
@@ -121,28 +95,12 @@ class Quadratic(AxisAdditiveEncoding):
         return self.dims + 1
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
-        """Scores displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements along one axis."""
         shape = (-1,) + (1,) * displacement.ndim
         centre = self.centres[:, axis].to(displacement.dtype).view(shape)
         root = self.root_sharpness.to(displacement.dtype).view(shape)
         return -((root * (displacement - centre)) ** 2) / 2
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Features (*points, feature_width).
-        """
+        """Returns the features of displacements along one axis."""
         return quadratic_axis_features(axis, displacement, self.dims)

@@ -18,8 +18,6 @@ from convattn.encodings.shift import Shift
 from convattn.encodings.sinusoidal import Sinusoidal
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be
 
-__all__ = ["ENCODINGS", "create_encoding", "describe_encoding", "register_encoding"]
-
 _OWN: Mapping[str, type[Encoding]] = MappingProxyType(
     {
         "quadratic": Quadratic,
@@ -36,11 +34,11 @@ _known = dict(_OWN)
 _UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 ENCODINGS: Mapping[str, type[Encoding]] = MappingProxyType(_known)
-"""Every encoding by its name, those that were registered included."""
+"""Every encoding by its name, including registered ones."""
 
 
 def register_encoding(name: str, kind: type[Encoding]) -> None:
-    """Gives an encoding of one's own a name, by which layers build it and saved layers and networks are loaded again.
+    """Gives an encoding of your own a name, by which layers build it and saved layers and networks load it.
 
     Register it before saving, and again in each program that loads. The class is built as
     ``kind(num_heads, dims, **options())``.
@@ -67,7 +65,7 @@ def register_encoding(name: str, kind: type[Encoding]) -> None:
         raise ArgumentError(must_be("name", "a name of letters, digits and underscores", name))
     there = _known.get(name, kind)
     if (there.__module__, there.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ArgumentError(f"name must be one that is free, but {name!r} is the name of {there.__qualname__}")
+        raise ArgumentError(f"name must be one that is not taken, but {name!r} is the name of {there.__qualname__}")
     _known[name] = kind
 
 
@@ -136,7 +134,7 @@ def describe_encoding(encoding: Encoding) -> dict[str, Any]:
 
 
 def _require_all(kind: type[Encoding], options: dict[str, Any]) -> None:
-    """Refuses options that leave out an argument, which would come back at its default, or that JSON changes."""
+    """Refuses options that leave out an argument, which would return to its default, or that JSON changes."""
     missing = [name for name in _arguments(kind) if name not in options]
     if missing:
         raise UnsupportedModelError(
@@ -153,6 +151,6 @@ def _require_all(kind: type[Encoding], options: dict[str, Any]) -> None:
 
 
 def _arguments(kind: type[Encoding]) -> list[str]:
-    """Lists the arguments by name that an encoding is built with besides the sizes."""
+    """Lists the names of an encoding's arguments besides the sizes."""
     named = (one for one in inspect.signature(kind).parameters.values() if one.kind not in _UNNAMED)
     return sorted({one.name for one in named} - {"num_heads", "dims"})

@@ -8,16 +8,13 @@ from torch import Tensor
 from convattn.encodings.encoding import Encoding
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["ScoreFunction"]
-
 
 @final
 class ScoreFunction(Encoding):
-    """Score f(δ)_h: whatever a function makes of displacements.
+    """Score f(δ)_h: the result of any function of displacements.
 
-    Layers make one of a function that is given as their encoding. A module is trained with the layer; numbers to be
-    trained that a plain function reads are not found by `layer.parameters()`, and belong in a subclass of `Encoding`.
-    A function is not saved.
+    Layers build one if their encoding is a function. A module is trained with the layer. `layer.parameters()` does not
+    find tensors that a plain function reads: to train them, write a subclass of `Encoding`. A function is not saved.
 
     Attributes:
         function: f, displacements (*points, dims) → scores (heads, *points).
@@ -30,7 +27,7 @@ class ScoreFunction(Encoding):
     """
 
     def __init__(self, num_heads: int, dims: int, *, function: Callable[[Tensor], Tensor]) -> None:
-        """Keeps the function.
+        """Builds the encoding from a function.
 
         Args:
             num_heads: Number of heads, ≥ 1.
@@ -52,12 +49,5 @@ class ScoreFunction(Encoding):
         return f"{super().extra_repr()}, function={name}"
 
     def score(self, displacement: Tensor) -> Tensor:
-        """Calls the function.
-
-        Args:
-            displacement: Displacements (*points, dims).
-
-        Returns:
-            What it returned.
-        """
+        """Calls the function."""
         return self.function(displacement)

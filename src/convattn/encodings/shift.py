@@ -1,7 +1,6 @@
 """Shift encoding: each head looks at one fixed displacement, as a tap of a convolution does."""
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Any, final
 
 import torch
@@ -9,10 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.encodings.axis_additive import AxisAdditiveEncoding
+from convattn.encodings.centres import kernel_taps
 from convattn.encodings.quadratic import Quadratic, quadratic_axis_features
 from convattn.errors import ArgumentError, ShapeError, must_be
-
-__all__ = ["Shift"]
 
 _ALPHA = 800.0
 """Sharpness in 1/pixel² at which a weight one pixel off the centre, e^−α, is zero even in float64."""
@@ -51,7 +49,10 @@ class Shift(AxisAdditiveEncoding):
             ShapeError: The displacements are not (heads, dims).
         """
         super().__init__(num_heads, dims)
-        given = _kernel_taps(self.num_heads, self.dims) if displacements is None else displacements
+        given = kernel_taps(self.num_heads, self.dims) if displacements is None else displacements
+        if given is None:
+            expected = f"an odd number to the power of {dims}, or come with displacements"
+            raise ArgumentError(must_be("num_heads", expected, num_heads))
         self._shifts = _read(given, self.num_heads, self.dims)
 
     @property
@@ -60,7 +61,7 @@ class Shift(AxisAdditiveEncoding):
         return self._shifts
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses a sharpness or centres, which would change nothing."""
+        """Refuses a sharpness or centres, which would have no effect."""
         if name in ("sharpness", "centres"):
             raise ArgumentError(
                 f"Shift has no {name} to assign, its heads are hard: soften them first, as in layer.encoding ="
@@ -78,22 +79,19 @@ class Shift(AxisAdditiveEncoding):
         return {"displacements": [list(displacement) for displacement in self.displacements]}
 
     def extra_repr(self) -> str:
-        """Returns the sizes, and the displacements where they are not the default."""
+        """Returns the sizes, and displacements other than the default."""
         sizes = f"num_heads={self.num_heads}, dims={self.dims}"
-        side = round(self.num_heads ** (1 / self.dims))
-        plain = side % 2 and side**self.dims == self.num_heads
-        if plain and self.displacements == tuple(_kernel_taps(self.num_heads, self.dims)):
-            return sizes
-        return f"{sizes}, displacements={list(self.displacements)}"
+        default = list(self.displacements) == kernel_taps(self.num_heads, self.dims)
+        return sizes if default else f"{sizes}, displacements={list(self.displacements)}"
 
     def soften(self, sharpness: float) -> Quadratic:
-        """Makes heads of finite sharpness with the same centres, which can learn.
+        """Makes heads of finite sharpness, which can learn, with the same centres.
 
         Args:
             sharpness: α > 0 in 1/pixel²; at 5 a head of an image spends 2.7 % of its attention off its centre.
 
         Returns:
-            A new encoding in the default dtype; put it in the place of this one, `layer.encoding = …`.
+            A new encoding in the default dtype; assign it in place of this one, `layer.encoding = …`.
 
         Raises:
             ArgumentError: The sharpness is not a positive finite number.
@@ -102,39 +100,14 @@ class Shift(AxisAdditiveEncoding):
         return Quadratic(self.num_heads, self.dims, centres=centres, sharpness=sharpness)
 
     def axis_score(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "heads *points"]:
-        """Scores displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements along one axis."""
         along = [shift[axis] for shift in self.displacements]
         centre = torch.tensor(along, dtype=displacement.dtype, device=displacement.device)
         return -_ALPHA * (displacement - centre.view(-1, *(1,) * displacement.ndim)) ** 2
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Features (*points, feature_width).
-        """
+        """Returns the features of displacements along one axis."""
         return quadratic_axis_features(axis, displacement, self.dims)
-
-
-def _kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]]:
-    """Lists the displacements of a kernel's taps, row by row."""
-    side = round(num_heads ** (1 / dims))
-    if side**dims != num_heads or side % 2 == 0:
-        expected = f"an odd number to the power of {dims}, or come with displacements"
-        raise ArgumentError(must_be("num_heads", expected, num_heads))
-    return list(product(range(-(side // 2), side // 2 + 1), repeat=dims))
 
 
 def _read(given: Sequence[Sequence[int]], num_heads: int, dims: int) -> tuple[tuple[int, ...], ...]:

@@ -13,8 +13,6 @@ from convattn.encodings.axis_additive import AxisAdditiveEncoding
 from convattn.errors import ArgumentError, must_be
 from convattn.grid import whole_number
 
-__all__ = ["Sinusoidal"]
-
 
 @final
 class Sinusoidal(AxisAdditiveEncoding):
@@ -65,27 +63,11 @@ class Sinusoidal(AxisAdditiveEncoding):
         return torch.cat([phase.sin(), phase.cos()], dim=-1)
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
-        """Scores displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Scores (heads, *points).
-        """
+        """Scores displacements along one axis."""
         vectors = self.head_vectors[axis].to(displacement.dtype)
         return einsum(vectors, self._waves(displacement), "heads waves, ... waves -> heads ...")
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
-        """Returns the features of displacements along one axis.
-
-        Args:
-            axis: Number of the axis.
-            displacement: Displacements along it.
-
-        Returns:
-            Features (*points, feature_width).
-        """
+        """Returns the features of displacements along one axis."""
         width = 2 * self.frequencies
         return functional.pad(self._waves(displacement), (axis * width, (self.dims - 1 - axis) * width))

@@ -1,4 +1,4 @@
-"""Reading tables at real displacements, and saying so where they end."""
+"""Tables of displacements: interpolation, and errors beyond their extent."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -11,8 +11,6 @@ from convattn.encodings.encoding import Encoding
 from convattn.errors import EncodingRangeError
 from convattn.grid import PerAxis, axis_lists
 
-__all__ = ["chosen_extent", "read_table", "require_extent"]
-
 _COMMON = {1: 520, 2: 40, 3: 20}
 _SMALL = 8
 """Extents by the number of axes: common sizes 512, 32 and 16 with some padding; fewer than 10^5 displacements."""
@@ -21,15 +19,8 @@ _SMALL = 8
 def read_table(
     table: Float[Tensor, "*axes width"], displacement: Float[Tensor, "*points dims"]
 ) -> Float[Tensor, "*points width"]:
-    """Reads a table of displacements by multilinear interpolation; at integers it returns the entries themselves.
-
-    Args:
-        table: Entries for the displacements −(E − 1), …, E − 1 along each axis.
-        displacement: Displacements within that range, in pixels.
-
-    Returns:
-        One entry per displacement.
-    """
+    """Interpolates a table of displacements multilinearly; integer displacements give the entries themselves."""
+    # The table holds −(E − 1), …, E − 1 along each axis.
     sizes = torch.tensor(table.shape[:-1], device=displacement.device)
     below = displacement.floor()
     part = displacement - below
@@ -44,39 +35,14 @@ def read_table(
 
 
 def chosen_extent(extent: PerAxis | None, dims: int) -> tuple[int, ...]:
-    """Reads the extent of a table, or chooses one that holds common sizes.
-
-    Args:
-        extent: E ≥ 1, for all axes or one each, or None.
-        dims: Number of axes.
-
-    Returns:
-        E per axis.
-
-    Raises:
-        ArgumentError: It is no such number.
-
-    Example:
-        >>> chosen_extent(None, 2)
-        (40, 40)
-    """
+    """Returns a table's extent per axis; None gives one that holds common sizes."""
     return axis_lists("extent", _COMMON.get(dims, _SMALL) if extent is None else extent, dims, least=1)
 
 
 def require_extent(
     encoding: Encoding, extents: Sequence[int], lowest: Sequence[float], highest: Sequence[float]
 ) -> None:
-    """Checks that a table holds a box of displacements.
-
-    Args:
-        encoding: The encoding, for the error.
-        extents: E per axis; the table holds −(E − 1), …, E − 1.
-        lowest: Smallest displacement asked for along each axis.
-        highest: Largest along each axis.
-
-    Raises:
-        EncodingRangeError: It does not.
-    """
+    """Raises EncodingRangeError if a table of these extents does not hold a box of displacements."""
     needed = [max(-low, high) for low, high in zip(lowest, highest, strict=True)]
     for axis, extent in enumerate(extents):
         if needed[axis] > extent - 1:

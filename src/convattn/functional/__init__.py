@@ -1,4 +1,4 @@
-"""Attention on grids as pure functions: the readable reference, and the faster paths that are held against it."""
+"""Attention on grids as pure functions: the readable reference, and the faster paths that are compared with it."""
 
 from convattn.functional.bands import Bands, band_attention, find_bands
 from convattn.functional.content import (

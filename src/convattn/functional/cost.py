@@ -1,6 +1,6 @@
-"""What each way of computing an attention layer costs: operations and memory, from sizes alone.
+"""The cost of each way to compute an attention layer, in operations and memory, from sizes alone.
 
-Heads are taken to be wide: where narrow heads leave keys out, the operations are fewer.
+Heads are assumed to be wide; narrow heads leave out keys and take fewer operations.
 
 A multiplication and an addition count as two operations. Bytes are working memory beyond input, output and parameters.
 """
@@ -16,55 +16,34 @@ from convattn.functional.content.folding import score_products
 from convattn.functional.fourier.transforms import quick_length
 from convattn.grid import Axis, Geometry
 
-__all__ = ["SLOWNESS", "Cost", "Work"]
-
 SLOWNESS = {"transforms": 8.0, "long transforms": 20.0, "own channels": 4.0}
-"""How many times longer an operation takes than in a large matrix product: in fast Fourier transforms, and where every
-head mixes channels of its own. Measured on two cores (float32); only ratios of this size decide between paths. Those of
+"""How many times longer an operation takes than in a large matrix product: in fast Fourier transforms, and if each head
+mixes channels of its own. Measured on two cores (float32); only ratios of this size decide between paths. Those of
 a long sequence leave the cache: 16 times with 16 channels and 28 times with 64 as long as in bands (one core)."""
 
 
 class Cost(NamedTuple):
-    """Operations and working memory.
+    """Operations and working memory."""
 
-    Attributes:
-        flops: Floating-point operations.
-        bytes: Working memory.
-    """
-
-    flops: int
-    bytes: int
+    flops: int  # floating-point operations
+    bytes: int  # working memory
 
 
 @dataclass(frozen=True)
 class Work:
-    """One call of an attention layer, the numbers apart.
-
-    Attributes:
-        batch: Number of images.
-        channels: D_in.
-        outputs: D_out.
-        heads: N_h.
-        groups: Blocks of each W_h.
-        inner: Channels that each head mixes if values come first: D_h in all groups, or D_out.
-        factored: Whether a second matrix follows those channels.
-        axes: Queries and keys along each axis.
-        geometry: How images become keys.
-        dtype: Dtype of the images.
-        device: Their device.
-    """
+    """The sizes of one call of an attention layer."""
 
     batch: int
-    channels: int
-    outputs: int
-    heads: int
-    groups: int
-    inner: int
-    factored: bool
+    channels: int  # D_in
+    outputs: int  # D_out
+    heads: int  # N_h
+    groups: int  # blocks of each W_h
+    inner: int  # channels that each head mixes if values come first: D_h in all groups, or D_out
+    factored: bool  # whether a second matrix follows those channels
     axes: tuple[Axis, ...]
-    geometry: Geometry
-    dtype: torch.dtype
-    device: torch.device
+    geometry: Geometry  # how images become keys
+    dtype: torch.dtype  # of the images
+    device: torch.device  # of the images
 
     @property
     def queries(self) -> tuple[int, ...]:
@@ -78,7 +57,7 @@ class Work:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number of the keys."""
+        """Bytes of one number of the keys."""
         return self.dtype.itemsize
 
     @property
@@ -113,14 +92,14 @@ class Work:
         return self.heads * along
 
     def weights_first(self, *, by_axis: bool) -> Cost:
-        """Costs weighted means of all channels, then W_h."""
+        """Returns the cost of weighted means of all channels, then W_h."""
         piece = min(1 << 21, self.batch * self.channels * math.prod(self.queries) * self.itemsize)
         weights = self.weights(by_axis=by_axis)
         flops = 5 * weights + self.mixing(self.channels, by_axis=by_axis) + self.maps
         return Cost(flops, weights * (4 + self.itemsize) + 3 * piece)
 
     def values_first(self, *, by_axis: bool) -> Cost:
-        """Costs each head's own channels, then weighted means of those."""
+        """Returns the cost of each head's own channels, then weighted means of those."""
         weights, per_key = self.weights(by_axis=by_axis), self.heads * self.inner * self.channels // self.groups
         flops = 5 * weights + 2 * self.batch * math.prod(self.keys) * per_key + self.mixing(self.inner, by_axis=by_axis)
         if self.factored:
@@ -130,13 +109,13 @@ class Work:
         return Cost(flops, weights * (4 + self.itemsize) + own * self.itemsize)
 
     def order(self, *, by_axis: bool) -> str:
-        """Returns which comes first, "weights" or "values", by the time it would take."""
+        """Returns which order is estimated to be faster: "weights" or "values" first."""
         work = self if isinstance(self.batch, int) else replace(self, batch=1)  # an export's symbol, not to be pinned
         first, other = work.weights_first(by_axis=by_axis), work.values_first(by_axis=by_axis)
         return "values" if other.flops * SLOWNESS["own channels"] < first.flops else "weights"
 
     def bands(self, bands: Bands) -> Cost:
-        """Costs convolutions and means of the keys that matter."""
+        """Returns the cost of convolutions and means of the keys that matter."""
         (queries,), step = self.queries, self.axes[0].queries.step
         matrix = self.channels * self.outputs // self.groups
         flops = working = 0
@@ -157,7 +136,7 @@ class Work:
         return Cost(flops, working * self.itemsize + 5 * bands.scores.nbytes // 4)
 
     def transforms(self) -> Cost:
-        """Costs transforms of the images, products with the heads' filters, and transforms back."""
+        """Returns the cost of transforms of the images, products with the heads' filters, and transforms back."""
         lengths = [quick_length(2 * k - 1) for k in self.keys]
         size, pairs = math.prod(lengths), self.batch * (self.channels + 1) // 2
         one = 5 * size * max(1, round(math.log2(size)))
@@ -166,23 +145,23 @@ class Work:
         return Cost(flops, working)
 
     def fourier(self) -> Cost:
-        """Costs the Fourier path."""
+        """Returns the cost of the Fourier path: transforms, then W_h."""
         flops, working = self.transforms()
         return Cost(flops + self.maps, working)
 
     def shift(self, taps: int) -> Cost:
-        """Costs a convolution with so many taps."""
+        """Returns the cost of a convolution with so many taps."""
         kernel = taps * self.channels * self.outputs // self.groups
         return Cost(2 * self.batch * math.prod(self.queries) * kernel, kernel * self.itemsize)
 
     def reference(self) -> Cost:
-        """Costs explicit weights and explicit means of all heads."""
+        """Returns the cost of explicit weights and explicit means of all heads."""
         flops, _ = self.weights_first(by_axis=False)
         means = self.batch * self.heads * self.channels * math.prod(self.queries)
         return Cost(flops, self.weights(by_axis=False) * (8 + self.itemsize) + 2 * means * self.itemsize)
 
     def content(self, key_width: int, displacements: int) -> Cost:
-        """Costs scores that depend on the input, some images at a time, with features of so many displacements."""
+        """Returns the cost of content scores, some images at a time, with features of so many displacements."""
         queries, keys = math.prod(self.queries), math.prod(self.keys)
         apart, folded = score_products(self.batch, self.channels, queries, keys, key_width)
         width = self.channels if folded < apart else key_width
@@ -190,7 +169,7 @@ class Work:
         return Cost(self._with_content(min(apart, folded), width, displacements), one_image)
 
     def explicit_content(self, key_width: int, *, features: bool) -> Cost:
-        """Costs the same with the weights of all images, and features for every query and key."""
+        """Returns the cost of content scores with the weights of all images, and features for every query and key."""
         queries, keys = math.prod(self.queries), math.prod(self.keys)
         apart, _ = score_products(self.batch, self.channels, queries, keys, key_width)
         flops = self._with_content(apart, key_width, keys if features else 0)
@@ -199,7 +178,7 @@ class Work:
         return Cost(flops, numbers * max(4, self.itemsize))
 
     def flex(self, key_width: int, displacements: int, *, fused: bool) -> Cost:
-        """Costs FlexAttention: products of each query with the features of so many displacements, then all pairs."""
+        """Returns the cost of FlexAttention: products of queries with features of displacements, then all pairs."""
         queries, keys = math.prod(self.queries), math.prod(self.keys)
         apart, _ = score_products(self.batch, self.channels, queries, keys, key_width)
         weights = 0 if fused else self.batch * self.weights(by_axis=False) * 12
@@ -209,7 +188,7 @@ class Work:
         return Cost(self._with_content(apart, key_width, displacements), working)
 
     def _with_content(self, products: int, width: int, displacements: int) -> int:
-        """Counts the operations of content attention whose scores take so many multiplications per head."""
+        """Counts the operations of content attention; `products` are the multiplications per head for its scores."""
         position = self.batch * math.prod(self.queries) * displacements * width
         weights = 5 * self.batch * self.weights(by_axis=False)
         return 2 * self.heads * (products + position) + weights + self.mixing(self.channels, by_axis=False) + self.maps

@@ -1,7 +1,7 @@
-"""The ways to compute a layer without content on images of one size: one class for each.
+"""The ways to compute a layer without content on images of one size, one class for each.
 
-A path is made of scores before an image is seen (`convattn.layers.choice` makes it), knows what it costs and what it
-leaves out, and computes the layer's output, bias included::
+`convattn.layers.choice` makes a path from scores, before any image is known. A path knows its cost and its error, and
+computes the layer's output, including the bias::
 
     encoding  →  scores  →  path  →  path.attend(x, maps, bias)
 
@@ -17,7 +17,7 @@ leaves out, and computes the layer's output, bias included::
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from jaxtyping import Float
@@ -32,26 +32,17 @@ from convattn.functional.separable import separable_attention, values_first_atte
 from convattn.functional.shared import GridAttention
 from convattn.functional.shift import Shifts, shift_attention
 
-__all__ = ["BandPath", "FourierPath", "Path", "SharedPath", "ShiftPath", "WeightsPath"]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Path(ABC):
-    """A way to compute a layer on images of one size.
+    """A way to compute a layer on images of one size."""
 
-    Attributes:
-        name: What a layer's `impl` calls it.
-        reason: Why this path.
-        work: The call that it was made for; other numbers of images are computed as well.
-        order: What comes first, "weights" or "values".
-        leak: Largest share of attention that is left out.
-    """
-
-    name: str
+    name: str  # that of a layer's `impl`
     reason: str
-    work: Work
-    order: str = "weights"
-    leak: float = 0.0
+    work: Work  # the call that it was made for; the number of images may differ
+    order: str = "weights"  # what comes first, "weights" or "values"
+    leak: float = 0.0  # largest share of attention that is left out
+    heads_axis: ClassVar[int] = 0  # place of the heads among the axes of matrices that `attend` need not copy
 
     @abstractmethod
     def cost(self) -> Cost:
@@ -63,13 +54,14 @@ class Path(ABC):
     ) -> Float[Tensor, "batch outputs *queries"]:
         """Computes the layer."""
 
-    @abstractmethod
     def laid_out(self, maps: Float[Tensor, "heads outputs channels"]) -> Float[Tensor, "heads outputs channels"]:
         """Orders whole matrices in memory so that `attend` need not copy them."""
+        axis = self.heads_axis
+        return maps.movedim(0, axis).contiguous().movedim(axis, 0) if axis else maps
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors that were made."""
+        """Bytes of all tensors that the path holds."""
         return _nbytes(self)
 
     def _finished(self, y: Tensor, bias: Tensor | None) -> Tensor:
@@ -81,15 +73,11 @@ class Path(ABC):
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ShiftPath(Path):
-    """Hard heads as a convolution.
+    """Hard heads, computed as a convolution."""
 
-    Attributes:
-        shifts: Where the heads look.
-        unmoved: Scores of hard heads that learn: their gradient is zero, not missing.
-    """
-
+    heads_axis = -1
     shifts: Shifts
-    unmoved: tuple[Tensor, ...] = ()
+    unmoved: tuple[Tensor, ...] = ()  # scores of hard heads that learn: their gradient is zero, not missing
 
     def cost(self) -> Cost:
         """Returns what a call costs."""
@@ -102,23 +90,14 @@ class ShiftPath(Path):
             whole = _NoGradient.apply(whole, *self.unmoved)
         return shift_attention(self.shifts, self.work.axes, self.work.geometry, x, whole, maps.groups, bias)
 
-    def laid_out(self, maps: Tensor) -> Tensor:
-        """Orders whole matrices as the kernel of a convolution."""
-        return maps.movedim(0, -1).contiguous().movedim(-1, 0)
-
 
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WeightsPath(Path):
-    """Explicit weights along each axis ("separable"), or of all pairs of queries and keys ("dense").
+    """Explicit weights along each axis ("separable"), or of all pairs of queries and keys ("dense")."""
 
-    Attributes:
-        weights: (heads, queries, keys) for each axis, or once for all pairs, in at least float32.
-        dropout: Probability with which a weight is dropped.
-    """
-
-    weights: tuple[Tensor, ...]
-    dropout: float = 0.0
+    weights: tuple[Tensor, ...]  # (heads, queries, keys) for each axis, or once for all pairs, in at least float32
+    dropout: float = 0.0  # probability of dropping a weight
 
     def cost(self) -> Cost:
         """Returns what a call costs."""
@@ -130,7 +109,7 @@ class WeightsPath(Path):
         return self.attend_keys(pad_keys(x, self.work.geometry), maps, bias)
 
     def attend_keys(self, keys: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
-        """Computes the layer on key images."""
+        """Computes the layer from key images."""
         weights = self.weights
         if self.dropout:
             weights = [nn.functional.dropout(weight, self.dropout) for weight in weights]
@@ -143,24 +122,17 @@ class WeightsPath(Path):
             y = separable_attention(weights, keys, maps.whole(), maps.groups)
         return self._finished(y, bias)
 
-    def laid_out(self, maps: Tensor) -> Tensor:
-        """Leaves matrices as they are."""
-        return maps
-
 
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SharedPath(Path):
-    """Heads that share their weights along the axes; with gradients, each head by itself.
+    """Heads that share their weights along the axes; with gradients, each head is computed by itself."""
 
-    Attributes:
-        shared: The products.
-    """
-
+    heads_axis = 1
     shared: GridAttention
 
     def cost(self) -> Cost:
-        """Returns what a call costs, the sharing left out."""
+        """Returns what a call costs without sharing."""
         return (self.work.values_first if self.order == "values" else self.work.weights_first)(by_axis=True)
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
@@ -175,19 +147,11 @@ class SharedPath(Path):
         apart = WeightsPath(name=self.name, reason=self.reason, work=self.work, order=order, weights=weights)
         return apart.attend_keys(x if grid.geometry is None else pad_keys(x, self.work.geometry), maps, bias)
 
-    def laid_out(self, maps: Tensor) -> Tensor:
-        """Orders whole matrices by outputs."""
-        return maps.movedim(0, 1).contiguous().movedim(1, 0)
-
 
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BandPath(Path):
-    """Long sequences without the keys that do not matter.
-
-    Attributes:
-        bands: The displacements that matter.
-    """
+    """Long sequences, without the keys that do not matter."""
 
     bands: Bands
 
@@ -200,19 +164,11 @@ class BandPath(Path):
         keys = pad_keys(x, self.work.geometry)
         return self._finished(band_attention(self.bands, self.work.axes[0], keys, maps.whole(), maps.groups), bias)
 
-    def laid_out(self, maps: Tensor) -> Tensor:
-        """Leaves matrices as they are."""
-        return maps
-
 
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FourierPath(Path):
-    """Fast transforms of the images and of the heads' filters.
-
-    Attributes:
-        filters: The filters.
-    """
+    """Fast Fourier transforms of the images and of the heads' filters."""
 
     filters: Filters
 
@@ -225,13 +181,9 @@ class FourierPath(Path):
         keys = pad_keys(x, self.work.geometry)
         return self._finished(fourier_attention(self.filters, self.work.axes, keys, maps.whole(), maps.groups), bias)
 
-    def laid_out(self, maps: Tensor) -> Tensor:
-        """Leaves matrices as they are."""
-        return maps
-
 
 def _nbytes(value: object) -> int:
-    """Sums the bytes of all tensors in dataclasses and tuples."""
+    """Sums the bytes of all tensors in dataclasses, tuples and lists."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, tuple | list):
@@ -242,9 +194,10 @@ def _nbytes(value: object) -> int:
 
 
 class _NoGradient(torch.autograd.Function):
-    """Passes the matrices of hard heads on; the gradient of the heads' scores is zero, and not missing.
+    """Passes on the matrices of hard heads, and gives the heads' scores a gradient of zero.
 
-    Not the output: what follows may change that in place, which torch forbids where a custom function returned it.
+    The output cannot be passed instead: later code may change it in place, which torch forbids for the result of a
+    custom function.
     """
 
     @staticmethod

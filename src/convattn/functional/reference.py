@@ -1,4 +1,4 @@
-"""The definition of attention that every other path is held against: key images, scores, softmax, means, heads.
+"""The definition of attention with which every other path is compared: key images, scores, softmax, means, heads.
 
 Written to be read, with all N × N weights in memory. Notation and signs follow `docs/theory.md`.
 """
@@ -15,18 +15,6 @@ from torch.nn import functional
 from convattn.errors import ShapeError
 from convattn.grid import Axis, Geometry
 
-__all__ = [
-    "HeadMaps",
-    "attend",
-    "attention_weights",
-    "combine_heads",
-    "displacement_scores",
-    "pad_keys",
-    "position_weights",
-    "query_pixels",
-    "spread",
-]
-
 _TORCH_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
 
@@ -35,22 +23,20 @@ def pad_keys(
 ) -> Shaped[Tensor, "batch channels *keys"]:
     """Dilates and pads images; the pixels of the result are the keys.
 
-    Input pixels are first spread out by the input dilation, with zeros between them, then the image is padded.
-    Padded pixels are keys like the others: where they are zero they still receive attention. Where the padding is
-    negative the padded image is cropped.
+    The input dilation first puts zeros between pixels, then the image is padded. Padded pixels are keys like the others
+    and receive attention, even if they are zero. Negative padding crops the image.
 
     Args:
         x: Images.
         geometry: Padding and input dilation, one entry per spatial axis.
 
     Returns:
-        The key images; `x` itself where there is nothing to do.
+        The key images; `x` itself if there is nothing to do.
 
     Raises:
         ShapeError: Reflect padding as large as the image, or circular padding larger than it.
 
     Example:
-        >>> import torch
         >>> geometry = Geometry.parse(1, padding=[(2, 0)], padding_mode="replicate")
         >>> pad_keys(torch.tensor([[[3.0, 4.0]]]), geometry).tolist()
         [[[3.0, 3.0, 3.0, 4.0]]]
@@ -77,7 +63,7 @@ def pad_keys(
 def query_pixels(
     keys: Shaped[Tensor, "batch channels *keys"], axes: Sequence[Axis]
 ) -> Shaped[Tensor, "batch channels *queries"]:
-    """Takes the pixels of the key image that the queries stand on.
+    """Takes the pixels of the key image at the queries' positions.
 
     Args:
         keys: Key images.
@@ -95,15 +81,7 @@ def query_pixels(
 def spread(
     x: Shaped[Tensor, "batch channels *spatial"], steps: Sequence[int]
 ) -> Shaped[Tensor, "batch channels *spread"]:
-    """Puts zeros between neighbouring pixels.
-
-    Args:
-        x: Images.
-        steps: n of each axis, along which n − 1 zeros come between two pixels.
-
-    Returns:
-        The wider images; `x` itself where every n is 1.
-    """
+    """Puts step − 1 zeros between neighbouring pixels along each axis; returns `x` itself if every step is 1."""
     if set(steps) == {1}:
         return x
     sizes = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], steps, strict=True)]
@@ -115,7 +93,7 @@ def spread(
 def displacement_scores(
     table: Float[Tensor, "heads *displacements"], axes: Sequence[Axis]
 ) -> Float[Tensor, "heads queries keys"]:
-    """Looks the score of every query and key up by their displacement: s_h(q, k) = table_h[k − q].
+    """Looks up the score of every query and key by their displacement: s_h(q, k) = table_h[k − q].
 
     Args:
         table: Scores of all displacements of `axes`, from the lowest to the highest along each axis.
@@ -199,17 +177,11 @@ def attend(
 
 
 class HeadMaps(NamedTuple):
-    """The heads' matrices, W_h, whole or as the product of two narrow ones.
+    """The heads' matrices W_h, whole or as products of two narrow ones."""
 
-    Attributes:
-        value: W_val, (heads, inner, channels // groups), or W_h itself.
-        output: W_out, (heads, outputs, inner // groups); None where `value` is W_h.
-        groups: Number of blocks of each W_h.
-    """
-
-    value: Float[Tensor, "heads inner channels_per_group"]
-    output: Float[Tensor, "heads outputs inner_per_group"] | None
-    groups: int
+    value: Float[Tensor, "heads inner channels_per_group"]  # W_val, or W_h itself
+    output: Float[Tensor, "heads outputs inner_per_group"] | None  # W_out; None if `value` is W_h
+    groups: int  # blocks of each W_h
 
     def whole(self) -> Float[Tensor, "heads outputs channels_per_group"]:
         """Returns W_h = W_out^(h) W_val^(h), group by group."""

@@ -2,14 +2,11 @@
 
 from typing import final
 
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.grid import whole_number
-
-__all__ = ["MixingBlock"]
 
 
 @final
@@ -23,21 +20,6 @@ class MixingBlock(nn.Module):
         pre:   x ← x + drop(D M(LN x)),    x ← x + drop(F(LN x))
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, appendix on the experiments; the block is BERT's (Devlin et al. 2019).
-
-    Attributes:
-        mixer: The module that mixes pixels, for instance a `RelativeAttention2d` or an `nn.Conv2d`.
-        dense: D, applied to what the mixer returns; nothing where the mixer's own map is the last.
-        expand: W₁ with its bias.
-        contract: W₂ with its bias.
-        mixer_norm: Normalisation of the first half, over channels.
-        feedforward_norm: Normalisation of the second half, over channels.
-        norm: Where it is normalised, "post" or "pre".
-
-    Example:
-        >>> import torch
-        >>> block = MixingBlock(nn.Conv2d(5, 5, kernel_size=3, padding=1), width=5, ffn=11)
-        >>> block(torch.zeros(2, 5, 7, 3)).shape
-        torch.Size([2, 5, 7, 3])
     """
 
     def __init__(
@@ -51,21 +33,8 @@ class MixingBlock(nn.Module):
         dropout: float = 0.1,
         eps: float = 1e-12,
     ) -> None:
-        """Builds the block around a mixer.
-
-        Args:
-            mixer: Takes and returns (batch, width, *spatial).
-            width: Number of channels, ≥ 1.
-            ffn: Width of the feed-forward network's hidden layer, ≥ 1.
-            dense: Whether D follows the mixer.
-            norm: "post" or "pre".
-            dropout: Probability in [0, 1) with which a value of a branch is dropped in training.
-            eps: What layer normalisation adds to the variance.
-
-        Raises:
-            ArgumentError: A size or the dropout is out of range.
-            UnknownNameError: `norm` is neither "post" nor "pre".
-        """
+        """Builds the block around a mixer, which takes and returns (batch, width, *spatial)."""
+        # `ffn` is the width of the hidden layer, and `dense` tells whether D follows the mixer.
         super().__init__()
         for name, size in (("width", width), ("ffn", ffn)):
             whole_number(name, size)
@@ -75,41 +44,26 @@ class MixingBlock(nn.Module):
             raise UnknownNameError("norm", norm, ("post", "pre"))
         self.norm = norm
         self.mixer = mixer
-        self.dense = nn.Linear(width, width) if dense else nn.Identity()
+        self.dense = nn.Linear(width, width) if dense else nn.Identity()  # D
         self.mixer_norm = nn.LayerNorm(width, eps=eps)
-        self.expand = nn.Linear(width, ffn)
-        self.contract = nn.Linear(ffn, width)
+        self.expand = nn.Linear(width, ffn)  # W₁
+        self.contract = nn.Linear(ffn, width)  # W₂
         self.feedforward_norm = nn.LayerNorm(width, eps=eps)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch channels *spatial"]:
-        """Mixes pixels, then transforms each.
-
-        Args:
-            x: Feature maps.
-
-        Returns:
-            Feature maps of the same shape.
-        """
-        pixels = _channels_last(x)
+        """Mixes the pixels of feature maps, then transforms each pixel."""
+        pixels = x.movedim(1, -1)
         if self.norm == "post":
             pixels = self.mixer_norm(pixels + self._mix(x))
             pixels = self.feedforward_norm(pixels + self._feed_forward(pixels))
         else:
-            pixels = pixels + self._mix(_channels_first(self.mixer_norm(pixels)))
+            pixels = pixels + self._mix(self.mixer_norm(pixels).movedim(-1, 1))
             pixels = pixels + self._feed_forward(self.feedforward_norm(pixels))
-        return _channels_first(pixels)
+        return pixels.movedim(-1, 1)
 
     def _mix(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch *spatial channels"]:
-        return self.dropout(self.dense(_channels_last(self.mixer(x))))
+        return self.dropout(self.dense(self.mixer(x).movedim(1, -1)))
 
     def _feed_forward(self, pixels: Float[Tensor, "*pixels channels"]) -> Float[Tensor, "*pixels channels"]:
         return self.dropout(self.contract(nn.functional.gelu(self.expand(pixels))))
-
-
-def _channels_last(x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch *spatial channels"]:
-    return rearrange(x, "batch channels ... -> batch ... channels")
-
-
-def _channels_first(x: Float[Tensor, "batch *spatial channels"]) -> Float[Tensor, "batch channels *spatial"]:
-    return rearrange(x, "batch ... channels -> batch channels ...")

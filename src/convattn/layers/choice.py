@@ -1,4 +1,4 @@
-"""Which way a layer without content is computed: encoding → scores → path (`convattn.functional.paths`)."""
+"""The choice of how to compute a layer without content: encoding → scores → path (`convattn.functional.paths`)."""
 
 import math
 from collections.abc import Sequence
@@ -35,40 +35,20 @@ from convattn.layers.arguments import fitting_path
 if TYPE_CHECKING:
     from convattn.layers.relative import RelativeAttention
 
-__all__ = ["choose_path", "path_of", "work_of"]
-
 _HARD = 1 / 8
 """Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
 
 _WEAK = 1 / 2
-"""Share of queries that may be computed exactly beside transforms; with more of them, all are."""
+"""Largest share of queries computed exactly beside transforms; with more, all queries are."""
 
 _LONG = 512
-"""Keys from which on a sequence is long: weights of all pairs then cost more than finding those that matter."""
+"""Number of keys from which a sequence is long: all weights then cost more than finding those that matter."""
 
 
 def path_of(
-    layer: "RelativeAttention",
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-    axes: tuple[Axis, ...],
+    layer: "RelativeAttention", shape: Sequence[int], dtype: torch.dtype, device: torch.device, axes: tuple[Axis, ...]
 ) -> tuple[Path, HeadMaps]:
-    """Chooses the path of a layer in its present mode, and returns it with the layer's matrices.
-
-    Args:
-        layer: The layer.
-        shape: Shape of the images, (batch, in_channels, *spatial).
-        dtype: Their dtype.
-        device: Their device.
-        axes: Queries and keys along each axis.
-
-    Returns:
-        The path, through which gradients flow back to the encoding, and W_h.
-
-    Raises:
-        ArgumentError: The shift path was demanded of heads that are not hard.
-    """
+    """Chooses the path of a layer in its present mode; returns it with W_h. Gradients flow back to the encoding."""
     maps = layer.values.factors()
     impl = fitting_path(layer.impl, layer.encoding, content=layer.content is not None, dropout=layer.dropout)
     work = work_of(layer, maps, shape, dtype, device, axes)
@@ -83,7 +63,7 @@ def work_of(
     device: torch.device,
     axes: tuple[Axis, ...],
 ) -> Work:
-    """Gathers what a path needs to know of a call; arguments as for `path_of`."""
+    """Describes a call for the choice of its path."""
     return Work(
         batch=shape[0],
         channels=shape[1],
@@ -100,22 +80,9 @@ def work_of(
 
 
 def choose_path(encoding: Encoding, work: Work, impl: str, dropout: float) -> Path:
-    """Chooses the path of a call.
-
-    Args:
-        encoding: Displacement → score per head.
-        work: The call.
-        impl: Path demanded, or "auto".
-        dropout: Probability of dropping a weight, 0 in evaluation.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: The shift path was demanded of heads that are not hard.
-    """
+    """Chooses the path of a call; raises ArgumentError if "shift" is demanded of heads that are not hard."""
     if impl == "dense" or dropout:
-        reason = "demanded" if impl == "dense" else "single weights are dropped, so they are made one by one"
+        reason = "demanded" if impl == "dense" else "dropout drops single weights, so each is computed"
         return _dense(encoding, work, reason, dropout)
     if impl == "fourier":
         return _fourier(encoding, work, "demanded")
@@ -124,13 +91,13 @@ def choose_path(encoding: Encoding, work: Work, impl: str, dropout: float) -> Pa
     if _is_long(work) and (path := _long(encoding, work, _table(encoding, work), "one axis", impl)):
         return path
     if work.transforms().flops * SLOWNESS["transforms"] < work.mixing(work.channels, by_axis=False):
-        reason = "the scores are no sum over axes, and the image is large enough for transforms"
+        reason = "the scores are not a sum over axes, and the image is large enough for transforms"
         return _fourier(encoding, work, reason)
-    return _dense(encoding, work, "the scores are no sum over axes, and the image is small")
+    return _dense(encoding, work, "the scores are not a sum over axes, and the image is small")
 
 
 def _fixed(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path | None:
-    """Takes heads with fixed displacements as a convolution; None for others, and where softmax is demanded."""
+    """Runs heads with fixed displacements as a convolution; None for other heads, or if a softmax is demanded."""
     if not isinstance(encoding, Shift) or impl == "separable":
         return None
     shifts = Shifts(tuple(_within(displacement, work.axes) for displacement in encoding.displacements), leak=0.0)
@@ -147,7 +114,7 @@ def _within(displacement: Sequence[int], axes: Sequence[Axis]) -> tuple[int, ...
 
 
 def _by_axis(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path:
-    """Takes one softmax per axis; where the heads turn out to be hard, a convolution."""
+    """Computes one softmax per axis, or a convolution if the heads turn out to be hard."""
     with torch.autocast(work.device.type, enabled=False):
         tables = encoding.axis_tables(work.axes, work.softmax_dtype, work.device)
     if impl == "separable":
@@ -170,12 +137,12 @@ def _by_axis(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path:
 
 
 def _compact(shifts: Shifts) -> bool:
-    """Tells whether the kernel that holds all heads is not mostly zeros."""
+    """Tells whether the kernel that holds all heads has at most two taps per head."""
     return math.prod(shifts.window[1]) <= 2 * len(shifts.offsets)
 
 
 def _separable(encoding: Encoding, work: Work, tables: list[Tensor], reason: str, impl: str) -> Path:
-    """Takes one softmax per axis; where heads share their weights along the axes, once for all that do."""
+    """Computes one softmax per axis, and heads that share their weights along the axes together."""
     if _is_long(work) and (path := _long(encoding, work, tables[0], reason, impl)):
         return path
     order = work.order(by_axis=True)
@@ -193,7 +160,7 @@ def _separable(encoding: Encoding, work: Work, tables: list[Tensor], reason: str
 
 
 def _may_share(work: Work, tables: Sequence[Tensor]) -> bool:
-    """Tells whether heads may be put together: not where they learn, nor where torch must see every operation."""
+    """Tells whether heads may be computed together: not while they learn, nor if torch must see every operation."""
     if work.dtype not in (torch.float32, torch.float64) or work.device.type != "cpu" or len(work.axes) > 2:
         return False
     learns = any(table.requires_grad for table in tables)
@@ -206,7 +173,7 @@ def _is_long(work: Work) -> bool:
 
 
 def _long(encoding: Encoding, work: Work, table: Tensor, reason: str, impl: str) -> Path | None:
-    """Takes a long sequence without a weight for every pair: bands, or transforms where heads are wide."""
+    """Computes a long sequence without weights for every pair: in bands, or by transforms if heads are wide."""
     if not can_be_read(table):
         return None
     bands = find_bands(table, work.axes[0], work.dtype)
@@ -222,16 +189,16 @@ def _long(encoding: Encoding, work: Work, table: Tensor, reason: str, impl: str)
 
 
 def _dense(encoding: Encoding, work: Work, reason: str, dropout: float = 0.0) -> Path:
-    """Takes explicit weights for all pairs of queries and keys."""
+    """Computes explicit weights for all pairs of queries and keys."""
     weights, order = (position_weights(_table(encoding, work), work.axes),), work.order(by_axis=False)
     return WeightsPath(name="dense", reason=reason, work=work, order=order, weights=weights, dropout=dropout)
 
 
 def _fourier(encoding: Encoding, work: Work, reason: str) -> Path:
-    """Takes transforms; where too many queries would lose digits, explicit weights."""
+    """Computes by transforms, or by explicit weights if too many queries would lose digits."""
     table = _table(encoding, work)
     if not can_be_read(table):
-        return _dense(encoding, work, "a compiled graph cannot look at the values that transforms need to know")
+        return _dense(encoding, work, "a compiled graph cannot read the values that transforms depend on")
     filters = fourier_filters(table, work.axes, work.dtype)
     if filters.weak_share > _WEAK:
         lost = f"transforms would lose digits at {filters.weak_share:.0%} of the queries"

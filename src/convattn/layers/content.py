@@ -1,4 +1,4 @@
-"""Queries and keys from the input, and which terms of the relative score they make."""
+"""Content scores: queries and keys from the input, and the terms of the relative score that use them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +21,6 @@ from convattn.functional import (
 )
 from convattn.grid import Axis, whole_number
 
-__all__ = ["Content", "ContentScores"]
-
 
 @dataclass(frozen=True)
 class Content:
@@ -33,12 +31,12 @@ class Content:
 
     Attributes:
         key_width: Width of queries and keys per head, ≥ 1; None means in_channels // num_heads, at least 1.
-        position: Whether there is a content–position term q·Ŵr_δ; None means where the encoding has features r_δ.
+        position: Whether there is a content–position term q·Ŵr_δ; None adds it if the encoding has features r_δ.
         project_position: Whether Ŵ is learned per head; without it r_δ is used as is and must be key_width wide.
         content_bias: Whether there is a bias u of its own.
-        query_bias: Whether W_q has a bias, which then serves as u and as a position bias at once (the paper's
+        query_bias: Whether W_q has a bias, which then is both u and a position bias (as in the paper's
             networks).
-        key_bias: Whether W_k has a bias; the softmax cancels it, some networks have it all the same.
+        key_bias: Whether W_k has a bias; the softmax cancels it, but some networks have it.
     """
 
     key_width: int | None = None
@@ -51,27 +49,10 @@ class Content:
 
 @final
 class ContentScores(nn.Module):
-    """Scores from queries and keys: content–content, content–position and content bias.
-
-    Attributes:
-        query: Linear map to (heads · key_width) queries.
-        key: Linear map to (heads · key_width) keys.
-        position: Ŵ, (heads, key_width, feature_width), or None.
-        content_bias: u, (heads, key_width), or None.
-    """
+    """Scores from queries and keys: content–content, content–position and content bias."""
 
     def __init__(self, content: Content, in_channels: int, num_heads: int, feature_width: int) -> None:
-        """Draws the maps.
-
-        Args:
-            content: Which terms to make.
-            in_channels: Channels of the key image.
-            num_heads: Number of heads.
-            feature_width: Width D_p of the encoding's features, 0 where it has none.
-
-        Raises:
-            ArgumentError: The key width is out of range, or the terms asked do not fit the encoding.
-        """
+        """Draws the maps; `feature_width` is that of the encoding's features r_δ, 0 if it has none."""
         super().__init__()
         width = max(1, in_channels // num_heads) if content.key_width is None else content.key_width
         whole_number("content.key_width", width)
@@ -79,32 +60,20 @@ class ContentScores(nn.Module):
         if content.position and not feature_width:
             raise ArgumentError(must_be("content.position", "None or False with an encoding without features", True))
         if self.uses_position and not content.project_position and feature_width != width:
-            raise ArgumentError(
-                must_be(
-                    "content.key_width", f"the encoding's feature width {feature_width} without project_position", width
-                )
-            )
+            expected = f"the encoding's feature width {feature_width} without project_position"
+            raise ArgumentError(must_be("content.key_width", expected, width))
         self.query = nn.Linear(in_channels, num_heads * width, bias=content.query_bias)
         self.key = nn.Linear(in_channels, num_heads * width, bias=content.key_bias)
         projected = self.uses_position and content.project_position
-        self.position = (
-            nn.Parameter(torch.randn(num_heads, width, feature_width) * feature_width**-0.5) if projected else None
-        )
+        self.position = None  # Ŵ, (heads, key_width, feature_width), or None
+        if projected:
+            self.position = nn.Parameter(torch.randn(num_heads, width, feature_width) * feature_width**-0.5)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, width)) if content.content_bias else None
 
     def forward(
         self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis], encoding: Encoding
     ) -> Float[Tensor, "images heads queries_flat keys_flat"]:
-        """Scores every query and key of every image.
-
-        Args:
-            keys: Key images.
-            axes: Queries and keys along each axis.
-            encoding: Where the features r_δ come from.
-
-        Returns:
-            Scores in at least float32, without the encoding's own score.
-        """
+        """Scores every query and key of every image in at least float32, without the encoding's own score."""
         query = self._heads(self.query, query_pixels(keys, axes))
         key = self._heads(self.key, keys)
         with torch.autocast(keys.device.type, enabled=False):
@@ -123,24 +92,8 @@ class ContentScores(nn.Module):
         dropout: float,
         path: str,
     ) -> Float[Tensor, "images outputs *queries"]:
-        """Attends in little memory, without weights of all images at once.
-
-        Args:
-            keys: Key images.
-            axes: Queries and keys along each axis.
-            encoding: Where scores and features r_δ come from.
-            maps: W_h; with groups its block-diagonal.
-            groups: Number of blocks.
-            share: Share of position per head, where a gate mixes two distributions, or None.
-            dropout: Probability with which an attention weight is dropped.
-            path: "flex", or any other for `content_attention`.
-
-        Returns:
-            Output channels at each query, in the dtype of `keys`.
-
-        Raises:
-            ArgumentError: FlexAttention was asked with a gate or dropout.
-        """
+        """Attends in little memory, without the weights of all images at once."""
+        # `share` is the share of position per head if a gate mixes two distributions.
         dtype = torch.promote_types(keys.dtype, torch.float32)
         with torch.autocast(keys.device.type, enabled=False):
             position = self.tables(axes, encoding, dtype, keys.device)
@@ -157,17 +110,7 @@ class ContentScores(nn.Module):
     def tables(
         self, axes: Sequence[Axis], encoding: Encoding, dtype: torch.dtype, device: torch.device
     ) -> PositionTables:
-        """Scores, and takes the features of, every displacement once; axis by axis where the encoding allows.
-
-        Args:
-            axes: Queries and keys along each axis.
-            encoding: Where scores and features r_δ come from.
-            dtype: Dtype in which to compute.
-            device: Where to compute.
-
-        Returns:
-            The tables for `content_attention`.
-        """
+        """Returns the scores and features of every displacement; axis by axis if the encoding allows."""
         features: list[Tensor] = []
         if isinstance(encoding, AxisAdditiveEncoding):
             scores = encoding.axis_tables(axes, dtype, device)

@@ -1,4 +1,4 @@
-"""What a call of a layer costs, in the words of a `Plan`."""
+"""How a call of a layer is computed and what it costs, as a `Plan`."""
 
 import math
 from collections.abc import Sequence
@@ -14,26 +14,11 @@ from convattn.records import Plan
 if TYPE_CHECKING:
     from convattn.layers.relative import RelativeAttention
 
-__all__ = ["describe_layer"]
-
 
 def describe_layer(
-    layer: "RelativeAttention",
-    shape: Sequence[int],
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
+    layer: "RelativeAttention", shape: Sequence[int], dtype: torch.dtype | None, device: torch.device | str | None
 ) -> Plan:
-    """States how a layer computes in its present mode, and what it costs.
-
-    Args:
-        layer: The layer.
-        shape: Shape of the images, (batch, in_channels, *spatial).
-        dtype: Their dtype; the weights' where None.
-        device: Their device; the weights' where None.
-
-    Returns:
-        The plan.
-    """
+    """Returns how a layer computes in its present mode, and what it costs; dtype and device default to the weights'."""
     weight = next(layer.values.parameters())
     sizes = image_shape(shape, layer.in_channels, layer.dims)
     x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
@@ -53,7 +38,7 @@ def describe_layer(
 
 
 def _describe_content(layer: "RelativeAttention", work: Work, shape: tuple[int, ...]) -> Plan:
-    """States how a call with content is computed."""
+    """Returns how a call with content is computed."""
     content = layer.content
     assert content is not None
     path, reason = (layer.impl, "demanded") if layer.impl != "auto" else ("content", "the scores depend on the input")
@@ -66,9 +51,8 @@ def _describe_content(layer: "RelativeAttention", work: Work, shape: tuple[int, 
     elif path == "flex":
         fused = work.device.type == "cuda"
         cost = work.flex(key_width, displacements, fused=fused)
-        reason += (
-            ", in one kernel" if fused else ", without gradients and with all weights in memory: the device is not CUDA"
-        )
+        slow = ", without gradients and with all weights in memory: the device is not CUDA"
+        reason += ", in one kernel" if fused else slow
     else:
         cost = work.content(key_width, displacements)
     return _plan(work, shape, path, "weights", reason, cost, bound=0.0)

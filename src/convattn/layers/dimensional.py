@@ -4,8 +4,6 @@ from typing import final
 
 from convattn.layers.relative import RelativeAttention
 
-__all__ = ["RelativeAttention1d", "RelativeAttention2d", "RelativeAttention3d"]
-
 
 @final
 class RelativeAttention1d(RelativeAttention):

@@ -1,4 +1,4 @@
-"""A layer for inference alone: everything that does not depend on the images is made beforehand."""
+"""A layer for inference only: everything that does not depend on the images is computed beforehand."""
 
 import copy
 from collections.abc import Iterable
@@ -10,17 +10,14 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, Path
-from convattn.grid import Geometry
 from convattn.layers.arguments import require_images
 from convattn.layers.choice import path_of
 from convattn.layers.kernel import HasKernel
 from convattn.layers.relative import RelativeAttention
 
-__all__ = ["FrozenAttention"]
-
 
 class _Ready(NamedTuple):
-    """A path with its numbers."""
+    """A path with the numbers that it needs."""
 
     path: Path
     maps: HeadMaps
@@ -28,25 +25,25 @@ class _Ready(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of numbers and of what was made."""
+        """Bytes of these numbers and of the path."""
         numbers = (self.maps.value, self.maps.output, self.bias)
         return self.path.nbytes + sum(number.nbytes for number in numbers if number is not None)
 
 
 @final
 class FrozenAttention(HasKernel):
-    """A layer without content as it was when it was frozen, for images of the sizes it was frozen for.
+    """A frozen copy of a layer without content, for images of the sizes it was frozen for.
 
-    It computes what the layer did in evaluation, by the same path, without choosing or preparing anything: softmax,
-    filters or the kernel are made. It has no parameters, does not train, and cannot be moved to another device or
-    dtype: freeze the layer again. Gradients with respect to the images are right.
+    It computes what the layer did in evaluation, by the same path, but with softmax, filters or kernel prepared. It has
+    no parameters, does not train, and cannot be moved to another device or dtype: freeze the layer again. Gradients
+    with respect to the images are correct.
 
     Attributes:
         in_channels, out_channels, num_heads: Sizes of the layer.
     """
 
     def __init__(self, layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) -> None:
-        """Prepares everything.
+        """Freezes a layer.
 
         Args:
             layer: The layer; it is not changed, and nothing is shared with it.
@@ -70,18 +67,13 @@ class FrozenAttention(HasKernel):
             raise ArgumentError(must_be("sizes", "at least one size of images", []))
 
     @property
-    def geometry(self) -> Geometry:
-        """Window, stride, padding and dilation, one entry per axis."""
-        return self._geometry
-
-    @property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
         """Sizes of images, per axis, for which everything is prepared."""
         return tuple(self._ready)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything that it holds."""
+        """Bytes of all tensors that it holds."""
         return sum(ready.nbytes for ready in self._ready.values())
 
     def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
@@ -98,29 +90,18 @@ class FrozenAttention(HasKernel):
             ArgumentError: The dtype of x is not that of the weights.
         """
         ready = self._ready.get(tuple(x.shape[2:]))
-        require_images(
-            x, self.in_channels, len(self.geometry.kernel_size), next(iter(self._ready.values())).path.work.dtype
-        )
+        dtype = next(iter(self._ready.values())).path.work.dtype
+        require_images(x, self.in_channels, len(self.geometry.kernel_size), dtype)
         if ready is None:
             made = " or ".join(" x ".join(map(str, size)) for size in self._ready)
             raise ShapeError(
-                f"x must be of a size for which this layer was frozen, {made}, but is"
+                f"x must have a size for which this layer was frozen, {made}, but has"
                 f" {' x '.join(map(str, x.shape[2:]))}: freeze the layer again with such images"
             )
         return ready.path.attend(x, ready.maps, ready.bias)
 
     def train(self, mode: bool = True) -> "FrozenAttention":
-        """Stays in evaluation.
-
-        Args:
-            mode: Must be False.
-
-        Returns:
-            The module.
-
-        Raises:
-            ArgumentError: Training was asked for.
-        """
+        """Stays in evaluation; raises ArgumentError if training is asked for."""
         if mode:
             raise ArgumentError("a frozen layer cannot be trained: train the network that it was frozen from")
         return self
@@ -138,7 +119,7 @@ class FrozenAttention(HasKernel):
 
 
 def _make_ready(layer: RelativeAttention, size: tuple[int, ...]) -> _Ready:
-    """Prepares a layer, in evaluation, for images of one size; all tensors are copies."""
+    """Prepares a copy of a layer in evaluation mode for images of one size."""
     weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
     still = copy.deepcopy(layer).eval()
     path, maps = path_of(still, shape, weight.dtype, weight.device, layer.geometry.axes(size))

@@ -1,4 +1,4 @@
-"""Merging an attention layer with the linear map that follows it."""
+"""Fusion of an attention layer with the linear map that follows it."""
 
 import copy
 from typing import TypeVar
@@ -15,8 +15,6 @@ from convattn.layers.gated import GatedRelativeAttention1d, GatedRelativeAttenti
 from convattn.layers.relative import RelativeAttention
 from convattn.layers.values import FactoredValues, MergedValues
 
-__all__ = ["fuse"]
-
 _Layer = TypeVar("_Layer", bound=RelativeAttention)
 
 _LAYERS = (
@@ -27,7 +25,7 @@ _CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.C
 
 
 def fuse(layer: _Layer, following: nn.Module) -> _Layer:
-    """Merges an attention layer and the linear map L of every pixel after it into one attention layer, for inference.
+    """Fuses an attention layer with the linear map L of every pixel that follows it, for inference.
 
     `L(y[q]) = W_L (b + Σ_h Σ_k A_h[q, k] W_h x[k]) + b_L` is attention with the same weights A_h, the matrices
     `W'_h = W_L W_h` and the bias `b' = W_L b + b_L`. Scores, gate, dropout of attention weights and path stay as they
@@ -50,7 +48,7 @@ def fuse(layer: _Layer, following: nn.Module) -> _Layer:
     Raises:
         UnsupportedModelError: One of the two is another module, or has hooks.
         ConversionError: The layer has groups, or the merged numbers are not finite in its dtype.
-        ArgumentError: `following` is no map of single pixels, or of another dtype or device; ShapeError where it takes
+        ArgumentError: `following` is no map of single pixels, or of another dtype or device; ShapeError if it takes
             another number of channels.
 
     Example:
@@ -76,10 +74,10 @@ def fuse(layer: _Layer, following: nn.Module) -> _Layer:
 
 
 def _pixel_map(layer: RelativeAttention, following: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Checks the module that follows; returns its matrix (outputs, channels) and its bias."""
+    """Checks the following module; returns its matrix (outputs, channels) and its bias."""
     name, convolution = type(following).__name__, _CONVOLUTIONS[layer.dims]
     if isinstance(following, LazyModuleMixin):
-        raise UnsupportedModelError(f"cannot fuse {name}: its sizes are not known before it has seen an input")
+        raise UnsupportedModelError(f"cannot fuse {name}: its sizes are unknown until it sees an input")
     if type(following) is not nn.Linear and type(following) is not convolution:
         raise UnsupportedModelError(
             f"cannot fuse {name} with {type(layer).__name__}: known are Linear and {convolution.__name__} with a kernel"
@@ -113,7 +111,7 @@ def _require_single_pixels(convolution: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> No
 
 
 def _require_plain(layer: RelativeAttention) -> None:
-    """Refuses a layer whose matrices are not its own, or are block-diagonal."""
+    """Refuses a layer of an unknown class, with hooks, or with block-diagonal matrices."""
     if type(layer) not in _LAYERS:
         known = ", ".join(kind.__name__ for kind in _LAYERS)
         raise UnsupportedModelError(f"cannot fuse into {type(layer).__name__}: known are {known}")
@@ -131,7 +129,7 @@ def _require_plain(layer: RelativeAttention) -> None:
 
 
 def _require_no_hooks(module: nn.Module) -> None:
-    """Refuses a module that computes more than its class says."""
+    """Refuses a module whose hooks may change what it computes."""
     if module._forward_hooks or module._forward_pre_hooks:
         raise UnsupportedModelError(
             f"cannot fuse {type(module).__name__}: it has forward hooks, as in pruning; make them permanent or remove"
@@ -146,7 +144,7 @@ def _times(weight: Tensor, matrices: Float[Tensor, "heads channels inputs"]) -> 
 
 
 def _joined_bias(weight: Tensor, bias: Tensor | None, before: nn.Parameter | None) -> nn.Parameter | None:
-    """Returns W_L b + b_L, where a missing bias is zero; None where both are missing."""
+    """Returns W_L b + b_L, with zero for a missing bias; None if both are missing."""
     if before is None and bias is None:
         return None
     terms = [] if bias is None else [bias.double()]
@@ -158,7 +156,7 @@ def _joined_bias(weight: Tensor, bias: Tensor | None, before: nn.Parameter | Non
 
 
 def _rounded(what: str, exact: Float[Tensor, "*shape"], *, like: nn.Parameter) -> nn.Parameter:
-    """Rounds once to the dtype of a parameter, and makes one that learns where that does."""
+    """Rounds once to the dtype of a parameter; the new parameter learns if that one does."""
     rounded = exact.to(like.dtype, copy=True).contiguous()
     if not rounded.is_meta and not torch.isfinite(rounded).all():
         raise ConversionError(f"cannot fuse: the merged {what} would not be finite in {like.dtype}")

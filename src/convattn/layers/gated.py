@@ -10,15 +10,7 @@ from torch import Tensor, nn
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnknownNameError, must_be
 from convattn.layers.content import Content
-from convattn.layers.gate import GateKind
-from convattn.layers.relative import RelativeAttention
-
-__all__ = [
-    "GatedRelativeAttention",
-    "GatedRelativeAttention1d",
-    "GatedRelativeAttention2d",
-    "GatedRelativeAttention3d",
-]
+from convattn.layers.relative import GateKind, RelativeAttention
 
 
 class GatedRelativeAttention(RelativeAttention, ABC):
@@ -27,15 +19,15 @@ class GatedRelativeAttention(RelativeAttention, ABC):
     Adding the two scores lets the larger one drown the other; mixing the two distributions does not. Both have the same
     values W_h. The share s of position comes from one number per head:
 
-    - "sigmoid": s = σ(λ), λ = 1 at the start, a share of 0.73. Such a gate never closes on content but by rounding, and
-      then has no gradient.
+    - "sigmoid": s = σ(λ), λ = 1 at the start, a share of 0.73. Only rounding closes such a gate on
+      content, and then it has no gradient.
     - "tanh": s = 1 − tanh(g), g = 0 at the start: closed on content exactly, and with a gradient, so that it can open.
       A step that moves g below 0 subtracts content; the rows of A still sum to one. At g = 0 exactly queries and keys
       have the gradient zero; they learn from the first step on that moves g.
 
-    While every g is exactly 0 and no gradient is asked for, content is not looked at: the layer computes as it would
-    without, on the same path and to the same bits. With gradients, in compiled graphs, or once a gate is open the
-    weights of every query and key are made, some images at a time (`plan` says how much memory that takes).
+    While every g is exactly 0 and no gradient is asked for, content is not computed: the layer computes as it would
+    without content, on the same path and to the same bits. With gradients, in compiled graphs, or once a gate is open,
+    the weights of every query and key are computed, some images at a time (`plan` says how much memory that takes).
 
     Source: d'Ascoli et al. 2021 (ConViT), eq. 6, for "sigmoid"; `docs/theory.md` §6.
 

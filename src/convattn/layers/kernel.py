@@ -1,4 +1,4 @@
-"""What code that holds a convolution asks it for, of a layer in its place."""
+"""The attributes of a convolution, for a layer that takes its place."""
 
 import math
 from abc import ABC, abstractmethod
@@ -7,20 +7,19 @@ from torch import Tensor, nn
 
 from convattn.grid import Geometry
 
-__all__ = ["HasKernel"]
-
 
 class HasKernel(nn.Module, ABC):
-    """A layer that, with one head per tap of its window, shows its matrices as a convolution's weight.
+    """A layer with the attributes that other code reads from a convolution: its weight, its window and its steps.
 
-    Code that holds a convolution asks it for `weight.dtype`, `weight.device` or `weight` itself, and for its steps, in
-    order to pad its input; so it may ask a layer that took a convolution's place.
+    The weight needs one head per tap of the window.
     """
 
+    _geometry: Geometry
+
     @property
-    @abstractmethod
     def geometry(self) -> Geometry:
-        """Window, stride, padding and dilation, one entry per axis."""
+        """Window, stride, padding and dilation, one entry per axis; fixed when the layer is made."""
+        return self._geometry
 
     @abstractmethod
     def _maps(self) -> Tensor:
@@ -28,11 +27,7 @@ class HasKernel(nn.Module, ABC):
 
     @property
     def weight(self) -> Tensor:
-        """W_h at the taps for which the heads were made, (out_channels, in_channels // groups, *kernel_size).
-
-        Raises:
-            AttributeError: The layer has not one head per tap of its window.
-        """
+        """W_h as a convolution's weight, (outputs, inputs // groups, *kernel_size); it takes one head per tap."""
         maps, taps = self._maps(), self.geometry.kernel_size
         if len(maps) != math.prod(taps):
             raise AttributeError(f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'")

@@ -1,4 +1,4 @@
-"""The arguments that a layer was made with: to rebuild it, and to print it."""
+"""The arguments of a layer, to rebuild it and to print it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,18 +7,9 @@ from convattn.grid import Geometry
 if TYPE_CHECKING:
     from convattn.layers.relative import RelativeAttention
 
-__all__ = ["layer_options", "printed_options"]
-
 
 def layer_options(layer: "RelativeAttention") -> dict[str, Any]:
-    """Returns the arguments that rebuild a layer, encoding and content apart.
-
-    Args:
-        layer: The layer.
-
-    Returns:
-        JSON types by the names of the arguments.
-    """
+    """Returns the arguments that rebuild a layer, except encoding and content, as JSON types."""
     geometry = layer.geometry
     return {
         "in_channels": layer.in_channels,
@@ -41,14 +32,7 @@ def layer_options(layer: "RelativeAttention") -> dict[str, Any]:
 
 
 def printed_options(layer: "RelativeAttention") -> str:
-    """Returns a layer's arguments on one line; those at their defaults are left out.
-
-    Args:
-        layer: The layer.
-
-    Returns:
-        The line.
-    """
+    """Returns a layer's arguments on one line, without those at their defaults."""
     plain = {"head_width": None, "groups": 1, "bias": True, "dropout": 0.0, "impl": "auto", "gate": "sigmoid"}
     plain |= vars(Geometry.parse(layer.dims))
     given = {**layer_options(layer), **vars(layer.geometry)}

@@ -2,7 +2,7 @@
 
 from abc import ABC
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -10,20 +10,21 @@ from torch import Tensor, nn
 
 from convattn.encodings import Encoding, Shift
 from convattn.errors import ArgumentError, must_be
-from convattn.functional import attend, pad_keys, window_convolution
+from convattn.functional import attend, pad_keys, position_share, window_convolution
+from convattn.functional.derivatives import can_be_read
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists
 from convattn.layers.arguments import fitting_encoding, fitting_path, is_window, require_images, require_sizes
 from convattn.layers.choice import path_of
 from convattn.layers.content import Content, ContentScores
 from convattn.layers.description import describe_layer
-from convattn.layers.gate import GateKind, looks_at_content, share_of_position
 from convattn.layers.kernel import HasKernel
 from convattn.layers.options import layer_options, printed_options
 from convattn.layers.values import make_values
 from convattn.layers.weights import explicit_weights
 from convattn.records import Plan
 
-__all__ = ["RelativeAttention"]
+GateKind: TypeAlias = Literal["sigmoid", "tanh"]
+"""How a number per head becomes a share of attention; see `position_share`."""
 
 _CONVOLUTION_PATHS = ("auto", "shift")
 """Paths on which hard heads run as a convolution."""
@@ -32,8 +33,8 @@ _CONVOLUTION_PATHS = ("auto", "shift")
 class RelativeAttention(HasKernel, ABC):
     """Multi-head self-attention on a grid, whose heads score displacements: y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k].
 
-    A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores where asked. Keys are the pixels of
-    the padded image; queries stand where a convolution with the same arguments has the middle of its window.
+    A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores if demanded. Keys are the pixels of
+    the padded image; queries are the positions at which a convolution with the same arguments centres its window.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §2; `docs/theory.md` §1.
 
@@ -100,7 +101,7 @@ class RelativeAttention(HasKernel, ABC):
                 "separable" (one softmax per axis; axis-additive encodings), "shift" (a convolution; hard heads of
                 axis-additive encodings; their gradient is zero) or "auto": what `plan` chooses.
             kernel_values: Whether the matrices W_h are held as the kernel of a convolution, (out_channels,
-                in_channels // groups, *kernel_size), which takes one head per tap; None does so where the layer runs as
+                in_channels // groups, *kernel_size), which takes one head per tap; None does so if the layer runs as
                 that convolution, because its encoding is a `Shift`. The function is the same.
             device: Where to put the parameters.
             dtype: Dtype of the parameters, the encoding's included.
@@ -170,13 +171,8 @@ class RelativeAttention(HasKernel, ABC):
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
     @property
-    def geometry(self) -> Geometry:
-        """Window, stride, padding and dilation, one entry per axis; fixed when the layer is made."""
-        return self._geometry
-
-    @property
     def impl(self) -> str:
-        """Path demanded, or "auto"; checked when it is assigned."""
+        """The demanded path, or "auto"; checked when it is assigned."""
         return self._impl
 
     @impl.setter
@@ -188,12 +184,12 @@ class RelativeAttention(HasKernel, ABC):
     def plan(
         self, shape: Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Plan:
-        """Tells how `forward` computes in the current mode, and what it costs.
+        """Returns how `forward` computes in the present mode, and what it costs.
 
         Args:
             shape: Shape of the images, (batch, in_channels, *spatial).
-            dtype: Their dtype; the weights' where None.
-            device: Their device; the weights' where None.
+            dtype: Their dtype; None means the weights'.
+            device: Their device; None means the weights'.
 
         Returns:
             The path with its reason, operations, working memory and error bound.
@@ -222,7 +218,7 @@ class RelativeAttention(HasKernel, ABC):
             of the padded image.
 
         Raises:
-            ArgumentError: Sizes were given where the weights depend on the images.
+            ArgumentError: Sizes were given, but the weights depend on the images.
             ShapeError: The sizes are not as many as the layer has axes, or smaller than the window.
         """
         if isinstance(spatial, Tensor):
@@ -238,20 +234,25 @@ class RelativeAttention(HasKernel, ABC):
         return weights.view(*weights.shape[:-2], *shape)
 
     def options(self) -> dict[str, Any]:
-        """Returns the arguments that rebuild the layer, encoding and content apart, as JSON types."""
+        """Returns the arguments that rebuild the layer, except encoding and content, as JSON types."""
         return layer_options(self)
 
     def extra_repr(self) -> str:
-        """Returns the arguments, for printing; those at their defaults are left out."""
+        """Returns the arguments for printing, without those at their defaults."""
         return printed_options(self)
 
     def needs_content(self) -> bool:
-        """Tells whether a call in the present mode looks at content scores."""
-        content = self.content
-        return content is not None and looks_at_content(content, self.gate, self.gate_kind, self._impl)
+        """Tells whether content scores change the result of a call in the present mode, or have a gradient."""
+        content, gate = self.content, self.gate
+        if content is None:
+            return False
+        if gate is None or self.gate_kind != "tanh" or self._impl == "content" or not can_be_read(gate):
+            return True
+        learns = torch.is_grad_enabled() and (gate.requires_grad or any(p.requires_grad for p in content.parameters()))
+        return learns or bool(gate.detach().any())
 
     def _convolve(self, x: Tensor) -> Tensor | None:
-        """Computes the layer as a convolution where its heads are the taps of its window; nothing is kept for that."""
+        """Computes the layer as a convolution if its heads are the taps of its window; None if they are not."""
         window, encoding, values = self._window, self.encoding, self.values
         if window is None or type(encoding) is not Shift or encoding.displacements != window.displacements:
             return None
@@ -266,10 +267,13 @@ class RelativeAttention(HasKernel, ABC):
     def _require_images(self, x: Tensor) -> None:
         require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)
 
+    def _share(self) -> Float[Tensor, " heads"] | None:
+        """Computes the share of position per head; None without a gate."""
+        return None if self.gate is None or self.gate_kind is None else position_share(self.gate, self.gate_kind)
+
     def _weights(self, keys: Tensor | None, axes: Sequence[Axis]) -> Tensor:
         """Weights in at least float32: (heads, queries, keys), with content (images, heads, queries, keys)."""
-        share = share_of_position(self.gate, self.gate_kind)
-        return explicit_weights(self.encoding, self.content, share, keys, axes, next(self.values.parameters()))
+        return explicit_weights(self.encoding, self.content, self._share(), keys, axes, next(self.values.parameters()))
 
     def _reference(self, keys: Tensor, axes: Sequence[Axis], *, content: bool) -> Tensor:
         weights, dropout = self._weights(keys if content else None, axes), self.dropout if self.training else 0.0
@@ -278,9 +282,9 @@ class RelativeAttention(HasKernel, ABC):
 
     def _content(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
         assert self.content is not None
-        share, dropout = share_of_position(self.gate, self.gate_kind), self.dropout if self.training else 0.0
+        share, dropout, maps = self._share(), self.dropout if self.training else 0.0, self.values.maps()
         return self.content.attend(
-            keys, axes, self.encoding, self.values.maps(), self.groups, share=share, dropout=dropout, path=self.impl
+            keys, axes, self.encoding, maps, self.groups, share=share, dropout=dropout, path=self.impl
         )
 
     def _maps(self) -> Tensor:

@@ -11,12 +11,10 @@ from convattn.errors import ArgumentError, must_be
 from convattn.functional import HeadMaps
 from convattn.grid import whole_number
 
-__all__ = ["FactoredValues", "MergedValues", "make_values"]
-
 
 @final
 class MergedValues(nn.Module):
-    """One whole matrix per head, W_h; together one D_out × (N_h·D_in) matrix.
+    """One whole matrix W_h per head, together one D_out × (N_h·D_in) matrix.
 
     Calling the module returns `weight`, and runs hooks such as those of pruning and weight normalisation.
 
@@ -29,13 +27,7 @@ class MergedValues(nn.Module):
     """
 
     def __init__(
-        self,
-        num_heads: int,
-        inputs: int,
-        outputs: int,
-        groups: int = 1,
-        *,
-        kernel_size: tuple[int, ...] | None = None,
+        self, num_heads: int, inputs: int, outputs: int, groups: int = 1, *, kernel_size: tuple[int, ...] | None = None
     ) -> None:
         """Draws the matrices.
 
@@ -62,18 +54,11 @@ class MergedValues(nn.Module):
         return self() if self.kernel_size is None else self().flatten(2).movedim(-1, 0)
 
     def factors(self) -> HeadMaps:
-        """Returns W_h, and that no second matrix follows."""
+        """Returns W_h; no second matrix follows."""
         return HeadMaps(self.maps(), None, self.groups)
 
     def held(self, maps: Float[Tensor, "heads outputs channels_per_group"]) -> Float[Tensor, "..."]:
-        """Returns matrices in the form of `weight`.
-
-        Args:
-            maps: W_h.
-
-        Returns:
-            The same numbers, as `weight` holds them.
-        """
+        """Returns matrices W_h in the form of `weight`."""
         return maps if self.kernel_size is None else maps.movedim(0, -1).unflatten(-1, self.kernel_size)
 
 
@@ -89,7 +74,7 @@ class FactoredValues(nn.Module):
     """
 
     def __init__(self, num_heads: int, inputs: int, outputs: int, groups: int = 1, *, head_width: int) -> None:
-        """Draws the matrices so that the output varies as with `MergedValues`.
+        """Draws the matrices so that the output has the variance of `MergedValues`.
 
         Args:
             num_heads: Number of heads.
@@ -104,9 +89,7 @@ class FactoredValues(nn.Module):
         self.value = nn.Parameter(torch.empty(num_heads, groups * head_width, inputs // groups).uniform_(-inner, inner))
         self.output = nn.Parameter(torch.empty(num_heads, outputs, head_width).uniform_(-outer, outer) * 3**0.5)
 
-    def forward(
-        self,
-    ) -> tuple[Float[Tensor, "heads inner channels_per_group"], Float[Tensor, "heads outputs width"]]:
+    def forward(self) -> tuple[Float[Tensor, "heads inner channels_per_group"], Float[Tensor, "heads outputs width"]]:
         """Returns W_val and W_out."""
         return self.value, self.output
 
@@ -123,22 +106,7 @@ class FactoredValues(nn.Module):
 def make_values(
     num_heads: int, inputs: int, outputs: int, groups: int, head_width: int | None, kernel_size: tuple[int, ...] | None
 ) -> MergedValues | FactoredValues:
-    """Makes the matrices of a layer.
-
-    Args:
-        num_heads: Number of heads.
-        inputs: D_in, channels in.
-        outputs: D_out, channels out.
-        groups: Number of blocks of each matrix, dividing inputs and outputs.
-        head_width: D_h ≥ 1 of factored matrices; None holds them whole.
-        kernel_size: Taps per axis of the kernel as which they are held; None holds one after the other.
-
-    Returns:
-        The matrices, drawn.
-
-    Raises:
-        ArgumentError: The head width is out of range, or a kernel does not fit the heads.
-    """
+    """Draws the matrices of a layer: factored if a head width is given, held as a kernel if its size is given."""
     if kernel_size is not None and (head_width is not None or math.prod(kernel_size) != num_heads):
         expected = f"False with head_width={head_width} and {num_heads} heads for a window of {kernel_size}"
         raise ArgumentError(must_be("kernel_values", expected, True))

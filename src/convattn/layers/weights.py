@@ -1,4 +1,4 @@
-"""The weights of every query and key, as the definition of attention has them."""
+"""The weights of every query and key, computed by the definition."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,6 @@ from convattn.functional import attention_weights, displacement_scores, gated_we
 from convattn.grid import Axis
 from convattn.layers.content import ContentScores
 
-__all__ = ["explicit_weights"]
-
 
 def explicit_weights(
     encoding: Encoding,
@@ -22,19 +20,8 @@ def explicit_weights(
     axes: Sequence[Axis],
     like: Tensor,
 ) -> Float[Tensor, "*images heads queries keys"]:
-    """Computes the weights of every query and key.
-
-    Args:
-        encoding: Displacement → score per head.
-        content: Content scores, or None.
-        share: Share of position per head, where a gate mixes two distributions, or None.
-        keys: Key images; None leaves content out.
-        axes: Queries and keys along each axis.
-        like: A tensor on the device to compute on; without key images its dtype counts.
-
-    Returns:
-        Weights in at least float32, (heads, queries, keys); with content one set for each image.
-    """
+    """Computes the weights of every query and key, in at least float32; with content one set for each image."""
+    # Without key images, content is left out and the dtype of `like` counts; its device always does.
     dtype = torch.promote_types(like.dtype if keys is None else keys.dtype, torch.float32)
     with torch.autocast(like.device.type, enabled=False):
         position = displacement_scores(encoding.table(axes, dtype, like.device), axes)

@@ -1,4 +1,4 @@
-"""Long sequences, of which each query looks at a few keys: found from the scores, and attended to as a convolution."""
+"""Long sequences whose queries look at few keys: these are found from scores, and most are computed by convolution."""
 
 from convattn.functional.bands.attention import band_attention
 from convattn.functional.bands.find import Bands, find_bands

@@ -1,4 +1,4 @@
-"""Attention in bands: a convolution where queries see all that matters to their heads, explicit weights at the ends.
+"""Attention in bands: a convolution for queries that see all keys that matter, and explicit weights at the ends.
 
 Every step is an operation that torch can differentiate any number of times.
 """
@@ -9,11 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.bands.find import PIECE, Band, Bands
+from convattn.functional.bands.find import MOST_TAPS, Band, Bands
 from convattn.functional.reference import attention_weights, combine_heads
 from convattn.grid import Axis
-
-__all__ = ["band_attention"]
 
 
 def band_attention(
@@ -53,8 +51,8 @@ def _attend(scores: Tensor, band: Band, axis: Axis, keys: Tensor, maps: Tensor, 
     (first, head), (last, tail) = band.before, band.after
     parts = []
     if first:
-        weights = _end_weights(scores, heads, axis, axis.queries[:first], range(head)).to(keys.dtype)
-        parts.append(combine_heads(_means(weights, keys[..., :head]), maps, groups))
+        means = _end_means(scores, heads, axis, axis.queries[:first], range(head), keys)
+        parts.append(combine_heads(means, maps, groups))
     if n - first - last > 0:
         start, stop = axis.queries[first] + band.low, axis.queries[n - last - 1] + band.high + 1
         weights = attention_weights(scores[:, band.low - axis.lowest :][:, : band.taps].index_select(0, heads))
@@ -65,30 +63,27 @@ def _attend(scores: Tensor, band: Band, axis: Axis, keys: Tensor, maps: Tensor, 
         else:
             parts.append(combine_heads(_block_means(weights, seen, band.block(step), step), maps, groups))
     if last:
-        nearest = range(axis.keys - tail, axis.keys)
-        weights = _end_weights(scores, heads, axis, axis.queries[n - last :], nearest).to(keys.dtype)
-        parts.append(combine_heads(_means(weights, keys[..., axis.keys - tail :]), maps, groups))
+        means = _end_means(scores, heads, axis, axis.queries[n - last :], range(axis.keys - tail, axis.keys), keys)
+        parts.append(combine_heads(means, maps, groups))
     return torch.cat(parts, dim=-1)
 
 
-def _end_weights(
-    scores: Tensor, heads: Tensor, axis: Axis, queries: range, keys: range
-) -> Float[Tensor, "heads queries keys"]:
-    """Takes the softmax of some queries over some neighbouring keys."""
-    first = keys[0] - queries[-1] - axis.lowest
-    seen = scores[:, first : first + queries[-1] - queries[0] + len(keys)].index_select(0, heads)
-    return attention_weights(seen.unfold(-1, len(keys), queries.step).flip(1))
-
-
-def _means(weights: Tensor, keys: Tensor) -> Float[Tensor, "batch heads channels queries"]:
-    return einsum(weights, keys, "heads queries keys, batch channels keys -> batch heads channels queries")
+def _end_means(
+    scores: Tensor, heads: Tensor, axis: Axis, queries: range, nearest: range, keys: Tensor
+) -> Float[Tensor, "batch heads channels queries"]:
+    """Takes the means of the keys nearest to an end, for the queries near that end."""
+    first = nearest[0] - queries[-1] - axis.lowest
+    seen = scores[:, first : first + queries[-1] - queries[0] + len(nearest)].index_select(0, heads)
+    weights = attention_weights(seen.unfold(-1, len(nearest), queries.step).flip(1)).to(keys.dtype)
+    pixels = keys[..., nearest.start : nearest.stop]
+    return einsum(weights, pixels, "heads queries keys, batch channels keys -> batch heads channels queries")
 
 
 def _convolution(keys: Tensor, kernel: Tensor, groups: int, step: int) -> Tensor:
     """Convolves, some taps at a time."""
     taps = kernel.shape[-1]
     parts = []
-    for first, piece in zip(range(0, taps, PIECE), kernel.split(PIECE, dim=-1), strict=True):
+    for first, piece in zip(range(0, taps, MOST_TAPS), kernel.split(MOST_TAPS, dim=-1), strict=True):
         window = keys[..., first : keys.shape[-1] - taps + first + piece.shape[-1]]
         parts.append(functional.conv1d(window, piece, stride=step, groups=groups))
     return sum(parts[1:], parts[0])

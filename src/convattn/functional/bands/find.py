@@ -1,27 +1,27 @@
-"""Long sequences: the few keys that each query looks at, found from the scores of the displacements alone.
+"""Long sequences: the few keys that each query looks at, found from the scores of displacements alone.
 
-Scores are a function of the displacement δ = k − q. Where a head falls off, all but a negligible share of its attention
-is at displacements from `low` to `high`, and every query that sees all of them has the same weights:
+Scores are a function of the displacement δ = k − q. If those of a head fall off, all but a negligible share of its
+attention is at displacements from `low` to `high`, and every query that sees all of them has the same weights:
 
               keys 0 … K − 1
-    before    ▐███████▌· · · · · · · · · · ·    looks out of the first key: softmax over the first keys
+    before    ▐███████▌· · · · · · · · · · ·    reaches before the first key: softmax over first keys
               ▐███████▌· · · · · · · · · · ·
     inside     ·▐██████▌ · · · · · · · · · ·    low … high: the same weights for all, a convolution
                · ▐██████▌· · · · · · · · · ·
                · · · · · · · · · ·▐██████▌ ·
-    after      · · · · · · · · · · ▐███████▌    looks out of the last key: softmax over the last keys
+    after      · · · · · · · · · · ▐███████▌    reaches after the last key: softmax over last keys
                · · · · · · · · · · ▐███████▌
 
-Nothing of size queries × keys is made: time and memory are O(N · (high − low)).
+Nothing of size queries × keys is computed: time and memory are O(N · (high − low)).
 
-A key is left out of the softmax of a query q where its score is below M(q) − log(K / ε), M(q) being the largest score
+A key is left out of the softmax of a query q if its score is below M(q) − log(K / ε), M(q) being the largest score
 that q sees. Its weight is then at most ε / K, so all keys left out have at most the share ε of the attention, and as
 the others share it in proportion, Σ_k |A[q, k] − Ã[q, k]| ≤ 2ε: the output is off by at most 2ε · max|x| · Σ_h ‖W_h‖.
-ε is 1/64 of the rounding of the keys' dtype, as in the tiles of `mixing`.
+ε is 1/64 of the rounding of the keys' dtype, as on the separable path.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,43 +31,32 @@ from torch.nn import functional
 
 from convattn.grid import Axis
 
-__all__ = ["PIECE", "Band", "Bands", "find_bands"]
-
-PIECE = 14
-"""Taps of a convolution at a time: of kernels 15 wide and wider oneDNN takes the gradients two to eight times as slowly
-(measured at 16 channels, 65,536 pixels, one core)."""
+MOST_TAPS = 14
+"""Taps of a convolution at a time: from 15 taps on, oneDNN takes the gradients two to eight times as slowly (measured
+at 16 channels, 65,536 pixels, one core)."""
 
 _NEGLIGIBLE = 1 / 64
 """Share of the rounding of the keys' dtype below which attention is left out."""
 
 _SHORTEST = 64
-"""Queries that share one matrix of weights, at least."""
+"""Least number of queries that share one matrix of weights."""
 
 _SLOW_MEANS = 2.0
 """How many times longer an operation takes in means of blocks than in a convolution (measured with 16 and 64 channels,
 101 and 401 displacements, one core)."""
 
 _SHARED = 3 / 4
-"""Heads are put together where all of their displacements are at most this share of the sum of those of each."""
+"""Heads share a band if it has at most this share of the displacements of their separate bands."""
 
 
 class Band(NamedTuple):
-    """Heads that look at displacements near each other.
-
-    Attributes:
-        heads: Their numbers.
-        low: Lowest displacement that matters to one of them.
-        high: Highest such displacement.
-        before: How many of the first queries have displacements that lead out of the keys, and how many of the first
-            keys matter to them.
-        after: The same at the end: of the last queries, and of the last keys.
-    """
+    """Heads that look at displacements near each other."""
 
     heads: tuple[int, ...]
-    low: int
-    high: int
-    before: tuple[int, int]
-    after: tuple[int, int]
+    low: int  # lowest displacement that matters to one of them
+    high: int  # highest such displacement
+    before: tuple[int, int]  # number of first queries with displacements before the first key, and of keys they need
+    after: tuple[int, int]  # the same at the end: of last queries, and of last keys
 
     @property
     def taps(self) -> int:
@@ -75,36 +64,21 @@ class Band(NamedTuple):
         return self.high - self.low + 1
 
     def block(self, step: int) -> int:
-        """Returns how many queries, so many keys apart, share one matrix of weights where means are taken."""
+        """Returns how many queries, `step` keys apart, share one matrix of weights when means are taken."""
         return max(_SHORTEST, self.taps // step)
 
     def is_kernel(self, channels: int, matrix: int, step: int) -> bool:
-        """Tells whether one convolution of all heads takes less time than means and then W_h.
-
-        Args:
-            channels: D_in.
-            matrix: Numbers of one W_h.
-            step: Keys from one query to the next.
-
-        Returns:
-            Whether it does.
-        """
+        """Tells whether one convolution of all heads, W_h of `matrix` numbers each, is faster than means, then W_h."""
         seen = step * (self.block(step) - 1) + self.taps
         return self.taps * matrix <= _SLOW_MEANS * len(self.heads) * (seen * channels + matrix)
 
 
 class Bands(NamedTuple):
-    """Attention along one axis without the keys that do not matter.
-
-    Attributes:
-        scores: Table of scores, (heads, displacements).
-        parts: The bands; each head is in one of them.
-        leak: Largest share ε of attention that is left out, over heads and queries.
-    """
+    """Attention along one axis without the keys that do not matter."""
 
     scores: Float[Tensor, "heads displacements"]
-    parts: tuple[Band, ...]
-    leak: float
+    parts: tuple[Band, ...]  # each head is in one of them
+    leak: float  # largest share ε of attention that is left out, over heads and queries
 
     @property
     def widest(self) -> int:
@@ -113,7 +87,7 @@ class Bands(NamedTuple):
 
 
 def find_bands(table: Float[Tensor, "heads displacements"], axis: Axis, dtype: torch.dtype) -> Bands | None:
-    """Finds the displacements that matter to each head, and what its queries near the ends look at.
+    """Finds the displacements that matter to each head, and the keys that its queries near the ends need.
 
     Args:
         table: Scores of all displacements of `axis`, from the lowest to the highest, in the dtype of the softmax.
@@ -121,7 +95,7 @@ def find_bands(table: Float[Tensor, "heads displacements"], axis: Axis, dtype: t
         dtype: Dtype of the keys.
 
     Returns:
-        The bands; None where a head needs more than half of the keys, or has no finite largest score at some query.
+        The bands; None if a head needs more than half of the keys, or has no finite largest score at some query.
 
     Example:
         >>> axis = Axis(range(64), 64)
@@ -150,28 +124,28 @@ def find_bands(table: Float[Tensor, "heads displacements"], axis: Axis, dtype: t
     return Bands(table, tuple(parts), leak)
 
 
-def _together(lows: Sequence[int], highs: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """Puts heads together whose displacements are few or mostly the same; yields heads, lowest and highest."""
+def _together(lows: Sequence[int], highs: Sequence[int]) -> list[tuple[tuple[int, ...], int, int]]:
+    """Groups heads whose displacements are few or mostly the same; returns heads, lowest and highest displacement."""
     groups: list[tuple[tuple[int, ...], int, int]] = []
     for head in sorted(range(len(lows)), key=lambda head: (lows[head], highs[head])):
         alone = highs[head] - lows[head] + 1
         for number, (heads, low, high) in enumerate(groups):
             both = min(low, lows[head]), max(high, highs[head])
-            if both[1] - both[0] + 1 <= max(PIECE, _SHARED * (high - low + 1 + alone)):
+            if both[1] - both[0] + 1 <= max(MOST_TAPS, _SHARED * (high - low + 1 + alone)):
                 groups[number] = (*heads, head), *both
                 break
         else:
             groups.append(((head,), lows[head], highs[head]))
-    yield from groups
+    return groups
 
 
 def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tuple[int, int] | None:
-    """Counts the first queries that see no displacement `low`, and the first keys that matter to them."""
+    """Counts the first queries that lack the displacement `low`, and the first keys that matter to them."""
     queries = range(axis.queries.start, min(-low, axis.queries.stop), axis.queries.step)
     if not queries:
         return 0, 0
     positions = queries[-1] - queries[0] + 1
-    first = axis.queries[-1] - queries[-1]  # where the displacement of the last of them to key 0 stands
+    first = axis.queries[-1] - queries[-1]  # index of the displacement from the last of them to key 0
     seen = scores[:, first : first + positions - 1 + axis.keys]
     least = _window_max(seen, positions, axis.keys)[:, :: queries.step] - fall
     if not bool(least.isfinite().all()):
@@ -186,7 +160,7 @@ def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tup
 
 
 def _window_max(values: Float[Tensor, "heads values"], windows: int, width: int) -> Float[Tensor, "heads windows"]:
-    """Returns the largest value of each window of so many neighbours, in O(values)."""
+    """Returns the largest value of each window of `width` neighbours, in O(values)."""
     if windows > width:
         starts = range(0, windows, width)
         counts = [min(width, windows - start) for start in starts]

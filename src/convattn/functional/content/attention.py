@@ -17,10 +17,8 @@ from convattn.functional.derivatives import needs_own_operations
 from convattn.functional.reference import attention_weights, combine_heads, displacement_scores, query_pixels
 from convattn.grid import Axis
 
-__all__ = ["ContentMaps", "PositionTables", "content_attention"]
-
 _BYTES = 1 << 25
-"""Bytes of scores, queries and keys made at a time."""
+"""Bytes of scores, queries and keys in memory at a time."""
 
 
 def content_attention(
@@ -36,10 +34,10 @@ def content_attention(
 ) -> Float[Tensor, "images outputs *queries"]:
     """Computes softmax attention whose scores depend on the input, `s = ((q + u)·k + q·Ŵr_δ)/√width + s_h(δ)`.
 
-    Images are taken as many at a time as fit a budget of memory. Scores and weights are made again in the backward
-    pass; between the passes queries, keys and mixed pixels are held. Where heads are wide, W_q and W_k are folded into
-    one matrix. Features are never made for every query and key: a query meets those of each axis's displacements, and
-    the axes are added up.
+    As many images are computed at a time as fit a budget of memory. Scores and weights are computed again in the
+    backward pass; queries, keys and mixed pixels are kept between the passes. For wide heads, W_q and W_k are folded
+    into one matrix. Features are never stored for every query and key: a query is multiplied with those of each axis's
+    displacements, and the axes are added up.
 
     Source: Dai et al. 2019 (Transformer-XL), §3.3; the gate is d'Ascoli et al. 2021 (ConViT), eq. 6.
 
@@ -63,7 +61,7 @@ def content_attention(
         apart, folded = score_products(keys.shape[0], keys.shape[1], queries, pixels, width)
         if folded < apart:
             content, position = fold(content, position, len(maps), keys.dtype)
-        work = _Work(axes, content, position, maps, groups, share, dropout)
+        work = _Call(axes, content, position, maps, groups, share, dropout)
         shared, along = work.shared_scores(), work.along_axes(keys.device)
     if share is not None and shared is not None:
         shared = attention_weights(shared)
@@ -74,8 +72,8 @@ def content_attention(
 
 
 @dataclass(frozen=True)
-class _Work:
-    """One call's arguments, apart from the images."""
+class _Call:
+    """The arguments of one call, except the images."""
 
     axes: Sequence[Axis]
     content: ContentMaps
@@ -100,7 +98,7 @@ class _Work:
         return max(1, numbers * max(4, keys.element_size()))
 
     def shared_scores(self) -> Float[Tensor, "heads queries keys"] | None:
-        """Looks up the position scores of every query and key, where they do not join the product."""
+        """Looks up the position scores of every query and key, unless they are added axis by axis."""
         if self.by_axis:
             return None
         table = self.position.scores[0]
@@ -121,7 +119,7 @@ class _Work:
     def attend(
         self, keys: Tensor, shared: Tensor | None, along: Sequence[tuple[Tensor | None, Tensor | None]]
     ) -> Float[Tensor, "images outputs queries"]:
-        """Attends in some of the images."""
+        """Computes attention for some of the images."""
         query, key = self.content.project(keys, self.axes, len(self.maps))
         wide = torch.promote_types(query.dtype, torch.float32)
         query, key = query.to(wide), key.to(wide)
@@ -163,13 +161,8 @@ class _Work:
     def _scores(
         self, query: Tensor, key: Tensor, seeing: Tensor, along: Sequence[tuple[Tensor | None, Tensor | None]]
     ) -> Float[Tensor, "images heads queries keys"]:
-        """Scores queries and keys, all terms but the shared scores.
-
-        `seeing` meets the features: the queries, or the pixels that they are made of, the same for all heads.
-
-        Returns:
-            The scores.
-        """
+        """Adds up all terms of the scores except the shared ones."""
+        # `seeing` is multiplied with the features: the queries, or the pixels, which are the same for all heads.
         if key.shape[1] == 1:  # the keys are those of all heads
             scores = (query.flatten(1, 2) @ key[:, 0].mT).unflatten(1, query.shape[1:3])
         else:
@@ -193,17 +186,12 @@ class _Work:
         return by_axis.flatten(3)
 
     def _along(self, number: int, query: Tensor, windows: Tensor) -> Float[Tensor, "images heads queries _"]:
-        """Multiplies each query with the features of the displacements to the keys' coordinates along one axis."""
+        """Multiplies each query with the features of its displacements to the keys along one axis."""
         sizes = [len(axis.queries) for axis in self.axes]
         split = query.unflatten(2, (prod(sizes[:number]), sizes[number], prod(sizes[number + 1 :])))
-        result = "images heads before q after k"
-        if query.shape[1] == 1:
-            pattern = f"images before q after width, heads q k width -> {result}"
-            terms = einsum(split[:, 0], windows.expand(len(self.maps), -1, -1, -1), pattern)
-        else:
-            pattern = f"images heads before q after width, heads q k width -> {result}"
-            terms = einsum(split, windows.expand(query.shape[1], -1, -1, -1), pattern)
-        return terms.flatten(2, 4)
+        split, heads = (split[:, 0], "") if query.shape[1] == 1 else (split, "heads ")
+        pattern = f"images {heads}before q after width, heads q k width -> images heads before q after k"
+        return einsum(split, windows.expand(len(self.maps), -1, -1, -1), pattern).flatten(2, 4)
 
     def _combine(self, mixed: Float[Tensor, "images heads queries channels"]) -> Float[Tensor, "images out queries"]:
         if self.groups > 1:
@@ -214,12 +202,12 @@ class _Work:
 
 
 def _add(scores: Tensor, term: Tensor) -> Float[Tensor, "..."]:
-    """Adds to scores, in their memory where torch need not see it."""
+    """Adds a term to scores, in place unless torch must see it."""
     return scores + term if needs_own_operations(scores, term) else scores.add_(term)
 
 
 def _flat_index(axes: Sequence[Axis], device: torch.device) -> Int[Tensor, "queries keys"]:
-    """Returns, for each query and key, where their displacement stands among all displacements, flattened."""
+    """Returns the place of each query and key's displacement in a flattened table of all displacements."""
     index = torch.zeros(1, 1, dtype=torch.long, device=device)
     for axis in axes:
         along = rearrange(axis.index(device), "queries keys -> 1 queries 1 keys")

@@ -1,4 +1,4 @@
-"""Attention with content scores by FlexAttention, which looks the scores of displacements up while it attends."""
+"""Attention with content scores by FlexAttention, which looks up the scores of displacements while it attends."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,12 +16,10 @@ from convattn.functional.derivatives import needs_own_operations
 from convattn.functional.reference import combine_heads
 from convattn.grid import Axis
 
-__all__ = ["flex_attention"]
-
 _Place: TypeAlias = Callable[[Tensor, Tensor], Tensor | int]
 
 _NARROWEST = 16
-"""Least width of queries, keys and values in FlexAttention's kernels; narrower ones are filled up with zeros."""
+"""Least width of queries, keys and values in FlexAttention's kernels; narrower ones are padded with zeros."""
 
 
 def flex_attention(
@@ -34,9 +32,9 @@ def flex_attention(
 ) -> Float[Tensor, "images outputs *queries"]:
     """Computes softmax attention with `s = ((q + u)·k + q·Ŵr_δ)/√width + s_h(δ)` by torch's FlexAttention.
 
-    To each product of a query and a key is added what tables hold for their displacement: s_h(δ) of the head, and
-    q·Ŵr_δ, made beforehand for each query and each displacement, axis by axis where the encoding allows. All heads mix
-    the same pixels; their matrices follow.
+    The entries of tables for their displacement are added to each product of a query and a key: s_h(δ) of the head, and
+    q·Ŵr_δ, computed beforehand for each query and displacement, axis by axis if the encoding allows. All heads mix the
+    same pixels; their matrices follow.
 
     On CUDA it is compiled to one kernel, which makes no weights of all queries and keys, and has gradients; how wide
     queries and channels may be depends on the device's shared memory, and torch refuses what does not fit. On the CPU
@@ -92,7 +90,7 @@ def _attend(
     scale: float,
     score_mod: Callable[..., Tensor],
 ) -> Float[Tensor, "images heads queries channels"]:
-    """Attends; all heads have the same values."""
+    """Calls the kernel with the same values for all heads, padded to the least width."""
     if not len(query):
         return values.new_zeros(*query.shape[:3], values.shape[-1])
     query, key, filled = (functional.pad(x, (0, max(0, _NARROWEST - x.shape[-1]))) for x in (query, key, values))
@@ -105,7 +103,7 @@ def _lookup(
     scores: Sequence[Float[Tensor, "heads *_"]],
     seen: Sequence[Float[Tensor, "images heads queries _"]],
 ) -> Callable[..., Tensor]:
-    """Returns the function that adds, to one product of a query and a key, what the tables hold for them."""
+    """Returns the function that adds the tables' entries to the product of a query and a key."""
     places = [_along(axes, number) for number in range(len(axes))]
     if len(scores) < len(axes):
         places = [_flat(places, [axis.highest - axis.lowest + 1 for axis in axes])]
@@ -122,7 +120,7 @@ def _lookup(
 
 
 def _along(axes: Sequence[Axis], number: int) -> _Place:
-    """Returns where, in an axis's table, the displacement from a query to a key stands; both are counted flat."""
+    """Returns the place of a displacement in an axis's table, as a function of flat numbers of query and key."""
     axis, after = axes[number], axes[number + 1 :]
     count, step, keys = len(axis.queries), axis.queries.step, axis.keys
     queries_after, keys_after = prod([len(other.queries) for other in after]), prod([other.keys for other in after])
@@ -130,14 +128,14 @@ def _along(axes: Sequence[Axis], number: int) -> _Place:
 
 
 def _flat(places: Sequence[_Place], counts: Sequence[int]) -> _Place:
-    """Returns where a displacement stands in one table of all displacements, flattened."""
+    """Returns the place of a displacement in a flattened table of all displacements."""
     strides = [prod(counts[number + 1 :]) for number in range(len(counts))]
     pairs = list(zip(places, strides, strict=True))
     return lambda query, key: sum(place(query, key) * stride for place, stride in pairs)
 
 
 def _kernel(query: Tensor, key: Tensor, values: Tensor, score_mod: Callable[..., Tensor], scale: float) -> Tensor:
-    """Calls FlexAttention: compiled on CUDA, as it is on the CPU and in a graph that is being compiled."""
+    """Calls FlexAttention: compiled on CUDA, but not on the CPU or inside a graph that is being compiled."""
     from torch.nn.attention.flex_attention import flex_attention as kernel
 
     if torch.compiler.is_compiling():

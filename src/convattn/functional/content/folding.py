@@ -1,4 +1,4 @@
-"""What content scores are made of, and the same scores with two matrices folded into one."""
+"""Maps and tables from which content scores are computed, and the folding of two maps into one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,31 +12,21 @@ from torch.nn import functional
 from convattn.functional.reference import query_pixels
 from convattn.grid import Axis
 
-__all__ = ["ContentMaps", "PositionTables", "fold", "pixels_last", "score_products"]
-
 
 @dataclass(frozen=True)
 class ContentMaps:
-    """The linear maps from pixels to queries and keys, all heads in one matrix.
+    """The linear maps from pixels to queries and keys, all heads in one matrix."""
 
-    Attributes:
-        query: W_q, (heads · width, channels).
-        key: W_k, (heads · width, channels), or None where the pixels themselves are the keys of all heads.
-        query_bias: (heads · width,), or None.
-        key_bias: (heads · width,), or None.
-        content_bias: u, (heads, width), or None.
-    """
-
-    query: Float[Tensor, "heads_width channels"]
-    key: Float[Tensor, "heads_width channels"] | None
+    query: Float[Tensor, "heads_width channels"]  # W_q
+    key: Float[Tensor, "heads_width channels"] | None  # W_k; None if the pixels are the keys of all heads
     query_bias: Float[Tensor, " heads_width"] | None = None
     key_bias: Float[Tensor, " heads_width"] | None = None
-    content_bias: Float[Tensor, "heads width"] | None = None
+    content_bias: Float[Tensor, "heads width"] | None = None  # u
 
     def project(
         self, keys: Float[Tensor, "images channels *spatial"], axes: Sequence[Axis], heads: int
     ) -> tuple[Float[Tensor, "images heads queries width"], Float[Tensor, "images heads_or_one keys width"]]:
-        """Makes queries and keys from key images.
+        """Computes queries, without the content bias, and keys from key images.
 
         Args:
             keys: Key images.
@@ -44,7 +34,7 @@ class ContentMaps:
             heads: Number of heads.
 
         Returns:
-            Queries without the content bias, and keys.
+            Queries and keys.
         """
         pattern = "images pixels (heads width) -> images heads pixels width"
         query = functional.linear(pixels_last(query_pixels(keys, axes)), self.query, self.query_bias)
@@ -60,30 +50,17 @@ class PositionTables:
 
     Scores and features that are sums over axes come as one table per axis; others as one table of all displacements,
     which is one table over all axes at once.
-
-    Attributes:
-        scores: s_h, one (heads, displacements of the axis) per axis, or a single (heads, *displacements).
-        features: Ŵr_δ (heads, displacements, width), or r_δ shared by all heads (1, displacements, width): one per
-            axis, or a single one over all displacements, flattened; empty without content–position scores.
     """
 
+    # s_h, one (heads, displacements of the axis) per axis, or one (heads, *displacements)
     scores: Sequence[Float[Tensor, "heads *_"]]
+    # Ŵr_δ (heads, displacements, width), or r_δ shared by all heads (1, displacements, width): one per axis, or a
+    # single one over all displacements, flattened; empty without content–position scores
     features: Sequence[Float[Tensor, "heads_or_one _ width"]] = ()
 
 
 def score_products(images: int, channels: int, queries: int, keys: int, width: int) -> tuple[int, int]:
-    """Counts the multiplications per head for queries, keys and their scores.
-
-    Args:
-        images: Number of images.
-        channels: D_in.
-        queries: Queries of an image.
-        keys: Keys of an image.
-        width: Width of queries and keys per head.
-
-    Returns:
-        Those with W_q and W_k, and those with one matrix in their place.
-    """
+    """Counts the multiplications per head for queries, keys and scores: with W_q and W_k apart, and folded."""
     apart = images * width * (channels * (queries + keys) + queries * keys)
     folded = channels * channels * (width + images * queries) + images * channels * queries * keys
     return apart, folded
@@ -92,20 +69,9 @@ def score_products(images: int, channels: int, queries: int, keys: int, width: i
 def fold(
     content: ContentMaps, position: PositionTables, heads: int, dtype: torch.dtype
 ) -> tuple[ContentMaps, PositionTables]:
-    """Puts W_k on the side of the queries, q·k = (W_kᵀ q)·x, and W_q on that of the features, q·r = x·(W_qᵀ r) + b·r.
-
-    Where heads are as wide as there are channels, one product is made of two. The bias of the keys adds the same to
-    all scores of a query, which the softmax takes away again: it stays in the graph with a gradient of zero.
-
-    Args:
-        content: W_q and W_k with their biases, and u.
-        position: Tables of displacements.
-        heads: Number of heads.
-        dtype: Dtype of the pixels.
-
-    Returns:
-        Maps to keys that are the pixels, and features of pixels that end in a one; all scaled by 1/√width.
-    """
+    """Folds W_q and W_k into one matrix, q·k = (W_kᵀ q)·x and q·r = x·(W_qᵀ r) + b·r; everything scaled by 1/√width."""
+    # The pixels are then the keys, and features of pixels end in a one. The bias of the keys adds the same number to
+    # all scores of a query, and the softmax cancels it: it stays in the graph with a gradient of zero.
     assert content.key is not None
     wide = torch.promote_types(dtype, torch.float32)
     query, key = (
@@ -129,8 +95,6 @@ def fold(
     return maps, PositionTables(position.scores, features)
 
 
-def pixels_last(
-    images: Float[Tensor, "images channels *spatial"],
-) -> Float[Tensor, "images pixels channels"]:
-    """Returns images as rows of channels, a row per pixel."""
+def pixels_last(images: Float[Tensor, "images channels *spatial"]) -> Float[Tensor, "images pixels channels"]:
+    """Returns images as rows of channels, one row per pixel."""
     return rearrange(images, "images channels ... -> images (...) channels")

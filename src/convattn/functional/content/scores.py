@@ -7,8 +7,6 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["content_scores", "gated_weights", "position_share"]
-
 
 def content_scores(
     query: Float[Tensor, "images heads queries width"],
@@ -19,8 +17,7 @@ def content_scores(
     """Computes the terms of the relative score that depend on the input.
 
     `s = ((q + u)·k + q·r_δ) / √width`: content–content, content bias and content–position. The fourth term, the
-    position
-    bias v·r_δ, is the encoding's own score and is added by the caller (theory.md §1; Transformer-XL, Dai et al.
+    position bias v·r_δ, is the encoding's own score, which the caller adds (theory.md §1; Transformer-XL, Dai et al.
     2019, §3.3).
 
     Args:
@@ -65,8 +62,8 @@ def gated_weights(
 def position_share(gate: Float[Tensor, " heads"], kind: Literal["sigmoid", "tanh"]) -> Float[Tensor, " heads"]:
     """Computes the share of position from a gate: s = σ(λ), or s = 1 − tanh(g).
 
-    σ comes to 1 nowhere but in rounding, where it has no gradient. 1 − tanh(g) is exactly 1 at g = 0 with the slope
-    −1: such a gate can start closed on content, and open.
+    σ reaches 1 only by rounding, where it has no gradient. 1 − tanh(g) is exactly 1 at g = 0, with the slope −1: such a
+    gate can start closed on content, and open.
 
     Args:
         gate: λ or g per head.

@@ -1,9 +1,9 @@
 """Scores that are any function of the displacement, by fast Fourier transforms: O(N log N) instead of O(N²).
 
 With g_h(δ) = exp s_h(δ), attention is a quotient of two correlations, A_h x = (g_h ⋆ x) / (g_h ⋆ 1)
-(`docs/theory.md` §4). Transforms err by a share of the largest g_h, so the quotient loses digits at queries whose keys
-all lie in the tail of g_h: at the border, where a head looks out of the image. Therefore transforms are made in
-float64, and the weak queries that are left are attended to exactly.
+(`docs/theory.md` §4). The error of a transform is a share of the largest g_h, so the quotient loses digits at queries
+whose keys all lie in the tail of g_h: at the border, if a head looks out of the image. Therefore transforms are
+computed in float64, and queries that are still weak by the definition.
 """
 
 from collections.abc import Sequence
@@ -20,36 +20,27 @@ from convattn.functional.fourier.transforms import filter_images, quick_length
 from convattn.functional.reference import attention_weights, combine_heads
 from convattn.grid import Axis
 
-__all__ = ["Filters", "fourier_attention", "fourier_filters"]
-
 _NOISE = 8
 """Largest error of a correlation by transforms, in units of eps · ‖g‖₂ for x ~ N(0, 1): 2 to 8 at N = 16² to 128²."""
 
 _NEGLIGIBLE = 1 / 64
-"""Share of the rounding of the keys' dtype below which an error is left in."""
+"""Share of the rounding of the keys' dtype below which an error is tolerated."""
 
 _WEIGHTS = 1 << 22
-"""Attention weights of weak queries that are in memory at a time, where no gradient keeps them."""
+"""Attention weights of weak queries in memory at a time, unless a gradient keeps them."""
 
 
 class Filters(NamedTuple):
-    """What the Fourier path needs to know of the scores; it does not depend on the images.
-
-    Attributes:
-        scores: Table of scores, (heads, *displacements).
-        kernels: g_h in float64, displacement δ at index δ modulo the length, (heads, *lengths).
-        reciprocals: 1 / (g_h ⋆ 1) at each query, 0 where it is weak, (heads, *queries).
-        weak: Queries at which the quotient would lose digits, (heads, *queries).
-    """
+    """The scores as the Fourier path needs them; independent of the images."""
 
     scores: Float[Tensor, "heads *displacements"]
-    kernels: Float[Tensor, "heads *lengths"]
-    reciprocals: Float[Tensor, "heads *queries"]
-    weak: Bool[Tensor, "heads *queries"]
+    kernels: Float[Tensor, "heads *lengths"]  # g_h in float64, displacement δ at index δ modulo the length
+    reciprocals: Float[Tensor, "heads *queries"]  # 1 / (g_h ⋆ 1) at each query, 0 if it is weak
+    weak: Bool[Tensor, "heads *queries"]  # queries at which the quotient would lose digits
 
     @property
     def weak_share(self) -> float:
-        """Share of queries, over all heads, that must be attended to exactly."""
+        """Share of queries, over all heads, that are computed by the definition."""
         return self.weak.double().mean().item()
 
 
@@ -130,7 +121,7 @@ def _attend(scores: Tensor, axes: Sequence[Axis], chosen: Tensor, pixels: Tensor
 def _place(
     part: Tensor, axes: Sequence[Axis], lengths: Sequence[int], starts: Sequence[int] | None = None
 ) -> Float[Tensor, "heads *lengths"]:
-    """Puts displacement δ at index δ modulo the length, zeros elsewhere."""
+    """Moves displacement δ to index δ modulo the length, with zeros elsewhere."""
     first = [axis.lowest + start for axis, start in zip(axes, starts or [0] * len(axes), strict=True)]
     room = [size for pair in zip(lengths, part.shape[1:], strict=True) for size in (pair[0] - pair[1], 0)]
     return torch.roll(functional.pad(part, room[::-1]), first, tuple(range(1, part.ndim)))
@@ -168,8 +159,5 @@ def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list
 
 def _lengths(axes: Sequence[Axis], cut: Sequence[slice]) -> list[int]:
     """Returns lengths at which no key and query meet at a wrong displacement."""
-    lengths = []
-    for axis, part in zip(axes, cut, strict=True):
-        low, high = axis.lowest + part.start, axis.lowest + part.stop - 1
-        lengths.append(quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1))
-    return lengths
+    ends = [(axis, axis.lowest + part.start, axis.lowest + part.stop - 1) for axis, part in zip(axes, cut, strict=True)]
+    return [quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1) for axis, low, high in ends]

@@ -1,7 +1,7 @@
 """One filter per head over all channels of an image, by fast Fourier transforms, then the heads' matrices.
 
-Every channel is transformed by itself, as a real image: a transform errs by a share of the largest number in it, and
-what is not finite in it reaches all of it.
+Every channel is transformed by itself, as a real image: the error of a transform is a share of its largest number, and
+a number that is not finite spoils all of it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from einops import einsum, rearrange
+from einops import einsum
 from jaxtyping import Complex, Float
 from torch import Tensor
 
@@ -17,25 +17,12 @@ from convattn.functional.derivatives import backward_to_differentiate, needs_own
 from convattn.functional.reference import combine_heads
 from convattn.grid import Axis
 
-__all__ = ["filter_images", "quick_length"]
-
 _CACHE = 5 << 19
-"""Bytes of transformed channels worked on at a time, so that they stay in the cache."""
+"""Bytes of transformed channels computed at a time, so that they stay in the cache."""
 
 
 def quick_length(least: int) -> int:
-    """Returns the smallest even length without prime factors above 5, which transforms are quick at.
-
-    Args:
-        least: Smallest length allowed.
-
-    Returns:
-        The length.
-
-    Example:
-        >>> [quick_length(n) for n in (1, 31, 127, 447)]
-        [2, 32, 128, 450]
-    """
+    """Returns the smallest even length ≥ `least` without prime factors above 5, for which transforms are fast."""
     length = least + least % 2 if least > 1 else 2
     while True:
         rest = length
@@ -55,20 +42,8 @@ def filter_images(
     axes: Sequence[Axis],
     groups: int = 1,
 ) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes y[q] = Σ_h W_h f_h[q] Σ_k g_h[k − q] x[k].
-
-    Args:
-        pixels: x.
-        maps: W_h; with groups its block-diagonal.
-        kernels: g_h in float64, displacement δ at index δ modulo the length.
-        factors: f_h in float64.
-        axes: Queries and keys along each axis.
-        groups: Number of blocks.
-
-    Returns:
-        Output channels at each query. Derivatives above the first, and those of torch's function transforms, take the
-        memory of all filtered images.
-    """
+    """Computes y[q] = Σ_h W_h f_h[q] Σ_k g_h[k − q] x[k]; `kernels` hold g_h[δ] at δ modulo the length."""
+    # Derivatives above the first, and those of torch's function transforms, take the memory of all filtered images.
     if needs_own_operations(pixels, maps, kernels, factors):
         return _at_once(axes, groups, pixels, maps, kernels, factors)
     return _Filter.apply(pixels, maps, kernels, factors, tuple(axes), groups)
@@ -77,8 +52,8 @@ def filter_images(
 class _Transforms:
     """Transforms of channels and kernels.
 
-    The last axis of an image, of which half the frequencies say all, stands first in a transform: so the numbers that
-    are transformed together lie side by side on the way back too, which is quicker.
+    A real transform keeps half of the last axis. That axis comes first here, so that the numbers of one inverse
+    transform lie side by side in memory, which is faster.
     """
 
     def __init__(self, kernels: Tensor, axes: Sequence[Axis]) -> None:
@@ -88,29 +63,22 @@ class _Transforms:
         self.kernels = self.of_keys(kernels)
 
     def of_keys(self, channels: Tensor) -> Complex[Tensor, "..."]:
-        """Transforms channels that stand at the keys."""
+        """Transforms channels at the keys' positions."""
         transform = torch.fft.rfftn(channels.double(), self.lengths, self.dims)
         return transform.movedim(-1, self.dims[0]).contiguous()
 
     def of_queries(self, values: Tensor) -> Complex[Tensor, "..."]:
-        """Transforms values that stand at the queries."""
+        """Transforms values at the queries' positions."""
         spread = values.new_zeros(*values.shape[: self.dims[0]], *self.lengths)
         spread[(..., *self.queries)] = values
         return self.of_keys(spread)
 
     def at_queries(self, transform: Tensor) -> Float[Tensor, "..."]:
         """Transforms back, to the queries' positions."""
-        return self._back(transform, self.queries)
+        return self.back(transform, self.queries)
 
-    def at_keys(self, transform: Tensor) -> Float[Tensor, "..."]:
-        """Transforms back, to the keys' positions."""
-        return self._back(transform, self.keys)
-
-    def whole(self, transform: Tensor) -> Float[Tensor, "..."]:
-        """Transforms back, to all positions."""
-        return self._back(transform, [slice(None)] * len(self.lengths))
-
-    def _back(self, transform: Tensor, wanted: Sequence[slice]) -> Float[Tensor, "..."]:
+    def back(self, transform: Tensor, wanted: Sequence[slice]) -> Float[Tensor, "..."]:
+        """Transforms back, to the wanted positions along each axis."""
         *others, last = wanted
         if others:
             transform = torch.fft.ifftn(transform, dim=self.dims[1:])[(..., *others)].movedim(self.dims[0], -1)
@@ -120,13 +88,13 @@ class _Transforms:
 def _at_once(
     axes: Sequence[Axis], groups: int, pixels: Tensor, maps: Tensor, kernels: Tensor, factors: Tensor
 ) -> Tensor:
-    """Filters all channels by all kernels at once, for further derivatives to work on."""
+    """Filters all channels by all kernels at once, so that torch can differentiate further."""
     transforms = _Transforms(kernels, axes)
     filtered = transforms.at_queries(transforms.of_keys(pixels)[:, None] * transforms.kernels.conj()[:, None])
     return combine_heads((filtered * factors[:, None]).to(pixels.dtype), maps, groups)
 
 
-def _pieces(blocks: Tensor, lengths: torch.Size) -> Iterator[tuple[int, slice, slice]]:
+def _channel_chunks(blocks: Tensor, lengths: torch.Size) -> Iterator[tuple[int, slice, slice]]:
     """Yields one image, and some groups with all their channels or some channels of one group."""
     batch, groups, channels = blocks.shape[:3]
     most = max(2, _CACHE // (8 * lengths.numel()))
@@ -137,7 +105,7 @@ def _pieces(blocks: Tensor, lengths: torch.Size) -> Iterator[tuple[int, slice, s
 
 
 class _Filter(torch.autograd.Function):
-    """Filters by transforms; nothing of size heads × N is kept for the gradient."""
+    """Filtering by transforms; nothing of size heads × N is kept for the gradient."""
 
     @staticmethod
     def forward(
@@ -146,9 +114,9 @@ class _Filter(torch.autograd.Function):
         ctx.save_for_backward(pixels, maps, kernels, factors)
         ctx.axes, ctx.groups = axes, groups
         transforms, sizes = _Transforms(kernels, axes), factors.shape[1:]
-        x, blocks = pixels.unflatten(1, (groups, -1)), _by_group(maps, groups)
+        x, blocks = pixels.unflatten(1, (groups, -1)), maps.unflatten(1, (groups, -1))
         y = pixels.new_zeros(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
-        for image, some, channels in _pieces(x, transforms.lengths):
+        for image, some, channels in _channel_chunks(x, transforms.lengths):
             keys = transforms.of_keys(x[image, some, channels])
             mixed = pixels.new_empty(len(maps), *keys.shape[:2], *sizes)
             for head, kernel in enumerate(transforms.kernels.conj()):
@@ -166,9 +134,9 @@ class _Filter(torch.autograd.Function):
         by_pixels, by_maps, by_factors = torch.empty_like(pixels), torch.zeros_like(maps), torch.zeros_like(factors)
         by_kernels = torch.zeros_like(transforms.kernels)
         x, by_x = (images.unflatten(1, (groups, -1)) for images in (pixels, by_pixels))
-        blocks, by_blocks = _by_group(maps, groups), _by_group(by_maps, groups)
+        blocks, by_blocks = maps.unflatten(1, (groups, -1)), by_maps.unflatten(1, (groups, -1))
         upstream = gradient.reshape(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
-        for image, some, channels in _pieces(x, transforms.lengths):
+        for image, some, channels in _channel_chunks(x, transforms.lengths):
             keys, by_y = transforms.of_keys(x[image, some, channels]), upstream[image, some]
             by_keys, mixed = torch.zeros_like(keys), pixels.new_empty(len(maps), *keys.shape[:2], *sizes)
             by_mixed = einsum(blocks[:, some, :, channels], by_y, _BY_MIXED).view_as(mixed)
@@ -180,15 +148,11 @@ class _Filter(torch.autograd.Function):
                 by_kernels[head] += (spread.conj() * keys).sum((0, 1))
                 by_keys += spread.mul_(kernel)
             by_blocks[:, some, :, channels] += einsum(by_y, mixed.flatten(3), _BY_MAPS)
-            by_x[image, some, channels] = transforms.at_keys(by_keys)
-        return by_pixels, by_maps, transforms.whole(by_kernels), by_factors, None, None
+            by_x[image, some, channels] = transforms.back(by_keys, transforms.keys)
+        every = [slice(None)] * len(transforms.lengths)
+        return by_pixels, by_maps, transforms.back(by_kernels, every), by_factors, None, None
 
 
 _FORWARD = "heads groups outputs channels, heads groups channels queries -> groups outputs queries"
 _BY_MIXED = "heads groups outputs channels, groups outputs queries -> heads groups channels queries"
 _BY_MAPS = "groups outputs queries, heads groups channels queries -> heads groups outputs channels"
-
-
-def _by_group(maps: Tensor, groups: int) -> Float[Tensor, "heads groups outputs channels"]:
-    """Views the heads' matrices as blocks."""
-    return rearrange(maps, "heads (groups outputs) channels -> heads groups outputs channels", groups=groups)

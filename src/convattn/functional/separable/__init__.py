@@ -6,12 +6,12 @@ A_h = A_h,rows ⊗ A_h,cols (`docs/theory.md` §4), and y = Σ_h W_h A_h,rows A_
     a tile of the pixels      along the rows        along the columns      times W_h, added
     (rows, cols, channels) →  (rows_out, cols, …) → (rows_out, cols_out, …) →  (pixels_out, outputs)
 
-What lies between is made for images and tiles that fit the cache, over the keys that matter to the tile's queries; it
-is used, thrown away, and made again where gradients need it. One axis that holds all pixels is the general case, of
-weights that are no product.
+Intermediate results are computed for images and tiles that fit the cache, over the keys that matter to the tile's
+queries, and computed again for gradients. One axis that holds all pixels is the general case of weights that are not a
+product.
 """
 
-from convattn.functional.separable.narrow import values_first_attention
-from convattn.functional.separable.product import separable_attention
+from convattn.functional.separable.values_first import values_first_attention
+from convattn.functional.separable.weights_first import separable_attention
 
 __all__ = ["separable_attention", "values_first_attention"]

@@ -1,11 +1,9 @@
-"""One head's matrix, applied to the means of its pixels, and gradients carried back through that."""
+"""Multiplication of pixels with one head's matrix W_h, and its gradients; with groups W_h is its block-diagonal."""
 
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
-
-__all__ = ["add_head", "head_backward", "head_weight_backward"]
 
 
 def add_head(
@@ -14,14 +12,7 @@ def add_head(
     weight: Float[Tensor, "outputs channels_per_group"],
     groups: int,
 ) -> None:
-    """Adds one head's matrix times its pixels: out += W_h · mixed.
-
-    Args:
-        out: Where to add.
-        mixed: Channels of each pixel.
-        weight: W_h; with groups its block-diagonal.
-        groups: Number of blocks.
-    """
+    """Adds one head's matrix times its pixels: out += W_h · mixed."""
     if groups == 1:
         out.addmm_(mixed, weight.contiguous().mT)
     elif groups == out.shape[1] == mixed.shape[1]:
@@ -37,14 +28,7 @@ def head_backward(
     *,
     out: Float[Tensor, "pixels channels"],
 ) -> None:
-    """Carries a gradient back through `add_head` to the mixed pixels.
-
-    Args:
-        gradient: Gradient with respect to its result.
-        weight: As given to `add_head`.
-        groups: As given to `add_head`.
-        out: Where to write the gradient with respect to `mixed`.
-    """
+    """Writes the gradient of `add_head` with respect to the mixed pixels into `out`."""
     if groups == 1:
         torch.mm(gradient, weight, out=out)
     elif groups == gradient.shape[1] == out.shape[1]:
@@ -61,14 +45,7 @@ def head_weight_backward(
     *,
     into: Float[Tensor, "outputs channels_per_group"],
 ) -> None:
-    """Carries a gradient back through `add_head` to the head's matrix.
-
-    Args:
-        gradient: Gradient with respect to its result.
-        mixed: As given to `add_head`.
-        groups: As given to `add_head`.
-        into: Where to add the gradient with respect to the weight.
-    """
+    """Adds the gradient of `add_head` with respect to the head's matrix to `into`."""
     if groups == 1:
         into.addmm_(gradient.mT, mixed)
     elif groups == gradient.shape[1] == mixed.shape[1]:

@@ -10,51 +10,35 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["WORTHWHILE", "Tile", "Workspace", "axis_tiles", "mix", "mix_backward", "needed_keys", "tiles_of_all_axes"]
-
 _SHORT = 32
 """Queries of a tile along an axis on which heads are narrow: enough for matrix products to run at speed, few enough for
 their keys to be few."""
 
 WORTHWHILE = 0.6
-"""Share of all keys below which short pieces pay for their calls."""
+"""Share of all keys below which short tiles pay for their calls."""
 
 
-class Tile(NamedTuple):
-    """Queries along one axis that are worked on together.
+class QueryTile(NamedTuple):
+    """Queries along one axis that are computed together."""
 
-    Attributes:
-        queries: Their positions in the output.
-        keys: Per head, the range of keys that gets all their attention but rounding.
-    """
-
-    queries: slice
-    keys: list[slice]
+    queries: slice  # positions in the output
+    keys: list[slice]  # for each head, the keys that get all attention but rounding
 
     @property
     def longest(self) -> int:
         """The larger of the numbers of queries and keys."""
-        return max(self.queries.stop - self.queries.start, *(keys.stop - keys.start for keys in self.keys))
+        return max(length_of(self.queries), *map(length_of, self.keys))
 
 
 class Workspace:
-    """Memory that is used again and again within one call."""
+    """Memory that is reused within one call, with the dtype and device of a given tensor."""
 
     def __init__(self, like: Tensor) -> None:
-        """Starts empty; dtype and device will be those of `like`."""
         self._like = like
         self._held: dict[str, Tensor] = {}
 
     def get(self, name: str, *shape: int) -> Tensor:
-        """Returns an uninitialised tensor, in the memory that the last tensor of this name had.
-
-        Args:
-            name: What it is used for.
-            *shape: Its sizes.
-
-        Returns:
-            The tensor, contiguous.
-        """
+        """Returns an uninitialised, contiguous tensor in the memory that the last tensor of this name had."""
         size = prod(shape)
         held = self._held.get(name)
         if held is None or held.numel() < size:
@@ -62,44 +46,35 @@ class Workspace:
         return held[:size].view(shape)
 
 
+def length_of(part: slice) -> int:
+    """Returns the number of positions in a slice."""
+    return part.stop - part.start
+
+
+def chunks(length: int, size: int) -> list[slice]:
+    """Cuts positions into chunks of a size; the last may be shorter."""
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+
+
 def axis_tiles(
     weights: Float[Tensor, "heads queries keys"], negligible: float, longest: int, *, cut_keys: bool = True
-) -> list[Tile]:
-    """Cuts the queries along one axis into tiles, and finds the keys that matter to each.
-
-    Args:
-        weights: Attention along the axis; rows sum to one.
-        negligible: Attention that may be left out on either side, per query; 0 leaves out exact zeros only.
-        longest: Queries of a tile where heads are wide, ≥ 1; where they are narrow, tiles are shorter.
-        cut_keys: Whether keys may be left out.
-
-    Returns:
-        Tiles that cover all queries.
-    """
+) -> list[QueryTile]:
+    """Cuts the queries along one axis into tiles: of at most `longest` queries, and fewer if heads are narrow."""
+    # `negligible` is the attention that may be left out on either side, per query; 0 leaves out exact zeros only.
     _, queries, keys = weights.shape
     if cut_keys:
         tiles = _narrow_tiles(weights, negligible, min(_SHORT, longest))
-        used = sum(part.stop - part.start for tile in tiles for part in tile.keys)
+        used = sum(length_of(part) for tile in tiles for part in tile.keys)
         if used < WORTHWHILE * keys * sum(len(tile.keys) for tile in tiles):
             return tiles
-    whole = [slice(0, keys)] * len(weights)
-    return [Tile(slice(start, min(start + longest, queries)), whole) for start in range(0, queries, longest)]
+    return [QueryTile(part, [slice(0, keys)] * len(weights)) for part in chunks(queries, longest)]
 
 
 def tiles_of_all_axes(
     weights: Sequence[Float[Tensor, "heads _ _"]], negligible: float, pixels: int
-) -> tuple[list[tuple[Tile, ...]], int]:
-    """Cuts the grid of queries into tiles of about so many pixels, and tells how many images go together.
-
-    Args:
-        weights: Attention along each axis.
-        negligible: As for `axis_tiles`.
-        pixels: Pixels, of queries or keys, that are worked on at a time.
-
-    Returns:
-        A tile per axis, for each tile of the grid; and the number of images, ≥ 1.
-    """
-    others = [  # the third of three axes keeps its keys, so that what lies behind the second axis is one block
+) -> tuple[list[tuple[QueryTile, ...]], int]:
+    """Cuts the grid of queries into tiles of about so many pixels, and returns how many images go together (≥ 1)."""
+    others = [  # the third of three axes keeps its keys, so that the axes after the second are one block of memory
         axis_tiles(weight, negligible, weight.shape[1], cut_keys=number < 2)
         for number, weight in enumerate(weights[1:], start=1)
     ]
@@ -111,24 +86,13 @@ def tiles_of_all_axes(
 
 def mix(
     weights: Sequence[Float[Tensor, "heads _ _"]],
-    tile: Sequence[Tile],
+    tile: Sequence[QueryTile],
     head: int,
     pixels: Float[Tensor, "images *spatial channels"],
     workspace: Workspace,
 ) -> list[Tensor]:
-    """Takes weighted means along one axis after the other.
-
-    Args:
-        weights: For each axis, (heads, queries, keys).
-        tile: Queries along each axis.
-        head: The head.
-        pixels: Key images.
-        workspace: Memory for all but the first of the results.
-
-    Returns:
-        The pixels before, between and after, each as (all axes before, keys along the axis, all behind); the last as
-        (pixels, channels).
-    """
+    """Takes one head's weighted means along one axis after the other; returns the pixels before, between and after."""
+    # Each is (all axes before, keys along the axis, all axes after); the last is (pixels, channels).
     stage = _region(pixels, tile, head).flatten(2)
     stages = [stage]
     for number, (weight, part) in enumerate(zip(weights, tile, strict=True)):
@@ -136,8 +100,7 @@ def mix(
         shape = (stage.shape[0], rows.shape[0], stage.shape[2])
         mixed = torch.bmm(rows.expand(stage.shape[0], -1, -1), stage, out=workspace.get(f"mixed {number}", *shape))
         if number + 1 < len(weights):
-            behind = tile[number + 1].keys[head]
-            stage = mixed.view(shape[0] * shape[1], behind.stop - behind.start, -1)
+            stage = mixed.view(shape[0] * shape[1], length_of(tile[number + 1].keys[head]), -1)
         else:
             stage = mixed.view(-1, pixels.shape[-1])
         stages.append(stage)
@@ -146,7 +109,7 @@ def mix(
 
 def mix_backward(
     weights: Sequence[Float[Tensor, "heads _ _"]],
-    tile: Sequence[Tile],
+    tile: Sequence[QueryTile],
     head: int,
     stages: Sequence[Tensor],
     gradient: Float[Tensor, "pixels channels"],
@@ -155,17 +118,9 @@ def mix_backward(
     weight_gradients: Sequence[Float[Tensor, "heads _ _"] | None],
     workspace: Workspace,
 ) -> None:
-    """Carries the gradient of the last result of `mix` back to the pixels and the weights.
+    """Backpropagates from the last result of `mix`; adds the gradients that are wanted.
 
-    Args:
-        weights: As given to `mix`.
-        tile: As given to `mix`.
-        head: As given to `mix`.
-        stages: What it returned.
-        gradient: Gradient with respect to the last of them; its rows may lie apart.
-        pixels_gradient: Where to add the gradient with respect to the pixels; None leaves it out.
-        weight_gradients: Where to add that with respect to the weights of each axis; None leaves it out.
-        workspace: Memory; none of the stages may lie in what this function uses.
+    The stages are those that `mix` returned. None of them may lie in memory that this function uses.
     """
     for number in reversed(range(len(weights))):
         part, stage = tile[number], stages[number]
@@ -175,14 +130,10 @@ def mix_backward(
         if into is not None:
             into[head, part.queries, part.keys[head]] += _summed_products(upstream, stage, workspace)
         back = rows.mT.expand(stage.shape[0], -1, -1)
-        if not number and pixels_gradient is None:
-            return
         if number:
             gradient = torch.bmm(back, upstream, out=workspace.get(f"back {number}", *stage.shape))
-        else:
-            assert pixels_gradient is not None
-            region = _region(pixels_gradient, tile, head)
-            region.view(stage.shape).baddbmm_(back, upstream)
+        elif pixels_gradient is not None:
+            _region(pixels_gradient, tile, head).view(stage.shape).baddbmm_(back, upstream)
 
 
 def _summed_products(
@@ -196,35 +147,24 @@ def _summed_products(
     return torch.bmm(upstream, stage.mT, out=workspace.get("products", before, queries, keys)).sum(0)
 
 
-def needed_keys(
-    weights: Float[Tensor, "*rows keys"], negligible: float
-) -> tuple[Int[Tensor, "*rows"], Int[Tensor, "*rows"]]:
-    """Returns the first key of each row that matters, and the one behind the last.
-
-    Args:
-        weights: Attention, or the most that several queries give to each key.
-        negligible: Attention that may be left out on either side.
-
-    Returns:
-        Both; where nothing matters the second is not above the first.
-    """
+def needed_keys(weights: Float[Tensor, "*rows keys"], negligible: float) -> Int[Tensor, "2 *rows"]:
+    """Returns the first key of each row that matters and the one after the last; equal if no key matters."""
     first = (weights.cumsum(-1) <= negligible).sum(-1)
-    return first, weights.shape[-1] - (weights.flip(-1).cumsum(-1) <= negligible).sum(-1)
+    last = weights.shape[-1] - (weights.flip(-1).cumsum(-1) <= negligible).sum(-1)
+    return torch.stack([first, last.maximum(first)])
 
 
-def _narrow_tiles(weights: Tensor, negligible: float, length: int) -> list[Tile]:
-    queries, keys = weights.shape[1:]
-    starts = range(0, queries, length)
-    most = torch.stack([weights[:, start : start + length].amax(1) for start in starts])
-    first, last = needed_keys(most, negligible)
+def _narrow_tiles(weights: Tensor, negligible: float, length: int) -> list[QueryTile]:
+    parts, keys = chunks(weights.shape[1], length), weights.shape[2]
+    most = torch.stack([weights[:, part].amax(1) for part in parts])
     tiles = []
-    for start, lows, highs in zip(starts, first.tolist(), last.tolist(), strict=True):
-        firsts = [min(low, keys - 1) for low in lows]  # where a head sees zeros around the image alone, one key is left
+    for part, lows, highs in zip(parts, *needed_keys(most, negligible).tolist(), strict=True):
+        firsts = [min(low, keys - 1) for low in lows]  # a head that sees only the zeros around the image keeps one key
         spans = [slice(low, max(high, low + 1)) for low, high in zip(firsts, highs, strict=True)]
-        tiles.append(Tile(slice(start, min(start + length, queries)), spans))
+        tiles.append(QueryTile(part, spans))
     return tiles
 
 
-def _region(pixels: Tensor, tile: Sequence[Tile], head: int) -> Tensor:
+def _region(pixels: Tensor, tile: Sequence[QueryTile], head: int) -> Tensor:
     """Returns a view of the keys that a head looks at."""
     return pixels[(slice(None), *(part.keys[head] for part in tile))]

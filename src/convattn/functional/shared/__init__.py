@@ -1,6 +1,6 @@
-"""Heads that share their weights along an axis, as the nine of a 3 × 3 kernel do: three matrices each way, not nine.
+"""Heads that share their weights along an axis: those of a 3 × 3 kernel have three matrices per axis, not nine.
 
-Without gradients only: as soon as centres are learned, no two heads are the same.
+Only without gradients: when centres are learned, no two heads are the same.
 """
 
 from convattn.functional.shared.attention import GridAttention, GridSizes, grid_attention

@@ -1,7 +1,7 @@
-"""Heads that share their weights along an axis: every matrix along one axis meets every matrix along the other.
+"""Heads that share their weights along an axis: every matrix of one axis is combined with every matrix of the other.
 
 The nine heads of a 3 × 3 kernel have three different rows of scores and three different columns of scores. Where scores
-are a sum over axes, so are there three attention matrices along each axis, not nine (`docs/theory.md` §4).
+are a sum over axes, there are three attention matrices along each axis, not nine (`docs/theory.md` §4).
 """
 
 from collections.abc import Sequence
@@ -15,27 +15,19 @@ from torch import Tensor
 from convattn.functional.reference import position_weights
 from convattn.grid import Axis, Geometry
 
-__all__ = ["HeadGrid", "find_head_grid"]
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeadGrid:
-    """Attention of heads that are all combinations of a few matrices along each of two axes.
+    """Attention of heads that are all combinations of a few matrices per axis.
 
-    Zeros that pad the image or lie between its pixels are keys like others and enter the softmax; as nothing comes from
-    them, their columns are left out of the matrices.
-
-    Attributes:
-        rows: Attention along the first axis, (matrices, queries, pixels).
-        cols: Along the second axis; of sequences this is the only one, and the first has one pixel.
-        heads: The head of each combination, row-major; None where they stand in this order.
-        geometry: How images are padded before; None where their pixels are enough.
+    Zeros that pad the image or lie between its pixels are keys and enter the softmax. They contribute nothing to the
+    output, so their columns are left out of the matrices.
     """
 
-    rows: Float[Tensor, "_ _ _"]
-    cols: Float[Tensor, "_ _ _"]
-    heads: tuple[int, ...] | None
-    geometry: Geometry | None
+    rows: Float[Tensor, "_ _ _"]  # (matrices, queries, pixels), attention along the first axis
+    cols: Float[Tensor, "_ _ _"]  # along the second; in sequences the first axis has one pixel
+    heads: tuple[int, ...] | None  # the head of each combination, row by row; None if that is their order
+    geometry: Geometry | None  # how images are padded before; None if their own pixels are enough
 
     def by_head(self, axes: int) -> list[Float[Tensor, "heads _ _"]]:
         """Returns the matrices of every head, along each of one or two axes."""
@@ -48,7 +40,7 @@ class HeadGrid:
 def find_head_grid(
     tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], geometry: Geometry, dtype: torch.dtype
 ) -> HeadGrid | None:
-    """Finds the few matrices along each axis of which heads are all combinations.
+    """Finds a few matrices per axis whose combinations are the heads.
 
     Args:
         tables: For each axis, the scores of all its displacements from the lowest to the highest, in the dtype in which
@@ -58,7 +50,7 @@ def find_head_grid(
         dtype: Dtype of the matrices.
 
     Returns:
-        The matrices; None where heads are no such grid.
+        The matrices; None if the heads are not all combinations.
 
     Example:
         >>> tables, axes = [torch.tensor([[0.0, 1.0, 2.0]] * 2), torch.tensor([[0.0], [1.0]])], [Axis(range(2), 2)]
@@ -84,7 +76,7 @@ def find_head_grid(
 def _distinct(
     table: Float[Tensor, "heads displacements"],
 ) -> tuple[Float[Tensor, "different displacements"], list[int]]:
-    """Returns the different rows in the order in which they come up first, and which of them each head has."""
+    """Returns the different rows in order of first appearance, and the number of each head's row."""
     found, number = torch.unique(table, dim=0, return_inverse=True)
     first: dict[int, int] = {}
     numbers = [first.setdefault(value, len(first)) for value in number.tolist()]
@@ -92,7 +84,7 @@ def _distinct(
 
 
 def _combinations(numbers: Sequence[Sequence[int]], counts: Sequence[int]) -> list[int] | None:
-    """Returns the head of each combination; None where one is missing or there twice."""
+    """Returns the head of each combination; None if one is missing or occurs twice."""
     places = [0] * len(numbers[0])
     for along, count in zip(numbers, counts, strict=True):
         places = [place * count + number for place, number in zip(places, along, strict=True)]
@@ -102,7 +94,7 @@ def _combinations(numbers: Sequence[Sequence[int]], counts: Sequence[int]) -> li
 def _at_pixels(
     weights: Float[Tensor, "heads queries keys"], geometry: Geometry, axis: int
 ) -> Float[Tensor, "heads queries pixels"]:
-    """Takes the weights of the keys that are the image's own pixels; of pixels that are cut off they are zero."""
+    """Takes the weights of the image's own pixels; those of cropped pixels are zero."""
     (before, after), step = geometry.padding[axis], geometry.input_dilation[axis]
     keys = weights.shape[2]
     pixels = (keys - before - after - 1) // step + 1

@@ -1,4 +1,4 @@
-"""Hard heads: each looks at one fixed displacement, so that attention is a convolution and runs as one."""
+"""Finding hard heads from scores, and attention with them."""
 
 import math
 from collections.abc import Sequence
@@ -12,20 +12,13 @@ from torch.nn import functional
 from convattn.functional.shift.convolution import shift_convolution
 from convattn.grid import Axis, Geometry
 
-__all__ = ["Shifts", "find_shifts", "shift_attention"]
-
 
 class Shifts(NamedTuple):
-    """Where hard heads look.
+    """Where hard heads look."""
 
-    Attributes:
-        offsets: Displacement of each head, one integer per axis; where it leads out of the image, the head looks at the
-            nearest key.
-        leak: Largest share of attention, over heads and queries, that is not at that key.
-    """
-
+    # Displacement of each head. Where it leads out of the image, the head looks at the nearest key.
     offsets: tuple[tuple[int, ...], ...]
-    leak: float
+    leak: float  # largest share of attention, over heads and queries, that is not at that key
 
     @property
     def window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -41,11 +34,11 @@ class Shifts(NamedTuple):
 
 
 def find_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], most: float) -> Shifts | None:
-    """Finds out from the scores alone whether all heads are hard, and where they look; in O(displacements).
+    """Finds out from scores alone whether all heads are hard, and where they look, in O(displacements).
 
-    A head looks at the displacement Δ of its highest score wherever that leads to a key. Where Δ leads out, it must
-    look at the nearest key, which has the highest or the lowest displacement that the query sees; what exp s is there,
-    against its sum over all displacements on the other side, bounds the leak.
+    A head looks at the displacement Δ of its highest score if that leads to a key. If Δ leads out of the image, it must
+    look at the nearest key, which has the highest or the lowest displacement that the query sees; exp s there, compared
+    with its sum over all displacements on the other side, bounds the leak.
 
     Args:
         tables: Scores of all displacements along each axis, from the lowest to the highest.
@@ -53,7 +46,7 @@ def find_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis]
         most: Largest leak at which a head counts as hard.
 
     Returns:
-        The shifts, with a bound on the leak of every query; None where that is larger than `most`.
+        The shifts, with a bound on the leak of every query; None if that is larger than `most`.
 
     Example:
         >>> shifts = find_shifts([torch.tensor([[-1e3, -1e3, 0.0, -1e3]])], [Axis(range(2), 3)], most=0.0)
@@ -105,8 +98,8 @@ def shift_attention(
 def _leak_at_end(
     scores: Float[Tensor, "heads displacements"], offsets: Int[Tensor, "heads 1"], axis: Axis
 ) -> Float[Tensor, ""]:
-    """Bounds the leak of the queries from which a head leads out behind the last key, which it should look at."""
-    first, stop = axis.keys - 1, int(offsets.max()) - axis.lowest  # where displacements to the last key stand
+    """Bounds the leak of queries whose displacement leads out after the last key, which they should look at."""
+    first, stop = axis.keys - 1, int(offsets.max()) - axis.lowest  # displacements to the last key are at first:stop
     if first >= stop:
         return torch.zeros(())
     nearest, lower = scores[:, first:stop], scores[:, :first]

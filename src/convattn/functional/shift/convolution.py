@@ -1,4 +1,4 @@
-"""The convolution that hard heads are: its arguments, found once for images of one size."""
+"""Hard heads as a convolution, whose arguments are found once for images of one size."""
 
 import math
 from collections.abc import Sequence
@@ -15,34 +15,23 @@ from convattn.functional.reference import pad_keys
 from convattn.functional.shift.strided import convolve, convolve_transposed
 from convattn.grid import Axis, Geometry
 
-__all__ = ["ShiftConvolution", "WindowConvolution", "shift_convolution", "window_convolution"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShiftConvolution:
-    """Arguments of a convolution, one entry per axis in each.
+    """A convolution with its arguments, one entry per axis in each."""
 
-    Attributes:
-        stride: Step of the queries; of a transposed convolution that of the images' pixels.
-        padding: Zeros that it adds itself.
-        dilation: Step of its taps.
-        taps: Size of its kernel.
-        positions: Where in the kernel each head is; None where head t is tap t.
-        extra: Output padding of a transposed convolution; None of a plain one.
-        cut: What the kernel passes over of the padded images, (first, behind the last) per axis, with the axes and the
-            geometry that pads; None where the convolution pads.
-    """
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    taps: tuple[int, ...]
-    positions: tuple[int, ...] | None
-    extra: tuple[int, ...] | None
+    stride: tuple[int, ...]  # step of the queries; in a transposed convolution, of the pixels
+    padding: tuple[int, ...]  # zeros that it adds itself
+    dilation: tuple[int, ...]  # step of its taps
+    taps: tuple[int, ...]  # size of its kernel
+    positions: tuple[int, ...] | None  # where in the kernel each head is; None if head t is tap t
+    extra: tuple[int, ...] | None  # output padding of a transposed convolution, or None
+    # First and last + 1 of the padded pixels that the kernel meets, the axes, and the geometry that pads; None if the
+    # convolution pads by itself
     cut: tuple[list[int], list[int], Sequence[Axis], Geometry] | None
 
     def __call__(self, x: Tensor, maps: Tensor, groups: int, bias: Tensor | None) -> Tensor:
-        """Computes it.
+        """Computes the convolution.
 
         Args:
             x: Images, (batch, channels, *spatial).
@@ -64,7 +53,7 @@ class ShiftConvolution:
         return self.convolve(x, self.kernel(maps), groups, bias)
 
     def convolve(self, x: Tensor, kernel: Tensor, groups: int, bias: Tensor | None) -> Tensor:
-        """Applies a kernel to images that are padded as far as the convolution does not pad by itself.
+        """Applies a kernel to images that already have the padding that the convolution itself does not add.
 
         Args:
             x: Images.
@@ -78,32 +67,26 @@ class ShiftConvolution:
         return convolve(x, kernel, bias, self.stride, self.padding, self.dilation, groups)
 
     def kernel(self, maps: Tensor) -> Float[Tensor, "outputs channels_per_group *taps"]:
-        """Turns the matrices of taps into the kernel of a convolution; a view of matrices that are held as one."""
+        """Arranges the matrices of taps as the kernel of a convolution; a view if they are stored so."""
         return maps.movedim(0, -1).unflatten(-1, self.taps)
 
 
 class WindowConvolution(NamedTuple):
-    """The convolution that a layer is whose heads are the taps of its window, for images of any size.
+    """A layer whose heads are the taps of its window, as a convolution for images of any size."""
 
-    Attributes:
-        displacements: The taps, row by row.
-        smallest: Smallest size of an image along each axis.
-        run: The convolution.
-    """
-
-    displacements: tuple[tuple[int, ...], ...]
-    smallest: tuple[int, ...]
+    displacements: tuple[tuple[int, ...], ...]  # the taps, row by row
+    smallest: tuple[int, ...]  # smallest size of an image along each axis
     run: ShiftConvolution
 
 
 def window_convolution(geometry: Geometry) -> WindowConvolution | None:
-    """Finds the convolution of one head per tap from the geometry alone.
+    """Finds the convolution that computes one head per tap, from the geometry alone.
 
     Args:
         geometry: The window, its steps and the padding.
 
     Returns:
-        The convolution; None where torch's own do not pad so by themselves.
+        The convolution; None if torch's convolutions cannot pad so by themselves.
     """
     own = geometry.keeps_grid or (geometry.padding_mode == "zeros" and set(geometry.input_dilation) == {1})
     if not own or any(before != after or before < 0 for before, after in geometry.padding):
@@ -122,7 +105,7 @@ def shift_convolution(
     axes: Sequence[Axis],
     geometry: Geometry,
 ) -> ShiftConvolution:
-    """Finds the convolution that heads with fixed displacements are.
+    """Finds the convolution that computes heads with fixed displacements.
 
     Args:
         offsets: Displacement of each head.
@@ -162,13 +145,13 @@ def _positions(
 
 
 def _joined(maps: Tensor, positions: tuple[int, ...], taps: tuple[int, ...]) -> Float[Tensor, "taps outputs channels"]:
-    """Adds up the matrices of heads at the same tap; a tap without a head has zeros."""
+    """Adds up the matrices of heads at the same tap; those of a tap without a head are zero."""
     index = torch.tensor(positions, device=maps.device)
     return maps.new_zeros(math.prod(taps), *maps.shape[1:]).index_add(0, index, maps)
 
 
 def _transposed(maps: Tensor, groups: int, taps: tuple[int, ...]) -> Float[Tensor, "inputs outputs_per_group *taps"]:
-    """Turns the matrices of taps that gather into the kernel of a convolution that scatters."""
+    """Arranges the matrices of taps as the kernel of a transposed convolution."""
     kernel = rearrange(maps.flip(0), "taps (groups outputs) inputs -> (groups inputs) outputs taps", groups=groups)
     return kernel.unflatten(-1, taps)
 
@@ -176,7 +159,7 @@ def _transposed(maps: Tensor, groups: int, taps: tuple[int, ...]) -> Float[Tenso
 def _spread_arguments(
     geometry: Geometry, axes: Sequence[Axis], start: Sequence[int], spans: Sequence[int], dilation: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns padding and output padding of the transposed convolution; None where there is none such."""
+    """Returns padding and output padding of the transposed convolution; None if there is no such convolution."""
     if set(geometry.input_dilation) == {1} or geometry.padding_mode != "zeros":
         return None
     padding, extra = [], []
@@ -195,7 +178,7 @@ def _spread_arguments(
 def _own_padding(
     geometry: Geometry, axes: Sequence[Axis], start: Sequence[int], spans: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Returns the padding with which a convolution sees the window on its own, or None where it cannot."""
+    """Returns the padding with which a convolution meets the window, or None if it cannot pad so."""
     if set(geometry.input_dilation) != {1} or (geometry.padding_mode != "zeros" and not geometry.keeps_grid):
         return None
     padding = []
@@ -210,7 +193,7 @@ def _own_padding(
 
 
 def _window(keys: Tensor, axes: Sequence[Axis], start: Sequence[int], stop: Sequence[int]) -> Tensor:
-    """Cuts what the kernel passes over out of the keys; beyond their border it is the nearest key."""
+    """Takes the keys that the kernel meets; beyond the border it meets the nearest key."""
     margins = [(max(0, -low), max(0, high - axis.keys)) for low, high, axis in zip(start, stop, axes, strict=True)]
     for dim, (low, high, axis) in enumerate(zip(start, stop, axes, strict=True), start=2):
         inside = slice(min(max(0, low), axis.keys - 1), max(1, min(high, axis.keys)))

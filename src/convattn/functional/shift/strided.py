@@ -1,7 +1,7 @@
-"""Convolutions of torch; narrow strided ones of one pixel by another road, where oneDNN writes past its memory.
+"""Convolutions of torch, which avoid a fault: in narrow strided ones of one pixel, oneDNN writes past its memory.
 
 With the oneDNN of torch 2.15 on a processor with AVX2, the gradient of such a convolution's weights is wrong, or the
-program crashes or hangs, where images lie channels-last: https://github.com/uxlfoundation/oneDNN/issues/6035.
+program crashes or hangs, if images lie channels-last: https://github.com/uxlfoundation/oneDNN/issues/6035.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.functional.reference import spread
-
-__all__ = ["convolve", "convolve_transposed", "take_every"]
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
@@ -50,20 +48,7 @@ def convolve(
     dilation: Sequence[int],
     groups: int,
 ) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes what `torch.nn.functional.conv1d`, `conv2d` or `conv3d` does, with gradients that are right.
-
-    Args:
-        x: Images.
-        kernel: Weights.
-        bias: Added to the output.
-        stride: Step of the outputs, one entry per axis in this and the next two.
-        padding: Zeros on both sides.
-        dilation: Step of the taps.
-        groups: Number of blocks.
-
-    Returns:
-        The convolution.
-    """
+    """Computes what `torch.nn.functional.conv1d`, `conv2d` or `conv3d` does, with correct gradients."""
     if _meets_the_fault(kernel, stride, padding):
         x, stride = take_every(x, stride), (1,) * len(stride)
     return _CONVOLUTIONS[len(stride)](x, kernel, bias, stride, padding, dilation, groups)
@@ -79,21 +64,7 @@ def convolve_transposed(
     groups: int,
     dilation: Sequence[int],
 ) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes what `torch.nn.functional.conv_transpose1d`, 2d or 3d does, with gradients that are right.
-
-    Args:
-        x: Images.
-        kernel: Weights.
-        bias: Added to the output.
-        stride: Step of the pixels in the output, one entry per axis in this and the next three.
-        padding: Pixels that the output lacks on both sides.
-        extra: Pixels that the output has more at its end.
-        groups: Number of blocks.
-        dilation: Step of the taps.
-
-    Returns:
-        The transposed convolution.
-    """
+    """Computes `torch.nn.functional.conv_transpose1d`, 2d or 3d with output padding `extra`, with correct gradients."""
     compute = _TRANSPOSED[len(stride)]
     if not _meets_the_fault(kernel, stride, padding):
         return compute(x, kernel, bias, stride, padding, extra, groups, dilation)
@@ -103,7 +74,7 @@ def convolve_transposed(
 
 
 def _meets_the_fault(kernel: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
-    """Tells whether gradients may be wanted of few channels, with steps between pixels that need no padding."""
+    """Tells whether gradients may be needed of a narrow strided convolution of one pixel, without padding."""
     return (
         torch.is_grad_enabled()
         and max(stride) > 1

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from convattn.functional.reference import combine_heads
 
-__all__ = ["values_first_attention"]
-
-_AXES = "depth rows cols"
+AXES = ("depth", "rows", "cols")
 
 
 def values_first_attention(
@@ -23,7 +21,7 @@ def values_first_attention(
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Attends with weights A_h = A_h,1 ⊗ … ⊗ A_h,n: y[q] = Σ_h W_out,h Σ_k A_h[q, k] W_val,h x[k].
 
-    It pays where heads are narrow, or where there are fewer output than input channels.
+    It is faster if heads are narrow, or if there are fewer output than input channels.
 
     Args:
         weights: For each axis, (heads, queries, keys).
@@ -35,7 +33,7 @@ def values_first_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`.
     """
-    names = _AXES.split()[-len(weights) :]
+    names = AXES[-len(weights) :]
     before = " ".join(names)
     mixed = einsum(
         rearrange(keys, "batch (groups channels) ... -> batch groups channels (...)", groups=groups),

@@ -1,7 +1,8 @@
 """The products of `separable_attention`, head by head, with a gradient that keeps nothing of size heads × N."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,11 +13,9 @@ from torch import Tensor
 from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
 from convattn.functional.reference import combine_heads
 from convattn.functional.separable.heads import add_head, head_backward, head_weight_backward
-from convattn.functional.separable.tiles import Tile, Workspace, mix, mix_backward, tiles_of_all_axes
+from convattn.functional.separable.tiles import QueryTile, Workspace, chunks, mix, mix_backward, tiles_of_all_axes
+from convattn.functional.separable.values_first import AXES
 
-__all__ = ["separable_attention"]
-
-_AXES = "depth rows cols"
 _CACHE = 1 << 21
 """Bytes of mixed pixels worked on at a time on a CPU, about the second-level caches of a few cores."""
 
@@ -51,7 +50,7 @@ def separable_attention(
 
 def _as_products(weights: Sequence[Tensor], keys: Tensor, maps: Tensor, groups: int) -> Tensor:
     """Computes the attention as plain products, for compilers, autocast and further derivatives to work on."""
-    names = _AXES.split()[-len(weights) :]
+    names = AXES[-len(weights) :]
     mixed, before = keys, "batch channels " + " ".join(names)
     for name, weight in zip(names, weights, strict=True):
         after = "batch heads channels " + before.split("channels ")[1].replace(name, "queries")
@@ -66,23 +65,16 @@ def _pixels_as_products(groups: int, pixels: Tensor, maps: Tensor, *weights: Ten
     return rearrange(y, "batch outputs ... -> batch ... outputs")
 
 
-class _Cut:
-    """How one call is cut up: images and tiles of queries."""
-
-    def __init__(self, pixels: Tensor, weights: Sequence[Tensor]) -> None:
-        if pixels.device.type == "cpu":
-            most = _CACHE // max(1, pixels.shape[-1] * pixels.element_size())
-            eps = torch.finfo(pixels.dtype).eps
-            self.tiles, self.images = tiles_of_all_axes([weight.detach() for weight in weights], eps / 64, most)
-        else:
-            whole = [Tile(slice(0, w.shape[1]), [slice(0, w.shape[2])] * len(w)) for w in weights]
-            self.tiles, self.images = [tuple(whole)], max(1, len(pixels))
-
-    def over(self, batch: int) -> Iterator[tuple[slice, tuple[Tile, ...]]]:
-        """Yields images and a tile of queries."""
-        for image in range(0, batch, self.images):
-            for tile in self.tiles:
-                yield slice(image, min(image + self.images, batch)), tile
+def _image_tiles(pixels: Tensor, weights: Sequence[Tensor]) -> list[tuple[slice, tuple[QueryTile, ...]]]:
+    """Cuts one call into images and tiles of queries; on a GPU it is one piece."""
+    if pixels.device.type == "cpu":
+        most = _CACHE // max(1, pixels.shape[-1] * pixels.element_size())
+        eps = torch.finfo(pixels.dtype).eps
+        tiles, images = tiles_of_all_axes([weight.detach() for weight in weights], eps / 64, most)
+    else:
+        whole = (QueryTile(slice(0, w.shape[1]), [slice(0, w.shape[2])] * len(w)) for w in weights)
+        tiles, images = [tuple(whole)], max(1, len(pixels))
+    return list(product(chunks(len(pixels), images), tiles))
 
 
 class _Product(torch.autograd.Function):
@@ -94,7 +86,7 @@ class _Product(torch.autograd.Function):
         ctx.groups = groups
         workspace = Workspace(pixels)
         y = pixels.new_zeros(pixels.shape[0], *(weight.shape[1] for weight in weights), maps.shape[1])
-        for images, tile in _Cut(pixels, weights).over(len(pixels)):
+        for images, tile in _image_tiles(pixels, weights):
             part = y[_queries(images, tile)]
             total = part if part.is_contiguous() else workspace.get("total", *part.shape).zero_()
             for head, weight in enumerate(maps):
@@ -116,7 +108,7 @@ class _Product(torch.autograd.Function):
         dx = torch.zeros_like(pixels) if needs[0] else None
         dmaps = torch.zeros_like(maps) if needs[1] else None
         dweights = [torch.zeros_like(w) if need else None for w, need in zip(weights, needs[3:], strict=True)]
-        for images, tile in _Cut(pixels, weights).over(len(pixels)):
+        for images, tile in _image_tiles(pixels, weights):
             dy = gradient[_queries(images, tile)].flatten(0, -2).contiguous()
             for head, weight in enumerate(maps):
                 stages = mix(weights, tile, head, pixels[images], workspace)
@@ -139,5 +131,5 @@ class _Product(torch.autograd.Function):
         return dx, dmaps, None, *dweights
 
 
-def _queries(images: slice, tile: Sequence[Tile]) -> tuple[slice, ...]:
+def _queries(images: slice, tile: Sequence[QueryTile]) -> tuple[slice, ...]:
     return images, *(part.queries for part in tile)
