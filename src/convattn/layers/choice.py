@@ -52,7 +52,7 @@ def path_of(
     maps = layer.values.factors()
     impl = fitting_path(layer.impl, layer.encoding, content=layer.content is not None, dropout=layer.dropout)
     work = work_of(layer, maps, shape, dtype, device, axes)
-    return choose_path(layer.encoding, work, impl, layer.dropout if layer.training else 0.0), maps
+    return make_path(layer.encoding, work, impl, layer.dropout if layer.training else 0.0), maps
 
 
 def work_of(
@@ -79,8 +79,8 @@ def work_of(
     )
 
 
-def choose_path(encoding: Encoding, work: Work, impl: str, dropout: float) -> Path:
-    """Chooses the path of a call; raises ArgumentError if "shift" is demanded of heads that are not hard."""
+def make_path(encoding: Encoding, work: Work, impl: str, dropout: float) -> Path:
+    """Chooses the path of a call and computes its weights; "shift" demanded of soft heads raises ArgumentError."""
     if impl == "dense" or dropout:
         reason = "demanded" if impl == "dense" else "dropout drops single weights, so each is computed"
         return _dense(encoding, work, reason, dropout)
