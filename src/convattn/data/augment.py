@@ -14,8 +14,6 @@ from torch.nn import functional as F
 from convattn.data.boxes import random_boxes
 from convattn.errors import ArgumentError, ShapeError, must_be
 
-__all__ = ["Border", "cutout", "horizontal_flip", "mirror", "normalise", "random_crop"]
-
 Border = Literal["black", "reflect"]
 """What is outside of an image: black, or the image mirrored at its outermost pixels."""
 

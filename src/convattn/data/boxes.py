@@ -4,8 +4,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-__all__ = ["random_boxes"]
-
 
 def random_boxes(
     size: Int[Tensor, "2 batch"], image: tuple[int, int], generator: torch.Generator

@@ -20,8 +20,6 @@ from convattn.data.hub import fetch_from_hub
 from convattn.errors import DataError
 from convattn.records import DataRecord
 
-__all__ = ["CIFAR10_MEAN", "CIFAR10_STD", "load_cifar10"]
-
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2023, 0.1994, 0.2010)
 _FILES = {"train": "train-00000-of-00001.parquet", "test": "test-00000-of-00001.parquet"}

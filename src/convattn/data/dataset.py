@@ -10,8 +10,6 @@ from torch import Tensor
 from convattn.errors import DataError
 from convattn.records import DataRecord
 
-__all__ = ["ImageDataset", "ImageSplit"]
-
 
 @dataclass(frozen=True, eq=False)
 class ImageSplit:

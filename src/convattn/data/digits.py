@@ -8,8 +8,6 @@ from convattn.data.dataset import ImageDataset, ImageSplit
 from convattn.errors import MissingDependencyError
 from convattn.records import DataRecord
 
-__all__ = ["SPLIT_SEED", "TEST_IMAGES", "load_digits"]
-
 TEST_IMAGES = 360
 SPLIT_SEED = 0
 

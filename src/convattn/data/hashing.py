@@ -3,8 +3,6 @@
 import hashlib
 from pathlib import Path
 
-__all__ = ["file_sha256"]
-
 
 def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's content, in lower-case hexadecimal digits.

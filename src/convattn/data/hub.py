@@ -8,8 +8,6 @@ from huggingface_hub import hf_hub_download
 from convattn.data.hashing import file_sha256
 from convattn.errors import DataError
 
-__all__ = ["fetch_from_hub"]
-
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

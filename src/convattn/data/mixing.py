@@ -12,8 +12,6 @@ from torch import Tensor
 from convattn.data.boxes import random_boxes
 from convattn.errors import ArgumentError, ShapeError, must_be
 
-__all__ = ["cutmix", "mixup"]
-
 
 def mixup(
     images: Float[Tensor, "batch channels rows cols"],

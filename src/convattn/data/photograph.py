@@ -11,8 +11,6 @@ from torch import Tensor
 
 from convattn.errors import MissingDependencyError, UnknownNameError
 
-__all__ = ["PHOTOGRAPHS", "Photograph", "load_photograph"]
-
 PHOTOGRAPHS: Mapping[str, str] = MappingProxyType(
     {
         "china": "danielbuechele, flickr.com/photos/danielbuechele/6061409035, CC BY 2.0",

@@ -14,8 +14,6 @@ from convattn.layers.block import MixingBlock
 from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.mixing_net import MixingNet
 
-__all__ = ["AttentionNet"]
-
 _CENTRES = ("grid", "normal")
 _CENTRED = ("generalized_quadratic", "quadratic")
 

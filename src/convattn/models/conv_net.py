@@ -12,8 +12,6 @@ from convattn.layers.block import MixingBlock
 from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.mixing_net import MixingNet
 
-__all__ = ["ConvNet"]
-
 
 @final
 class ConvNet(MixingNet):

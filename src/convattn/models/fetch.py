@@ -9,8 +9,6 @@ from convattn.errors import CheckpointError
 from convattn.files import as_path
 from convattn.sealed import CERTIFICATE, CONFIG, WEIGHTS
 
-__all__ = ["fetch"]
-
 
 def fetch(
     folder_or_repository: str | os.PathLike[str],

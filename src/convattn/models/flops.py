@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["FlopCount", "matmul_flops"]
-
 
 @dataclass(frozen=True)
 class FlopCount:

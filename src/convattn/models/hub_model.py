@@ -14,8 +14,6 @@ from convattn.files import as_path, new_folder
 from convattn.models.fetch import fetch
 from convattn.sealed import read_sealed, write_sealed
 
-__all__ = ["HubModel"]
-
 _Model = TypeVar("_Model", bound="HubModel")
 
 

@@ -16,8 +16,6 @@ from convattn.layers.block import MixingBlock
 from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.hub_model import HubModel
 
-__all__ = ["MixingNet"]
-
 
 class MixingNet(HubModel, ABC):
     """Patches to pixels, post-normalised blocks, mean over pixels, class scores.

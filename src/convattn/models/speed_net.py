@@ -17,8 +17,6 @@ from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.hub_model import HubModel
 from convattn.models.whitening import WhitenedPatches
 
-__all__ = ["SpeedNet"]
-
 _MIXINGS = ("attention", "conv", "hard", "random", "random-frozen", "content")
 _HEADS = 9
 _DIVISOR = 9

@@ -8,8 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["WhitenedPatches"]
-
 _SIDE = 2
 _LEAST = 5e-4
 """Added to each variance, so that directions in which patches hardly vary are not blown up."""

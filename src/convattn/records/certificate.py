@@ -6,8 +6,6 @@ from typing import ClassVar
 from convattn.records.record import Record
 from convattn.records.words import counted
 
-__all__ = ["Certificate"]
-
 
 @dataclass(frozen=True)
 class Certificate(Record):

@@ -6,8 +6,6 @@ from convattn.records.network_certificate import LeftAlone
 from convattn.records.record import Record
 from convattn.records.words import counted
 
-__all__ = ["ConversionForecast", "LayerForecast"]
-
 
 @dataclass(frozen=True)
 class LayerForecast(Record):

@@ -6,8 +6,6 @@ from typing import ClassVar
 from convattn.records.record import Record
 from convattn.records.words import ITSELF, counted, some
 
-__all__ = ["LayerCertificate", "LeftAlone", "NetworkCertificate"]
-
 
 @dataclass(frozen=True)
 class LayerCertificate(Record):

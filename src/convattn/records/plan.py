@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from convattn.records.record import Record
 
-__all__ = ["Plan"]
-
 
 @dataclass(frozen=True)
 class Plan(Record):

@@ -12,8 +12,6 @@ from convattn.errors import ArgumentError, CheckpointError
 from convattn.fields import read
 from convattn.files import write_atomically
 
-__all__ = ["Record"]
-
 R = TypeVar("R", bound="Record")
 
 

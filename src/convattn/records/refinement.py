@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from convattn.records.network_certificate import LeftAlone
 from convattn.records.record import Record
 
-__all__ = ["RefinedLayer", "Refinement"]
-
 
 @dataclass(frozen=True)
 class RefinedLayer(Record):

@@ -5,8 +5,6 @@ from typing import Any, ClassVar
 
 from convattn.records.record import Record
 
-__all__ = ["DataRecord", "RunRecord"]
-
 
 @dataclass(frozen=True)
 class DataRecord(Record):

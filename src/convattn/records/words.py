@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-__all__ = ["ITSELF", "counted", "some"]
-
 ITSELF = "the network itself"
 """What stands for the empty name of a module."""
 

@@ -9,8 +9,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from convattn.training.recipe import LookaheadRecipe, Recipe
 
-__all__ = ["lookahead_decay", "make_average", "update_average"]
-
 
 def make_average(network: nn.Module, recipe: Recipe, total: int) -> AveragedModel | None:
     """Makes the average of a network's weights that a recipe asks for.

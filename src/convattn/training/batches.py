@@ -11,8 +11,6 @@ from torch.nn import functional as F
 from convattn.data import ImageDataset, cutmix, cutout, horizontal_flip, mirror, mixup, normalise, random_crop
 from convattn.training.recipe import DataRecipe
 
-__all__ = ["Batches"]
-
 
 @final
 class Batches:

@@ -27,8 +27,6 @@ from convattn.training.recipe import (
 )
 from convattn.training.schedule import step_decay, triangle, warmup_cosine
 
-__all__ = ["Network", "build_network", "build_optimizer", "learning_rate_factor", "load_data", "rate_of_group"]
-
 Network: TypeAlias = AttentionNet | ConvNet | ResNet | SpeedNet
 """What a recipe can train."""
 

@@ -7,8 +7,6 @@ from huggingface_hub import EvalResult, ModelCardData
 from convattn.records import RunRecord
 from convattn.training.markdown import markdown_table
 
-__all__ = ["model_card"]
-
 _PSEUDOCODE = {
     "attention_net": "docs/theory.md §1 to §6 (the operator and its paths); class AttentionNet",
     "conv_net": "class ConvNet: the same blocks with convolutions",

@@ -13,8 +13,6 @@ from convattn.data.hashing import file_sha256
 from convattn.errors import CheckpointError, CheckpointWarning
 from convattn.files import write_atomically
 
-__all__ = ["Checkpoint", "Checkpoints"]
-
 _MANIFEST = "checkpoint.json"
 _KEPT = 2
 

@@ -8,8 +8,6 @@ from typing import final
 
 import torch
 
-__all__ = ["Counter", "EnergyMeter", "read_counters"]
-
 _POWERCAP, _FILES = Path("/sys/class/powercap"), ("energy_uj", "max_energy_range_uj")
 _SECONDS_BETWEEN_READINGS = 60.0
 """A processor's counter starts again after minutes at the least: 2³² units of 2⁻¹⁶ J are 65,536 J, at 400 W 164 s."""

@@ -12,8 +12,6 @@ from convattn.encodings import GeneralizedQuadratic, Quadratic
 from convattn.errors import RecipeError, must_be
 from convattn.models import AttentionNet
 
-__all__ = ["HEAD_COLUMNS", "HeadTrace", "quadratic_encodings", "require_quadratic_heads"]
-
 HEAD_COLUMNS = pa.schema(
     [
         ("step", pa.int64()),

@@ -8,8 +8,6 @@ import torch
 
 from convattn.training.energy import EnergyMeter
 
-__all__ = ["Ledger"]
-
 
 @final
 class Ledger:

@@ -29,8 +29,6 @@ from convattn.training.trainer import EpochResult, Trainer, forked_random_number
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["train"]
-
 
 def train(
     recipe: Recipe,

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["markdown_table"]
-
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     r"""Writes a table; special characters in a cell are escaped.

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MemoryEstimate", "estimate_memory", "peak_memory"]
-
 _STATES = {torch.optim.SGD: 1, torch.optim.AdamW: 2}
 
 

@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 from convattn.fields import Range
 from convattn.training.section import Count, Section, Share
 
-__all__ = ["AttentionNetRecipe", "ConvNetRecipe", "NetworkRecipe", "ResNetRecipe", "SpeedNetRecipe"]
-
 
 @dataclass(frozen=True)
 class AttentionNetRecipe(Section):

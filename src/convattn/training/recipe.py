@@ -10,19 +10,6 @@ from convattn.training.network_recipe import AttentionNetRecipe, NetworkRecipe
 from convattn.training.section import Count, Section, Share
 from convattn.training.views import Views
 
-__all__ = [
-    "ConvertRecipe",
-    "CosineRecipe",
-    "DataRecipe",
-    "LookaheadRecipe",
-    "OptimRecipe",
-    "Recipe",
-    "StartRecipe",
-    "StepsRecipe",
-    "TrainingRecipe",
-    "TriangleRecipe",
-]
-
 
 @dataclass(frozen=True)
 class DataRecipe(Section):

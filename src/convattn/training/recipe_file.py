@@ -16,8 +16,6 @@ from convattn.files import as_path
 from convattn.training.recipe import Recipe
 from convattn.training.scale import change_scale, require_scales
 
-__all__ = ["command_for", "differing_keys", "flat_values", "load_recipe", "recipe_names", "recipe_to_toml"]
-
 
 def recipe_names() -> list[str]:
     """Returns the names of the recipes that come with the package, sorted."""

@@ -30,8 +30,6 @@ from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import differing_keys, load_recipe, recipe_to_toml
 from convattn.training.trainer import EpochResult
 
-__all__ = ["RunFolder"]
-
 
 class RunFolder:
     """Writes the files of a run, and reads those of an unfinished run.

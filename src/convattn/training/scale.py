@@ -7,8 +7,6 @@ from typing import Any
 
 from convattn.errors import RecipeError, UnknownNameError, must_be
 
-__all__ = ["SCALES", "change_scale", "require_scales"]
-
 SCALES = ("paper", "small", "tiny")
 """Every scale, the largest first."""
 

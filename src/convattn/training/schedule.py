@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["step_decay", "triangle", "warmup_cosine"]
-
 
 def warmup_cosine(step: int, *, total: int, warmup: int) -> float:
     """Rises linearly to 1 during the warm-up, then falls to 0 along half a cosine.

@@ -6,8 +6,6 @@ from typing import Annotated
 from convattn.errors import RecipeError, must_be
 from convattn.fields import Range, explain, fits, hints
 
-__all__ = ["Count", "Section", "Share"]
-
 Count = Annotated[int, Range(1)]
 """A whole number of at least 1."""
 

@@ -19,8 +19,6 @@ from convattn.training.trainer import EpochResult, Trainer
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["Session"]
-
 _MOMENTS = 200
 """Approximate number of times that the heads are recorded during a run, besides after each epoch."""
 

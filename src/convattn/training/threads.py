@@ -4,8 +4,6 @@ import os
 
 from convattn.training.recipe import Recipe
 
-__all__ = ["is_small", "threads_given"]
-
 
 def threads_given() -> int | None:
     """Returns the number of threads that the environment sets, in the variables that torch reads.

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from convattn.errors import MissingDependencyError, UnknownNameError
 
-__all__ = ["TRACKERS", "require_trackers"]
-
 TRACKERS = ("tensorboard", "wandb", "trackio")
 """Trackers by name; each is the name of its package as well."""
 

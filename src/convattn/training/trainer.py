@@ -25,8 +25,6 @@ from convattn.training.views import Views, views
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["EpochResult", "Trainer", "forked_random_numbers"]
-
 _STEPS_BETWEEN_CHECKS = 50
 _TEST_BATCH = 500
 

@@ -6,8 +6,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Views", "views"]
-
 Views = Literal["none", "mirror", "mirror_shift"]
 """Which views there are; see `views`."""
 

@@ -10,8 +10,6 @@ from convattn.training.studies.plan import PlannedRun
 from convattn.training.studies.record import StudyFailure, StudyGroup, StudyRecord, StudyRun
 from convattn.training.studies.statistics import paired_difference, summarise
 
-__all__ = ["compare", "require_same_data"]
-
 _DIFFERING = {
     "processor": "processors",
     "cores": "numbers of cores",

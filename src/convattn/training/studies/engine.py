@@ -21,8 +21,6 @@ from convattn.errors import ArgumentError, must_be
 from convattn.training.studies.plan import PlannedRun, train_command
 from convattn.training.threads import is_small, threads_given
 
-__all__ = ["CommandBuilder", "Engine", "LocalEngine", "leash_command", "sigterm_raises"]
-
 CommandBuilder = Callable[[PlannedRun, bool], list[str]]
 """Makes the command of a run; the second argument says whether to continue it."""
 

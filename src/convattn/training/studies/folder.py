@@ -14,8 +14,6 @@ from convattn.training.recipe_file import differing_keys
 from convattn.training.studies.leash import has_checkpoint, is_finished, lock
 from convattn.training.studies.plan import PlannedRun
 
-__all__ = ["State", "find_state", "last_line", "locked", "read_run"]
-
 State = Literal["finished", "under way", "stopped early", "new"]
 
 _SHOWN = 4

@@ -20,8 +20,6 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["BUSY", "has_checkpoint", "is_finished", "lock", "main"]
-
 BUSY = 75
 """Exit code if another process is using the folder."""
 

@@ -6,8 +6,6 @@ import io
 from convattn.training.markdown import markdown_table
 from convattn.training.studies.record import StudyDifference, StudyRecord, Summary
 
-__all__ = ["study_csv", "study_page"]
-
 _QUANTITIES = ("accuracy", "seconds", "parameters")
 _MEASURES = ("mean", "deviation", "minimum", "maximum")
 

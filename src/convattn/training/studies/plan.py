@@ -13,8 +13,6 @@ from convattn.errors import ArgumentError, DataError, must_be
 from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import load_recipe
 
-__all__ = ["PlannedRun", "plan_runs", "train_command"]
-
 _LONGEST = 80
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]*")
 """Names that every file system keeps as they are, also one that does not tell capitals from small letters."""

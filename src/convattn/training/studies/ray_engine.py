@@ -16,8 +16,6 @@ from convattn.training.studies.leash import lock
 from convattn.training.studies.plan import PlannedRun
 from convattn.training.threads import threads_given
 
-__all__ = ["RayEngine"]
-
 _STORE = 100 * 2**20
 """Bytes of the object store of a cluster started here; nothing but exit codes passes through it."""
 

@@ -4,8 +4,6 @@ from dataclasses import dataclass, field
 
 from convattn.records import DataRecord, Record
 
-__all__ = ["StudyDifference", "StudyFailure", "StudyGroup", "StudyRecord", "StudyRun", "Summary"]
-
 
 @dataclass(frozen=True)
 class Summary:

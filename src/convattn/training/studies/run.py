@@ -17,8 +17,6 @@ from convattn.training.studies.plan import PlannedRun, plan_runs
 from convattn.training.studies.record import StudyRecord
 from convattn.training.studies.statistics import require_scipy
 
-__all__ = ["study"]
-
 
 def study(
     recipes: Sequence[str | os.PathLike[str]],

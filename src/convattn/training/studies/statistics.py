@@ -7,8 +7,6 @@ from importlib.util import find_spec
 from convattn.errors import MissingDependencyError
 from convattn.training.studies.record import StudyDifference, Summary
 
-__all__ = ["bootstrap_interval", "interval_worth", "paired_difference", "require_scipy", "summarise"]
-
 _RESAMPLES = 9_999
 _CONFIDENCE = 0.95
 _SEED = 0
