@@ -44,15 +44,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def lock(file: IO[Any], patience: float) -> bool:
-    """Locks an open file for this process and those that inherit it.
-
-    Args:
-        file: The file; the lock lasts until every copy of it is closed.
-        patience: Seconds to wait where another process has the lock.
-
-    Returns:
-        Whether this process has the lock now.
-    """
+    """Locks an open file until all its copies are closed, and returns whether it could within `patience` seconds."""
     end = time.monotonic() + patience
     while True:
         try:
@@ -66,14 +58,10 @@ def lock(file: IO[Any], patience: float) -> bool:
 
 
 def main(text: str) -> int:
-    """Runs one task to its end.
+    """Runs a task to its end; returns its exit code, 0 if it was finished before, 75 if another process runs it.
 
-    Args:
-        text: The task as JSON: "folder" and "log" of the run, "start" and "resume" as commands, "place" to run them in
-            and "environment" to add.
-
-    Returns:
-        The exit code of the run; 0 if it was already finished, 75 if another process is running it.
+    The task is JSON: "folder" and "log" of the run, its commands "start" and "resume", "place" to run them in and
+    "environment" to add.
     """
     task = json.loads(text)
     folder = Path(task["folder"])
