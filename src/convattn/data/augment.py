@@ -69,7 +69,7 @@ def random_crop(
 
 
 def _reflected(index: Int64[Tensor, "*places"], size: int) -> Int64[Tensor, "*places"]:
-    """Takes places outside of 0 … size − 1 back inside, mirrored at the first and the last."""
+    """Mirrors places outside of 0 … size − 1 at the first and the last, back inside."""
     last = size - 1
     return last - (last - index.abs()).abs()
 

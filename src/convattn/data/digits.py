@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from convattn.data.dataset import ImageDataset, ImageSplit
 from convattn.errors import MissingDependencyError
@@ -44,7 +43,7 @@ def load_digits() -> ImageDataset:
     train_rows, test_rows = model_selection.train_test_split(
         np.arange(len(classes)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
     )
-    train, test = (_take(images, classes, np.asarray(rows)) for rows in (train_rows, test_rows))
+    train, test = (ImageSplit(images[rows], classes[rows]) for rows in (train_rows, test_rows))
     scaled = train.images.double() / 255
     record = DataRecord(
         name="digits",
@@ -54,9 +53,3 @@ def load_digits() -> ImageDataset:
         split=f"stratified by class, train_test_split(test_size={TEST_IMAGES}, random_state={SPLIT_SEED})",
     )
     return ImageDataset(train, test, 10, (float(scaled.mean()),), (float(scaled.std()),), record)
-
-
-def _take(images: Tensor, classes: Tensor, rows: np.ndarray) -> ImageSplit:
-    """Picks rows into a split."""
-    index = torch.from_numpy(rows)
-    return ImageSplit(images[index], classes[index])
