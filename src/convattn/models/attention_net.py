@@ -188,7 +188,6 @@ def _encoding_options(name: str, width: int, *, extent: int, self_scoring: bool)
 
 
 def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any]) -> Encoding:
-    """Builds a fresh encoding for one block."""
     if centres not in _CENTRES:
         raise UnknownNameError("centres", centres, _CENTRES)
     if centres == "normal":
