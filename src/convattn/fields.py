@@ -25,7 +25,7 @@ class Range:
     """An interval of finite numbers, for use in `typing.Annotated`."""
 
     low: int  # Lower end
-    high: int | None = None  # Upper end; None where there is none
+    high: int | None = None  # Upper end; None for no limit
     without_low: bool = False  # Whether the lower end itself is excluded
     without_high: bool = False  # Whether the upper end itself is excluded
 
@@ -197,7 +197,7 @@ def _chosen(kinds: Sequence[type], name: object, key: str) -> type:
 
 
 def _items(item_hints: Sequence[Any], value: object) -> list[tuple[Any, Any]] | None:
-    """Returns the items of a list, each after its annotation; None if it is no list, or has another length."""
+    """Returns the items of a list, each after its annotation; None if it is not a list or has another length."""
     if isinstance(value, Text):
         value = [Text(item.strip()) for item in value.split(",")] if value else []
     if not isinstance(value, list | tuple):

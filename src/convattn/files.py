@@ -41,7 +41,7 @@ def as_path(value: object, argument: str = "folder") -> Path:
         The path.
 
     Raises:
-        ArgumentError: It is no text and no path, or holds a character that no path can.
+        ArgumentError: It is neither text nor a path, or holds a character that a path cannot.
     """
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or "\0" in os.fspath(value):
         raise ArgumentError(must_be(argument, "a path", value))
@@ -122,7 +122,7 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
         The path.
 
     Raises:
-        ArgumentError: It is no path, or a file or a folder with contents is there.
+        ArgumentError: It is not a path, or a file or a folder with contents is there.
     """
     path = as_path(path, argument)
     try:

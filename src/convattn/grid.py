@@ -18,7 +18,7 @@ from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 __all__ = ["PADDING_MODES", "Axis", "Geometry", "axis_lists", "whole_number"]
 
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
-"""What lies outside the image; the names of `torch.nn.Conv2d`."""
+"""What is outside the image, by the names of `torch.nn.Conv2d`."""
 
 PerAxis: TypeAlias = int | Sequence[int]
 """One integer for all axes, or one per axis."""

@@ -12,7 +12,7 @@ SPLIT_SEED = 0
 
 
 def load_digits() -> ImageDataset:
-    """Loads the 1797 grey 8 x 8 digits of the UCI test set, split once and for all into 1437 to train and 360 to test.
+    """Loads the 1797 grey 8 x 8 digits of the UCI test set, with a fixed split: 1437 to train, 360 to test.
 
     The split is stratified by class (`sklearn.model_selection.train_test_split`, ``random_state=0``). Grey levels 0
     to 16 are scaled to 0 to 255 by ``round(255 · level / 16)``, which loses nothing. The mean and the standard

@@ -137,7 +137,7 @@ class AttentionNet(MixingNet):
     def fused(self) -> "AttentionNet":
         """Merges the linear map after the attention of each block into the attention, for inference.
 
-        Scores of classes stay the same but for rounding; the network has `depth · (width² + width)` parameters fewer.
+        Class scores stay the same up to rounding; the network has `depth · (width² + width)` parameters fewer.
         It is saved and loaded like any other.
 
         Returns:

@@ -12,7 +12,7 @@ class InitialisedLayer(Record):
     """One attention layer whose heads were set on the patches around the query."""
 
     name: str  # Where it stands in the network
-    convolution: str  # The convolution of the patches that its heads compute by position, as it prints itself
+    convolution: str  # What its heads compute by position, as `print` shows that convolution of patches
     exact: bool  # Whether nothing of it is lost but rounding
     leak: float  # Share of a head's attention by position that is outside the kernel
     bound: float  # A-priori bound on the largest error on the input measured

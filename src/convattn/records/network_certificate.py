@@ -13,8 +13,8 @@ class LayerCertificate(Record):
 
     name: str  # As in `named_modules`; the first name of a layer that has several
     aliases: tuple[str, ...]  # Its further names
-    source: str  # The module converted, as it prints itself
-    result: str  # The module that replaces it, as it prints itself
+    source: str  # The converted module, as `print` shows it
+    result: str  # The module that replaces it, as `print` shows it
     heads: int  # Number of attention heads, of the source or of the result
     kernel_size: tuple[int, ...]  # Kernel of the convolution, of the source or of the result
     exact: bool  # Whether nothing is lost but rounding

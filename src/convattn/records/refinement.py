@@ -29,7 +29,7 @@ class Refinement(Record):
     before: float  # Root mean square of the whole network's output difference, before
     after: float  # The same afterwards
     scale: float  # Root mean square of the attention network's output
-    # Images held out whose largest output differs from that with attention; None where outputs are no rows of scores
+    # Images held out whose largest output differs from that with attention; None if outputs are not rows of scores
     top1_changed_before: int | None
     top1_changed_after: int | None  # The same afterwards
 

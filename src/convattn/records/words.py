@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 ITSELF = "the network itself"
-"""What stands for the empty name of a module."""
+"""Shown in place of the empty name of a module."""
 
 
 def counted(count: int, noun: str) -> str:

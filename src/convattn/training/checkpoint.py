@@ -115,7 +115,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _drop(place: Path) -> None:
-    """Removes a checkpoint, so that nobody finds half of it."""
+    """Removes a checkpoint under another name, so that no process finds half of it."""
     hidden = place.with_name(f".{place.name}.old")
     os.replace(place, hidden)
     shutil.rmtree(hidden, ignore_errors=True)

@@ -18,7 +18,7 @@ _STATES = {torch.optim.SGD: 1, torch.optim.AdamW: 2}
 class MemoryEstimate:
     """Bytes on the device of each process, without what allocators and libraries add."""
 
-    weights: int  # Parameters and buffers, and their moving average where there is one
+    weights: int  # Parameters and buffers, and their moving average if there is one
     gradients: int  # Gradients
     optimizer: int  # Momenta
     activations: int  # What is kept for the backward pass, for the images of one portion

@@ -18,7 +18,7 @@ _DIFFERING = {
     "device": "devices",
     "system": "systems",
 }
-"""What of the hardware is compared between runs."""
+"""Properties of the hardware that are compared between runs."""
 
 
 def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRecord:

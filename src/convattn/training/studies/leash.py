@@ -24,7 +24,7 @@ BUSY = 75
 """Exit code if another process is using the folder."""
 
 _PATIENCE = 30.0
-"""Seconds to wait for the lock: longer than a run that is told to stop has until it is killed."""
+"""Seconds to wait for the lock: longer than a run may take to stop before it is killed."""
 
 _GRACE = 10.0
 _POLL = 0.1
@@ -90,7 +90,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def _hold(command: list[str], task: dict[str, Any], log: IO[bytes]) -> int:
-    """Runs a command until it ends, or until standard input does or this process is told to stop."""
+    """Runs a command until it ends, standard input closes, or this process gets a signal to stop."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     child = subprocess.Popen(

@@ -35,8 +35,8 @@ class StudyDifference:
     seeds: tuple[int, ...]  # Seeds that both have finished
     values: tuple[float, ...]  # The differences, in the order of the seeds
     mean: float  # Their mean
-    deviation: float | None  # Their standard deviation, with n − 1; None where there is one
-    low: float | None  # Lower end of the 95 % bootstrap interval of the mean; None where there is one difference
+    deviation: float | None  # Their standard deviation, with n − 1; None for a single one
+    low: float | None  # Lower end of the 95 % bootstrap interval of the mean; None for a single difference
     high: float | None  # Upper end
     worth: str  # How far an interval over so many seeds can be trusted
 
