@@ -168,7 +168,7 @@ def test_what_is_there_is_refused(tmp_path):
     (tmp_path / "full").mkdir()
     for path in (tmp_path / "full" / "kept", tmp_path / "file"):
         path.write_text("kept")
-    with pytest.raises(ArgumentError, match=r"folder must be new or empty, but '.*full' holds something"):
+    with pytest.raises(ArgumentError, match=r"folder must be new or empty, but '.*full' is not empty"):
         require_new_folder(tmp_path / "full")
     with pytest.raises(ArgumentError, match=r"output must be a folder, but '.*file' is a file"):
         require_new_folder(str(tmp_path / "file"), "output")

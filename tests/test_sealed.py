@@ -153,7 +153,7 @@ def test_a_certificate_is_covered(tmp_path):
     with pytest.raises(CheckpointError, match=r"certificate.json is missing"):
         load_layer(folder)
     (folder / "certificate.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"certificate.json is no certificate \(TypeError"):
+    with pytest.raises(CheckpointError, match=r"certificate.json is not a certificate \(TypeError"):
         load_layer(folder, verify=False)
 
 

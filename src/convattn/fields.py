@@ -22,19 +22,12 @@ _NOT_FINITE = ("inf", "-inf", "nan")
 
 @dataclass(frozen=True)
 class Range:
-    """An interval of finite numbers, for use in `typing.Annotated`.
+    """An interval of finite numbers, for use in `typing.Annotated`."""
 
-    Attributes:
-        low: Lower end.
-        high: Upper end; None where there is none.
-        without_low: Whether the lower end itself is excluded.
-        without_high: Whether the upper end itself is excluded.
-    """
-
-    low: int
-    high: int | None = None
-    without_low: bool = False
-    without_high: bool = False
+    low: int  # Lower end
+    high: int | None = None  # Upper end; None for no limit
+    without_low: bool = False  # Whether the lower end itself is excluded
+    without_high: bool = False  # Whether the upper end itself is excluded
 
     def __contains__(self, value: float) -> bool:
         """Says whether a number is in the interval."""
@@ -204,7 +197,7 @@ def _chosen(kinds: Sequence[type], name: object, key: str) -> type:
 
 
 def _items(item_hints: Sequence[Any], value: object) -> list[tuple[Any, Any]] | None:
-    """Returns the items of a list, each after its annotation; None if it is no list, or has another length."""
+    """Returns the items of a list, each after its annotation; None if it is not a list or has another length."""
     if isinstance(value, Text):
         value = [Text(item.strip()) for item in value.split(",")] if value else []
     if not isinstance(value, list | tuple):

@@ -1,6 +1,7 @@
 """Writes files and folders that are either whole or not there, even if the disk is full or the process is killed."""
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ __all__ = [
     "FULL",
     "as_path",
     "clear_leftovers",
+    "file_sha256",
     "hidden_folder",
     "new_file",
     "new_folder",
@@ -22,10 +24,10 @@ __all__ = [
 ]
 
 _MARK = ".convattn"
-"""End of the name of every hidden folder that is ours."""
+"""Ending of the names of our hidden folders."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
-"""What the system says of a disk that takes no more."""
+"""Errors of a disk that cannot be written any more."""
 
 
 def as_path(value: object, argument: str = "folder") -> Path:
@@ -39,7 +41,7 @@ def as_path(value: object, argument: str = "folder") -> Path:
         The path.
 
     Raises:
-        ArgumentError: It is no text and no path, or holds a character that no path can.
+        ArgumentError: It is neither text nor a path, or holds a character that a path cannot.
     """
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or "\0" in os.fspath(value):
         raise ArgumentError(must_be(argument, "a path", value))
@@ -67,11 +69,25 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path
     return Path(path)
 
 
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's content, in lower-case hexadecimal digits.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = (file := Path(folder, "empty")).write_bytes(b"")
+        ...     file_sha256(file)[:16]
+        'e3b0c44298fc1c14'
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 @contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Makes a file that appears, or takes the place of another, when the block ends, and not at all when it raises.
 
-    The umask says who may read it, whatever the block wrote it with.
+    The umask decides who may read it, whatever permissions the block gave it.
 
     Args:
         path: The file to make; its folder must exist.
@@ -86,7 +102,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     if not path.parent.is_dir():
         raise ArgumentError(must_be("path", "in a folder that exists", str(path)))
-    with _said(path), hidden_folder(path.parent, path.name) as hidden:
+    with _as_write_error(path), hidden_folder(path.parent, path.name) as hidden:
         file = hidden / path.name
         yield file
         file.chmod(hidden.stat().st_mode & 0o666)
@@ -106,7 +122,7 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
         The path.
 
     Raises:
-        ArgumentError: It is no path, or a file or a folder with contents is there.
+        ArgumentError: It is not a path, or a file or a folder with contents is there.
     """
     path = as_path(path, argument)
     try:
@@ -114,7 +130,7 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
     except OSError as error:
         raise ArgumentError(f"{argument} cannot be made: {error.strerror}: {str(path)!r}") from None
     if full:
-        raise ArgumentError(f"{argument} must be new or empty, but {str(path)!r} holds something")
+        raise ArgumentError(f"{argument} must be new or empty, but {str(path)!r} is not empty")
     if path.exists() and not path.is_dir():
         raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
     return path
@@ -146,7 +162,7 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterat
         ['note.txt']
     """
     path = require_new_folder(path, argument)
-    with _said(path):
+    with _as_write_error(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
@@ -223,7 +239,7 @@ def _locked(file: Path) -> int:
 
 
 def _lock(held: int) -> bool:
-    """Locks an open file or folder for this process, and tells whether nobody else had done so."""
+    """Locks an open file or folder for this process; returns whether it was free."""
     from filelock import lock_descriptor  # here, because `--help` does without
 
     return lock_descriptor(held, blocking=False)
@@ -246,8 +262,8 @@ def clear_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def _said(path: Path) -> Iterator[None]:
-    """Turns a full disk or an unwritable place, wherever the block meets it, into a WriteError."""
+def _as_write_error(path: Path) -> Iterator[None]:
+    """Turns errors of the block into a WriteError if the disk is full or the place cannot be written."""
     try:
         yield
     except WriteError:

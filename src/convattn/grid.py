@@ -18,7 +18,7 @@ from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 __all__ = ["PADDING_MODES", "Axis", "Geometry", "axis_lists", "whole_number"]
 
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
-"""What lies outside the image; the names of `torch.nn.Conv2d`."""
+"""What is outside the image, by the names of `torch.nn.Conv2d`."""
 
 PerAxis: TypeAlias = int | Sequence[int]
 """One integer for all axes, or one per axis."""
@@ -31,10 +31,6 @@ Padding: TypeAlias = int | str | Sequence[int] | Sequence[tuple[int, int]]
 class Axis:
     """Queries and keys along one axis.
 
-    Attributes:
-        queries: Positions of the queries, in pixels of the key grid.
-        keys: Number of keys; they stand at 0, 1, …, keys − 1.
-
     Example:
         >>> axis = Axis(range(1, 6, 2), 7)
         >>> axis.lowest, axis.highest
@@ -43,8 +39,8 @@ class Axis:
         [4, 5, 6, 7, 8, 9, 10]
     """
 
-    queries: range
-    keys: int
+    queries: range  # Positions of the queries, in pixels of the key grid
+    keys: int  # Number of keys; they stand at 0, 1, …, keys − 1
 
     @property
     def lowest(self) -> int:
@@ -128,23 +124,14 @@ class Geometry:
 
     The window (`kernel_size` and `dilation`) gives the number of queries and their positions. It does not limit which
     keys a query attends to. With the default window of one pixel and no padding, queries and keys are the same pixels.
-
-    Attributes:
-        kernel_size: Size of the window, in taps per axis.
-        stride: Step from one query to the next, in pixels per axis.
-        padding: Pixels added (before, after) per axis; negative ones are cut off.
-        padding_mode: One of `PADDING_MODES`.
-        dilation: Step from one tap of the window to the next, in pixels per axis.
-        input_dilation: Step from one input pixel to the next on the key grid; the gaps hold zeros, as in a transposed
-            convolution.
     """
 
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    padding_mode: str
-    dilation: tuple[int, ...]
-    input_dilation: tuple[int, ...]
+    kernel_size: tuple[int, ...]  # Size of the window, in taps per axis
+    stride: tuple[int, ...]  # Step from one query to the next, in pixels per axis
+    padding: tuple[tuple[int, int], ...]  # Pixels added (before, after) per axis; negative ones are cut off
+    padding_mode: str  # One of `PADDING_MODES`
+    dilation: tuple[int, ...]  # Step from one tap of the window to the next, in pixels per axis
+    input_dilation: tuple[int, ...]  # Step between input pixels on the key grid; the gaps hold zeros
 
     @classmethod
     def parse(
@@ -198,7 +185,7 @@ class Geometry:
         return all(pair == (0, 0) for pair in self.padding) and set(self.input_dilation) == {1}
 
     def axes(self, spatial: Sequence[int]) -> tuple[Axis, ...]:
-        """Lays queries and keys out for an image.
+        """Returns where queries and keys stand for an image.
 
         Args:
             spatial: Sizes of the image, in pixels per axis.
@@ -212,7 +199,6 @@ class Geometry:
         return tuple(self._axis(number, size) for number, size in enumerate(spatial))
 
     def _axis(self, number: int, size: int) -> Axis:
-        """Lays one axis out."""
         keys = (size - 1) * self.input_dilation[number] + 1 + sum(self.padding[number])
         window = self.dilation[number] * (self.kernel_size[number] - 1) + 1
         if size < 1 or keys < window:

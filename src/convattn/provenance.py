@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -67,7 +68,10 @@ def describe_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     Returns:
         The versions of convattn, of Python and of those packages that are installed.
     """
-    versions = {name: version for name in packages if (version := _version(name)) is not None}
+    versions = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {"convattn": __version__, "python": platform.python_version(), **versions}
 
 
@@ -93,14 +97,6 @@ def portable_path(path: Path) -> str:
         ('docs/results', 'results')
     """
     return path.name if path.is_absolute() else path.as_posix()
-
-
-def _version(package: str) -> str | None:
-    """Returns the version of a package, or None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -39,11 +39,11 @@ def write_sealed(
     *,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes tensors, what builds them and a certificate, with the digests of all.
+    """Writes tensors, their configuration and a certificate, with the digests of all.
 
     Args:
-        folder: Where; files of these names are replaced, the configuration last.
-        config: JSON types.
+        folder: Where to write; files of these names are replaced, the configuration last.
+        config: What builds the network or the layer, as JSON types.
         tensors: Plain tensors by name, on any device.
         certificate: The certificate of the conversion that made them.
         metadata: Text for the head of the file of tensors; nothing is read from it.
@@ -74,13 +74,13 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads `config.json` without verifying it.
 
     Args:
-        folder: Where it lies.
+        folder: The saved folder.
 
     Returns:
         Its contents.
 
     Raises:
-        CheckpointError: It is missing, or no JSON object.
+        CheckpointError: It is missing, or not a JSON object.
     """
     folder = as_path(folder)
     try:
@@ -124,7 +124,7 @@ def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple
 
 
 def _verify(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Refuses a folder of which anything differs from what was saved, and says what."""
+    """Raises if anything in a folder differs from what was saved, and says what."""
     digests = config.get(DIGESTS)
     if not isinstance(digests, dict):
         raise CheckpointError(f"{folder / CONFIG} has no digests, so changes cannot be found; {_HINT}")
@@ -145,7 +145,6 @@ def _verify(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor])
 
 
 def _warn_of_certificate(folder: Path) -> None:
-    """Warns if the certificate in the folder did not pass."""
     file = folder / CERTIFICATE
     if not file.exists():
         return
@@ -153,7 +152,7 @@ def _warn_of_certificate(folder: Path) -> None:
         content = json.loads(file.read_text(encoding="utf-8"))
         kind = _RECORDS[content["record"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{file} is no certificate ({type(error).__name__}: {error})") from None
+        raise CheckpointError(f"{file} is not a certificate ({type(error).__name__}: {error})") from None
     certificate = kind.load(file)
     if not certificate.passed:
         first = certificate.summary().splitlines()[0]
@@ -161,7 +160,7 @@ def _warn_of_certificate(folder: Path) -> None:
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Brings tensors to the CPU, each alone in a memory of its own, as the format wants them."""
+    """Copies tensors to the CPU, each to a memory of its own, as the format needs them."""
     plain: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
@@ -175,7 +174,7 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _require_numbers(tensors: Mapping[str, Tensor], error: type[Exception], place: str = "") -> None:
-    """Refuses tensors that hold NaN, by name."""
+    """Raises the given error if tensors hold NaN, and names them."""
     wrong = [name for name, tensor in tensors.items() if _has_nan(tensor)]
     if wrong:
         raise error(f"{place}{some(wrong)} {'holds' if len(wrong) == 1 else 'hold'} NaN")
@@ -189,7 +188,7 @@ def _has_nan(tensor: Tensor) -> bool:
 
 
 def _tensor_digest(name: str, tensor: Tensor) -> str:
-    """Returns the SHA-256 of a contiguous tensor on the CPU: what it is called, what it is, and its bytes."""
+    """Returns the SHA-256 of the name, dtype, shape and bytes of a contiguous tensor on the CPU."""
     head = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
     digest = hashlib.sha256(head)
     digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
@@ -197,7 +196,7 @@ def _tensor_digest(name: str, tensor: Tensor) -> str:
 
 
 def _config_digest(config: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of a configuration and its digests, but for this one itself."""
+    """Returns the SHA-256 of a configuration and its digests, except this digest itself."""
     others = {key: value for key, value in config[DIGESTS].items() if key != "configuration"}
     text = json.dumps({**config, DIGESTS: others}, sort_keys=True, separators=(",", ":"))
     return _digest(text.encode())

@@ -157,7 +157,7 @@ MISTAKES = {
     "dtype": (["--dtype", "float8"], "unknown dtype 'float8'"),
     "device": (["--device", "toaster"], "device must be cpu, cuda or cuda:N, but is 'toaster'"),
     "absent device": (["--device", "cuda:99"], "device 'cuda:99' is not there"),
-    "taken folder": (["-o", "taken"], "--output must be new or empty, but 'taken' holds something"),
+    "taken folder": (["-o", "taken"], "--output must be new or empty, but 'taken' is not empty"),
     "file": (["-o", "taken/note"], "--output must be a folder, but 'taken/note' is a file"),
 }
 

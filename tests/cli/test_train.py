@@ -103,7 +103,7 @@ def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, caps
     assert main(["train", "digits-quadratic", *SET, "--resume"]) == 0
     warning, *epochs = capsys.readouterr().err.splitlines()[1:]
     assert warning.startswith(f"convattn: checkpoint {newest.name} is damaged")
-    assert warning.endswith("the one before is used")
+    assert warning.endswith("the one before it is used")
     assert all(line.startswith("epoch 1: loss ") for line in epochs)
 
 

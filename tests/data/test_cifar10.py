@@ -9,8 +9,8 @@ from pyarrow import parquet
 from tests.data.parquet_cases import FILES, WRONG_TABLES, good, png, table, write
 
 from convattn.data import hub, load_cifar10
-from convattn.data.hashing import file_sha256
 from convattn.errors import DataError
+from convattn.files import file_sha256
 
 REAL_COPY = Path(__file__).parents[3] / "shared" / "data" / "cifar10"
 

@@ -86,7 +86,7 @@ def test_missing_file_is_named(tmp_path, name, message):
 
 def test_weights_of_another_network_are_refused(tmp_path):
     ResNet(1).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"does not say what builds a ConvNet: .*blocks_per_stage"):
+    with pytest.raises(CheckpointError, match=r"does not describe a ConvNet: .*blocks_per_stage"):
         ConvNet.from_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="does not hold the weights of this ResNet"):
         ResNet.from_pretrained(tmp_path, num_classes=3)

@@ -9,8 +9,7 @@ from convattn.errors import DataError, RecipeError
 from convattn.models import AttentionNet
 from convattn.models.whitening import WhitenedPatches
 from convattn.training.build import build_network, build_optimizer, load_data, rate_of_group
-from convattn.training.network_recipe import ConvNetRecipe, ResNetRecipe, SpeedNetRecipe
-from convattn.training.recipe import DataRecipe, OptimRecipe
+from convattn.training.recipe import ConvNetRecipe, DataRecipe, OptimRecipe, ResNetRecipe, SpeedNetRecipe
 
 MODELS = [
     tiny_recipe().model,
@@ -69,7 +68,7 @@ def test_heads_that_are_frozen_are_not_in_the_optimizer():
 
 def test_epochs_of_a_stem_need_a_stem():
     network = build_network(tiny_recipe(), tiny_data())
-    message = r"training\.stem_epochs must be left away where the network is no SpeedNet, but is 3"
+    message = r"training\.stem_epochs must be left out where the network is no SpeedNet, but is 3"
     with pytest.raises(RecipeError, match=message):
         build_optimizer(OptimRecipe(), network, stem_epochs=3)
 

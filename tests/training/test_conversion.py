@@ -12,8 +12,7 @@ from convattn.layers import GatedRelativeAttention2d, RelativeAttention, Relativ
 from convattn.networks import load_network
 from convattn.training import build, load_recipe, train
 from convattn.training.build import build_network
-from convattn.training.network_recipe import ResNetRecipe
-from convattn.training.recipe import ConvertRecipe, Recipe, StartRecipe
+from convattn.training.recipe import ConvertRecipe, Recipe, ResNetRecipe, StartRecipe
 
 SMALL = ResNetRecipe(blocks_per_stage=1, width=4)
 LAST = ("stages.3.first", "stages.3.second")

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from convattn.training import energy
-from convattn.training.energy import Counter, EnergyMeter, read_counters
-from convattn.training.ledger import Ledger
+from convattn.training.energy import Counter, EnergyMeter, Ledger, read_counters
 
 CPU = torch.device("cpu")
 

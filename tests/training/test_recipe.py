@@ -5,12 +5,15 @@ from tests.training.tiny import tiny_recipe, tiny_speed_recipe
 
 from convattn.errors import RecipeError
 from convattn.training import load_recipe, recipe_to_toml
-from convattn.training.network_recipe import AttentionNetRecipe, ConvNetRecipe, ResNetRecipe, SpeedNetRecipe
 from convattn.training.recipe import (
+    AttentionNetRecipe,
+    ConvNetRecipe,
     CosineRecipe,
     DataRecipe,
     LookaheadRecipe,
     OptimRecipe,
+    ResNetRecipe,
+    SpeedNetRecipe,
     StepsRecipe,
     TrainingRecipe,
     TriangleRecipe,
@@ -53,7 +56,7 @@ def test_speed_run_has_the_settings_of_the_convolutional_record():
 
 def test_two_averages_at_once_are_refused():
     training = dataclasses.replace(tiny_speed_recipe().training, ema=0.9)
-    with pytest.raises(RecipeError, match=r"training\.ema must be left away with lookahead, but is 0\.9"):
+    with pytest.raises(RecipeError, match=r"training\.ema must be left out with lookahead, but is 0\.9"):
         dataclasses.replace(tiny_speed_recipe(), training=training)
 
 

@@ -138,8 +138,8 @@ def flip_a_bit(checkpoint):
 
 
 DAMAGES = {
-    "truncated": (truncate, "not what was written: model.safetensors"),
-    "one bit": (flip_a_bit, "not what was written: optimizer.bin"),
+    "truncated": (truncate, "changed since it was written: model.safetensors"),
+    "one bit": (flip_a_bit, "changed since it was written: optimizer.bin"),
     "file gone": (lambda checkpoint: (checkpoint / "random_states_0.pkl").unlink(), "FileNotFoundError"),
     "no manifest": (lambda checkpoint: (checkpoint / "checkpoint.json").unlink(), "FileNotFoundError"),
     "manifest is no JSON": (lambda checkpoint: (checkpoint / "checkpoint.json").write_text("{"), "JSONDecodeError"),
@@ -153,7 +153,7 @@ def test_damaged_checkpoint_is_said_and_the_one_before_is_used(whole, monkeypatc
     assert newest(tmp_path / "run").name == "step-00000007"
     damage(newest(tmp_path / "run"))
     with pytest.warns(
-        CheckpointWarning, match=rf"checkpoint step-00000007 is damaged.*{reason}.*the one before is used"
+        CheckpointWarning, match=rf"checkpoint step-00000007 is damaged.*{reason}.*the one before it is used"
     ):
         resume(tmp_path / "run")
     assert timeless(tmp_path / "run") == timeless(whole)
@@ -202,7 +202,7 @@ def test_checkpoint_that_other_code_wrote_is_an_error(monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "load_state_dict", lambda _, state: state["what older code kept"])
         with pytest.raises(
-            CheckpointError, match=r"step-00000007 is whole, but this version cannot load it \(KeyError"
+            CheckpointError, match=r"step-00000007 is complete, but this version cannot load it \(KeyError"
         ):
             resume(tmp_path / "run")
 
@@ -263,7 +263,7 @@ def test_full_disk_is_an_error_and_leaves_the_checkpoint_before(whole, monkeypat
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))  # heads.parquet still fits, a checkpoint does not
     try:
         with pytest.raises(
-            CheckpointError, match=r"cannot write the checkpoint of step 8 to .*run \(.*the ones before are kept"
+            CheckpointError, match=r"cannot write the checkpoint of step 8 to .*run \(.*earlier ones are kept"
         ):
             resume(tmp_path / "run", checkpoint_every=1)
     finally:

@@ -12,8 +12,7 @@ from convattn.testing.budget import assert_within_budget
 from convattn.training import batches, train, trainer
 from convattn.training.batches import Batches
 from convattn.training.memory import estimate_memory
-from convattn.training.network_recipe import ResNetRecipe
-from convattn.training.recipe import DataRecipe
+from convattn.training.recipe import DataRecipe, ResNetRecipe
 from convattn.training.trainer import Trainer
 from convattn.training.views import views
 
@@ -96,7 +95,7 @@ def test_degenerate_heads_are_drawn_afresh_after_the_epochs_named(tmp_path):
 )
 def test_heads_that_cannot_be_drawn_afresh_are_an_error_before_the_first_step(model):
     recipe = with_training(dataclasses.replace(tiny_recipe(), model=model), reinitialise=(1,))
-    with pytest.raises(RecipeError, match=r"training\.reinitialise must be left away .*, but is \(1,\)"):
+    with pytest.raises(RecipeError, match=r"training\.reinitialise must be left out .*, but is \(1,\)"):
         Trainer(recipe, tiny_data(), Accelerator(cpu=True))
 
 

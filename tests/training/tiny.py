@@ -5,8 +5,15 @@ import torch
 from convattn.data import ImageDataset, ImageSplit
 from convattn.records import DataRecord
 from convattn.training import Recipe
-from convattn.training.network_recipe import AttentionNetRecipe, SpeedNetRecipe
-from convattn.training.recipe import DataRecipe, LookaheadRecipe, OptimRecipe, TrainingRecipe, TriangleRecipe
+from convattn.training.recipe import (
+    AttentionNetRecipe,
+    DataRecipe,
+    LookaheadRecipe,
+    OptimRecipe,
+    SpeedNetRecipe,
+    TrainingRecipe,
+    TriangleRecipe,
+)
 
 
 def tiny_data(train: int = 40, test: int = 10) -> ImageDataset:

@@ -14,8 +14,6 @@ from torch.nn import functional as F
 from convattn.data.boxes import random_boxes
 from convattn.errors import ArgumentError, ShapeError, must_be
 
-__all__ = ["Border", "cutout", "horizontal_flip", "mirror", "normalise", "random_crop"]
-
 Border = Literal["black", "reflect"]
 """What is outside of an image: black, or the image mirrored at its outermost pixels."""
 
@@ -71,7 +69,7 @@ def random_crop(
 
 
 def _reflected(index: Int64[Tensor, "*places"], size: int) -> Int64[Tensor, "*places"]:
-    """Takes places outside of 0 … size − 1 back inside, mirrored at the first and the last."""
+    """Mirrors places outside of 0 … size − 1 at the first and the last, back inside."""
     last = size - 1
     return last - (last - index.abs()).abs()
 

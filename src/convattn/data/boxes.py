@@ -4,8 +4,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-__all__ = ["random_boxes"]
-
 
 def random_boxes(
     size: Int[Tensor, "2 batch"], image: tuple[int, int], generator: torch.Generator
@@ -13,14 +11,7 @@ def random_boxes(
     """Places a box in each image, its centre uniform over the pixels, and cuts it at the border.
 
     A box of r rows with its centre on row i covers rows i − ⌊r/2⌋ up to, but without, i − ⌊r/2⌋ + r; columns likewise.
-
-    Args:
-        size: Rows and columns of each box, ≥ 0, on the generator's device.
-        image: Rows and columns of the images.
-        generator: Source of the centres, drawn on its device.
-
-    Returns:
-        Whether each pixel lies in the box of its image, on the generator's device.
+    `size` holds rows and columns of each box, `image` those of the images; all is on the generator's device.
 
     Example:
         >>> random_boxes(torch.tensor([[9], [1]]), (4, 3), torch.Generator().manual_seed(0)).int().tolist()

@@ -15,12 +15,10 @@ from PIL import Image
 from pyarrow import parquet
 
 from convattn.data.dataset import ImageDataset, ImageSplit
-from convattn.data.hashing import file_sha256
 from convattn.data.hub import fetch_from_hub
 from convattn.errors import DataError
+from convattn.files import file_sha256
 from convattn.records import DataRecord
-
-__all__ = ["CIFAR10_MEAN", "CIFAR10_STD", "load_cifar10"]
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2023, 0.1994, 0.2010)
@@ -72,7 +70,6 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
 
 
 def _existing(folder: Path, name: str) -> Path:
-    """Returns a file's path; raises if it is missing."""
     if not folder.is_dir():
         raise DataError(f"CIFAR-10: there is no folder {folder}")
     if not (folder / name).is_file():
@@ -81,7 +78,6 @@ def _existing(folder: Path, name: str) -> Path:
 
 
 def _read_split(path: Path) -> ImageSplit:
-    """Reads and decodes one file."""
     try:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:

@@ -10,26 +10,19 @@ from torch import Tensor
 from convattn.errors import DataError
 from convattn.records import DataRecord
 
-__all__ = ["ImageDataset", "ImageSplit"]
-
 
 @dataclass(frozen=True, eq=False)
 class ImageSplit:
     """Images and their labels, in one fixed order.
 
-    Attributes:
-        images: Pixel values 0 to 255, (images, channels, rows, cols).
-        labels: Class of each image, from 0.
-
     Raises:
         DataError: The split is empty, or the numbers of images and labels differ.
     """
 
-    images: UInt8[Tensor, "images channels rows cols"]
-    labels: Int64[Tensor, " labels"]
+    images: UInt8[Tensor, "images channels rows cols"]  # Pixel values 0 to 255, (images, channels, rows, cols)
+    labels: Int64[Tensor, " labels"]  # Class of each image, from 0
 
     def __post_init__(self) -> None:
-        """Checks that every image has one label."""
         if len(self.images) != len(self.labels) or len(self.images) == 0:
             raise DataError(
                 f"a split needs at least one image and one label for each: "
@@ -37,7 +30,6 @@ class ImageSplit:
             )
 
     def __len__(self) -> int:
-        """Returns the number of images."""
         return len(self.labels)
 
     def sha256(self) -> str:
@@ -55,27 +47,18 @@ class ImageSplit:
 class ImageDataset:
     """A training and a test split of labelled images.
 
-    Attributes:
-        train: Images to learn from.
-        test: Images to measure on.
-        num_classes: Number of classes; labels are below it.
-        mean: Mean of each channel that normalises, in units of the full range [0, 1].
-        std: Standard deviation of each channel, in the same units.
-        record: Name, source, hashes, counts and how the splits were made.
-
     Raises:
         DataError: A label is outside [0, num_classes), or the splits differ in image shape.
     """
 
-    train: ImageSplit
-    test: ImageSplit
-    num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    record: DataRecord
+    train: ImageSplit  # Images to learn from
+    test: ImageSplit  # Images to measure on
+    num_classes: int  # Number of classes; labels are below it
+    mean: tuple[float, ...]  # Mean of each channel that normalises, in units of the full range [0, 1]
+    std: tuple[float, ...]  # Standard deviation of each channel, in the same units
+    record: DataRecord  # Name, source, hashes, counts and how the splits were made
 
     def __post_init__(self) -> None:
-        """Checks the labels and that both splits hold images of one shape."""
         for name, split in (("train", self.train), ("test", self.test)):
             wrong = ((split.labels < 0) | (split.labels >= self.num_classes)).nonzero()
             if len(wrong):

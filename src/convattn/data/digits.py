@@ -2,20 +2,17 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from convattn.data.dataset import ImageDataset, ImageSplit
 from convattn.errors import MissingDependencyError
 from convattn.records import DataRecord
-
-__all__ = ["SPLIT_SEED", "TEST_IMAGES", "load_digits"]
 
 TEST_IMAGES = 360
 SPLIT_SEED = 0
 
 
 def load_digits() -> ImageDataset:
-    """Loads the 1797 grey 8 x 8 digits of the UCI test set, split once and for all into 1437 to train and 360 to test.
+    """Loads the 1797 grey 8 x 8 digits of the UCI test set, with a fixed split: 1437 to train, 360 to test.
 
     The split is stratified by class (`sklearn.model_selection.train_test_split`, ``random_state=0``). Grey levels 0
     to 16 are scaled to 0 to 255 by ``round(255 · level / 16)``, which loses nothing. The mean and the standard
@@ -46,7 +43,7 @@ def load_digits() -> ImageDataset:
     train_rows, test_rows = model_selection.train_test_split(
         np.arange(len(classes)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
     )
-    train, test = (_take(images, classes, np.asarray(rows)) for rows in (train_rows, test_rows))
+    train, test = (ImageSplit(images[rows], classes[rows]) for rows in (train_rows, test_rows))
     scaled = train.images.double() / 255
     record = DataRecord(
         name="digits",
@@ -56,9 +53,3 @@ def load_digits() -> ImageDataset:
         split=f"stratified by class, train_test_split(test_size={TEST_IMAGES}, random_state={SPLIT_SEED})",
     )
     return ImageDataset(train, test, 10, (float(scaled.mean()),), (float(scaled.std()),), record)
-
-
-def _take(images: Tensor, classes: Tensor, rows: np.ndarray) -> ImageSplit:
-    """Picks rows into a split."""
-    index = torch.from_numpy(rows)
-    return ImageSplit(images[index], classes[index])

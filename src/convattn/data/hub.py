@@ -5,30 +5,18 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
-from convattn.data.hashing import file_sha256
 from convattn.errors import DataError
-
-__all__ = ["fetch_from_hub"]
+from convattn.files import file_sha256
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch_from_hub(repository: str, files: dict[str, str]) -> tuple[dict[str, Path], str]:
-    """Fetches files into the Hub's cache, unless they are there, and checks their content.
+    """Fetches files of a data set into the Hub's cache, unless they are there, and checks their content.
 
-    The cache keeps each large file under the SHA-256 that the Hub states for it, also for later use without a
-    connection.
-
-    Args:
-        repository: Data set on the Hub, ``owner/name``.
-        files: Path inside the repository of each file, by a name of the caller's choice.
-
-    Returns:
-        Local path of each file by the same names, and where they came from in words.
-
-    Raises:
-        DataError: The Hub cannot be reached and the cache lacks a file; or a file's content is not what the Hub
-            states, or cannot be checked against it.
+    `files` gives each path inside the repository a name. Returns the local paths by these names, and where they came
+    from in words. The cache names each large file by the SHA-256 that the Hub states for it, so that the check needs
+    no connection; a file that cannot be fetched or fails the check raises DataError.
     """
     paths = {}
     for name, file in files.items():

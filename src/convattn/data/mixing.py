@@ -12,8 +12,6 @@ from torch import Tensor
 from convattn.data.boxes import random_boxes
 from convattn.errors import ArgumentError, ShapeError, must_be
 
-__all__ = ["cutmix", "mixup"]
-
 
 def mixup(
     images: Float[Tensor, "batch channels rows cols"],
@@ -131,14 +129,6 @@ def _symmetric_beta(number: int, alpha: float, generator: torch.Generator) -> Fl
 
     With U and V uniform on [0, 1), T = √(2α(U^(−1/α) − 1)) cos 2πV is Student's t of 2α degrees of freedom (Bailey,
     "Polar generation of random variates with the t-distribution", 1994), and ½(1 + T/√(2α + T²)) is Beta(α, α).
-
-    Args:
-        number: How many to draw.
-        alpha: α > 0.
-        generator: Source of the uniform numbers, drawn on its device.
-
-    Returns:
-        The numbers, in [0, 1].
     """
     uniform, turn = torch.rand(2, number, generator=generator, device=generator.device, dtype=torch.float64)
     exponent = uniform.log() / alpha

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from convattn.errors import MissingDependencyError, UnknownNameError
 
-__all__ = ["PHOTOGRAPHS", "Photograph", "load_photograph"]
-
 PHOTOGRAPHS: Mapping[str, str] = MappingProxyType(
     {
         "china": "danielbuechele, flickr.com/photos/danielbuechele/6061409035, CC BY 2.0",
@@ -24,17 +22,11 @@ PHOTOGRAPHS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class Photograph:
-    """A colour photograph.
+    """A colour photograph."""
 
-    Attributes:
-        pixels: Values 0 to 255, (channels, rows, cols), channels red, green, blue.
-        name: A key of `PHOTOGRAPHS`.
-        credit: Photographer, page and licence; to be shown with the photograph.
-    """
-
-    pixels: UInt8[Tensor, "3 rows cols"]
-    name: str
-    credit: str
+    pixels: UInt8[Tensor, "3 rows cols"]  # Values 0 to 255, (channels, rows, cols), channels red, green, blue
+    name: str  # A key of `PHOTOGRAPHS`
+    credit: str  # Photographer, page and licence; to be shown with the photograph
 
 
 def load_photograph(name: str = "china") -> Photograph:

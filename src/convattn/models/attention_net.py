@@ -14,8 +14,6 @@ from convattn.layers.block import MixingBlock
 from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.mixing_net import MixingNet
 
-__all__ = ["AttentionNet"]
-
 _CENTRES = ("grid", "normal")
 _CENTRED = ("generalized_quadratic", "quadratic")
 
@@ -139,7 +137,7 @@ class AttentionNet(MixingNet):
     def fused(self) -> "AttentionNet":
         """Merges the linear map after the attention of each block into the attention, for inference.
 
-        Scores of classes stay the same but for rounding; the network has `depth · (width² + width)` parameters fewer.
+        Class scores stay the same up to rounding; the network has `depth · (width² + width)` parameters fewer.
         It is saved and loaded like any other.
 
         Returns:
@@ -190,7 +188,6 @@ def _encoding_options(name: str, width: int, *, extent: int, self_scoring: bool)
 
 
 def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any]) -> Encoding:
-    """Builds a fresh encoding for one block."""
     if centres not in _CENTRES:
         raise UnknownNameError("centres", centres, _CENTRES)
     if centres == "normal":

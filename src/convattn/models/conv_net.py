@@ -12,8 +12,6 @@ from convattn.layers.block import MixingBlock
 from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.mixing_net import MixingNet
 
-__all__ = ["ConvNet"]
-
 
 @final
 class ConvNet(MixingNet):
@@ -117,7 +115,7 @@ class ConvNet(MixingNet):
         dense = {isinstance(block.dense, nn.Linear) for block in source.blocks}
         if len(modes) > 1 or len(dense) > 1:
             differing = f"padding modes {' and '.join(modes)}" if len(modes) > 1 else "linear maps in some blocks only"
-            raise ConversionError(f"cannot make a ConvNet: the blocks have {differing}; a ConvNet's are all alike")
+            raise ConversionError(f"cannot make a ConvNet: the blocks have {differing}, but must be alike")
         size = max(max(mixer.kernel_size) for mixer in mixers)
         block = source.blocks[0]
         assert isinstance(block, MixingBlock)
@@ -136,7 +134,7 @@ class ConvNet(MixingNet):
                 padding_mode=modes[0],
             )
         for block, mixer in zip(source.blocks, mixers, strict=True):
-            block.mixer = _surrounded(mixer, size)
+            block.mixer = _enlarge(mixer, size)
         made.patches, made.embed, made.blocks, made.head = source.patches, source.embed, source.blocks, source.head
         return made.train(network.training)
 
@@ -167,8 +165,8 @@ def _plain_mixer(number: int, block: nn.Module) -> nn.Conv2d:
     return mixer
 
 
-def _surrounded(conv: nn.Conv2d, size: int) -> nn.Conv2d:
-    """Returns the same convolution with a larger kernel."""
+def _enlarge(conv: nn.Conv2d, size: int) -> nn.Conv2d:
+    """Pads the kernel of a convolution with zeros; the result is the same."""
     margins = [(size - k) // 2 for k in reversed(conv.kernel_size) for _ in range(2)]
     with torch.device("meta"):
         made = nn.Conv2d(conv.in_channels, conv.out_channels, size, padding=size // 2, padding_mode=conv.padding_mode)

@@ -9,8 +9,6 @@ from convattn.errors import CheckpointError
 from convattn.files import as_path
 from convattn.sealed import CERTIFICATE, CONFIG, WEIGHTS
 
-__all__ = ["fetch"]
-
 
 def fetch(
     folder_or_repository: str | os.PathLike[str],
@@ -26,9 +24,9 @@ def fetch(
     Args:
         folder_or_repository: Folder, or repository "owner/name" on the Hub.
         revision: Branch, tag or commit of the repository; None takes its main branch.
-        cache_dir: Where to keep what is fetched; None takes the Hub's own cache.
-        force_download: Whether to fetch again what is in the cache.
-        local_files_only: Whether to take what is in the cache, and fetch nothing.
+        cache_dir: Folder for downloads; None takes the Hub's own cache.
+        force_download: Whether to download again what is in the cache.
+        local_files_only: Whether to use the cache only, and download nothing.
         token: Token for the Hub; None takes the one stored by `hf auth login`.
 
     Returns:

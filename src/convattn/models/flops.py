@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["FlopCount", "matmul_flops"]
-
 
 @dataclass(frozen=True)
 class FlopCount:
@@ -11,18 +9,12 @@ class FlopCount:
 
     Only matrix products are counted: not the softmax, the normalisations, the biases or the activations. Mixing is
     counted as in the paper, with N x N weights per head; layers on a cheaper path take fewer.
-
-    Attributes:
-        linear: Linear maps of channels, the heads' value matrices and convolutions included.
-        mixing: Weighted means of pixels, A_h x.
-        content_scores: Products of queries and keys, q·k.
-        position_scores: Products of queries and relative positions, q·r_δ.
     """
 
-    linear: int
-    mixing: int = 0
-    content_scores: int = 0
-    position_scores: int = 0
+    linear: int  # Linear maps of channels, the heads' value matrices and convolutions included
+    mixing: int = 0  # Weighted means of pixels, A_h x
+    content_scores: int = 0  # Products of queries and keys, q·k
+    position_scores: int = 0  # Products of queries and relative positions, q·r_δ
 
     @property
     def total(self) -> int:

@@ -12,9 +12,8 @@ from torch import nn
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.files import as_path, new_folder
 from convattn.models.fetch import fetch
+from convattn.records.words import some
 from convattn.sealed import read_sealed, write_sealed
-
-__all__ = ["HubModel"]
 
 _Model = TypeVar("_Model", bound="HubModel")
 
@@ -71,10 +70,10 @@ class HubModel(
 
         Args:
             pretrained_model_name_or_path: Folder, or repository "owner/name" on the Hub.
-            force_download: Whether to fetch again what is in the cache.
+            force_download: Whether to download again what is in the cache.
             token: Token for the Hub; None takes the one stored by `hf auth login`.
-            cache_dir: Where to keep what is fetched; None takes the Hub's own cache.
-            local_files_only: Whether to take what is in the cache, and fetch nothing.
+            cache_dir: Folder for downloads; None takes the Hub's own cache.
+            local_files_only: Whether to use the cache only, and download nothing.
             revision: Branch, tag or commit of the repository; None takes its main branch.
             map_location: Device of the network.
             verify: Whether to raise if files were changed after they were saved.
@@ -104,7 +103,7 @@ class HubModel(
                 raise ArgumentError(
                     f"{cls.__name__} does not take {arguments} with what {folder} says: {error}"
                 ) from None
-            raise CheckpointError(f"{folder} does not say what builds a {cls.__name__}: {error}") from None
+            raise CheckpointError(f"{folder} does not describe a {cls.__name__}: {error}") from None
         try:
             network.load_state_dict(tensors)
         except RuntimeError as error:
@@ -118,7 +117,6 @@ class HubModel(
         return made
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Writes weights and configuration into the folder."""
         arguments = cast(dict[str, Any], self._hub_mixin_config)
         self._require_loadable(arguments)
         config = {"architecture": type(self).__name__, **arguments}
@@ -130,16 +128,11 @@ class HubModel(
     def _require_loadable(self, arguments: dict[str, Any]) -> None:
         """Raises if the network could not be loaded: its tensors must be those of a new one with its arguments."""
         with torch.device("meta"):
-            plain = type(self)(**arguments).state_dict()
-        found = self.state_dict()
-        differing = sorted(
-            name
-            for name in {*found, *plain}
-            if name not in found or name not in plain or found[name].shape != plain[name].shape
-        )
+            plain = type(self)(**arguments)
+        found, expected = ({name: item.shape for name, item in net.state_dict().items()} for net in (self, plain))
+        differing = sorted({name for name, _ in found.items() ^ expected.items()})
         if differing:
-            shown = ", ".join(differing[:3]) + (f" and {len(differing) - 3} more" if len(differing) > 3 else "")
             raise UnsupportedModelError(
                 f"cannot save {type(self).__name__}: it would not load, because its layers are not those of its"
-                f" arguments ({shown}); convattn.save_network saves a converted network"
+                f" arguments ({some(differing)}); convattn.save_network saves a converted network"
             )

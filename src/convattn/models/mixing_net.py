@@ -16,20 +16,12 @@ from convattn.layers.block import MixingBlock
 from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.hub_model import HubModel
 
-__all__ = ["MixingNet"]
-
 
 class MixingNet(HubModel, ABC):
     """Patches to pixels, post-normalised blocks, mean over pixels, class scores.
 
     ``images → p x p space-to-depth → Linear to width → blocks → mean over pixels → Linear to classes``. Weights of
-    linear maps and convolutions start from N(0, initializer_range²), biases from 0; encodings have their own start.
-
-    Attributes:
-        patches: Space-to-depth, invertible by `nn.PixelShuffle`.
-        embed: Linear map of a patch to the network's width.
-        blocks: The blocks, first to last.
-        head: Linear map of the mean pixel to class scores.
+    linear maps and convolutions start from N(0, initializer_range²), biases from 0; encodings draw their own.
     """
 
     def __init__(  # noqa: PLR0913 - the sizes that both networks have
@@ -45,22 +37,7 @@ class MixingNet(HubModel, ABC):
         initializer_range: float,
         dense: bool = True,
     ) -> None:
-        """Builds the network around its mixers.
-
-        Args:
-            mixers: One per block; each takes and returns (batch, width, rows, cols).
-            num_classes: Number of classes, ≥ 1.
-            in_channels: Channels of the images, ≥ 1.
-            width: Channels of the feature maps, ≥ 1.
-            ffn: Width of the feed-forward networks' hidden layers, ≥ 1.
-            patch: Side of a patch in pixels, ≥ 1.
-            dropout: Probability in [0, 1) with which a value of a branch is dropped in training.
-            initializer_range: Standard deviation of the weights at the start, > 0.
-            dense: Whether a linear map follows each mixer.
-
-        Raises:
-            ArgumentError: A size or the standard deviation is out of range.
-        """
+        """Builds the network around its mixers, one per block; each takes and returns (batch, width, rows, cols)."""
         super().__init__()
         if not (math.isfinite(initializer_range) and initializer_range > 0):
             raise ArgumentError(must_be("initializer_range", "a positive finite number", initializer_range))
@@ -102,11 +79,7 @@ class MixingNet(HubModel, ABC):
 
     @abstractmethod
     def flops(self, image_size: int = 32) -> FlopCount:
-        """Counts the floating-point operations for one image, in closed form.
-
-        Args:
-            image_size: Rows and columns of the image, divisible by the patch.
-        """
+        """Counts the floating-point operations for one image, in closed form."""
 
     def _shared_flops(self, pixels: int) -> int:
         """Counts all linear maps outside the mixers, on so many pixels after space-to-depth."""
@@ -118,7 +91,7 @@ class MixingNet(HubModel, ABC):
 
 
 def _draw_weights(module: nn.Module, std: float) -> None:
-    """Draws the start of one module's own weights."""
+    """Draws the first values of one module's own weights."""
     if isinstance(module, nn.Linear | nn.Conv2d):
         weights = [module.weight]
     elif isinstance(module, RelativeAttention):

@@ -11,8 +11,6 @@ from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.layers import RelativeAttention2d
 from convattn.models.attention_net import AttentionNet
 
-__all__ = ["degenerate_heads", "prune_heads", "reinitialise_heads"]
-
 _FLATTEST = 1 / 16**2
 """A standard deviation of 16 pixels, in 1/pixel²."""
 

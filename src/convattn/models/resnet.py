@@ -12,8 +12,6 @@ from convattn.grid import whole_number
 from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.hub_model import HubModel
 
-__all__ = ["ResNet", "resnet18"]
-
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 """Width of each stage, as a multiple of the first one's, and stride of its first block."""
 

@@ -12,8 +12,6 @@ from convattn.models.resnet import ResNet
 from convattn.models.speed_net import SpeedNet
 from convattn.sealed import read_config
 
-__all__ = ["NETWORKS", "load_network"]
-
 NETWORKS = MappingProxyType({kind.__name__: kind for kind in (AttentionNet, ConvNet, ResNet, SpeedNet)})
 """Every network that can be saved and loaded, by the name of its class."""
 

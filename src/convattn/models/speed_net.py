@@ -17,8 +17,6 @@ from convattn.models.flops import FlopCount, matmul_flops
 from convattn.models.hub_model import HubModel
 from convattn.models.whitening import WhitenedPatches
 
-__all__ = ["SpeedNet"]
-
 _MIXINGS = ("attention", "conv", "hard", "random", "random-frozen", "content")
 _HEADS = 9
 _DIVISOR = 9
@@ -33,7 +31,7 @@ class SpeedNet(HubModel):
 
     ``images → 2 x 2 patches → GELU → stages → maximum over pixels → Linear / 9``, and a stage is ``mix → maximum of
     2 x 2 → normalise → GELU → mix → normalise → GELU``. Sizes and start are those of a convolutional network that
-    trains in ten epochs; here nine heads with learned centres and sharpness stand for the nine taps of each
+    trains in ten epochs; here nine heads with learned centres and sharpness replace the nine taps of each
     convolution. Batch normalisation learns biases alone. The first outputs of a layer start as copies of its inputs, by
     the head nearest to the query, or by the middle tap.
 

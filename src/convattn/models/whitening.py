@@ -8,8 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["WhitenedPatches"]
-
 _SIDE = 2
 _LEAST = 5e-4
 """Added to each variance, so that directions in which patches hardly vary are not blown up."""
@@ -22,24 +20,15 @@ class WhitenedPatches(nn.Module):
     """Overlapping 2 x 2 patches, each mapped to its whitened coordinates and their negatives: y = [V; −V] p + b.
 
     Row i of V is e_i / √(λ_i + 5·10⁻⁴), with e_i and λ_i the eigenvectors and eigenvalues of E[p pᵀ]. V is no
-    parameter: `whiten` takes it from images. Until then it is the identity.
+    parameter: `whiten` takes it from images. Until then it is the identity. b starts uniform as that of `nn.Linear`.
 
     Source: Page, "How to train your ResNet 8: bag of tricks", 2019; with negatives and frozen: Jordan, arXiv
     2404.00498, §3.2.
-
-    Attributes:
-        weight: [V; −V], (8·channels, 4·channels), a buffer.
-        bias: b, (8·channels,).
     """
 
-    weight: Tensor
+    weight: Tensor  # [V; −V], (8·channels, 4·channels), a buffer
 
     def __init__(self, channels: int) -> None:
-        """Draws the bias, uniform as that of `nn.Linear`.
-
-        Args:
-            channels: Channels of the images.
-        """
         super().__init__()
         inputs = channels * _SIDE**2
         self.register_buffer("weight", torch.cat([torch.eye(inputs), -torch.eye(inputs)]))
@@ -54,11 +43,7 @@ class WhitenedPatches(nn.Module):
 
     @torch.no_grad()
     def whiten(self, images: Float[Tensor, "batch channels rows cols"]) -> None:
-        """Takes V from the patches of images, in float64.
-
-        Args:
-            images: Normalised images.
-        """
+        """Takes V from the patches of normalised images, in float64."""
         products = torch.zeros(self.weight.shape[1], self.weight.shape[1], dtype=torch.float64, device=images.device)
         count = 0
         for part in images.split(_AT_ONCE):

@@ -1,6 +1,6 @@
 """Results as frozen dataclasses: what the library returns, prints and saves as JSON.
 
-Each record carries a schema version, its units in its docstring, and what it does not cover. Nothing here needs torch.
+Each record carries a schema version, units beside its fields, and what it does not cover. Nothing here needs torch.
 """
 
 from convattn.records.certificate import Certificate

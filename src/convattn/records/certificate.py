@@ -6,8 +6,6 @@ from typing import ClassVar
 from convattn.records.record import Record
 from convattn.records.words import counted
 
-__all__ = ["Certificate"]
-
 
 @dataclass(frozen=True)
 class Certificate(Record):
@@ -20,8 +18,8 @@ class Certificate(Record):
 
     Attributes:
         direction: "conv_to_attention" or "attention_to_conv".
-        source: The module converted, as it prints itself.
-        result: The module made, as it prints itself.
+        source: The converted module, as `print` shows it.
+        result: The new module, as `print` shows it.
         dtype: Dtype of the weights, for instance "float32".
         heads: Number of attention heads, one per tap of the kernel.
         sharpness: α of the score −α‖δ − Δ‖² (1/pixel²), the smallest over heads; None where heads are hard

@@ -6,32 +6,19 @@ from convattn.records.network_certificate import LeftAlone
 from convattn.records.record import Record
 from convattn.records.words import counted
 
-__all__ = ["ConvolutionalInit", "InitialisedLayer"]
-
 
 @dataclass(frozen=True)
 class InitialisedLayer(Record):
-    """One attention layer whose heads were set on the patches around the query.
+    """One attention layer whose heads were set on the patches around the query."""
 
-    Attributes:
-        name: Where it stands in the network.
-        convolution: The convolution of the patches that its heads compute by position, as it prints itself.
-        exact: Whether nothing of it is lost but rounding.
-        leak: Share of a head's attention by position that is outside the kernel.
-        bound: A-priori bound on the largest error on the input measured.
-        measured_error: Largest output difference between the heads and that convolution, on random patches, in float64.
-        rounding: Largest difference that the dtype's rounding explains there.
-        passed: Whether measured_error ≤ bound + rounding.
-    """
-
-    name: str
-    convolution: str
-    exact: bool
-    leak: float
-    bound: float
-    measured_error: float
-    rounding: float
-    passed: bool
+    name: str  # Where it stands in the network
+    convolution: str  # What its heads compute by position, as `print` shows that convolution of patches
+    exact: bool  # Whether nothing of it is lost but rounding
+    leak: float  # Share of a head's attention by position that is outside the kernel
+    bound: float  # A-priori bound on the largest error on the input measured
+    measured_error: float  # Largest output difference to that convolution, on random patches, in float64
+    rounding: float  # Largest difference that the dtype's rounding explains there
+    passed: bool  # Whether measured_error ≤ bound + rounding
 
 
 @dataclass(frozen=True)

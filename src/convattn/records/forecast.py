@@ -6,67 +6,38 @@ from convattn.records.network_certificate import LeftAlone
 from convattn.records.record import Record
 from convattn.records.words import counted
 
-__all__ = ["ConversionForecast", "LayerForecast"]
-
 
 @dataclass(frozen=True)
 class LayerForecast(Record):
-    """One layer that would be replaced.
+    """One layer that would be replaced."""
 
-    Attributes:
-        name: Dotted name in the network.
-        aliases: Further names of the same module.
-        source: Class of the layer that is there.
-        result: Class of the layer that would take its place.
-        heads: Number of attention heads.
-        kernel_size: Kernel of the convolution.
-        path: How the new layer would compute.
-        parameters_before: Number of parameters of the layer that is there.
-        parameters_after: The same of the new one.
-        flops_before: Floating-point operations on the images; None where they do not reach the layer, as below.
-        flops_after: The same of the new layer.
-        working_bytes: Working memory of the attention layer, beyond input, output and parameters.
-        pairs_bytes: Memory of its weights if every head held one number for each query and key.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    source: str
-    result: str
-    heads: int
-    kernel_size: tuple[int, ...]
-    path: str
-    parameters_before: int
-    parameters_after: int
-    flops_before: int | None
-    flops_after: int | None
-    working_bytes: int | None
-    pairs_bytes: int | None
+    name: str  # Dotted name in the network
+    aliases: tuple[str, ...]  # Further names of the same module
+    source: str  # Class of the layer that is there
+    result: str  # Class of the layer that would take its place
+    heads: int  # Number of attention heads
+    kernel_size: tuple[int, ...]  # Kernel of the convolution
+    path: str  # How the new layer would compute
+    parameters_before: int  # Number of parameters of the layer that is there
+    parameters_after: int  # The same of the new one
+    flops_before: int | None  # Floating-point operations on the images; None if they do not reach the layer
+    flops_after: int | None  # The same of the new layer
+    working_bytes: int | None  # Working memory of the attention layer, beyond input, output and parameters
+    pairs_bytes: int | None  # Memory of its weights if every head held one number for each query and key
 
 
 @dataclass(frozen=True)
 class ConversionForecast(Record):
-    """What the conversion of a network would change.
+    """What the conversion of a network would change."""
 
-    Attributes:
-        direction: "network_to_attention" or "network_to_conv".
-        source: Class of the network.
-        shape: Shape of the images that operations and memory are counted for.
-        layers: What would be replaced.
-        left_alone: What would not.
-        parameters_before: Number of parameters of the network.
-        parameters_after: The same after the conversion.
-        not_covered: What the forecast says nothing about.
-    """
-
-    direction: str
-    source: str
-    shape: tuple[int, ...]
-    layers: tuple[LayerForecast, ...]
-    left_alone: tuple[LeftAlone, ...]
-    parameters_before: int
-    parameters_after: int
-    not_covered: tuple[str, ...]
+    direction: str  # "network_to_attention" or "network_to_conv"
+    source: str  # Class of the network
+    shape: tuple[int, ...]  # Shape of the images that operations and memory are counted for
+    layers: tuple[LayerForecast, ...]  # What would be replaced
+    left_alone: tuple[LeftAlone, ...]  # What would not
+    parameters_before: int  # Number of parameters of the network
+    parameters_after: int  # The same after the conversion
+    not_covered: tuple[str, ...]  # What the forecast says nothing about
 
     def summary(self) -> str:
         """Returns the forecast as a table and a few lines of plain text."""
@@ -109,7 +80,6 @@ def _row(layer: LayerForecast) -> tuple[str, ...]:
 
 
 def _size(count: int) -> str:
-    """Formats a number of bytes."""
     number, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if number < 1024:

@@ -6,51 +6,28 @@ from typing import ClassVar
 from convattn.records.record import Record
 from convattn.records.words import ITSELF, counted, some
 
-__all__ = ["LayerCertificate", "LeftAlone", "NetworkCertificate"]
-
 
 @dataclass(frozen=True)
 class LayerCertificate(Record):
-    """One converted layer of a network: what `Certificate` says of it, in short.
+    """One converted layer of a network: what `Certificate` says of it, in short."""
 
-    Attributes:
-        name: Where the layer stands in the network, as in `named_modules`; the first name of a layer that has several.
-        aliases: Its further names.
-        source: The module converted, as it prints itself.
-        result: The module that replaces it, as it prints itself.
-        heads: Number of attention heads, of the source or of the result.
-        kernel_size: Kernel of the convolution, of the source or of the result.
-        exact: Whether nothing is lost but rounding.
-        leak: Bound on the attention mass outside a head's own pixel (or, towards a convolution, outside the window).
-        bound_per_unit: A-priori bound on the largest output error for inputs of absolute value ≤ 1; excludes rounding.
-        rounding_per_unit: A-priori bound on what rounding adds to that.
-        rounding_at_zero: The same for an input of zeros.
-        bound: The a-priori bound for the random input on which the layer was measured.
-        measured_error: Largest output difference to the source's function in float64 on that input.
-        rounding: Largest difference that the dtype's rounding explains there.
-        path: How the result computed on the network's images: the attention's path, or "convolution"; None where they
-            did not reach it.
-        passed: Whether `Certificate` says so.
-        notes: What else there is to say: what the result does not take over or does in another way, what was folded in.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    source: str
-    result: str
-    heads: int
-    kernel_size: tuple[int, ...]
-    exact: bool
-    leak: float
-    bound_per_unit: float
-    rounding_per_unit: float
-    rounding_at_zero: float
-    bound: float
-    measured_error: float
-    rounding: float
-    path: str | None
-    passed: bool
-    notes: tuple[str, ...] = ()
+    name: str  # As in `named_modules`; the first name of a layer that has several
+    aliases: tuple[str, ...]  # Its further names
+    source: str  # The converted module, as `print` shows it
+    result: str  # The module that replaces it, as `print` shows it
+    heads: int  # Number of attention heads, of the source or of the result
+    kernel_size: tuple[int, ...]  # Kernel of the convolution, of the source or of the result
+    exact: bool  # Whether nothing is lost but rounding
+    leak: float  # Bound on the attention outside a head's own pixel (towards a convolution, outside the window)
+    bound_per_unit: float  # A-priori bound on the output error for inputs of absolute value ≤ 1, without rounding
+    rounding_per_unit: float  # A-priori bound on what rounding adds to that
+    rounding_at_zero: float  # The same for an input of zeros
+    bound: float  # The a-priori bound for the random input on which the layer was measured
+    measured_error: float  # Largest output difference to the source's function in float64 on that input
+    rounding: float  # Largest difference that the dtype's rounding explains there
+    path: str | None  # "convolution", or the attention's path on the network's images; None if they did not reach it
+    passed: bool  # Whether `Certificate` says so
+    notes: tuple[str, ...] = ()  # What the result does not take over or does in another way, what was folded in
 
     def summary(self) -> str:
         """Returns the layer in one line of plain text."""
@@ -66,17 +43,11 @@ class LayerCertificate(Record):
 
 @dataclass(frozen=True)
 class LeftAlone(Record):
-    """A layer that was not converted, although it may compute a convolution.
+    """A layer that was not converted, although it may compute a convolution."""
 
-    Attributes:
-        name: Dotted name of the module, or of the module that calls a convolution as a function.
-        kind: Its class.
-        reason: Why it was left.
-    """
-
-    name: str
-    kind: str
-    reason: str
+    name: str  # Dotted name of the module, or of the module that calls a convolution as a function
+    kind: str  # Its class
+    reason: str  # Why it was left
 
     def summary(self) -> str:
         """Returns this in one line of plain text."""
@@ -172,6 +143,5 @@ class NetworkCertificate(Record):
         return "\n".join(lines)
 
     def _paths(self) -> str:
-        """Counts the layers by path."""
         paths = [layer.path or "not reached" for layer in self.layers]
         return ", ".join(f"{paths.count(path)} {path}" for path in sorted(set(paths)))

@@ -4,34 +4,20 @@ from dataclasses import dataclass
 
 from convattn.records.record import Record
 
-__all__ = ["Plan"]
-
 
 @dataclass(frozen=True)
 class Plan(Record):
-    """How an attention layer computes its output for images of one shape, and what that costs.
+    """How an attention layer computes its output for images of one shape, and what that costs."""
 
-    Attributes:
-        path: "separable", "dense", "fourier", "shift", "content", "flex" or "reference".
-        order: "weights" if pixels are mixed before they are multiplied with the heads' matrices, "values" if after.
-        reason: Why this path.
-        flops: Floating-point operations of a forward pass; a multiplication and an addition count as two.
-        bytes: Estimated working memory of a forward pass, beyond input, output and parameters.
-        bound: Largest error beyond rounding for inputs of absolute value ≤ 1.
-        shape: Shape of the images, (batch, channels, *spatial).
-        dtype: Dtype of the images.
-        device: Device of the images.
-    """
-
-    path: str
-    order: str
-    reason: str
-    flops: int
-    bytes: int
-    bound: float
-    shape: tuple[int, ...]
-    dtype: str
-    device: str
+    path: str  # "separable", "dense", "fourier", "shift", "content", "flex" or "reference"
+    order: str  # "weights" if pixels are mixed before they are multiplied with the heads' matrices, "values" if after
+    reason: str  # Why this path
+    flops: int  # Floating-point operations of a forward pass; a multiplication and an addition count as two
+    bytes: int  # Estimated working memory of a forward pass, beyond input, output and parameters
+    bound: float  # Largest error beyond rounding for inputs of absolute value ≤ 1
+    shape: tuple[int, ...]  # Shape of the images, (batch, channels, *spatial)
+    dtype: str  # Dtype of the images
+    device: str  # Device of the images
 
     def summary(self) -> str:
         """Returns the plan in a few lines of plain text."""

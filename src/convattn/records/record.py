@@ -12,20 +12,14 @@ from convattn.errors import ArgumentError, CheckpointError
 from convattn.fields import read
 from convattn.files import write_atomically
 
-__all__ = ["Record"]
-
 R = TypeVar("R", bound="Record")
 
 
 @dataclass(frozen=True)
 class Record:
-    """A result that can be saved: JSON with the record's kind and schema version.
+    """A result that can be saved: JSON with the record's kind and schema version."""
 
-    Attributes:
-        schema_version: Version of the record's fields; a file of another version is refused.
-    """
-
-    schema_version: ClassVar[int] = 1
+    schema_version: ClassVar[int] = 1  # Version of the record's fields; a file of another version is refused
 
     def to_json(self) -> str:
         """Writes the record as text.

@@ -5,56 +5,33 @@ from dataclasses import dataclass
 from convattn.records.network_certificate import LeftAlone
 from convattn.records.record import Record
 
-__all__ = ["RefinedLayer", "Refinement"]
-
 
 @dataclass(frozen=True)
 class RefinedLayer(Record):
-    """One convolution fitted to the attention layer that it stands for.
+    """One convolution fitted to the attention layer that it replaces."""
 
-    Attributes:
-        name: Where it stands in the network.
-        before: Root mean square of its output's difference to the attention layer's, on images held out of the fit.
-        after: The same afterwards.
-        scale: Root mean square of the attention layer's output there.
-        kept: Whether the fit was kept: it is if it helped on the images held out.
-    """
-
-    name: str
-    before: float
-    after: float
-    scale: float
-    kept: bool
+    name: str  # Where it stands in the network
+    before: float  # Root mean square of its output's difference to the attention layer's, on images held out of the fit
+    after: float  # The same afterwards
+    scale: float  # Root mean square of the attention layer's output there
+    kept: bool  # Whether the fit was kept: it is if it helped on the images held out
 
 
 @dataclass(frozen=True)
 class Refinement(Record):
-    """Results of a refinement, on images that were not used for fitting.
+    """Results of a refinement, on images that were not used for fitting."""
 
-    Attributes:
-        layers: The convolutions, in the order in which they compute.
-        left_alone: The convolutions that were not fitted.
-        ridge: Share of the mean square of the inputs that holds weights where they were.
-        fitted: Number of images for the fits.
-        held_out: Number of images for the numbers here.
-        before: Root mean square of the whole network's output difference, before.
-        after: The same afterwards.
-        scale: Root mean square of the attention network's output.
-        top1_changed_before: Number of images held out whose largest output is another than with attention, before; None
-            where outputs are no rows of scores.
-        top1_changed_after: The same afterwards.
-    """
-
-    layers: tuple[RefinedLayer, ...]
-    left_alone: tuple[LeftAlone, ...]
-    ridge: float
-    fitted: int
-    held_out: int
-    before: float
-    after: float
-    scale: float
+    layers: tuple[RefinedLayer, ...]  # The convolutions, in the order in which they compute
+    left_alone: tuple[LeftAlone, ...]  # The convolutions that were not fitted
+    ridge: float  # Share of the mean square of the inputs that holds weights where they were
+    fitted: int  # Number of images for the fits
+    held_out: int  # Number of images for the numbers here
+    before: float  # Root mean square of the whole network's output difference, before
+    after: float  # The same afterwards
+    scale: float  # Root mean square of the attention network's output
+    # Images held out whose largest output differs from that with attention; None if outputs are not rows of scores
     top1_changed_before: int | None
-    top1_changed_after: int | None
+    top1_changed_after: int | None  # The same afterwards
 
     def summary(self) -> str:
         """Returns the refinement in a few lines of plain text."""

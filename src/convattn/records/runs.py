@@ -5,26 +5,16 @@ from typing import Any, ClassVar
 
 from convattn.records.record import Record
 
-__all__ = ["DataRecord", "RunRecord"]
-
 
 @dataclass(frozen=True)
 class DataRecord(Record):
-    """Which data a run saw.
+    """Which data a run saw."""
 
-    Attributes:
-        name: Data set and copy, for instance "cifar10, JPEG quality 75".
-        source: Where it was read from, without private paths.
-        hashes: SHA-256 of each file or array, by its name.
-        counts: Number of images by split.
-        split: How the splits were made.
-    """
-
-    name: str
-    source: str
-    hashes: dict[str, str]
-    counts: dict[str, int]
-    split: str
+    name: str  # Data set and copy, for instance "cifar10, JPEG quality 75"
+    source: str  # Where it was read from, without private paths
+    hashes: dict[str, str]  # SHA-256 of each file or array, by its name
+    counts: dict[str, int]  # Number of images by split
+    split: str  # How the splits were made
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,12 @@
 
 from collections.abc import Sequence
 
-__all__ = ["ITSELF", "counted", "some"]
-
 ITSELF = "the network itself"
-"""What stands for the empty name of a module."""
+"""Shown in place of the empty name of a module."""
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns a count with its noun, in the singular for one.
-
-    Args:
-        count: How many there are.
-        noun: What is counted, in the singular; its plural adds an s.
-
-    Returns:
-        Both.
+    """Returns a count with its noun, given in the singular.
 
     Example:
         >>> counted(1, "head"), counted(9, "head")
@@ -26,13 +17,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def some(names: Sequence[str]) -> str:
-    """Names the first three of many.
-
-    Args:
-        names: Names of modules or of what they hold.
-
-    Returns:
-        The names between commas, and how many more there are.
+    """Names the first three of several modules or tensors, and says how many more there are.
 
     Example:
         >>> some(["stem", "", "a", "b", "c"])

@@ -9,20 +9,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from convattn.training.recipe import LookaheadRecipe, Recipe
 
-__all__ = ["lookahead_decay", "make_average", "update_average"]
-
 
 def make_average(network: nn.Module, recipe: Recipe, total: int) -> AveragedModel | None:
-    """Makes the average of a network's weights that a recipe asks for.
-
-    Args:
-        network: The network.
-        recipe: The recipe.
-        total: Steps of the run.
-
-    Returns:
-        The average, which is a copy of the network so far; None if the recipe asks for none.
-    """
+    """Returns the average of the weights that a recipe asks for, at first a copy of the network; None without one."""
     if recipe.lookahead is not None:
         return AveragedModel(network, multi_avg_fn=_return_to(recipe.lookahead, total), use_buffers=True)
     decay = recipe.training.ema
@@ -30,15 +19,7 @@ def make_average(network: nn.Module, recipe: Recipe, total: int) -> AveragedMode
 
 
 def update_average(average: AveragedModel, network: nn.Module, recipe: Recipe, *, step: int, total: int) -> None:
-    """Updates an average after a step; a lookahead every few steps and after the last, and takes the network to it.
-
-    Args:
-        average: The average.
-        network: The network; with a lookahead its weights and running statistics become those of the average.
-        recipe: The recipe.
-        step: Steps done.
-        total: Steps of the run.
-    """
+    """Updates an average after a step; a lookahead only every few steps, and then the network takes its values."""
     if recipe.lookahead is None:
         average.update_parameters(network)
     elif step % recipe.lookahead.steps == 0 or step == total:
@@ -48,15 +29,7 @@ def update_average(average: AveragedModel, network: nn.Module, recipe: Recipe, *
 
 
 def lookahead_decay(recipe: LookaheadRecipe, step: int, total: int) -> float:
-    """Returns the share of the average that is kept at a step: ``decay^steps · (s / T)³``.
-
-    Args:
-        recipe: The recipe's section.
-        step: s, steps done.
-        total: T, all steps.
-
-    Returns:
-        The share, in [0, 1).
+    """Returns the share of the average that is kept at step s of T: ``decay^steps · (s / T)³``.
 
     Example:
         >>> lookahead_decay(LookaheadRecipe(steps=1, decay=0.8), 5, 10)
@@ -66,7 +39,7 @@ def lookahead_decay(recipe: LookaheadRecipe, step: int, total: int) -> float:
 
 
 def _return_to(recipe: LookaheadRecipe, total: int) -> Callable[[Any, Any, Any], None]:
-    """Returns the update of an average; the first update of an `AveragedModel`, before it is called, is a copy."""
+    """Returns the update of an average; before its first call, `AveragedModel` copies the weights."""
 
     def update(averages: list[Tensor], weights: list[Tensor], number: Tensor) -> None:
         decay = lookahead_decay(recipe, min(recipe.steps * (int(number) + 1), total), total)

@@ -11,8 +11,6 @@ from torch.nn import functional as F
 from convattn.data import ImageDataset, cutmix, cutout, horizontal_flip, mirror, mixup, normalise, random_crop
 from convattn.training.recipe import DataRecipe
 
-__all__ = ["Batches"]
-
 
 @final
 class Batches:
@@ -20,11 +18,6 @@ class Batches:
 
     Order and augmentation have their own generators on the CPU. So they are the same on every device and for any number
     of processes: each process makes the whole batch and takes its share.
-
-    Attributes:
-        per_epoch: Full batches in an epoch; images that do not fill a batch are left out.
-        position: Batches of the current epoch that have been used.
-        epoch: Epochs that have been used whole.
 
     Example:
         >>> from convattn.data import load_digits
@@ -39,21 +32,14 @@ class Batches:
     def __init__(
         self, data: ImageDataset, recipe: DataRecipe, *, size: int, seed: int, device: torch.device | str
     ) -> None:
-        """Moves the images to the device.
-
-        Args:
-            data: The data set whose training split is used.
-            recipe: How the images are varied.
-            size: Images in a batch, from 1 to the split's number.
-            seed: Seed of order and augmentation.
-            device: Where the images lie.
-        """
         self._data, self._recipe, self._size = data, recipe, size
         self._split = data.train.to(device)
         self._augmentation = torch.Generator().manual_seed(seed + 1)
         self._order = torch.Generator().manual_seed(seed)
         self._order_of_epoch = self._order.get_state()
-        self.per_epoch, self.position, self.epoch = len(self._split) // size, 0, 0
+        self.per_epoch = len(self._split) // size  # images that do not fill a batch are left out
+        self.position = 0  # batches used in the current epoch
+        self.epoch = 0  # epochs used whole
         tossed = torch.rand(len(self._split), generator=torch.Generator().manual_seed(seed + 2)) < 0.5
         self._mirrored_first = tossed.to(device)
 
@@ -68,7 +54,7 @@ class Batches:
         self._order_of_epoch, self.position, self.epoch = self._order.get_state(), 0, self.epoch + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the run is: position, epoch, and the states of both generators."""
+        """Returns the position, the epoch and the states of both generators."""
         return {
             "position": self.position,
             "epoch": self.epoch,

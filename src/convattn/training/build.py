@@ -14,20 +14,21 @@ from convattn.errors import CheckpointError, ConversionError, RecipeError, must_
 from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet, prune_heads
 from convattn.networks import load_network
 from convattn.training.heads import quadratic_encodings
-from convattn.training.network_recipe import AttentionNetRecipe, ConvNetRecipe, NetworkRecipe, SpeedNetRecipe
 from convattn.training.recipe import (
+    AttentionNetRecipe,
     ConvertRecipe,
+    ConvNetRecipe,
     CosineRecipe,
     DataRecipe,
+    NetworkRecipe,
     OptimRecipe,
     Recipe,
+    SpeedNetRecipe,
     StartRecipe,
     StepsRecipe,
     TriangleRecipe,
 )
 from convattn.training.schedule import step_decay, triangle, warmup_cosine
-
-__all__ = ["Network", "build_network", "build_optimizer", "learning_rate_factor", "load_data", "rate_of_group"]
 
 Network: TypeAlias = AttentionNet | ConvNet | ResNet | SpeedNet
 """What a recipe can train."""
@@ -40,18 +41,10 @@ _WHITENED = 5000
 
 
 def load_data(recipe: DataRecipe) -> ImageDataset:
-    """Loads the images that a recipe names.
+    """Loads the images that a recipe names, on the CPU.
 
-    Args:
-        recipe: The recipe's section. If it names no folder for CIFAR-10, the environment variable CONVATTN_CIFAR10
-            does, so that recipes hold no local paths; without either, the files come from the Hub.
-
-    Returns:
-        The data set, on the CPU.
-
-    Raises:
-        DataError: The images cannot be loaded.
-        MissingDependencyError: The package that contains the images is not installed.
+    The folder of CIFAR-10 may also be given by the environment variable CONVATTN_CIFAR10, so that recipes need no local
+    paths; without either, the files come from the Hub.
     """
     if recipe.name == "digits":
         return load_digits()
@@ -59,23 +52,11 @@ def load_data(recipe: DataRecipe) -> ImageDataset:
 
 
 def build_network(recipe: Recipe, data: ImageDataset) -> Network:
-    """Builds the network of a recipe, for the images of a data set.
+    """Builds the network of a recipe, for images of the shape and the classes of a data set.
 
-    Args:
-        recipe: The recipe.
-        data: Gives the number of channels and classes and the size of the images.
-
-    Returns:
-        The network: new, with weights from PyTorch's global random numbers, or that of the run to start from. The stem
-        of a new `SpeedNet` whitens the patches of the first training images. The convolutions that the recipe names are
-        converted to attention.
-
-    Raises:
-        ArgumentError: A size does not fit, or a pattern of the recipe matches no convolution.
-        CheckpointError: The network to start from cannot be loaded, or does not fit the recipe.
-        ConversionError: The network has no convolutions, or the certificate of the conversion fails.
-        RecipeError: The folder to start from is not given.
-        UnknownNameError: There is no such encoding.
+    It is the network of the run to start from, or a new one with weights from PyTorch's global random numbers; the stem
+    of a new `SpeedNet` whitens the patches of the first training images. The convolutions that the recipe names are
+    then converted to attention.
     """
     fresh = _draw_network(recipe.model, data)
     network = fresh if recipe.start.recipe is None else _load_start(recipe.start, fresh)
@@ -131,18 +112,10 @@ def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Net
 def build_optimizer(
     recipe: OptimRecipe, network: nn.Module, *, stem_epochs: int | None = None
 ) -> torch.optim.Optimizer:
-    """Builds the optimizer; centres and shapes of quadratic encodings have no weight decay.
+    """Builds the optimizer, at the highest learning rate, for the parameters that need a gradient.
 
-    Args:
-        recipe: The recipe's section.
-        network: The network to train; what needs no gradient is left out.
-        stem_epochs: Epochs in which the bias of a `SpeedNet`'s stem learns; None for all.
-
-    Returns:
-        The optimizer, at the highest learning rate. `rate_of_group` says what to multiply it by in each group.
-
-    Raises:
-        RecipeError: `stem_epochs` is given for another network.
+    Centres and shapes of quadratic encodings have no weight decay. The bias of a `SpeedNet`'s stem learns for
+    `stem_epochs`; None means all. `rate_of_group` gives the factor of the learning rate in each group.
     """
     own = _own_groups(recipe, network, stem_epochs)
     members: dict[tuple[float, float, int | None], list[nn.Parameter]] = {}
@@ -159,15 +132,7 @@ def build_optimizer(
 
 
 def rate_of_group(group: Mapping[str, Any], epoch: int) -> float:
-    """Returns the learning rate of a group of parameters, as a multiple of the run's.
-
-    Args:
-        group: A group of the optimizer that `build_optimizer` made.
-        epoch: Epochs done.
-
-    Returns:
-        The multiple; 0 for what does not learn any more.
-    """
+    """Returns the learning rate of a group of parameters, as a multiple of the run's; 0 once it no longer learns."""
     return group["rate"] if group["epochs"] is None or epoch < group["epochs"] else 0.0
 
 
@@ -185,7 +150,7 @@ def _own_groups(
             own[id(module.bias)] = (rate, recipe.weight_decay / rate, None)
     if stem_epochs is not None:
         if not isinstance(network, SpeedNet):
-            expectation = "left away where the network is no SpeedNet"
+            expectation = "left out where the network is no SpeedNet"
             raise RecipeError(must_be("training.stem_epochs", expectation, stem_epochs))
         own[id(network.stem.bias)] = (1.0, recipe.weight_decay, stem_epochs)
     return own
@@ -194,16 +159,7 @@ def _own_groups(
 def learning_rate_factor(
     recipe: CosineRecipe | StepsRecipe | TriangleRecipe, step: int, *, epochs: int, steps_per_epoch: int
 ) -> float:
-    """Returns the learning rate of a step as a factor of the highest one.
-
-    Args:
-        recipe: The recipe's section.
-        step: Steps done.
-        epochs: Epochs of the run.
-        steps_per_epoch: Steps of each epoch.
-
-    Returns:
-        The factor, in [0, 1].
+    """Returns the learning rate of a step as a factor of the highest one, in [0, 1].
 
     Example:
         >>> learning_rate_factor(StepsRecipe(milestones=(2,)), 10, epochs=3, steps_per_epoch=5)

@@ -7,8 +7,6 @@ from huggingface_hub import EvalResult, ModelCardData
 from convattn.records import RunRecord
 from convattn.training.markdown import markdown_table
 
-__all__ = ["model_card"]
-
 _PSEUDOCODE = {
     "attention_net": "docs/theory.md §1 to §6 (the operator and its paths); class AttentionNet",
     "conv_net": "class ConvNet: the same blocks with convolutions",
@@ -18,17 +16,11 @@ _PSEUDOCODE = {
 
 
 def model_card(record: RunRecord) -> str:
-    """Writes the model card of a run.
+    """Writes the model card of a run: Markdown with the front matter of the Hub.
 
     The items are those of the reproducibility checklist of J. Pineau et al., "Improving reproducibility in machine
     learning research", JMLR 22 (2021), without those on theorems, on new data and on the spread over runs, which is on
     the page of a study.
-
-    Args:
-        record: The record.
-
-    Returns:
-        Markdown with the front matter of the Hub.
     """
     accuracy, tested = record.results["test_accuracy"], record.data.counts["test"]
     scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
@@ -85,7 +77,7 @@ def _data(record: RunRecord) -> dict[str, str]:
         "copy": record.data.name,
         "source": record.data.source,
         "split": f"{record.data.split}; {counts}; no validation split, because nothing was chosen by it",
-        "left out": "no image; of each epoch the rest that does not fill a batch",
+        "left out": "no image; in each epoch, those that do not fill a batch",
         "scaled": "(bytes / 255 − mean) / std by channel, both as in `convattn.data.ImageDataset`",
         **{f"SHA-256 of {name}": value for name, value in record.data.hashes.items()},
     }
@@ -117,7 +109,7 @@ def _computation(record: RunRecord) -> dict[str, str]:
 
 
 def _settings(recipe: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Flattens the resolved recipe."""
+    """Flattens the resolved recipe to one level."""
     rows: dict[str, str] = {}
     for key, value in recipe.items():
         if isinstance(value, Mapping):

@@ -9,11 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
-from convattn.data.hashing import file_sha256
 from convattn.errors import CheckpointError, CheckpointWarning
-from convattn.files import write_atomically
-
-__all__ = ["Checkpoint", "Checkpoints"]
+from convattn.files import file_sha256, write_atomically
 
 _MANIFEST = "checkpoint.json"
 _KEPT = 2
@@ -21,46 +18,25 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Step, processes and digests of a checkpoint.
+    """The description of a checkpoint."""
 
-    Attributes:
-        step: Optimizer steps done.
-        processes: Number of processes that wrote it.
-        files: SHA-256 of each file, by its path inside the checkpoint.
-    """
-
-    step: int
-    processes: int
-    files: dict[str, str]
+    step: int  # Optimizer steps done
+    processes: int  # Number of processes that wrote it
+    files: dict[str, str]  # SHA-256 of each file, by its path inside the checkpoint
 
 
 @final
 class Checkpoints:
-    """The checkpoints of one run, ``step-00000123`` and so on; the newest two are kept.
+    """The checkpoints of one run, ``step-00000123`` and so on in a folder; the newest two are kept.
 
     A checkpoint is written under a temporary name, with the SHA-256 of each of its files, and then renamed.
-
-    Attributes:
-        folder: Where they are.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Takes the folder, which need not exist.
-
-        Args:
-            folder: Where the checkpoints are.
-        """
         self.folder = Path(folder)
 
     def begin(self, step: int) -> Path:
-        """Makes an empty folder in which a checkpoint can be written.
-
-        Args:
-            step: Optimizer steps done.
-
-        Returns:
-            The folder.
-        """
+        """Makes an empty folder in which the checkpoint of a step can be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.clear()
         place = self.folder / f".{_name(step)}.new"
@@ -73,14 +49,9 @@ class Checkpoints:
             shutil.rmtree(left, ignore_errors=True)
 
     def finish(self, written: Path, *, step: int, processes: int) -> None:
-        """Closes a checkpoint, moves it to its place and drops all but the newest two.
+        """Moves a checkpoint from the folder that `begin` made to its place, and drops all but the newest two.
 
         Checkpoints of later steps are dropped too: they must be damaged, or the run would have resumed there.
-
-        Args:
-            written: The folder that `begin` made, with all files.
-            step: Optimizer steps done.
-            processes: Number of processes that wrote it.
         """
         for path in _files(written):
             path.chmod(written.stat().st_mode & 0o666)  # safetensors keeps its files to their owner
@@ -97,19 +68,9 @@ class Checkpoints:
                 _drop(other)
 
     def load_newest(self, load: Callable[[Path, Checkpoint], None]) -> Checkpoint:
-        """Loads the newest undamaged checkpoint, and warns of damaged ones.
+        """Calls `load` with the newest undamaged checkpoint and its folder, and warns of newer ones that are damaged.
 
-        Args:
-            load: Called with a checkpoint's folder and its description.
-
-        Returns:
-            The checkpoint loaded.
-
-        Warns:
-            CheckpointWarning: A newer one is damaged.
-
-        Raises:
-            CheckpointError: None is left.
+        Returns the description of the checkpoint; if none is left, this raises CheckpointError.
         """
         damaged = []
         for place in self._newest_first():
@@ -117,7 +78,7 @@ class Checkpoints:
                 checkpoint = read_checkpoint(place)
             except CheckpointError as error:
                 damaged.append(str(error))
-                warnings.warn(f"{error}; the one before is used", CheckpointWarning, stacklevel=2)
+                warnings.warn(f"{error}; the one before it is used", CheckpointWarning, stacklevel=2)
                 continue
             load(place, checkpoint)
             return checkpoint
@@ -133,17 +94,7 @@ class Checkpoints:
 
 
 def read_checkpoint(place: Path) -> Checkpoint:
-    """Reads the description of a checkpoint, and checks its files.
-
-    Args:
-        place: The checkpoint's folder.
-
-    Returns:
-        The description.
-
-    Raises:
-        CheckpointError: A file is missing, damaged or cannot be read.
-    """
+    """Reads the description of a checkpoint and checks its files; a damaged one raises CheckpointError."""
     try:
         content = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
         checkpoint = Checkpoint(int(content["step"]), int(content["processes"]), dict(content["files"]))
@@ -151,7 +102,7 @@ def read_checkpoint(place: Path) -> Checkpoint:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"checkpoint {place.name} is damaged ({type(error).__name__}: {error})") from None
     if wrong:
-        raise CheckpointError(f"checkpoint {place.name} is damaged (not what was written: {', '.join(wrong)})")
+        raise CheckpointError(f"checkpoint {place.name} is damaged (changed since it was written: {', '.join(wrong)})")
     return checkpoint
 
 
@@ -164,7 +115,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _drop(place: Path) -> None:
-    """Removes a checkpoint, so that nobody finds half of it."""
+    """Removes a checkpoint under another name, so that no process finds half of it."""
     hidden = place.with_name(f".{place.name}.old")
     os.replace(place, hidden)
     shutil.rmtree(hidden, ignore_errors=True)

@@ -1,14 +1,13 @@
-"""Energy of a device over a run: hardware counters that may wrap around."""
+"""Time and energy of a run; the energy from hardware counters, which may wrap around."""
 
 import importlib
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
-
-__all__ = ["Counter", "EnergyMeter", "read_counters"]
 
 _POWERCAP, _FILES = Path("/sys/class/powercap"), ("energy_uj", "max_energy_range_uj")
 _SECONDS_BETWEEN_READINGS = 60.0
@@ -17,15 +16,10 @@ _SECONDS_BETWEEN_READINGS = 60.0
 
 @dataclass(frozen=True)
 class Counter:
-    """One reading of an energy counter.
+    """One reading of an energy counter."""
 
-    Attributes:
-        joules: Energy since some moment, in joules.
-        range: Energy at which the counter wraps around to zero, in joules; None if it never does.
-    """
-
-    joules: float
-    range: float | None = None
+    joules: float  # Energy since some moment, in joules
+    range: float | None = None  # Energy at which the counter wraps around to zero, in joules; None if it never does
 
 
 @final
@@ -38,11 +32,6 @@ class EnergyMeter:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Starts to count.
-
-        Args:
-            device: The device that computes.
-        """
         self._device = device
         self._last = read_counters(device)
         self._joules: float | None = 0.0 if self._last else None
@@ -54,11 +43,7 @@ class EnergyMeter:
             self.read()
 
     def read(self) -> float | None:
-        """Reads the counters.
-
-        Returns:
-            Energy since the meter was made, in joules; None where it is unknown.
-        """
+        """Returns the energy since the meter was made, in joules; None if it is unknown."""
         if self._joules is None:
             return None
         now, self._read_at = read_counters(self._device), time.monotonic()
@@ -70,14 +55,7 @@ class EnergyMeter:
 
 
 def read_counters(device: torch.device) -> dict[str, Counter]:
-    """Reads the energy counters of a device.
-
-    Args:
-        device: The device.
-
-    Returns:
-        The counters by name; none where there are none, or one cannot be read.
-    """
+    """Reads the energy counters of a device, by name; empty if there are none, or one cannot be read."""
     readers = {"cuda": _read_nvml, "cpu": _read_packages}
     return readers[device.type](device) if device.type in readers else {}
 
@@ -112,3 +90,43 @@ def _read_packages(_: torch.device) -> dict[str, Counter]:
         }
     except (OSError, ValueError):
         return {}
+
+
+@final
+class Ledger:
+    """Wall time and energy of a run.
+
+    What was spent between the last checkpoint and an interruption is unknown and not counted.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")  # ISO 8601 in UTC
+        self.resumed = 0  # Resumptions from a checkpoint
+        self._began, self._meter = time.perf_counter(), EnergyMeter(device)
+        self._earlier_seconds: float = 0.0
+        self._earlier_joules: float | None = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Wall time so far, in seconds."""
+        return self._earlier_seconds + time.perf_counter() - self._began
+
+    @property
+    def energy(self) -> float | None:
+        """Energy of the whole device so far, in joules; None if a part of it is unknown."""
+        joules = self._meter.read()
+        return None if joules is None or self._earlier_joules is None else self._earlier_joules + joules
+
+    def watch(self) -> None:
+        """Updates the energy; call it often."""
+        self._meter.watch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns time, energy and number of resumptions."""
+        counted = {"seconds": self.seconds, "joules": self.energy}
+        return {**counted, "resumed": self.resumed, "started": self.started}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from `state_dict`."""
+        self._earlier_seconds, self._earlier_joules = state["seconds"], state["joules"]
+        self.resumed, self.started = state["resumed"] + 1, state["started"]

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import torch
 from pyarrow import parquet
-from torch import Tensor, nn
+from torch import nn
 
 from convattn.encodings import GeneralizedQuadratic, Quadratic
 from convattn.errors import RecipeError, must_be
 from convattn.models import AttentionNet
-
-__all__ = ["HEAD_COLUMNS", "HeadTrace", "quadratic_encodings", "require_quadratic_heads"]
 
 HEAD_COLUMNS = pa.schema(
     [
@@ -37,18 +35,10 @@ def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadr
 
 
 def require_quadratic_heads(network: nn.Module, reinitialise: tuple[int, ...]) -> None:
-    """Checks at the start that heads can get new random values later.
-
-    Args:
-        network: The network.
-        reinitialise: Epochs after which its degenerate heads do.
-
-    Raises:
-        RecipeError: There are such epochs, but that would fail or do nothing.
-    """
+    """Raises RecipeError if heads are to get new random values in some epochs, but that would fail or do nothing."""
     able = isinstance(network, AttentionNet) and not network.content and quadratic_encodings(network)
     if reinitialise and not able:
-        expectation = "left away where the network has no quadratic heads without content"
+        expectation = "left out where the network has no quadratic heads without content"
         raise RecipeError(must_be("training.reinitialise", expectation, reinitialise))
 
 
@@ -64,21 +54,11 @@ class HeadTrace:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        """Finds the layers to follow.
-
-        Args:
-            network: The network; without quadratic encodings the trace stays empty.
-        """
         self._encodings = [encoding for encoding in quadratic_encodings(network) if encoding.dims == 2]
         self.rows: list[dict[str, float]] = []
 
     def record(self, *, step: int, epoch: int) -> None:
-        """Adds the present centres and sharpness of every head.
-
-        Args:
-            step: Optimizer steps done.
-            epoch: Epochs done.
-        """
+        """Adds the present centres and sharpness of every head."""
         for layer, encoding in enumerate(self._encodings):
             centres = encoding.centres.detach().double().cpu().tolist()
             for head, (centre, precision) in enumerate(zip(centres, _precisions(encoding), strict=True)):
@@ -93,8 +73,12 @@ class HeadTrace:
 
 
 def _precisions(encoding: Quadratic | GeneralizedQuadratic) -> Iterator[dict[str, float]]:
-    """Yields Σ⁻¹ and the sharpness of each head."""
-    for matrix in _precision_matrices(encoding).detach().double().cpu():
+    """Yields Σ⁻¹ and the sharpness of each head; for −α‖δ − Δ‖², Σ⁻¹ is 2α times the identity."""
+    if isinstance(encoding, GeneralizedQuadratic):
+        matrices = encoding.precision
+    else:
+        matrices = 2 * encoding.sharpness[:, None, None] * torch.eye(2, device=encoding.centres.device)
+    for matrix in matrices.detach().double().cpu():
         (row_row, row_col), (_, col_col) = matrix.tolist()
         yield {
             "sharpness": (row_row + col_col) / 4,
@@ -102,10 +86,3 @@ def _precisions(encoding: Quadratic | GeneralizedQuadratic) -> Iterator[dict[str
             "precision_row_col": row_col,
             "precision_col_col": col_col,
         }
-
-
-def _precision_matrices(encoding: Quadratic | GeneralizedQuadratic) -> Tensor:
-    """Returns Σ⁻¹ of each head; for −α‖δ − Δ‖² that is 2α times the identity."""
-    if isinstance(encoding, GeneralizedQuadratic):
-        return encoding.precision
-    return 2 * encoding.sharpness[:, None, None] * torch.eye(2, device=encoding.centres.device)

@@ -1,5 +1,6 @@
 """Trains by a recipe: `train` runs all epochs and returns the record."""
 
+import importlib.util
 import os
 import random
 import time
@@ -14,7 +15,14 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemaining
 from safetensors import SafetensorError
 
 from convattn.data import ImageDataset
-from convattn.errors import ArgumentError, CheckpointError, DeviceError, MissingDependencyError, must_be
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    DeviceError,
+    MissingDependencyError,
+    UnknownNameError,
+    must_be,
+)
 from convattn.provenance import describe_hardware, describe_versions, find_revision
 from convattn.records import RunRecord
 from convattn.training.build import Network, load_data
@@ -23,13 +31,13 @@ from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import command_for, flat_values
 from convattn.training.run_folder import RunFolder
 from convattn.training.session import Session
-from convattn.training.trackers import require_trackers
 from convattn.training.trainer import EpochResult, Trainer, forked_random_numbers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["train"]
+TRACKERS = {"tensorboard": "train", "wandb": "track", "trackio": "track"}
+"""Trackers by the names of their packages, with the extra of convattn that installs each."""
 
 
 def train(
@@ -91,10 +99,14 @@ def train(
     """
     if not isinstance(recipe, Recipe):
         raise ArgumentError(must_be("recipe", "a Recipe, as load_recipe(NAME) returns it", recipe))
-    folder = _open_folder(output, resume=resume, tracked=bool(trackers))
+    if output is None and (resume or trackers):
+        raise ArgumentError(must_be("output", "the run's folder, because resume or trackers is given", output))
+    folder = None if output is None else RunFolder(output)
+    if folder is not None and not resume:
+        folder.require_new()
     if checkpoint_every is not None and checkpoint_every < 1:
         raise ArgumentError(must_be("checkpoint_every", "an integer of at least 1", checkpoint_every))
-    require_trackers(trackers)
+    _require_trackers(trackers)
     if resume and folder is not None and (finished := folder.find_unfinished(recipe)) is not None:
         return finished
     try:
@@ -119,14 +131,16 @@ def _train(
 ) -> RunRecord:
     """Trains; the folder is new, or holds an unfinished run of the recipe."""
     accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
-    progress, revision = progress and accelerator.is_main_process, find_revision()
+    console, revision = Console(stderr=True, highlight=False), find_revision()
+    progress = progress and accelerator.is_main_process and console.is_terminal
     data = load_data(recipe.data) if data is None else data
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     with _seeded(recipe.seed, accelerator.device):
         session = Session(Trainer(recipe, data, accelerator), recipe, accelerator, folder)
         estimate = session.trainer.estimate_memory()
-        _say(str(estimate), progress)
+        if progress:
+            console.print(str(estimate))
         session.resume() if resume else session.start()
         _run_epochs(session, recipe, accelerator, every, progress=progress, tell=tell)
     record = RunRecord(
@@ -155,16 +169,13 @@ def _train(
     return record
 
 
-def _open_folder(output: str | os.PathLike[str] | None, *, resume: bool, tracked: bool) -> RunFolder | None:
-    """Returns the run's folder; raises if it is not empty and the run is not resumed."""
-    if output is None:
-        if resume or tracked:
-            raise ArgumentError(must_be("output", "the run's folder, because resume or trackers is given", output))
-        return None
-    folder = RunFolder(output)
-    if not resume:
-        folder.require_new()
-    return folder
+def _require_trackers(names: Sequence[str]) -> None:
+    """Raises if a tracker is unknown or not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            raise UnknownNameError("tracker", name, TRACKERS)
+        if importlib.util.find_spec(name) is None:
+            raise MissingDependencyError(name, TRACKERS[name])
 
 
 def _run_epochs(
@@ -178,7 +189,9 @@ def _run_epochs(
 ) -> None:
     """Runs the remaining epochs, and reports each to the progress bar, `tell` and the trackers."""
     trainer = session.trainer
-    with _tracked(accelerator, recipe), _progress_bar(progress) as bar:
+    columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, TextColumn("{task.fields[result]}"), console=Console(stderr=True), disable=not progress)
+    with _tracked(accelerator, recipe), bar:
         total = recipe.training.epochs * trainer.steps_per_epoch
         task = bar.add_task(recipe.name, total=total, completed=trainer.step, result="")
         for result in session.run(checkpoint_every=checkpoint_every, on_step=lambda: bar.advance(task)):
@@ -215,7 +228,6 @@ def _tracked(accelerator: "Accelerator", recipe: Recipe) -> Iterator[None]:
 
 
 def _write_results(folder: RunFolder, network: Network, record: RunRecord) -> None:
-    """Writes the network, its card and the record of a finished run."""
     try:
         folder.finish(network, record)
     except (OSError, SafetensorError) as error:
@@ -225,29 +237,12 @@ def _write_results(folder: RunFolder, network: Network, record: RunRecord) -> No
 
 
 def _not_covered(session: Session, processes: int) -> tuple[str, ...]:
-    """Lists what the record of one run does not cover."""
     items = ["the spread over seeds: this is one run"]
     if session.ledger.resumed:
         items.append("peak memory before the run was last resumed")
     if processes > 1:
         items.append("peak memory of the other processes, and energy of other devices than the first process's")
     return tuple(items)
-
-
-def _progress_bar(progress: bool) -> Progress:
-    """Makes a progress bar on standard error, hidden unless that is a terminal."""
-    console = Console(stderr=True)
-    columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(
-        *columns, TextColumn("{task.fields[result]}"), console=console, disable=not (progress and console.is_terminal)
-    )
-
-
-def _say(line: str, progress: bool) -> None:
-    """Prints a line on standard error if that is a terminal."""
-    console = Console(stderr=True, highlight=False)
-    if progress and console.is_terminal:
-        console.print(line)
 
 
 def _start_accelerator(precision: str, trackers: Sequence[str], folder: RunFolder | None) -> "Accelerator":

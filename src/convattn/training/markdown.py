@@ -2,18 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["markdown_table"]
-
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    r"""Writes a table; special characters in a cell are escaped.
-
-    Args:
-        heads: Heading of each column.
-        rows: Cells of each row; line breaks become spaces.
-
-    Returns:
-        The table, without a line feed at its end.
+    r"""Writes a table; special characters in a cell are escaped, line breaks become spaces.
 
     Example:
         >>> print(markdown_table(["key", "value"], [["choice", "a|b"]]))

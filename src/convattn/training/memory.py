@@ -11,28 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MemoryEstimate", "estimate_memory", "peak_memory"]
-
 _STATES = {torch.optim.SGD: 1, torch.optim.AdamW: 2}
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on the device of each process, without what allocators and libraries add.
+    """Bytes on the device of each process, without what allocators and libraries add."""
 
-    Attributes:
-        weights: Parameters and buffers, and their moving average where there is one.
-        gradients: Gradients.
-        optimizer: Momenta.
-        activations: What is kept for the backward pass, for the images of one portion.
-        images: Both splits, as bytes.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    images: int
+    weights: int  # Parameters and buffers, and their moving average if there is one
+    gradients: int  # Gradients
+    optimizer: int  # Momenta
+    activations: int  # What is kept for the backward pass, for the images of one portion
+    images: int  # Both splits, as bytes
 
     @property
     def total(self) -> int:
@@ -40,7 +30,6 @@ class MemoryEstimate:
         return self.weights + self.gradients + self.optimizer + self.activations + self.images
 
     def __str__(self) -> str:
-        """Returns the estimate in one line."""
         parts = ", ".join(f"{name} {number / 2**20:,.0f}" for name, number in vars(self).items())
         return f"memory: about {self.total / 2**20:,.0f} MiB on each device ({parts})"
 
@@ -54,21 +43,11 @@ def estimate_memory(
     averaged: bool = False,
     data_bytes: int = 0,
 ) -> MemoryEstimate:
-    """Estimates the memory of a training step.
+    """Estimates the memory of a training step with SGD or AdamW.
 
-    Activations are counted: two small forward passes through a copy of the network, in training mode, add up the
-    storage saved for the backward pass. It grows linearly with the number of images.
-
-    Args:
-        network: The network; not changed.
-        optimizer: Its optimizer; SGD and AdamW are known.
-        images: Four or more normalised images.
-        at_once: Images in one portion of a process.
-        averaged: Whether a moving average of the weights is kept.
-        data_bytes: Size of the images that lie on the device.
-
-    Returns:
-        The estimate.
+    Two small forward passes through a copy of the network, in training mode, count the bytes that are kept for the
+    backward pass; they grow linearly with the number of images. `images` holds four or more normalised ones, and a
+    process computes `at_once` of them together.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
@@ -76,15 +55,15 @@ def estimate_memory(
         >>> estimate_memory(network, optimizer, torch.zeros(4, 4), at_once=10).activations
         480
     """
-    parameters = sum(_size(parameter) for parameter in network.parameters())
-    weights = parameters + sum(_size(buffer) for buffer in network.buffers())
+    parameters = sum(parameter.nbytes for parameter in network.parameters())
+    weights = parameters + sum(buffer.nbytes for buffer in network.buffers())
     states = next((number for kind, number in _STATES.items() if isinstance(optimizer, kind)), 0)
     with torch.random.fork_rng(devices=[images.device] if images.device.type == "cuda" else []):
         trial = copy.deepcopy(network).train()
         two, four = (_saved_bytes(trial, images[:count].clone()) for count in (2, 4))
     return MemoryEstimate(
         weights=weights * (2 if averaged else 1),
-        gradients=sum(_size(parameter) for parameter in network.parameters() if parameter.requires_grad),
+        gradients=sum(parameter.nbytes for parameter in network.parameters() if parameter.requires_grad),
         optimizer=states * parameters,
         activations=two + (at_once - 2) * (four - two) // 2,
         images=data_bytes,
@@ -122,7 +101,3 @@ def _saved_bytes(network: nn.Module, images: Tensor) -> int:
     size = sum(storage.nbytes() for storage in kept.values())
     del output
     return size
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

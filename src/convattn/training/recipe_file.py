@@ -14,9 +14,9 @@ from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_b
 from convattn.fields import Text, read
 from convattn.files import as_path
 from convattn.training.recipe import Recipe
-from convattn.training.scale import change_scale, require_scales
 
-__all__ = ["command_for", "differing_keys", "flat_values", "load_recipe", "recipe_names", "recipe_to_toml"]
+SCALES = ("paper", "small", "tiny")
+"""Every scale, the largest first."""
 
 
 def recipe_names() -> list[str]:
@@ -55,9 +55,9 @@ def load_recipe(
     if not isinstance(overrides, Mapping | None):
         raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
     own_scales = content.pop("scales", {})
-    require_scales(own_scales, source)
+    _require_scales(own_scales, source)
     if scale is not None and scale != content.get("scale", "paper"):
-        content = change_scale(content, scale, own_scales, source)
+        content = _change_scale(content, scale, own_scales, source)
     for key, text in (overrides or {}).items():
         *sections, last = key.split(".")
         table = content
@@ -78,13 +78,9 @@ def recipe_to_toml(recipe: Recipe) -> str:
 
 
 def command_for(recipe: Recipe) -> str:
-    """Returns the command that repeats a run of a recipe.
+    """Returns the command that repeats a run, with one ``--set`` for each changed value.
 
-    Args:
-        recipe: Any recipe.
-
-    Returns:
-        The command, with one ``--set`` for each changed value. For a recipe that is not in the package it names a file.
+    For a recipe that is not in the package it names a file.
 
     Example:
         >>> command_for(load_recipe("digits-quadratic", overrides={"seed": "1"}))
@@ -109,13 +105,6 @@ def command_for(recipe: Recipe) -> str:
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Lists the keys in which two recipes differ, without the claim, which changes no number.
-
-    Args:
-        first: A recipe as nested plain values.
-        second: Another.
-
-    Returns:
-        One text for each key, ``key is 1, not 2``; empty if the recipes are equal.
 
     Example:
         >>> differing_keys({"claim": "none", "data": {"name": "digits"}}, {"data": {"name": "cifar10"}})
@@ -142,7 +131,7 @@ def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _as_text(value: object) -> str:
-    """Writes a value as an override has it."""
+    """Writes a value as the text of an override."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -164,3 +153,53 @@ def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         raise RecipeError(f"{source}: cannot read the recipe ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{source}: not TOML ({error})") from None
+
+
+def _change_scale(content: Mapping[str, Any], scale: str, own: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Changes the scale of a recipe of CIFAR-10 from "paper" to another.
+
+    `scales.toml` holds the changes for every recipe; those in `own`, the recipe's own table ``scales``, are applied
+    after them. For a section with several kinds (model, schedule), `scales.toml` has a table for each kind. `source`
+    names the recipe's file in messages.
+
+    Example:
+        >>> recipe = {"model": {"kind": "conv_net", "width": 400}, "data": {"name": "cifar10"}}
+        >>> _change_scale(recipe, "tiny", {}, "mine.toml")["data"]["name"]
+        'digits'
+    """
+    if scale not in SCALES:
+        raise UnknownNameError("scale", scale, SCALES)
+    if content.get("scale", "paper") != "paper":
+        raise RecipeError(f"{source}: {must_be('scale', repr(content['scale']) + ', as the file says', scale)}")
+    data = content.get("data", {})
+    if isinstance(data, dict) and data.get("name", "cifar10") != "cifar10":
+        expectation = "paper, because only recipes of cifar10 have other scales"
+        raise RecipeError(f"{source}: {must_be('scale', expectation, scale)}")
+    shared = tomllib.loads((resources.files("convattn.training") / "scales.toml").read_text(encoding="utf-8"))
+    changed = dict(content) | {"scale": scale}
+    for changes in (shared[scale], own.get(scale, {})):
+        for section, table in changes.items():
+            changed[section] = _change(changed.get(section, {}), table)
+    return changed
+
+
+def _require_scales(own: object, source: str) -> None:
+    """Raises RecipeError if a recipe's own table ``scales`` has a wrong form, whether it is used or not."""
+    if not isinstance(own, dict):
+        raise RecipeError(f"{source}: {must_be('scales', 'a table', own)}")
+    for scale, sections in own.items():
+        if scale not in SCALES[1:]:
+            raise RecipeError(f"{source}: {must_be('the key in scales', ' or '.join(map(repr, SCALES[1:])), scale)}")
+        if not isinstance(sections, dict) or not all(isinstance(table, dict) for table in sections.values()):
+            raise RecipeError(f"{source}: {must_be(f'scales.{scale}', 'tables of sections', sections)}")
+
+
+def _change(section: Any, changes: dict[Any, Any]) -> Any:
+    """Applies changes to a section; of changes listed by kind, those for its own kind."""
+    if not isinstance(section, dict):
+        return section  # refused with its name where all sections are checked
+    if changes and all(isinstance(table, dict) for table in changes.values()):
+        changes = changes.get(section.get("kind"), {})
+    if changes.get("kind", section.get("kind")) != section.get("kind"):
+        return changes
+    return {**section, **changes}

@@ -30,40 +30,24 @@ from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import differing_keys, load_recipe, recipe_to_toml
 from convattn.training.trainer import EpochResult
 
-__all__ = ["RunFolder"]
-
 
 class RunFolder:
     """Writes the files of a run, and reads those of an unfinished run.
 
     ``recipe.toml`` (resolved) and the first of the ``checkpoints`` come with the folder itself; ``metrics.jsonl`` and
-    ``heads.parquet`` are replaced after every epoch and before every checkpoint; ``model.safetensors``,
-    ``config.json`` and ``README.md`` (the card) come at the end, and ``record.json`` last of all: a folder without it
-    is a run that did not finish. Each file is written under a temporary name and then renamed.
-
-    Attributes:
-        path: The folder.
-        checkpoints: Its checkpoints.
+    ``heads.parquet`` are replaced after every epoch and before every checkpoint; ``model.safetensors``, ``config.json``
+    and ``README.md`` (the card) come at the end, and ``record.json`` last of all: a folder without it is a run that did
+    not finish. Each file is written under a temporary name and then renamed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Names the folder, which need not exist.
-
-        Args:
-            path: The folder.
-        """
         self.path = as_path(path, "output")
         self._held = ExitStack()
         self.checkpoints = Checkpoints(self.path / "checkpoints")
         self._metrics: list[str] = []
 
     def require_new(self) -> None:
-        """Checks that the folder can be made.
-
-        Raises:
-            ArgumentError: The path is a file or a folder that is not empty. If it holds a run, the message says how to
-                continue it.
-        """
+        """Raises ArgumentError unless the folder is new or empty; the message says how to continue a run in it."""
         if (self.path / "recipe.toml").is_file():
             raise ArgumentError(
                 f"output must be new or empty, but {str(self.path)!r} holds a run: continue it with resume=True"
@@ -72,16 +56,9 @@ class RunFolder:
         require_new_folder(self.path, "output")
 
     def find_unfinished(self, recipe: Recipe) -> RunRecord | None:
-        """Checks that the folder holds a run of a recipe.
+        """Returns the record of the run in the folder, or None if that run can be resumed.
 
-        Args:
-            recipe: The recipe that the run must have.
-
-        Returns:
-            The record of a finished run; None if the run can be resumed.
-
-        Raises:
-            CheckpointError: The folder holds no run, one of another recipe, or one whose files cannot be read.
+        If the folder holds no run, one of another recipe, or files that cannot be read, this raises CheckpointError.
         """
         file = self.path / "recipe.toml"
         if not file.is_file():
@@ -98,24 +75,13 @@ class RunFolder:
 
     @contextmanager
     def new(self, recipe: Recipe) -> Iterator[Path]:
-        """Makes the folder, with the resolved recipe and what the block writes into it.
-
-        Args:
-            recipe: The recipe.
-
-        Yields:
-            The folder under a temporary name; it gets its own name when the block ends.
-        """
+        """Makes the folder with the recipe and what the block writes; until the block ends, its name is temporary."""
         with new_folder(self.path, "output") as folder:
             write_atomically(folder / "recipe.toml", recipe_to_toml(recipe))
             yield folder
 
     def hold(self) -> None:
-        """Locks the folder for this process until `release`, and removes leftovers of killed processes.
-
-        Raises:
-            CheckpointError: Another process is using it.
-        """
+        """Locks the folder for this process until `release`, and removes leftovers of killed processes."""
         self._held.enter_context(sole_use(self.path))
         clear_leftovers(self.path)
 
@@ -124,18 +90,9 @@ class RunFolder:
         self._held.close()
 
     def rewind(self, step: int, epoch: int, heads: HeadTrace) -> list[EpochResult]:
-        """Drops what was written after a checkpoint.
+        """Drops what was written after a checkpoint: returns the epochs before it, and fills the trace of the heads.
 
-        Args:
-            step: Optimizer steps done at the checkpoint.
-            epoch: Epochs done at the checkpoint.
-            heads: The trace to fill with the rows that are kept.
-
-        Returns:
-            The results of each epoch before the checkpoint.
-
-        Raises:
-            CheckpointError: A file is missing or damaged.
+        A missing or damaged file raises CheckpointError.
         """
         file = self.path / "metrics.jsonl"
         try:

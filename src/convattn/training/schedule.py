@@ -3,21 +3,11 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["step_decay", "triangle", "warmup_cosine"]
-
 
 def warmup_cosine(step: int, *, total: int, warmup: int) -> float:
-    """Rises linearly to 1 during the warm-up, then falls to 0 along half a cosine.
+    """Rises linearly to 1 in W steps of warm-up, then falls to 0 along half a cosine until step T.
 
     ``f(s) = s / W`` for s < W, then ``½ (1 + cos(π (s − W) / (T − W)))``; f(W) = 1 and f(T) = 0.
-
-    Args:
-        step: s, steps done, from 0 to T.
-        total: T, all steps.
-        warmup: W, steps of the warm-up, from 0 and below T.
-
-    Returns:
-        The factor, in [0, 1].
 
     Example:
         >>> [warmup_cosine(step, total=6, warmup=2) for step in (0, 1, 2, 4, 6)]
@@ -29,15 +19,7 @@ def warmup_cosine(step: int, *, total: int, warmup: int) -> float:
 
 
 def step_decay(step: int, *, milestones: Sequence[int], factor: float) -> float:
-    """Multiplies by a factor at each milestone: ``f(s) = factor^|{m : m ≤ s}|``.
-
-    Args:
-        step: s, steps done.
-        milestones: Steps at which the learning rate falls.
-        factor: What it is multiplied by each time, in (0, 1].
-
-    Returns:
-        The factor, in (0, 1].
+    """Multiplies by a factor at each milestone, a number of steps: ``f(s) = factor^|{m : m ≤ s}|``.
 
     Example:
         >>> [step_decay(step, milestones=(2, 4), factor=0.5) for step in (0, 1, 2, 3, 4, 5)]
@@ -47,19 +29,9 @@ def step_decay(step: int, *, milestones: Sequence[int], factor: float) -> float:
 
 
 def triangle(step: int, *, total: int, start: float, peak: float, end: float) -> float:
-    """Rises in a straight line to 1, then falls in a straight line.
+    """Rises in a straight line to 1, then falls in a straight line; with a peak of 0 it only falls.
 
-    ``f(0) = start, f(p T) = 1, f(T) = end``, and straight between.
-
-    Args:
-        step: s, steps done, from 0 to T.
-        total: T, all steps.
-        start: Factor at the beginning.
-        peak: p, share of all steps after which the factor is 1, in [0, 1); with 0 it only falls.
-        end: Factor at the end.
-
-    Returns:
-        The factor, in [0, 1].
+    ``f(0) = start, f(peak · T) = 1, f(T) = end``, and straight between.
 
     Example:
         >>> [triangle(step, total=8, start=0.5, peak=0.25, end=0.25) for step in (0, 1, 2, 5, 8)]

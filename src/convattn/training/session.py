@@ -10,16 +10,14 @@ from safetensors import SafetensorError
 
 from convattn.errors import CheckpointError
 from convattn.training.checkpoint import Checkpoint, Checkpoints
+from convattn.training.energy import Ledger
 from convattn.training.heads import HeadTrace
-from convattn.training.ledger import Ledger
 from convattn.training.recipe import Recipe
 from convattn.training.run_folder import RunFolder
 from convattn.training.trainer import EpochResult, Trainer
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-__all__ = ["Session"]
 
 _MOMENTS = 200
 """Approximate number of times that the heads are recorded during a run, besides after each epoch."""
@@ -29,34 +27,18 @@ _MOMENTS = 200
 class Session:
     """Runs the epochs of a trainer, and saves what is needed to resume.
 
-    Attributes:
-        trainer: The network under training.
-        ledger: Time and energy.
-        heads: The trace of the heads.
-        results: The results of each epoch.
+    Every process has a folder if one does, but only the main process writes.
     """
 
     def __init__(self, trainer: Trainer, recipe: Recipe, accelerator: "Accelerator", folder: RunFolder | None) -> None:
-        """Takes its parts.
-
-        Args:
-            trainer: A fresh trainer.
-            recipe: Its recipe.
-            accelerator: Its accelerator.
-            folder: Where to write; None writes nothing. Every process has one, and the main process writes.
-        """
         self.trainer, self.ledger = trainer, Ledger(accelerator.device)
-        self.heads, self.results = HeadTrace(trainer.network), list[EpochResult]()
+        self.heads, self.results = HeadTrace(trainer.network), list[EpochResult]()  # one result for each epoch
         self._recipe, self._accelerator, self._folder = recipe, accelerator, folder
         self._between_moments = -(-recipe.training.epochs * trainer.steps_per_epoch // _MOMENTS)
         accelerator.register_for_checkpointing(self.ledger)
 
     def start(self) -> None:
-        """Makes the folder, with a first checkpoint at step 0.
-
-        Raises:
-            CheckpointError: The folder cannot be written; then nothing is left of it.
-        """
+        """Makes the folder, with a first checkpoint at step 0; if that fails, nothing is left of it."""
         self.heads.record(step=0, epoch=0)
         if self._folder is None:
             return
@@ -70,12 +52,7 @@ class Session:
         self._accelerator.wait_for_everyone()
 
     def resume(self) -> None:
-        """Continues the run from its newest checkpoint.
-
-        Raises:
-            CheckpointError: There is no checkpoint; it was written by another number of processes or another version;
-                the metrics of earlier epochs are missing; or another process is using the folder.
-        """
+        """Continues the run from its newest checkpoint, written by this version and as many processes."""
         assert self._folder is not None
         if self._accelerator.is_main_process:
             self._folder.hold()
@@ -86,18 +63,9 @@ class Session:
         self._accelerator.wait_for_everyone()  # the main process may now replace what all have read
 
     def run(self, *, checkpoint_every: int | None, on_step: Callable[[], None]) -> Iterator[EpochResult]:
-        """Runs the remaining epochs, and writes each.
+        """Runs the remaining epochs, and yields the results of each after writing them.
 
-        Args:
-            checkpoint_every: Steps between two checkpoints; None writes one after each epoch.
-            on_step: Called after every step.
-
-        Yields:
-            The results of each epoch.
-
-        Raises:
-            CheckpointError: A checkpoint cannot be written.
-            TrainingError: The loss is not finite.
+        `checkpoint_every` is the number of steps between two checkpoints; None writes one after each epoch.
         """
 
         def after_step() -> None:
@@ -136,7 +104,7 @@ class Session:
             return
         main = self._accelerator.is_main_process
         checkpoints = self._folder.checkpoints if main else None
-        with self._written("the ones before are kept"):
+        with self._written("earlier ones are kept"):
             if main and result is not None:
                 self._folder.add_epoch(asdict(result))
             if main:
@@ -171,7 +139,6 @@ class Session:
         self._accelerator.wait_for_everyone()
 
     def _load(self, place: Path, checkpoint: Checkpoint) -> None:
-        """Loads a checkpoint, all processes together."""
         processes = self._accelerator.num_processes
         if checkpoint.processes != processes:
             raise CheckpointError(
@@ -182,5 +149,5 @@ class Session:
         except (OSError, RuntimeError, ValueError, KeyError, AttributeError, ImportError) as error:
             told = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise CheckpointError(
-                f"checkpoint {place.name} is whole, but this version cannot load it ({told})"
+                f"checkpoint {place.name} is complete, but this version cannot load it ({told})"
             ) from None

@@ -4,14 +4,9 @@ import os
 
 from convattn.training.recipe import Recipe
 
-__all__ = ["is_small", "threads_given"]
-
 
 def threads_given() -> int | None:
-    """Returns the number of threads that the environment sets, in the variables that torch reads.
-
-    Returns:
-        The number, or None.
+    """Returns the number of threads that the environment sets, in the variables that torch reads, or None.
 
     Example:
         >>> from unittest.mock import patch
@@ -27,12 +22,5 @@ def threads_given() -> int | None:
 
 
 def is_small(recipe: Recipe) -> bool:
-    """Tells whether the steps of a run are so short that more threads would not help.
-
-    Args:
-        recipe: The recipe of the run.
-
-    Returns:
-        True for the digits, which are 8 x 8 pixels: an operation on a batch of them takes microseconds.
-    """
+    """Returns whether steps take only microseconds, as for 8 x 8 digits, so that more threads would not help."""
     return recipe.data.name == "digits"

@@ -25,35 +25,22 @@ from convattn.training.views import Views, views
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["EpochResult", "Trainer", "forked_random_numbers"]
-
 _STEPS_BETWEEN_CHECKS = 50
 _TEST_BATCH = 500
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """Results of one epoch.
+    """Results of one epoch."""
 
-    Attributes:
-        epoch: Epochs done.
-        step: Optimizer steps done.
-        learning_rate: Learning rate of the last step.
-        train_loss: Mean cross-entropy of the epoch's training batches, augmented, in nats.
-        test_loss: Mean cross-entropy of the test images after the epoch, in nats.
-        test_accuracy: Share of the test images classified correctly after the epoch, in [0, 1].
-        seconds: Wall time of the epoch's training and test together, in seconds.
-        images_per_second: Training images per second, without the test.
-    """
-
-    epoch: int
-    step: int
-    learning_rate: float
-    train_loss: float
-    test_loss: float
-    test_accuracy: float
-    seconds: float
-    images_per_second: float
+    epoch: int  # Epochs done
+    step: int  # Optimizer steps done
+    learning_rate: float  # Learning rate of the last step
+    train_loss: float  # Mean cross-entropy of the epoch's training batches, augmented, in nats
+    test_loss: float  # Mean cross-entropy of the test images after the epoch, in nats
+    test_accuracy: float  # Share of the test images classified correctly after the epoch, in [0, 1]
+    seconds: float  # Wall time of the epoch's training and test together, in seconds
+    images_per_second: float  # Training images per second, without the test
 
 
 @final
@@ -63,26 +50,10 @@ class Trainer:
     The order of the images and their augmentation have their own generators, seeded by the recipe; weights and dropout
     use PyTorch's global random numbers. Each of several processes takes its share of every batch, and the gradient is
     that of the whole batch.
-
-    Attributes:
-        network: The network, as built.
-        step: Optimizer steps done.
-        epoch: Epochs done.
     """
 
     def __init__(self, recipe: Recipe, data: ImageDataset, accelerator: "Accelerator") -> None:
-        """Builds the network and the optimizer and moves the images to the device.
-
-        Args:
-            recipe: The recipe.
-            data: Images to train and test on.
-            accelerator: Device, precision and processes.
-
-        Raises:
-            CheckpointError: The network to start from cannot be loaded.
-            RecipeError: A batch is larger than the training split or smaller than the number of processes;
-                `reinitialise` is set for a network without quadratic heads; or `stem_epochs` for one without a stem.
-        """
+        """Builds the network and the optimizer; if the recipe does not fit them or the data, raises RecipeError."""
         self._recipe, self._data, self._accelerator = recipe, data, accelerator
         size, limits = recipe.training.batch_size, (accelerator.num_processes, len(data.train))
         if not limits[0] <= size <= limits[1]:
@@ -131,16 +102,9 @@ class Trainer:
         )
 
     def run_epoch(self, on_step: Callable[[], None] = lambda: None) -> EpochResult:
-        """Trains on the remaining full batches of an epoch, and tests.
+        """Trains on the remaining full batches of an epoch, calls `on_step` after each, and tests.
 
-        Args:
-            on_step: Called after every step; the state may be saved there.
-
-        Returns:
-            The results of the epoch, including the part before a checkpoint.
-
-        Raises:
-            TrainingError: The loss is not finite.
+        The results include the part of the epoch before a checkpoint. A loss that is not finite raises TrainingError.
         """
         clock, before = time.perf_counter(), self._seconds
         self._prepared.train()
@@ -172,15 +136,7 @@ class Trainer:
 
     @torch.inference_mode()
     def evaluate(self, split: ImageSplit, kind: Views = "none") -> tuple[float, float]:
-        """Tests the network on images without augmentation.
-
-        Args:
-            split: Images on the device.
-            kind: Views of each image whose mean scores count.
-
-        Returns:
-            Mean cross-entropy in nats, and the share classified correctly.
-        """
+        """Returns mean cross-entropy in nats and accuracy, from the mean scores of views of each image in a split."""
         (self._prepared if self._average is None else self._average).eval()
         network = self._forward if self._average is None else self._average
         rank, processes = self._accelerator.process_index, self._accelerator.num_processes
@@ -195,11 +151,7 @@ class Trainer:
         return means[0].item(), means[1].item()
 
     def evaluate_views(self) -> dict[str, float]:
-        """Tests the network on the views of each test image that the recipe asks for; every process must call it.
-
-        Returns:
-            "views_loss" and "views_accuracy", of the mean scores; nothing if the recipe asks for no views.
-        """
+        """Returns "views_loss" and "views_accuracy" if the recipe asks for views; every process must call it."""
         kind = self._recipe.training.test_views
         if kind == "none":
             return {}
@@ -208,13 +160,13 @@ class Trainer:
     def share_losses(self) -> None:
         """Sums the losses of the epoch so far over all processes; every process must call it.
 
-        Call it before a checkpoint, which keeps the state of the main process alone.
+        It comes before a checkpoint, which keeps the state of the main process alone.
         """
         if self._losses:
             self._losses = list(self._mean_over_processes(torch.stack(self._losses)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the run is; weights, optimizer and random numbers are saved beside it, by accelerate."""
+        """Returns counters and losses; accelerate saves weights, optimizer and random numbers beside them."""
         losses = torch.stack(self._losses) if self._losses else torch.zeros(0)
         place = {"step": self.step, "epoch": self.epoch, "seconds": self._seconds}
         return {**place, "losses": losses.cpu(), "batches": self._batches.state_dict()}
@@ -231,22 +183,19 @@ class Trainer:
         """Takes one step and returns the loss before it, of this process's share of the batch."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate(self.step) * rate_of_group(group, self.epoch)
-        recipe, rank, processes = (
-            self._recipe.training,
-            self._accelerator.process_index,
-            self._accelerator.num_processes,
-        )
+        recipe, accelerator = self._recipe.training, self._accelerator
+        rank, processes = accelerator.process_index, accelerator.num_processes
         mine, wanted = images[rank::processes], targets[rank::processes]
         portion = recipe.micro_batch or len(mine)
         portions = list(zip(mine.split(portion), wanted.split(portion), strict=True))
         self._optimizer.zero_grad()
         total = torch.zeros((), device=images.device)
         for number, (part, classes) in enumerate(portions, start=1):
-            with nullcontext() if number == len(portions) else self._accelerator.no_sync(self._prepared):
+            with nullcontext() if number == len(portions) else accelerator.no_sync(self._prepared):
                 scores = self._forward(part)
                 loss = F.cross_entropy(scores, classes, reduction="sum", label_smoothing=recipe.label_smoothing)
                 loss = loss * (processes / len(images))
-                self._accelerator.backward(loss)
+                accelerator.backward(loss)
             total += loss.detach()
         self._optimizer.step()
         if self._average is not None:
@@ -284,12 +233,6 @@ def forked_random_numbers(device: torch.device) -> AbstractContextManager[None]:
     """Returns a context that restores PyTorch's global random numbers at its end.
 
     With CUDA, those of every device, because seeding and loading a checkpoint change every device.
-
-    Args:
-        device: The device that computes.
-
-    Returns:
-        The context.
     """
     devices = range(torch.cuda.device_count()) if device.type == "cuda" else []
     return cast(AbstractContextManager[None], torch.random.fork_rng(devices=list(devices)))

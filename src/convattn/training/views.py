@@ -6,8 +6,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Views", "views"]
-
 Views = Literal["none", "mirror", "mirror_shift"]
 """Which views there are; see `views`."""
 
@@ -15,16 +13,10 @@ Views = Literal["none", "mirror", "mirror_shift"]
 def views(
     images: Float[Tensor, "batch channels rows cols"], kind: Views
 ) -> list[tuple[float, Float[Tensor, "batch channels rows cols"]]]:
-    """Returns views of images, with the share that each has in the mean of their scores.
+    """Returns views of normalised images, each after its share in the mean of their scores.
 
-    Args:
-        images: Normalised images.
-        kind: "none" for the images as they are; "mirror" for them and their mirror images, half each; "mirror_shift"
-            for these two, a quarter each, and for both moved by one pixel down and right and up and left, an eighth
-            each, with reflected borders.
-
-    Returns:
-        Pairs of share and images; the shares sum to 1.
+    "mirror" adds the mirror images; "mirror_shift" adds to these two, which then count a quarter each, both moved by
+    one pixel down and right and up and left, an eighth each, with reflected borders.
 
     Example:
         >>> import torch

@@ -15,7 +15,7 @@ from convattn.analysis.reproduction.targets import TARGETS
 from convattn.analysis.runs import RunGroup, RunsFound, find_runs, group_runs
 from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, UnknownNameError, must_be
 from convattn.files import new_folder, require_new_folder
-from convattn.training.scale import SCALES
+from convattn.training.recipe_file import SCALES
 
 _STARTS_FROM = {"sa-quadratic-generalized-pruned": "sa-quadratic-generalized"}
 """Recipes that train the network of another one's run further."""
@@ -42,7 +42,7 @@ def reproduce(
         The result for each target; saved as ``reproduction.json`` beside the files.
 
     Raises:
-        ArgumentError: A folder is not there, or the output folder holds something.
+        ArgumentError: A folder is not there, or the output folder is not empty.
         MissingDependencyError: A package that the figures need is not installed.
         UnknownNameError: There is no such target or scale.
     """

@@ -10,8 +10,6 @@ from convattn.training.studies.plan import PlannedRun
 from convattn.training.studies.record import StudyFailure, StudyGroup, StudyRecord, StudyRun
 from convattn.training.studies.statistics import paired_difference, summarise
 
-__all__ = ["compare", "require_same_data"]
-
 _DIFFERING = {
     "processor": "processors",
     "cores": "numbers of cores",
@@ -20,23 +18,11 @@ _DIFFERING = {
     "device": "devices",
     "system": "systems",
 }
-"""What of the hardware is compared between runs."""
+"""Properties of the hardware that are compared between runs."""
 
 
 def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRecord:
-    """Makes the record of a study from the folders of its runs.
-
-    Args:
-        runs: All runs, finished or not.
-        baseline: Label of the runs with which the others are compared.
-        command: Command that repeats the study.
-
-    Returns:
-        The record.
-
-    Raises:
-        DataError: Runs saw different data.
-    """
+    """Makes the record of a study from the folders of its runs, finished or not."""
     finished = [run for run in runs if is_finished(run.folder)]
     records, hashes = zip(*map(read_run, finished), strict=True) if finished else ((), ())
     require_same_data(finished, records)
@@ -59,7 +45,11 @@ def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRec
         groups=tuple(_group(label, list(found.values())) for label, found in by_label.items()),
         differences=tuple(item for item in differences if item is not None),
         runs=tuple(_entry(*each) for each in zip(finished, records, hashes, strict=True)),
-        failures=tuple(_failure(run) for run in runs if run not in finished),
+        failures=tuple(
+            StudyFailure(run.label, run.recipe.seed, run.log.name, last_line(run.log))
+            for run in runs
+            if run not in finished
+        ),
         data=records[0].data if records else None,
         warnings=tuple(_warnings(records)),
         not_covered=(
@@ -70,7 +60,6 @@ def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRec
 
 
 def _group(label: str, records: Sequence[RunRecord]) -> StudyGroup:
-    """Summarises a recipe."""
     return StudyGroup(
         label=label,
         accuracy=summarise([record.results["test_accuracy"] for record in records]),
@@ -97,21 +86,8 @@ def _entry(run: PlannedRun, record: RunRecord, sha256: str) -> StudyRun:
     )
 
 
-def _failure(run: PlannedRun) -> StudyFailure:
-    """Says why a run did not finish."""
-    return StudyFailure(run.label, run.recipe.seed, run.log.name, last_line(run.log) or "no log")
-
-
 def require_same_data(runs: Sequence[PlannedRun], records: Sequence[RunRecord]) -> None:
-    """Raises if runs were trained on different data.
-
-    Args:
-        runs: Finished runs.
-        records: Their records.
-
-    Raises:
-        DataError: The hashes of the data differ; the message names two runs and the hashes.
-    """
+    """Raises DataError if runs were trained on different data; the message names two runs and the hashes."""
     for run, record in zip(runs, records, strict=True):
         first, found = records[0].data, record.data
         if found.hashes != first.hashes:

@@ -21,8 +21,6 @@ from convattn.errors import ArgumentError, must_be
 from convattn.training.studies.plan import PlannedRun, train_command
 from convattn.training.threads import is_small, threads_given
 
-__all__ = ["CommandBuilder", "Engine", "LocalEngine", "leash_command", "sigterm_raises"]
-
 CommandBuilder = Callable[[PlannedRun, bool], list[str]]
 """Makes the command of a run; the second argument says whether to continue it."""
 
@@ -34,23 +32,16 @@ _LEASH = Path(__file__).with_name("leash.py")
 class Engine(ABC):
     """Carries out runs, each in its own process.
 
-    Attributes:
-        workers: Runs at a time.
-        threads: Threads of each run.
-        command: Makes the command of a run.
-        tell: Called with a line of text when a run starts or ends.
-
     Raises:
         ArgumentError: The number of workers or threads is below 1.
     """
 
-    workers: int | None = None
-    threads: int | None = None
-    command: CommandBuilder = train_command
-    tell: Callable[[str], None] = lambda _: None
+    workers: int | None = None  # Runs at a time
+    threads: int | None = None  # Threads of each run
+    command: CommandBuilder = train_command  # Makes the command of a run
+    tell: Callable[[str], None] = lambda _: None  # Called with a line of text when a run starts or ends
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
         for name in ("workers", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -77,14 +68,7 @@ class LocalEngine(Engine):
     """
 
     def run(self, runs: Sequence[PlannedRun]) -> Generator[PlannedRun, None, None]:
-        """Carries out runs, at most `workers` at a time.
-
-        Args:
-            runs: The runs.
-
-        Yields:
-            Each run when it has ended.
-        """
+        """Carries out runs, at most `workers` at a time, and yields each when it has ended."""
         workers = self.workers or 1
         waiting, free, running = deque(runs), deque(_slots(workers)), {}
         try:
@@ -97,13 +81,13 @@ class LocalEngine(Engine):
                         self.tell(f"{run.name}: started")
                     for process in [process for process in running if process.poll() is not None]:
                         run, slot = running.pop(process)
-                        _let_go(process)
+                        _release(process)
                         free.append(slot)
                         yield run
                     time.sleep(_POLL)
         finally:
             for process in running:
-                _let_go(process)
+                _release(process)
             for process in running:
                 process.wait()
 
@@ -113,16 +97,7 @@ class LocalEngine(Engine):
 
 
 def leash_command(run: PlannedRun, command: CommandBuilder, environment: Mapping[str, str]) -> list[str]:
-    """Returns the command that carries out a run for as long as its standard input is open.
-
-    Args:
-        run: The run.
-        command: Makes the command of the run itself.
-        environment: Variables to add to the run's environment.
-
-    Returns:
-        The words of the command.
-    """
+    """Returns the command that carries out a run for as long as its standard input is open."""
     task = {
         "folder": str(run.folder),
         "log": str(run.log),
@@ -136,13 +111,9 @@ def leash_command(run: PlannedRun, command: CommandBuilder, environment: Mapping
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Turns SIGTERM into an exception, as Ctrl-C is one, so that runs can be stopped in order.
+    """Turns SIGTERM into SystemExit with code 143, so that runs can be stopped in order, as by Ctrl-C.
 
-    Yields:
-        Nothing. Outside the main thread, which alone receives signals, nothing is changed.
-
-    Raises:
-        SystemExit: SIGTERM came; the code is 143, a shell's 128 + signal.
+    Outside the main thread, which alone receives signals, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -170,14 +141,13 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
-def _let_go(process: subprocess.Popen[bytes]) -> None:
+def _release(process: subprocess.Popen[bytes]) -> None:
     """Closes the standard input of a leash, which then ends its run."""
     if process.stdin is not None:
         process.stdin.close()
 
 
 def _cores() -> int:
-    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 

@@ -14,8 +14,6 @@ from convattn.training.recipe_file import differing_keys
 from convattn.training.studies.leash import has_checkpoint, is_finished, lock
 from convattn.training.studies.plan import PlannedRun
 
-__all__ = ["State", "find_state", "last_line", "locked", "read_run"]
-
 State = Literal["finished", "under way", "stopped early", "new"]
 
 _SHOWN = 4
@@ -23,18 +21,9 @@ _SHOWN = 4
 
 
 def find_state(run: PlannedRun) -> State:
-    """Returns the state of a run.
+    """Returns the state of a run; "stopped early" is before its first checkpoint.
 
-    Args:
-        run: The run.
-
-    Returns:
-        "finished" if it has a record, "under way" if it has a checkpoint, "stopped early" if it stopped before its
-        first checkpoint, otherwise "new".
-
-    Raises:
-        RecipeError: The folder holds a run of another recipe; the message names the differences.
-        CheckpointError: The folder holds something that is not a run, or cannot be read.
+    A folder that holds a run of another recipe raises RecipeError; one that holds no run, CheckpointError.
     """
     folder = run.folder
     if folder.exists() and not folder.is_dir():
@@ -53,40 +42,22 @@ def find_state(run: PlannedRun) -> State:
 
 
 def read_run(run: PlannedRun) -> tuple[RunRecord, str]:
-    """Reads the record of a finished run.
-
-    Args:
-        run: The run.
-
-    Returns:
-        The record, and the SHA-256 of its file.
-    """
+    """Returns the record of a finished run, and the SHA-256 of its file."""
     content = (run.folder / "record.json").read_bytes()
     return RunRecord.from_json(content.decode()), hashlib.sha256(content).hexdigest()
 
 
-def last_line(log: Path) -> str | None:
-    """Returns the last non-empty line of a log; None if there is none."""
+def last_line(log: Path) -> str:
+    """Returns the last non-empty line of a log, or "no log"."""
     if not log.is_file():
-        return None
+        return "no log"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), None)
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no log")
 
 
 @contextmanager
 def locked(place: Path) -> Iterator[None]:
-    """Locks a folder for one study; makes it if it is missing.
-
-    Args:
-        place: Folder of the study.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        ArgumentError: The place is a file.
-        CheckpointError: Another study is using the folder.
-    """
+    """Locks a folder, which is made if it is missing, for one study; if another uses it, raises CheckpointError."""
     if place.exists() and not place.is_dir():
         raise ArgumentError(f"output must be a folder, but {str(place)!r} is a file")
     place.mkdir(parents=True, exist_ok=True)
@@ -97,7 +68,6 @@ def locked(place: Path) -> Iterator[None]:
 
 
 def _require_same(folder: Path, found: Mapping[str, Any], wanted: Recipe) -> None:
-    """Refuses a folder that holds a run of another recipe."""
     differing = differing_keys(found, wanted.to_dict())
     if differing:
         more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""

@@ -20,13 +20,11 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["BUSY", "has_checkpoint", "is_finished", "lock", "main"]
-
 BUSY = 75
 """Exit code if another process is using the folder."""
 
 _PATIENCE = 30.0
-"""Seconds to wait for the lock: longer than a run that is told to stop has until it is killed."""
+"""Seconds to wait for the lock: longer than a run may take to stop before it is killed."""
 
 _GRACE = 10.0
 _POLL = 0.1
@@ -46,15 +44,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def lock(file: IO[Any], patience: float) -> bool:
-    """Locks an open file for this process and those that inherit it.
-
-    Args:
-        file: The file; the lock lasts until every copy of it is closed.
-        patience: Seconds to wait where another process has the lock.
-
-    Returns:
-        Whether this process has the lock now.
-    """
+    """Locks an open file until all its copies are closed, and returns whether it could within `patience` seconds."""
     end = time.monotonic() + patience
     while True:
         try:
@@ -68,14 +58,10 @@ def lock(file: IO[Any], patience: float) -> bool:
 
 
 def main(text: str) -> int:
-    """Runs one task to its end.
+    """Runs a task to its end; returns its exit code, 0 if it was finished before, 75 if another process runs it.
 
-    Args:
-        text: The task as JSON: "folder" and "log" of the run, "start" and "resume" as commands, "place" to run them in
-            and "environment" to add.
-
-    Returns:
-        The exit code of the run; 0 if it was already finished, 75 if another process is running it.
+    The task is JSON: "folder" and "log" of the run, its commands "start" and "resume", "place" to run them in and
+    "environment" to add.
     """
     task = json.loads(text)
     folder = Path(task["folder"])
@@ -104,7 +90,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def _hold(command: list[str], task: dict[str, Any], log: IO[bytes]) -> int:
-    """Runs a command until it ends, or until standard input does or this process is told to stop."""
+    """Runs a command until it ends, standard input closes, or this process gets a signal to stop."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     child = subprocess.Popen(

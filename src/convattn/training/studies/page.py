@@ -6,21 +6,12 @@ import io
 from convattn.training.markdown import markdown_table
 from convattn.training.studies.record import StudyDifference, StudyRecord, Summary
 
-__all__ = ["study_csv", "study_page"]
-
 _QUANTITIES = ("accuracy", "seconds", "parameters")
 _MEASURES = ("mean", "deviation", "minimum", "maximum")
 
 
 def study_page(record: StudyRecord) -> str:
-    """Writes a study as Markdown.
-
-    Args:
-        record: The study.
-
-    Returns:
-        The page: recipes, differences, what is wrong, and every run.
-    """
+    """Writes a study as Markdown: recipes, differences, what is wrong, and every run."""
     parts = ["# Study", f"`{record.command}`", *_groups(record), *_differences(record)]
     if record.failures:
         rows = ([item.label, str(item.seed), item.log, _code(item.reason)] for item in record.failures)
@@ -32,14 +23,9 @@ def study_page(record: StudyRecord) -> str:
 
 
 def study_csv(record: StudyRecord) -> str:
-    """Writes a study as comma-separated values.
+    """Writes a study as comma-separated values, a row for each recipe: accuracies as fractions, times in seconds.
 
-    Args:
-        record: The study.
-
-    Returns:
-        A header and a row for each recipe: accuracies as fractions, times in seconds. A number that does not exist,
-        such as the deviation of one run, is empty.
+    A number that does not exist, such as the deviation of one run, is empty.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -57,7 +43,6 @@ def study_csv(record: StudyRecord) -> str:
 
 
 def _groups(record: StudyRecord) -> list[str]:
-    """Returns the table of recipes."""
     rows = (
         [
             f"{group.label} (baseline)" if group.label == record.baseline else group.label,
@@ -127,7 +112,6 @@ def _spread(summary: Summary) -> str:
 
 
 def _interval(item: StudyDifference) -> str:
-    """Formats an interval."""
     return "none" if item.low is None or item.high is None else f"{100 * item.low:+.2f} to {100 * item.high:+.2f}"
 
 

@@ -13,8 +13,6 @@ from convattn.errors import ArgumentError, DataError, must_be
 from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import load_recipe
 
-__all__ = ["PlannedRun", "plan_runs", "train_command"]
-
 _LONGEST = 80
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]*")
 """Names that every file system keeps as they are, also one that does not tell capitals from small letters."""
@@ -22,23 +20,14 @@ _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study.
+    """One run of a study."""
 
-    Attributes:
-        label: Name of the recipe, with the values that make the variant in brackets.
-        source: The recipe as `load_recipe` takes it.
-        scale: Scale of the recipe; None as the recipe says.
-        overrides: Values that differ from the recipe, by dotted key.
-        recipe: The recipe as resolved, with its seed.
-        folder: Folder for the run.
-    """
-
-    label: str
-    source: str
-    scale: str | None
-    overrides: Mapping[str, str]
-    recipe: Recipe
-    folder: Path
+    label: str  # Name of the recipe, with the values that make the variant in brackets
+    source: str  # The recipe as `load_recipe` takes it
+    scale: str | None  # Scale of the recipe; None as the recipe says
+    overrides: Mapping[str, str]  # Values that differ from the recipe, by dotted key
+    recipe: Recipe  # The recipe as resolved, with its seed
+    folder: Path  # Folder for the run
 
     @property
     def name(self) -> str:
@@ -52,15 +41,7 @@ class PlannedRun:
 
 
 def train_command(run: PlannedRun, resume: bool) -> list[str]:
-    """Returns the command that starts or continues a run.
-
-    Args:
-        run: The run.
-        resume: Whether to continue it from its last checkpoint.
-
-    Returns:
-        The words of the command.
-    """
+    """Returns the command that starts a run, or continues it from its last checkpoint."""
     scale = [] if run.scale is None else ["--scale", run.scale]
     changes = [word for key, value in run.overrides.items() for word in ("--set", f"{key}={value}")]
     words = [sys.executable, "-m", "convattn", "train", run.source, *scale, *changes, "-o", str(run.folder)]
@@ -76,22 +57,10 @@ def plan_runs(
     overrides: Mapping[str, str],
     grid: Mapping[str, Sequence[str]],
 ) -> list[PlannedRun]:
-    """Plans every run, and checks every recipe before the first run begins.
+    """Plans every run, by recipe, variant and seed, and checks every recipe before the first run begins.
 
-    Args:
-        recipes: Names of recipes, or paths that end in ".toml".
-        output: Folder of the study.
-        seeds: Seeds that each variant is run with.
-        scale: Scale of the recipes; None as they say.
-        overrides: Values for all recipes, by dotted key.
-        grid: Several values by dotted key; each combination is a variant.
-
-    Returns:
-        The runs, recipe by recipe, variant by variant, seed by seed.
-
-    Raises:
-        ArgumentError: There are no recipes or seeds, two runs would be the same, or the seed is set as an override.
-        DataError: The recipes name different data.
+    Each combination of the values in `grid` is a variant. Wrong arguments, or two runs that would be the same, raise
+    ArgumentError; recipes with different data raise DataError.
     """
     _check(recipes, seeds, overrides, grid)
     place, runs = Path(output).absolute(), []
@@ -113,7 +82,6 @@ def _check(
     overrides: Mapping[str, str],
     grid: Mapping[str, Sequence[str]],
 ) -> None:
-    """Checks the arguments before any recipe is read."""
     if not recipes:
         raise ArgumentError(must_be("recipes", "at least one recipe", list(recipes)))
     if not seeds or len(set(seeds)) < len(seeds):

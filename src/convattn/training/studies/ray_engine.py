@@ -16,8 +16,6 @@ from convattn.training.studies.leash import lock
 from convattn.training.studies.plan import PlannedRun
 from convattn.training.threads import threads_given
 
-__all__ = ["RayEngine"]
-
 _STORE = 100 * 2**20
 """Bytes of the object store of a cluster started here; nothing but exit codes passes through it."""
 
@@ -36,24 +34,14 @@ class RayEngine(Engine):
 
     If the cluster has GPUs, a run takes one. Without `threads` a run takes the processors of the smallest node divided
     by its GPUs.
-
-    Attributes:
-        address: Address of the cluster, or "auto" for the one that runs on this machine; None starts one here for the
-            time of the study.
-        retries: How often a run is given to another node when its own has died.
     """
 
+    # Address of the cluster; "auto" for one that runs on this machine; None starts one here while the study lasts
     address: str | None = None
-    retries: int = 3
+    retries: int = 3  # How often a run is given to another node when its own has died
 
     def run(self, runs: Sequence[PlannedRun]) -> Generator[PlannedRun, None, None]:
-        """Carries runs out.
-
-        Args:
-            runs: The runs.
-
-        Yields:
-            Each run when it has ended.
+        """Carries out runs as tasks; see `Engine.run`.
 
         Raises:
             ArgumentError: No node has as many processors as a run has threads.
@@ -78,7 +66,6 @@ class RayEngine(Engine):
                 _stop(ray, running)
 
     def _submitter(self, ray: Any) -> Any:
-        """Returns the function that submits a run."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         shares = [int(node.get("CPU", 0) // max(1, node.get("GPU", 0))) for node in nodes]
         threads = self.threads or threads_given() or min((share for share in shares if share), default=1)

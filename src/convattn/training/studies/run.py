@@ -17,8 +17,6 @@ from convattn.training.studies.plan import PlannedRun, plan_runs
 from convattn.training.studies.record import StudyRecord
 from convattn.training.studies.statistics import require_scipy
 
-__all__ = ["study"]
-
 
 def study(
     recipes: Sequence[str | os.PathLike[str]],
@@ -92,15 +90,13 @@ def _carry_out(runs: Sequence[PlannedRun], engine: Engine) -> None:
 
 
 def _outcome(run: PlannedRun) -> str:
-    """Returns how a run ended, in words."""
     if not is_finished(run.folder):
-        return f"FAILED: {last_line(run.log) or 'no log'}"
+        return f"FAILED: {last_line(run.log)}"
     record, _ = read_run(run)
     return f"done in {record.seconds:.1f} s, test accuracy {record.results['test_accuracy']:.2%}"
 
 
 def _find_baseline(baseline: str | None, runs: Sequence[PlannedRun]) -> str:
-    """Returns the label of the baseline."""
     if baseline is None:
         return runs[0].label
     labels = list(dict.fromkeys(run.label for run in runs))
@@ -122,7 +118,6 @@ def _command(
     grid: Mapping[str, Sequence[str]],
     baseline: str | None,
 ) -> str:
-    """Returns the command that repeats the study."""
     words = ["convattn", "study", *(os.fspath(recipe) for recipe in recipes), "--seeds", ",".join(map(str, seeds))]
     words += [] if scale is None else ["--scale", scale]
     words += [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]

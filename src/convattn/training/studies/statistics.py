@@ -7,8 +7,6 @@ from importlib.util import find_spec
 from convattn.errors import MissingDependencyError
 from convattn.training.studies.record import StudyDifference, Summary
 
-__all__ = ["bootstrap_interval", "interval_worth", "paired_difference", "require_scipy", "summarise"]
-
 _RESAMPLES = 9_999
 _CONFIDENCE = 0.95
 _SEED = 0
@@ -16,13 +14,7 @@ _SEED = 0
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Summarises one quantity over runs.
-
-    Args:
-        values: One number for each run; at least one.
-
-    Returns:
-        Mean, standard deviation with n − 1, n, minimum and maximum.
+    """Summarises one quantity over one or more runs.
 
     Example:
         >>> summarise([1.0, 2.0, 6.0])
@@ -35,17 +27,7 @@ def summarise(values: Sequence[float]) -> Summary:
 def paired_difference(
     label: str, baseline: str, values: Mapping[int, float], against: Mapping[int, float]
 ) -> StudyDifference | None:
-    """Compares two recipes over their common seeds.
-
-    Args:
-        label: Name of the one.
-        baseline: Name of the other.
-        values: The one's number by seed.
-        against: The other's.
-
-    Returns:
-        The differences, value minus baseline, with mean, spread and interval; None if no seed is common.
-    """
+    """Compares two recipes (value minus baseline) over the seeds that both have; None if there are none."""
     seeds = sorted(values.keys() & against.keys())
     if not seeds:
         return None
@@ -67,13 +49,8 @@ def paired_difference(
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
     """Computes the 95 % percentile bootstrap interval of a mean, from 9,999 resamples with a fixed seed.
 
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
-
-    Args:
-        values: The sample.
-
-    Returns:
-        Lower and upper end; two None where there are fewer than two values.
+    Fewer than two values have no interval. Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993),
+    section 13.3.
     """
     if len(values) < 2:
         return None, None
@@ -93,11 +70,7 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float] | tuple[N
 
 
 def require_scipy() -> None:
-    """Raises if scipy is missing, before hours of training rather than after.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
+    """Raises if scipy is missing, before hours of training rather than after."""
     if find_spec("scipy") is None:
         raise MissingDependencyError("scipy", "train")
 
@@ -108,12 +81,6 @@ def interval_worth(n: int) -> str:
     A resample that draws the smallest value n times has probability n⁻ⁿ. For n of 2 and 3 that is above 2.5 %, so that
     the interval is exactly the range; and the range of n independent draws holds the median of what they are drawn from
     with probability 1 − 2¹⁻ⁿ.
-
-    Args:
-        n: Number of differences.
-
-    Returns:
-        One sentence or two.
 
     Example:
         >>> print(interval_worth(3))
