@@ -24,8 +24,9 @@ FORMS: Mapping[str, str] = MappingProxyType(
     {
         "original": "the network as it is",
         "planned": "attention, every layer as its plan says",
+        "planned, frozen": "the same after `freeze`, which makes torch's convolutions of hard heads",
         "separable": "attention, every layer by a softmax along each axis",
-        "frozen": "the same after `freeze`, with all matrices made beforehand for images of this size",
+        "separable, frozen": "the same after `freeze`, with all matrices made beforehand for images of this size",
     }
 )
 """Forms of a network, each with what it is."""
@@ -89,12 +90,12 @@ class NetworkCase(Case):
             network = setting.place(create_model(self.network))
         if name == "original":
             return network
-        impl = "auto" if name == "planned" else "separable"
+        impl = "auto" if name.startswith("planned") else "separable"
         made, _ = network_to_attention(network, impl=impl, images=setting.draw((1, 3, 32, 32), self.seed))
-        return freeze(made, setting.draw((1, *self.shape[1:]), self.seed)) if name == "frozen" else made
+        return freeze(made, setting.draw((1, *self.shape[1:]), self.seed)) if name.endswith("frozen") else made
 
     def _enter(self, name: str, network: nn.Module, images: Tensor, check: Callable[[nn.Module], Check]) -> Contender:
-        small = images[:1] if name == "frozen" else images[:1, :, :_SMALL, :_SMALL]
+        small = images[:1] if name.endswith("frozen") else images[:1, :, :_SMALL, :_SMALL]
         return Contender(
             call=partial(_infer, network, images),
             describe=partial(_describe, name, network, images),

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from convattn.convert import conv_to_attention, freeze, network_to_attention
+from convattn.encodings import Shift
 from convattn.errors import ArgumentError, ConversionError, ShapeError
 from convattn.layers import FrozenAttention, RelativeAttention1d, RelativeAttention2d
 from convattn.testing.budget import assert_within_budget
@@ -18,7 +19,7 @@ def images(*shape):
 
 
 LAYERS = {
-    "kernel": lambda: RelativeAttention2d(4, 6, 9, "shift", kernel_size=3, padding=1, groups=2),
+    "hard": lambda: RelativeAttention2d(4, 6, 9, "shift", padding=1, groups=2),
     "reflected": lambda: RelativeAttention2d(
         4, 6, 9, "shift", kernel_size=3, padding=1, padding_mode="reflect", stride=2
     ),
@@ -68,6 +69,28 @@ def test_gradients_of_the_images_are_right(make):
         )
     )
     assert_within_budget(found, high, low)
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["kernel", "matrices"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_fixed_heads_at_the_taps_of_the_window_become_the_convolution_that_they_are(stored, bias):
+    torch.manual_seed(0)
+    options = {"kernel_size": (3, 5), "padding": (1, 4), "stride": 2, "dilation": (1, 2), "groups": 2, "bias": bias}
+    encoding = Shift(15, 2, displacements=[(row, col) for row in (-1, 0, 1) for col in (-4, -2, 0, 2, 4)])
+    layer = RelativeAttention2d(4, 6, 15, encoding, kernel_values=stored, **options)
+    frozen = freeze(layer, images(1, 4, 9, 11))
+    assert type(frozen) is nn.Conv2d
+    assert not frozen.training
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    expected = {name: getattr(layer.eval(), name) for name in ("kernel_size", "stride", "dilation", "groups")}
+    assert {name: getattr(frozen, name) for name in expected} == expected
+    with torch.no_grad():
+        for shape in ((3, 4, 9, 11), (2, 4, 14, 12)):
+            assert torch.equal(frozen(images(*shape)), layer(images(*shape)))
+        before = frozen(images(3, 4, 9, 11))
+        for parameter in layer.parameters():
+            parameter.add_(1)
+        assert torch.equal(frozen(images(3, 4, 9, 11)), before)
 
 
 class Twice(nn.Module):

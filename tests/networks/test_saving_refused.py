@@ -19,7 +19,8 @@ def test_what_convolutional_init_made_is_not_saved(tmp_path):
 
 def test_a_frozen_network_is_not_saved(tmp_path):
     images = torch.zeros(1, 2, 7)
-    frozen = freeze(network_to_attention(nn.Sequential(nn.Conv1d(2, 3, 5)), images=images)[0], images)
+    made, _ = network_to_attention(nn.Sequential(nn.Conv1d(2, 3, 5)), sharpness=3.0, images=images)
+    frozen = freeze(made, images)
     for network, name in ((frozen, "0"), (frozen[0], "the network itself")):
         with pytest.raises(UnsupportedModelError, match=f"{name} is frozen and has no weights of its own"):
             save_network(network, tmp_path / "made")

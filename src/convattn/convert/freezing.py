@@ -1,11 +1,12 @@
 """Networks for inference only: attention weights and filters are computed once, in advance."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from convattn.convert.classes import CONVOLUTIONS
 from convattn.convert.copies import copy_network
 from convattn.convert.network.modules import graft, names_by_module
 from convattn.convert.network.running import read_arguments, shapes_met
@@ -16,10 +17,12 @@ from convattn.layers import FrozenAttention, RelativeAttention
 def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any]) -> nn.Module:
     """Copies a network, or one layer, for fast inference on images of one size.
 
-    Normally a layer computes its softmax, filters or kernel in every call. In the copy, each attention layer without
+    Normally a layer computes its softmax or its filters in every call. In the copy, each attention layer without
     content is a `FrozenAttention`, which keeps them for the sizes that it is given when the network runs on `images`.
     Any number of images is fine; other sizes raise an error. Frozen layers have no parameters and stay on their device.
-    Layers whose scores depend on content, and layers that the images do not reach, are copied unchanged.
+    Fixed heads (`Shift`) that are the taps of the layer's window become the convolution of torch that they are, for
+    images of any size, with a weight that does not learn. Layers whose scores depend on content, and layers that the
+    images do not reach, are copied unchanged.
 
     Save the network itself, not the frozen copy, and freeze it again after loading.
 
@@ -63,5 +66,28 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
     for name, shapes in met.items():
         layer = places[name]
         assert isinstance(layer, RelativeAttention)
-        frozen[layer] = FrozenAttention(layer, dict.fromkeys(shape[2:] for shape in shapes))
+        frozen[layer] = _frozen_layer(layer, dict.fromkeys(shape[2:] for shape in shapes))
     return graft(made, frozen)
+
+
+def _frozen_layer(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) -> nn.Module:
+    """Freezes a layer in evaluation mode."""
+    window = layer.window_convolution()
+    if window is None:
+        return FrozenAttention(layer, sizes)
+    weight, run = layer.weight.detach(), window.run
+    convolution = CONVOLUTIONS[layer.dims](
+        layer.in_channels,
+        layer.out_channels,
+        run.taps,
+        run.stride,
+        run.padding,
+        run.dilation,
+        layer.groups,
+        bias=layer.bias is not None,
+        device="meta",
+    )
+    convolution.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    if layer.bias is not None:
+        convolution.bias = nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
+    return convolution.eval()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from convattn.encodings import Encoding, Shift
 from convattn.errors import ArgumentError, must_be
-from convattn.functional import attend, pad_keys, position_share, window_convolution
+from convattn.functional import WindowConvolution, attend, pad_keys, position_share, window_convolution
 from convattn.functional.derivatives import can_be_read
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists
 from convattn.layers.arguments import fitting_encoding, fitting_path, is_window, require_images, require_sizes
@@ -157,18 +157,14 @@ class RelativeAttention(HasKernel, ABC):
             ArgumentError: The dtype of x is not that of the weights.
             DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
-        content = self.needs_content()
-        if not content and (y := self._convolve(x)) is not None:
-            return y
-        self._require_images(x)
-        axes = self.geometry.axes(x.shape[2:])
-        if not content and self.impl != "reference":
-            path, maps = path_of(self, x.shape, x.dtype, x.device, axes)
-            return path.attend(x, maps, self.bias)
-        keys = pad_keys(x, self.geometry)
-        explicit = self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex")
-        y = self._reference(keys, axes, content=content) if explicit else self._content(keys, axes)
-        return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
+        window, values = self.window_convolution(), self.values
+        if window is None:
+            return self._attend(x)
+        kernel = window.run.kernel(values.maps()) if values.kernel_size is None else values()
+        require_images(x, self.in_channels, self.dims, kernel.dtype)
+        if min(x.shape[2:]) < window.smallest:
+            return self._attend(x)
+        return window.run.convolve(x, kernel, self.groups, self.bias)
 
     @property
     def impl(self) -> str:
@@ -243,26 +239,34 @@ class RelativeAttention(HasKernel, ABC):
 
     def needs_content(self) -> bool:
         """Tells whether content scores change the result of a call in the present mode, or have a gradient."""
-        content, gate = self.content, self.gate
-        if content is None:
+        if self.content is None:
             return False
+        content, gate = self.content, self.gate
         if gate is None or self.gate_kind != "tanh" or self._impl == "content" or not can_be_read(gate):
             return True
         learns = torch.is_grad_enabled() and (gate.requires_grad or any(p.requires_grad for p in content.parameters()))
         return learns or bool(gate.detach().any())
 
-    def _convolve(self, x: Tensor) -> Tensor | None:
-        """Computes the layer as a convolution if its heads are the taps of its window; None if they are not."""
-        window, encoding, values = self._window, self.encoding, self.values
+    def window_convolution(self) -> WindowConvolution | None:
+        """Returns the convolution that the layer is in the present mode; None unless heads are its window's taps."""
+        window, encoding = self._window, self.encoding
         if window is None or type(encoding) is not Shift or encoding.displacements != window.displacements:
             return None
         if self._impl not in _CONVOLUTION_PATHS or (self.dropout and self.training):
             return None
-        kernel = window.run.kernel(values.maps()) if values.kernel_size is None else values()
-        require_images(x, self.in_channels, self.dims, kernel.dtype)
-        if any(size < least for size, least in zip(x.shape[2:], window.smallest, strict=True)):
-            return None
-        return window.run.convolve(x, kernel, self.groups, self.bias)
+        return None if self.content is not None and self.needs_content() else window
+
+    def _attend(self, x: Tensor) -> Tensor:
+        """Computes the layer where its heads are not the taps of its window."""
+        self._require_images(x)
+        axes, content = self.geometry.axes(x.shape[2:]), self.needs_content()
+        if not content and self.impl != "reference":
+            path, maps = path_of(self, x.shape, x.dtype, x.device, axes)
+            return path.attend(x, maps, self.bias)
+        keys = pad_keys(x, self.geometry)
+        explicit = self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex")
+        y = self._reference(keys, axes, content=content) if explicit else self._content(keys, axes)
+        return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
     def _require_images(self, x: Tensor) -> None:
         require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)

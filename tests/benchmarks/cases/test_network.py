@@ -33,8 +33,8 @@ def test_each_form_is_timed_in_every_round(record):
     for result, rounds in zip(record.cases, (20, 1), strict=True):
         assert [item.contender for item in result.measurements] == list(FORMS)
         assert all(len(item.seconds) == rounds for item in result.measurements)
-        original, planned, separable, frozen = result.measurements
-        assert (original.path, frozen.path) == (None, None)
+        original, planned, again, separable, frozen = result.measurements
+        assert (original.path, again.path, frozen.path) == (None, None, None)
         assert planned.path.startswith("shift × ")
         assert separable.path == planned.path.replace("shift", "separable")
         assert "all pairs of pixels would take" in planned.note
@@ -53,9 +53,9 @@ def test_form_that_is_wrong_gets_no_time(monkeypatch):
     monkeypatch.setattr(NetworkCase, "build", wrong)
     result = run_case(ONE, Setting(), 1)
     assert not result.passed
-    assert [len(item.seconds) for item in result.measurements] == [20, 20, 0, 20]
+    assert [len(item.seconds) for item in result.measurements] == [20, 20, 20, 0, 20]
     heads, rows = table([result], NETWORKS.baselines)
-    row = dict(zip(heads, rows[2], strict=True))
+    row = dict(zip(heads, rows[3], strict=True))
     assert row["check"].startswith("FAILED: output is off by")
     assert row["ms"] == "–"
 

@@ -75,7 +75,7 @@ class WindowConvolution(NamedTuple):
     """A layer whose heads are the taps of its window, as a convolution for images of any size."""
 
     displacements: tuple[tuple[int, ...], ...]  # the taps, row by row
-    smallest: tuple[int, ...]  # smallest size of an image along each axis
+    smallest: int  # images must have as many pixels along each axis
     run: ShiftConvolution
 
 
@@ -93,7 +93,7 @@ def window_convolution(geometry: Geometry) -> WindowConvolution | None:
         return None
     padding = tuple(before for before, _ in geometry.padding)
     sizes = zip(geometry.kernel_size, geometry.dilation, padding, strict=True)
-    smallest = tuple(max(1, step * (taps - 1) + 1 - 2 * pad) for taps, step, pad in sizes)
+    smallest = max(1, *(step * (taps - 1) + 1 - 2 * pad for taps, step, pad in sizes))
     taps = tuple(displacement for _, displacement in geometry.taps())
     run = ShiftConvolution(geometry.stride, padding, geometry.dilation, geometry.kernel_size, None, None, None)
     return WindowConvolution(taps, smallest, run)

@@ -49,7 +49,7 @@ def convolve(
     groups: int,
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes what `torch.nn.functional.conv1d`, `conv2d` or `conv3d` does, with correct gradients."""
-    if _meets_the_fault(kernel, stride, padding):
+    if torch.is_grad_enabled() and _meets_the_fault(kernel, stride, padding):
         x, stride = take_every(x, stride), (1,) * len(stride)
     return _CONVOLUTIONS[len(stride)](x, kernel, bias, stride, padding, dilation, groups)
 
@@ -66,7 +66,7 @@ def convolve_transposed(
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes `torch.nn.functional.conv_transpose1d`, 2d or 3d with output padding `extra`, with correct gradients."""
     compute = _TRANSPOSED[len(stride)]
-    if not _meets_the_fault(kernel, stride, padding):
+    if not (torch.is_grad_enabled() and _meets_the_fault(kernel, stride, padding)):
         return compute(x, kernel, bias, stride, padding, extra, groups, dilation)
     y = spread(compute(x, kernel, groups=groups), stride)
     y = functional.pad(y, [pixels for more in reversed(extra) for pixels in (0, more)])
@@ -74,11 +74,5 @@ def convolve_transposed(
 
 
 def _meets_the_fault(kernel: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
-    """Tells whether gradients may be needed of a narrow strided convolution of one pixel, without padding."""
-    return (
-        torch.is_grad_enabled()
-        and max(stride) > 1
-        and kernel.shape[1] < _BLOCK
-        and set(kernel.shape[2:]) == {1}
-        and not any(padding)
-    )
+    """Tells whether a convolution is narrow, strided and of one pixel, without padding."""
+    return max(stride) > 1 and kernel.shape[1] < _BLOCK and set(kernel.shape[2:]) == {1} and not any(padding)
