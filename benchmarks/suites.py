@@ -10,6 +10,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.layer import LayerCase
 from benchmarks.cases.network import NetworkCase
 from benchmarks.cases.scaling import ScalingCase
+from benchmarks.cases.speedrun import SpeedRunCase
 from benchmarks.cases.training import TrainingCase
 from convattn.errors import UnknownNameError
 
@@ -100,7 +101,9 @@ def _full_layers() -> tuple[Case, ...]:
     scaling = _scaling((16, 32, 64, 128, 224), channels=400, heads=9)
     paper = {"width": 400, "depth": 6, "heads": 9, "ffn": 512, "image_size": 32}
     small = {"width": 36, "depth": 2, "heads": 9, "ffn": 48, "image_size": 16}
-    return (*plain, *generalized, *distance, *hard, content, *scaling, *_training(paper, small, batch=25, steps=20))
+    speed = SpeedRunCase(name="speedrun-step", widths=(64, 256, 256), batch=100, size=32)
+    training = _training(paper, small, batch=25, steps=20)
+    return (*plain, *generalized, *distance, *hard, content, *scaling, *training, speed)
 
 
 def _tiny_layers() -> tuple[Case, ...]:
@@ -118,6 +121,7 @@ def _tiny_layers() -> tuple[Case, ...]:
         LayerCase(name="content-8-training", kind="content", **measured, forms=ours, training=True),
         *_scaling((8, 16, 32), channels=16, heads=3),
         *_training(network, network, batch=4, steps=5),
+        SpeedRunCase(name="speedrun-step", widths=(8, 12), batch=4, size=8),
     )
 
 

@@ -6,7 +6,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.cases.case import Case, Contender, bytes_held, path_taken
@@ -17,7 +17,7 @@ from benchmarks.setting import Setting, seeded
 from convattn.layers import RelativeAttention
 from convattn.models import AttentionNet
 
-__all__ = ["TrainingCase", "compute_as"]
+__all__ = ["TrainingCase", "compute_as", "training_steps"]
 
 _CLASSES = 10
 _CHECKED_IMAGES = 8
@@ -68,7 +68,7 @@ class TrainingCase(Case):
 
         def losses(name: str, x: Tensor) -> dict[str, Tensor]:
             network = compute_as(name, self._build(self.small, 0.0, setting)).to(x.dtype)
-            step = self._stepper(network, x)
+            step = training_steps(network, x, self.seed)
             return {"losses": torch.stack([step() for _ in range(self.steps)])}
 
         @cache
@@ -86,7 +86,7 @@ class TrainingCase(Case):
         side = self.network["image_size"] // 2
         met = self.batch, self.network["width"], side, side
         return Contender(
-            call=self._stepper(network, setting.draw(self.shape, self.seed)),
+            call=training_steps(network, setting.draw(self.shape, self.seed), self.seed),
             describe=lambda: (_NOTES[name], path_taken(network.blocks[0].mixer, met)),
             check=partial(check, name),
             weights=bytes_held(network),
@@ -99,20 +99,21 @@ class TrainingCase(Case):
             network = AttentionNet("quadratic", **options, dropout=dropout, initializer_range=spread)
         return setting.place(network, training=True)
 
-    def _stepper(self, network: AttentionNet, images: Tensor) -> Callable[[], Tensor]:
-        """Makes the function that trains a network for one step and returns the loss before it."""
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
-        labels = torch.randint(_CLASSES, (len(images),), generator=torch.Generator().manual_seed(self.seed))
-        labels = labels.to(images.device)
 
-        def step() -> Tensor:
-            optimizer.zero_grad(set_to_none=True)
-            loss = functional.cross_entropy(network(images), labels)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+def training_steps(network: nn.Module, images: Tensor, seed: int, *, rate: float = 0.05) -> Callable[[], Tensor]:
+    """Makes the function that trains a network for one step and returns the loss before it."""
+    optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=rate, momentum=0.9)
+    labels = torch.randint(_CLASSES, (len(images),), generator=torch.Generator().manual_seed(seed))
+    labels = labels.to(images.device)
 
-        return step
+    def step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = functional.cross_entropy(network(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
 
 
 def compute_as(name: str, network: AttentionNet) -> AttentionNet:

@@ -298,13 +298,8 @@ def kill(recipe, folder, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["attention", "speed"])
-def test_killed_runs_end_with_the_same_bits(recipe, tmp_path):
-    kill(recipe, tmp_path, 3)
-
-
-@pytest.mark.slow
-def test_thirty_killed_runs_end_with_the_same_bits(tmp_path):
-    kill("attention", tmp_path, 30)
+def test_thirty_killed_runs_end_with_the_same_bits(recipe, tmp_path):
+    kill(recipe, tmp_path, 30)
 
 
 def test_two_processes_do_not_take_up_one_run(whole, monkeypatch, tmp_path):

@@ -75,8 +75,9 @@ def _frozen_layer(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) ->
     window = layer.window_convolution()
     if window is None:
         return FrozenAttention(layer, sizes)
+    kind: Any = CONVOLUTIONS[layer.dims]
     weight, run = layer.weight.detach(), window.run
-    convolution = CONVOLUTIONS[layer.dims](
+    convolution = kind(
         layer.in_channels,
         layer.out_channels,
         run.taps,

@@ -1,0 +1,96 @@
+"""Training steps of the speed run's network: with soft heads that learn, with hard ones, and with convolutions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.cases.case import Case, Contender, bytes_held
+from benchmarks.cases.training import training_steps
+from benchmarks.correctness import judge, roads
+from benchmarks.record import Check
+from benchmarks.setting import Setting, seeded
+from convattn.layers import RelativeAttention
+from convattn.models import SpeedNet
+
+__all__ = ["SpeedRunCase"]
+
+_MIXINGS = {
+    "convattn": ("attention", "nine quadratic heads in every layer; centres and sharpness learn"),
+    "hard": ("hard", "nine fixed heads on the 3 × 3 grid: another function"),
+    "conv": ("conv", "nn.Conv2d, 3 × 3, in every layer: another function"),
+}
+_RATE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedRunCase(Case):
+    """Training steps of `SpeedNet`: nine heads, the same heads fixed, or nine taps.
+
+    Attributes:
+        widths: Channels of the stages of the network that is timed.
+        batch: Number of images in a step.
+        size: Rows and columns of the images.
+        small: Channels of the stages of the network on which losses are compared, with images of 8 × 8.
+        steps: Number of steps over which the losses are compared.
+    """
+
+    widths: tuple[int, ...]
+    batch: int
+    size: int
+    small: tuple[int, ...] = (8, 12)
+    steps: int = 5
+    memory: bool = False
+
+    @property
+    def title(self) -> str:
+        """What is measured, in words."""
+        widths = ", ".join(map(str, self.widths))
+        return (
+            f"training step of SpeedNet, widths {widths}, {self.size}×{self.size} images, batch {self.batch}; the "
+            f"losses of {self.steps} steps are compared on a small one"
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Images, channels, rows and columns."""
+        return self.batch, 3, self.size, self.size
+
+    def contenders(self, setting: Setting) -> Mapping[str, Callable[[], Contender]]:
+        """Returns what builds each contender; the true losses are computed once."""
+        images = setting.draw((4, 3, 8, 8), self.seed)
+
+        def losses(x: Tensor, impl: str) -> dict[str, Tensor]:
+            network = self._build("attention", self.small, setting).to(x.dtype)
+            for module in network.modules():
+                if isinstance(module, RelativeAttention):
+                    module.impl = impl
+            step = training_steps(network, x, self.seed, rate=_RATE)
+            return {"losses": torch.stack([step() for _ in range(self.steps)])}
+
+        @cache
+        def references() -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+            return losses(images.double(), "reference"), [losses(x, "reference") for x in roads(images)]
+
+        def check() -> Check:
+            return judge(losses(images, "auto"), *references())
+
+        return {name: partial(self._enter, name, setting, check) for name in _MIXINGS}
+
+    def _enter(self, name: str, setting: Setting, check: Callable[[], Check]) -> Contender:
+        mixing, note = _MIXINGS[name]
+        network = self._build(mixing, self.widths, setting)
+        return Contender(
+            call=training_steps(network, setting.draw(self.shape, self.seed), self.seed, rate=_RATE),
+            describe=lambda: (note, None),
+            check=check if mixing == "attention" else None,
+            weights=bytes_held(network),
+            ours=True,
+        )
+
+    def _build(self, mixing: str, widths: tuple[int, ...], setting: Setting) -> nn.Module:
+        with seeded(self.seed):
+            network = SpeedNet(mixing, widths=widths)
+        return setting.place(network, training=True)
