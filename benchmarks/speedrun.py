@@ -1,0 +1,267 @@
+"""The page of the speed run: accuracy, its controls, and where the heads went; from the folders of two studies.
+
+    convattn study speedrun --seeds 0,1,2 -o RUNS/headline
+    convattn study speedrun --seeds 0,1,2 --set training.epochs=2 -o RUNS/controls \
+        --grid model.mixing=attention,conv,hard,random,random-frozen,content
+    python -m benchmarks.speedrun --runs RUNS --output docs/results
+
+Writes speedrun.md, and the figures of the heads beside it. One of the two studies is enough.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from convattn.analysis import head_centres, read_heads
+from convattn.analysis.heads import HeadSnapshot
+from convattn.encodings import Shift
+from convattn.files import write_atomically
+from convattn.layers import RelativeAttention
+from convattn.models import SpeedNet
+from convattn.training.markdown import markdown_table
+
+__all__ = ["attention_on_taps", "main", "page", "petaflops"]
+
+_TAPS = [(row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)]
+_NEAR = 0.5
+"""Largest distance along an axis, in pixels, at which a centre is at a tap."""
+
+_PASSES = 3
+"""A step takes the operations of a forward pass three times: forward, gradients of the pixels, gradients of weights."""
+
+_TRAIN_IMAGES = 50_000
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRun:
+    """A finished run of the study."""
+
+    folder: Path
+    label: str
+    record: dict[str, Any]
+    epochs: list[dict[str, Any]]
+
+    @property
+    def results(self) -> dict[str, float]:
+        """Final numbers by name."""
+        return self.record["results"]
+
+    def minutes_to(self, accuracy: float) -> float | None:
+        """Returns the minutes of training and tests after which a test accuracy was first reached; None if never."""
+        seconds = 0.0
+        for epoch in self.epochs:
+            seconds += epoch["seconds"]
+            if epoch["test_accuracy"] >= accuracy:
+                return seconds / 60
+        return None
+
+
+def read_study(folder: Path) -> tuple[dict[str, Any], list[TrainedRun]]:
+    """Reads a study and its finished runs."""
+    study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    runs = []
+    for run in study["runs"]:
+        place = folder / run["folder"]
+        record = json.loads((place / "record.json").read_text(encoding="utf-8"))
+        lines = (place / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        runs.append(TrainedRun(place, run["label"], record, [json.loads(line) for line in lines]))
+    return study, runs
+
+
+def attention_on_taps(
+    centres: Float[np.ndarray, "heads 2"], precisions: Float[np.ndarray, "heads 2 2"], size: int
+) -> Float[np.ndarray, " heads"]:
+    """Computes each head's share of attention on the nine pixels around a query in the middle of an image.
+
+    Args:
+        centres: Δ, (row, col) in pixels.
+        precisions: Σ⁻¹ of the attention exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)), in 1/pixel².
+        size: Rows and columns of the image.
+
+    Returns:
+        Shares in [0, 1].
+    """
+    along = np.arange(size) - size // 2
+    rows, cols = np.meshgrid(along, along, indexing="ij")
+    away = np.stack([rows, cols], -1)[None] - centres[:, None, None]
+    scores = -0.5 * np.einsum("hrci,hij,hrcj->hrc", away, precisions, away)
+    weights = np.exp(scores - scores.max((1, 2), keepdims=True))
+    near = (np.abs(rows) <= 1) & (np.abs(cols) <= 1)
+    return weights[:, near].sum(1) / weights.sum((1, 2))
+
+
+def petaflops(recipe: dict[str, Any], image_size: int = 32) -> float:
+    """Counts the operations of a training run in 10¹⁵, with means along one axis after the other."""
+    network = SpeedNet(recipe["model"]["mixing"], widths=recipe["model"]["widths"])
+    count, forward = network.flops(image_size), 0
+    for layer, side in zip(_mixers(network), _sides(network, image_size), strict=True):
+        if isinstance(layer, RelativeAttention) and not isinstance(layer.encoding, Shift):
+            products = 2 * side**3 if layer.content is None else side**4
+            forward += 2 * products * layer.num_heads * layer.in_channels
+    forward += count.total - count.mixing
+    return _PASSES * forward * _TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
+
+
+def page(headline: Path | None, controls: Path | None, output: Path) -> str:
+    """Words the results, and draws the heads of the first run of each study with soft heads.
+
+    Args:
+        headline: Folder of the study of the speed run itself, or None.
+        controls: Folder of the study that compares it with its controls, or None.
+        output: Folder for the figures.
+
+    Returns:
+        The page in Markdown.
+    """
+    parts = ["# A CIFAR-10 speed run with attention alone"]
+    for folder, title in ((headline, "The run"), (controls, "The same network with other layers, on a short budget")):
+        if folder is None:
+            continue
+        study, runs = read_study(folder)
+        parts += [f"## {title}", _accuracies(runs)]
+        if study["differences"]:
+            parts.append(_differences(study["differences"]))
+        first: dict[str, TrainedRun] = {}
+        for run in runs:
+            if (run.folder / "heads.parquet").exists():
+                first.setdefault(run.label, run)
+        for run in first.values():
+            name = f"speedrun-{folder.name}-{run.record['recipe']['model']['mixing']}.png"
+            parts.append(_heads(run, output / name))
+        parts.append(_provenance(study, runs))
+    return "\n\n".join(parts) + "\n"
+
+
+def _accuracies(runs: Sequence[TrainedRun]) -> str:
+    """Tabulates the runs by label."""
+    rows = []
+    for label in dict.fromkeys(run.label for run in runs):
+        own = [run for run in runs if run.label == label]
+        plain = [run.results["test_accuracy"] for run in own]
+        mirrored = [run.results["views_accuracy"] for run in own]
+        reached = [run.minutes_to(0.9) for run in own]
+        rows.append(
+            [
+                own[0].record["recipe"]["model"]["mixing"],
+                f"{len(own)}",
+                _spread(mirrored),
+                _spread(plain),
+                ", ".join(f"{accuracy:.2%}" for accuracy in mirrored),
+                f"{own[0].record['recipe']['training']['epochs']}",
+                f"{petaflops(own[0].record['recipe']):.3f}",
+                ", ".join(f"{run.record['seconds'] / 60:.0f}" for run in own),
+                ", ".join("–" if minutes is None else f"{minutes:.0f}" for minutes in reached),
+            ]
+        )
+    header = ["layers", "n", "accuracy, image and its mirror image", "image alone", "by seed", "epochs", "PFLOP"]
+    return markdown_table([*header, "minutes", "minutes to 90 %"], rows)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Words mean and standard deviation."""
+    mean = 100 * float(np.mean(values))
+    return f"{mean:.2f} %" if len(values) == 1 else f"{mean:.2f} ± {100 * float(np.std(values, ddof=1)):.2f} %"
+
+
+def _differences(differences: Sequence[dict[str, Any]]) -> str:
+    """Tabulates the paired differences of test accuracy, image alone."""
+    rows = []
+    for item in differences:
+        interval = "" if item["low"] is None else f"{100 * item['low']:+.2f} to {100 * item['high']:+.2f}"
+        shown = ", ".join(f"{100 * value:+.2f}" for value in item["values"])
+        rows.append([f"`{item['label']}`", f"`{item['baseline']}`", f"{100 * item['mean']:+.2f}", interval, shown])
+    table = markdown_table(["layers", "less", "mean, points", "95 % bootstrap interval", "by seed"], rows)
+    return f"Test accuracy, image alone, with the same seed:\n\n{table}\n\n{differences[0]['worth']}"
+
+
+def _heads(run: TrainedRun, figure: Path) -> str:
+    """Draws the heads at the start and at the end, and tabulates where they went."""
+    snapshots = read_heads(run.folder)
+    ends = (snapshots[0].step, snapshots[-1].step)
+    kept = [item for item in snapshots if item.step in ends]
+    head_centres(figure, kept)
+    model = run.record["recipe"]["model"]
+    sides = _sides(SpeedNet(model["mixing"], widths=model["widths"]), 32)
+    pairs = zip((i for i in kept if i.step == ends[0]), (i for i in kept if i.step == ends[1]), strict=True)
+    rows = [_layer_row(start, end, side) for (start, end), side in zip(pairs, sides, strict=True)]
+    header = ["layer", "pixels", "centres moved, px: mean, most", "farthest centre, px", "sharpness, 1/px²: start"]
+    header += ["end: least, median, most", "attention on the 3 × 3 taps: start", "end", "taps with a centre"]
+    name = f"`{model['mixing']}`, seed {run.record['seed']}"
+    return f"Heads of {name}:\n\n{markdown_table(header, rows)}\n\n![Heads of {name}]({figure.name})"
+
+
+def _layer_row(start: HeadSnapshot, end: HeadSnapshot, side: int) -> list[str]:
+    """Words where the heads of one layer went."""
+    moved = np.linalg.norm(end.centres - start.centres, axis=1)
+    before, after = (np.trace(item.precisions, axis1=1, axis2=2) / 4 for item in (start, end))
+    shares = [attention_on_taps(item.centres, item.precisions, side).mean() for item in (start, end)]
+    taken = sum(bool((np.abs(end.centres - np.array(tap)) <= _NEAR).all(1).any()) for tap in _TAPS)
+    return [
+        f"{end.layer + 1}",
+        f"{side} × {side}",
+        f"{moved.mean():.2f}, {moved.max():.2f}",
+        f"{np.abs(end.centres).max():.2f}",
+        f"{np.median(before):.2f}",
+        f"{after.min():.2f}, {np.median(after):.2f}, {after.max():.2f}",
+        *(f"{share:.0%}" for share in shares),
+        f"{taken} of 9",
+    ]
+
+
+def _provenance(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
+    """Says which command, data and machine the numbers come from."""
+    first = runs[0].record
+    hardware, data = first["hardware"], first["data"]
+    revisions = ", ".join(dict.fromkeys(f"`{run.record['revision']}`" for run in runs))
+    lines = [
+        f"Command: `{study['command']}`.",
+        (
+            f"Data: {data['name']}, {data['source']}; {data['counts']['train']:,} training and {data['counts']['test']:,} "
+            "test images; accuracy after the last epoch."
+        ),
+        (
+            f"Hardware: {hardware['processor']} ({hardware['instructions']}), {hardware['threads']} thread(s) each run; "
+            f"torch {first['versions']['torch']}, revision {revisions}."
+        ),
+        *(f"Warning: {text}." for text in study["warnings"]),
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _mixers(network: SpeedNet) -> Iterator[Any]:
+    """Lists the mixing layers, first to last."""
+    for stage in network.stages:
+        yield stage.first
+        yield stage.second
+
+
+def _sides(network: SpeedNet, image_size: int) -> list[int]:
+    """Lists the rows of the image that each mixing layer is given."""
+    sides, side = [], image_size - 1
+    for _ in network.stages:
+        sides += [side, side // 2]
+        side //= 2
+    return sides
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the program."""
+    parser = argparse.ArgumentParser(description="Writes the page of the speed run.")
+    parser.add_argument("--runs", type=Path, required=True, help="folder with headline/ or controls/ or both")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the page")
+    given = parser.parse_args(arguments)
+    found = [given.runs / name if (given.runs / name).is_dir() else None for name in ("headline", "controls")]
+    if found == [None, None]:
+        parser.error(f"--runs must be a folder with headline or controls in it, but is {str(given.runs)!r}")
+    given.output.mkdir(parents=True, exist_ok=True)
+    write_atomically(given.output / "speedrun.md", page(found[0], found[1], given.output))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""The page of the speed run: what it computes from the records of runs."""
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.speedrun import attention_on_taps, petaflops
+
+from convattn.encodings import Quadratic
+from convattn.layers import RelativeAttention2d
+from convattn.models import SpeedNet
+
+
+def test_share_on_the_taps_is_that_of_the_layer():
+    encoding = Quadratic(9, 2, centres=torch.randn(9, 2).tolist(), sharpness=0.7)
+    layer = RelativeAttention2d(1, 1, 9, encoding).double()
+    with torch.no_grad():
+        expected = layer.attention((7, 7))[:, 3, 3, 2:5, 2:5].sum((1, 2)).numpy()
+        centres, sharpness = encoding.centres.numpy(), encoding.sharpness.numpy()
+    found = attention_on_taps(centres, 2 * sharpness[:, None, None] * np.eye(2), 7)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_operations_are_those_of_the_products():
+    recipe = {"model": {"mixing": "conv", "widths": [4, 6]}, "training": {"epochs": 2}}
+    images = 3 * 50_000 * 2 / 1e15
+    assert petaflops(recipe) == pytest.approx(images * SpeedNet("conv", widths=[4, 6]).flops().total)
+    soft = {**recipe, "model": {"mixing": "attention", "widths": [4, 6]}}
+    inputs = {31: 24, 15: 4 + 4, 7: 6}
+    means = sum(2 * 2 * side**3 * 9 * channels for side, channels in inputs.items())
+    assert petaflops(soft) - petaflops(recipe) == pytest.approx(images * means)
