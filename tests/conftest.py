@@ -3,6 +3,7 @@
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import type_checks  # noqa: F401 - before anything that it is to check
 
 from convattn.encodings import registry
 
