@@ -1,8 +1,11 @@
-"""What all tests share: how hypothesis draws, and a way to see the library's own errors."""
+"""What all tests share: how hypothesis draws, what the collector passes over, and a way to see the library's errors."""
+
+import gc
 
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import type_checks  # noqa: F401 - before anything that it is to check
 
 from convattn.encodings import registry
 
@@ -10,6 +13,12 @@ settings.register_profile(
     "repeatable", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+
+def pytest_collection_finish():
+    """Keeps the collector from going through everything that is loaded, again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

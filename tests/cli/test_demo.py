@@ -145,8 +145,17 @@ def test_figures_are_wide_enough_for_a_page(made, name):
         assert image.width > 500
 
 
-def test_command_numbers_its_folder_and_says_what_failed(tmp_path, monkeypatch, capsys):
+def test_command_numbers_its_folder_and_says_what_failed(made, tmp_path, monkeypatch, capsys):
+    def converted(folder):
+        """Gives the conversions of the demo that is there."""
+        for name in FILES:
+            if name.startswith(("attention", "convolution", "hard", "soft")):
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copy(made[0] / name, folder / name)
+        return made[1].conversions
+
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo_module, "show_conversions", converted)
     Path("demo").mkdir()
     Path("demo", "mine").write_text("precious")
 

@@ -29,12 +29,15 @@ def test_figure_is_made_where_it_is_told(runs, tmp_path, capsys):
 
 
 def test_incomplete_is_exit_code_1_and_earlier_output_is_kept(runs, tmp_path, capsys):
-    for folder in ("reproduce-all", "reproduce-all-2"):
-        assert main(["reproduce", "all", "--runs", str(runs), "--scale", "small", "--json"]) == 1
-        result = Reproduction.from_json(capsys.readouterr().out)
-        assert result == Reproduction.load(tmp_path / folder / "reproduction.json")
-        assert [item.target for item in result.targets if item.complete] == ["fig3", "fig4"]
-        assert [item.target for item in result.targets] == list(TARGETS)
+    (tmp_path / "reproduce-all").mkdir()
+    (tmp_path / "reproduce-all" / "reproduction.json").write_text("precious")
+    assert main(["reproduce", "all", "--runs", str(runs), "--scale", "small", "--json"]) == 1
+    result = Reproduction.from_json(capsys.readouterr().out)
+    assert result == Reproduction.load(tmp_path / "reproduce-all-2" / "reproduction.json")
+    assert [item.target for item in result.targets if item.complete] == ["fig3", "fig4"]
+    assert [item.target for item in result.targets] == list(TARGETS)
+    assert [item.name for item in (tmp_path / "reproduce-all").iterdir()] == ["reproduction.json"]
+    assert (tmp_path / "reproduce-all" / "reproduction.json").read_text() == "precious"
 
 
 def test_nothing_made_is_exit_code_1_with_the_command(runs, tmp_path, capsys):

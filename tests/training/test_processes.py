@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,13 @@ def with_precision(recipe, precision):
     return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
 
 
+def run(*command):
+    """Runs Python on the CPU, with one thread a process."""
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, *map(str, command)]
+    return subprocess.run(words, check=False, capture_output=True, text=True, env=environment, cwd=ROOT)
+
+
 def train_elsewhere(recipe, folder, *launcher, last=None, **options):
     """Trains in processes of their own, all of which end before a step where one is named, and returns the record."""
     folder.mkdir(exist_ok=True)
@@ -50,11 +58,20 @@ def train_elsewhere(recipe, folder, *launcher, last=None, **options):
     output = folder / "run"
     named = {"recipe": str(folder / "recipe.toml"), "output": str(output)}
     script.write_text(SCRIPT.format(root=str(ROOT), **named, last=last, options=options))
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, script]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    done = run(*launcher, script)
     assert (done.returncode == 0) is (last is None), done.stderr
     return None if last is not None else RunRecord.load(output / "record.json")
+
+
+def train_in_two_processes(recipe, folder):
+    """Trains in two processes that share every batch, and returns the record."""
+    (folder / "recipe.toml").write_text(recipe_to_toml(recipe))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    done = run("-m", "tests.training.pair", folder, port)
+    assert done.returncode == 0, done.stderr
+    return RunRecord.load(folder / "run" / "record.json")
 
 
 def test_second_precision_in_one_process_is_refused():
@@ -95,7 +112,7 @@ def losses_in_float64(recipe, folder, monkeypatch):
 def test_two_processes_give_the_loss_curve_of_one(tmp_path, monkeypatch):
     recipe = tiny_recipe(epochs=2)  # crops and flips are on: every process must draw those of the whole batch
     train(recipe, output=tmp_path / "alone", data=tiny_data(), progress=False)
-    together = train_elsewhere(recipe, tmp_path, *TWO)
+    together = train_in_two_processes(recipe, tmp_path)
     assert together.hardware["processes"] == "2"
     lo, hi = losses(tmp_path / "alone"), losses_in_float64(recipe, tmp_path / "exact", monkeypatch)
     assert_within_budget(losses(tmp_path / "run").float(), hi, lo.float(), "loss curve of two processes")

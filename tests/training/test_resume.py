@@ -91,15 +91,22 @@ def test_every_state_of_a_strong_recipe_is_taken_up(monkeypatch, tmp_path):
         assert timeless(tmp_path / str(step)) == timeless(tmp_path / "whole")
 
 
+@pytest.fixture(scope="module")
+def whole_speed(tmp_path_factory):
+    """A speed run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "speed"
+    train(tiny_speed_recipe(), output=folder, data=tiny_data(), progress=False)
+    return folder
+
+
 @pytest.mark.parametrize(("step", "checkpoint_every"), [(2, 1), (4, 3), (5, None), (7, 1), (9, 4)])
-def test_every_state_of_a_speed_run_is_taken_up(monkeypatch, tmp_path, step, checkpoint_every):
-    speed = tiny_speed_recipe()
-    record = train(speed, output=tmp_path / "whole", data=tiny_data(), progress=False)
-    cut_off(monkeypatch, tmp_path / "run", step=step, recipe=speed, checkpoint_every=checkpoint_every)
-    resumed = resume(tmp_path / "run", speed)
-    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+def test_every_state_of_a_speed_run_is_taken_up(whole_speed, monkeypatch, tmp_path, step, checkpoint_every):
+    cut_off(monkeypatch, tmp_path / "run", step=step, recipe=tiny_speed_recipe(), checkpoint_every=checkpoint_every)
+    resumed = resume(tmp_path / "run", tiny_speed_recipe())
+    assert timeless(tmp_path / "run") == timeless(whole_speed)
+    expected = RunRecord.load(whole_speed / "record.json").results
     for name in ("views_accuracy", "views_loss"):
-        assert resumed.results[name] == record.results[name]
+        assert resumed.results[name] == expected[name]
 
 
 def test_run_cut_off_twice_counts_its_time_and_its_resumptions(whole, monkeypatch, tmp_path):

@@ -1,0 +1,103 @@
+"""The checks of types and shapes that the whole test run makes: each finds a fault that is planted."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from jaxtyping import Float, Int, TypeCheckError
+from tests.type_checks import check_once
+from tests.typechecker import typechecked
+from torch import Tensor
+
+from convattn.data import normalise
+
+if TYPE_CHECKING:
+    from nowhere import Unknown
+
+checked = check_once(typechecker=typechecked)
+
+
+@checked
+def add(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x + y
+
+
+@checked
+def join(x: Float[Tensor, "n"], times: int = 1) -> Float[Tensor, "n"]:
+    return torch.cat([x] * times)
+
+
+@checked
+def halve(x: float, *rest: int, **named: str) -> float:
+    return x / 2 if x >= 0 else "negative"
+
+
+@checked
+def listed(many: list[Float[Tensor, "n"]]) -> Iterator[int]:
+    yield from range(len(many))
+
+
+@checked
+def anything(x: "Unknown") -> "int":
+    return x
+
+
+@checked
+@dataclass(frozen=True)
+class Pair:
+    first: Int[Tensor, "n"]
+    second: Int[Tensor, "n"]
+
+
+def floats(count):
+    return torch.ones(count)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda: add(floats(2), floats(3)),
+        lambda: add(floats(2), y=floats(2).int()),
+        lambda: join(floats(2), times=2),
+        lambda: halve("1"),
+        lambda: halve(1.0, 2, "3"),
+        lambda: halve(1.0, name=2),
+        lambda: halve(-1.0),
+        lambda: listed([floats(2).int()]),
+        lambda: anything("1"),
+        lambda: Pair(floats(2).int(), floats(3).int()),
+        lambda: normalise(floats(2), (0.5,), (0.5,)),
+    ],
+    ids=[
+        "sizes that differ",
+        "another dtype",
+        "size of what is returned",
+        "type",
+        "type of one of many",
+        "type by name",
+        "type of what is returned",
+        "dtype within a list",
+        "type that is returned, by name",
+        "fields",
+        "function of the package",
+    ],
+)
+def test_fault_is_found(fault):
+    with pytest.raises(TypeCheckError):
+        fault()
+
+
+def test_what_is_right_passes():
+    assert add(floats(2), floats(2)).sum() == 4
+    assert add(join(floats(3)), floats(3)).sum() == 6  # sizes are those of one call
+    assert halve(3, 4, name="five") == 1.5  # an int is a float
+    assert list(listed([floats(2)])) == [0]
+    assert anything(3) == 3
+    assert Pair(floats(2).int(), second=floats(2).int()).first.sum() == 2
+
+
+def test_checks_are_turned_off(without_type_checks):
+    assert halve(-1.0) == "negative"
+    assert join(floats(2), times=2).sum() == 4
