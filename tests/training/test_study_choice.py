@@ -55,10 +55,12 @@ def test_best_variant_is_taken_and_the_choice_is_in_record_and_page(search, tmp_
     assert rates == [3e-3, 3e-3]
     assert [group.label for group in record.groups] == [NAME]
     assert (record.measured, record.warnings) == ("test", ())
+    assert record.search is not None
     (choice,) = record.search.choices
     assert (choice.label, choice.values) == (NAME, {KEY: "3e-3"})
-    tried = [(item.values[KEY], item.accuracy.mean, item.failed) for item in choice.candidates]
-    assert tried == [("1e-3", 0.5, ()), ("3e-3", 0.75, ()), ("9e-3", 0.25, ())]
+    tried = [(item.values[KEY], item.accuracy, item.failed) for item in choice.candidates]
+    expected = zip(RATES, (0.5, 0.75, 0.25), strict=True)
+    assert tried == [(rate, Summary(1, value, None, value, value), ()) for rate, value in expected]
     assert record.command.endswith(f"--chosen {place}")
     assert StudyRecord.load(tmp_path / "table" / "study.json") == record
     page = (tmp_path / "table" / "study.md").read_text()
@@ -71,6 +73,7 @@ def test_best_variant_is_taken_and_the_choice_is_in_record_and_page(search, tmp_
 def test_among_equals_the_first_counts_and_the_end_of_the_list_is_told(search, tmp_path):
     place = with_accuracies(search, tmp_path, 0.5, 0.25, 0.5)
     record = run(tmp_path / "table", seeds=(0,), chosen=place)
+    assert record.search is not None
     assert record.search.choices[0].values == {KEY: "1e-3"}
     assert record.warnings == (
         f"{NAME}: the chosen {KEY}=1e-3 is the smallest of those tried; one beyond it was not tried",

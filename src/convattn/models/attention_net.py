@@ -126,7 +126,6 @@ class AttentionNet(MixingNet):
             kind(width, width, number, _create_encoding(encoding, number, centres, options), **layer)
             for number in block_heads
         ]
-        _check_start(mixers[0].encoding, position_start)
         super().__init__(
             mixers,
             num_classes=num_classes,
@@ -138,9 +137,8 @@ class AttentionNet(MixingNet):
             initializer_range=initializer_range,
             dense=dense,
         )
-        if position_start == "table":
-            for mixer in mixers:
-                start_like_table(mixer.encoding, size=extent, width=width)
+        for mixer in mixers:
+            _set_start(mixer.encoding, position_start, size=extent, width=width)
         self.heads, self.content = block_heads, content
         self.has_position_scores = content and not gated and mixers[0].encoding.feature_width > 0
         arguments = cast(dict[str, Any], self._hub_mixin_config)
@@ -209,13 +207,16 @@ def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any
     return create_encoding(name, heads, 2, centres=grid_centres(heads), **options)
 
 
-def _check_start(encoding: Encoding, start: str) -> None:
-    """Raises if an encoding cannot have the start that is asked for."""
+def _set_start(encoding: Encoding, start: str, *, size: int, width: int) -> None:
+    """Draws an encoding anew if it is to start like a table."""
     if start not in _POSITION_STARTS:
         raise UnknownNameError("position_start", start, _POSITION_STARTS)
-    if start == "table" and not isinstance(encoding, Distance | Sinusoidal):
+    if start == "network":
+        return
+    if not isinstance(encoding, Distance | Sinusoidal):
         expectation = f'"network" with {type(encoding).__name__}, which is neither a Distance nor a Sinusoidal'
         raise ArgumentError(must_be("position_start", expectation, start))
+    start_like_table(encoding, size=size, width=width)
 
 
 def _content(width: int, *, gated: bool, shared_position: bool) -> Content:
