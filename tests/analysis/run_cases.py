@@ -18,6 +18,7 @@ MODELS = {
     "sa-quadratic-generalized-pruned": {"model.encoding": "generalized_quadratic", "model.heads": "2"},
     "sa-sinusoidal": {"model.encoding": "sinusoidal"},
     "sa-distance": {"model.encoding": "distance"},
+    "sa-distance-table-start": {"model.encoding": "distance", "model.position_start": "table"},
 }
 RECIPES = tuple(row.recipe for row in TABLE1)
 

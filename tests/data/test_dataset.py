@@ -23,6 +23,23 @@ def test_hash_depends_on_pixels_and_on_labels():
     assert len({first.sha256(), other_pixels.sha256(), other_labels.sha256()}) == 3
 
 
+def test_held_out_images_are_some_of_the_training_images_each_once():
+    train, record = split([0, 1, 2, 0, 1, 2, 0]), DataRecord("made", "here", {"file": "abc"}, {"train": 7}, "none")
+    data = ImageDataset(train, split([2, 2]), 3, (0.0,) * 3, (1.0,) * 3, record)
+    held = data.held_out(3)
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(held.test.images, train.images[order[:3]])
+    assert torch.equal(held.test.labels, train.labels[order[:3]])
+    left = [row for row in range(7) if row not in order[:3].tolist()]
+    assert torch.equal(held.train.images, train.images[left])
+    assert torch.equal(held.train.labels, train.labels[left])
+    assert held.record.counts == {"train": 4, "validation": 3}
+    assert held.record.hashes == {"file": "abc", "validation": held.test.sha256()}
+    assert held.record.split == "none; 3 training images held out: torch.randperm, seed 0"
+    assert data.held_out(3).test.sha256() == held.test.sha256()
+    assert data.record is record
+
+
 def test_hash_does_not_depend_on_memory_layout():
     first = split([0, 1])
     strided = ImageSplit(first.images.to(memory_format=torch.channels_last), first.labels)

@@ -15,6 +15,7 @@ from convattn.functional import (
     position_weights,
     separable_attention,
 )
+from convattn.functional.separable import weights_first
 from convattn.grid import Axis
 from convattn.testing.budget import assert_within_budget
 from convattn.testing.convolutions import farthest
@@ -178,3 +179,20 @@ def test_inputs_are_left_alone(path):
     kept = [value.clone() for value in values]
     gradients(path, case, values)
     assert all(torch.equal(value, copy) for value, copy in zip(values, kept, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axes"), [((7, 9), 1), ((3, 5, 4), 1), ((7, 11), 2)], ids=["image", "volume", "a larger image"]
+)
+def test_axes_of_small_images_are_joined_under_autocast(sizes, axes, monkeypatch):
+    case, seen, products = Case("few keys", whole(*sizes)), [], weights_first._as_products
+    spy = lambda weights, *rest: seen.append(len(weights)) or products(weights, *rest)  # noqa: E731
+    monkeypatch.setattr(weights_first, "_as_products", spy)
+    given = inputs(case, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = separable(case, *given)
+    assert seen == [axes]
+    hi = reference(case, *inputs(case, torch.float64))
+    keys, maps, *tables = given
+    narrow = [road(case, keys.bfloat16(), maps.bfloat16(), *tables) for road in (matrices_first, along_each_axis)]
+    assert_within_budget(y, hi, farthest(hi, narrow))

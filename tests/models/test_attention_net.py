@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from convattn.encodings import ENCODINGS
+from convattn.encodings.start import attended_keys
 from convattn.errors import (
     ArgumentError,
     ConversionError,
@@ -284,3 +285,33 @@ def test_networks_that_cannot_be_fused_say_why(network, without_type_checks):
     network.blocks[1].mixer = nn.Conv2d(14, 14, 1)
     with pytest.raises(UnsupportedModelError, match="cannot fuse into Conv2d: known are RelativeAttention1d, "):
         network.fused()
+
+
+def test_distance_starts_nearly_uniform_and_with_the_start_of_a_table_as_a_table_does():
+    sizes = {"width": 64, "depth": 2, "heads": 9, "ffn": 5, "patch": 4, "initializer_range": 0.05}
+    keys = {}
+    for encoding, start in (("learned_axial", "network"), ("distance", "network"), ("distance", "table")):
+        torch.manual_seed(0)
+        network = AttentionNet(encoding, position_start=start, **sizes)
+        keys[encoding, start] = [attended_keys(block.mixer.encoding, 8) for block in network.blocks]
+    # Scores of a table have the variance 2 · 64 · 0.02²: about 64 · exp(−0.0512 / 2) = 62.4 keys, between 62 and 63.
+    assert all(62 < number < 63 for number in keys["learned_axial", "network"] + keys["distance", "table"])
+    assert all(number > 63.9 for number in keys["distance", "network"])
+
+
+def test_start_of_a_table_is_drawn_after_everything_else():
+    torch.manual_seed(0)
+    plain = AttentionNet("distance", **SMALL)
+    torch.manual_seed(0)
+    like_table = AttentionNet("distance", position_start="table", **SMALL)
+    differing = [name for name, value in like_table.state_dict().items() if not value.equal(plain.state_dict()[name])]
+    assert {name.split("encoding.")[1] for name in differing} == {"inner.weight", "inner.bias", "outer.weight"}
+
+
+def test_starts_that_an_encoding_cannot_have_are_refused():
+    with pytest.raises(
+        ArgumentError, match=r'position_start must be "network" with Quadratic, which is neither a Dist'
+    ):
+        AttentionNet("quadratic", position_start="table", **SMALL)
+    with pytest.raises(UnknownNameError, match="unknown position_start 'tabel': did you mean 'table'"):
+        AttentionNet("distance", position_start="tabel", **SMALL)

@@ -7,7 +7,7 @@ from convattn.errors import RecipeError, UnknownNameError
 from convattn.models import AttentionNet
 from convattn.training import load_recipe, recipe_names, train
 from convattn.training.build import build_network
-from convattn.training.recipe_file import command_for
+from convattn.training.recipe_file import SCALES, command_for
 
 SHORT = {"training.epochs": "1", "training.batch_size": "240"}
 NAMES = [name for name in recipe_names() if name != "digits-quadratic"]
@@ -16,24 +16,29 @@ DRAWN = [name for name in NAMES if load_recipe(name).start.recipe is None]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scales_change_sizes_and_not_what_the_recipe_is_about(name):
-    paper, small, tiny = (load_recipe(name, scale=scale) for scale in ("paper", "small", "tiny"))
-    assert [recipe.scale for recipe in (paper, small, tiny)] == ["paper", "small", "tiny"]
-    assert [recipe.data.name for recipe in (paper, small, tiny)] == ["cifar10", "cifar10", "digits"]
-    assert small.optim.algorithm == tiny.optim.algorithm == "adamw"
-    for key in ("kind", "encoding", "content", "gated", "centres", "heads", "mixing"):
-        assert len({getattr(recipe.model, key, None) for recipe in (paper, small, tiny)}) == 1
-    assert small.start == tiny.start == paper.start
-    assert command_for(small) == f"convattn train {name} --scale small"
+    recipes = [load_recipe(name, scale=scale) for scale in SCALES]
+    assert [recipe.scale for recipe in recipes] == list(SCALES)
+    assert [recipe.data.name for recipe in recipes] == ["cifar10", "cifar10", "cifar10", "digits"]
+    assert {recipe.optim.algorithm for recipe in recipes[1:]} == {"adamw"}
+    for key in ("kind", "encoding", "content", "gated", "centres", "position_start", "heads", "mixing"):
+        assert len({getattr(recipe.model, key, None) for recipe in recipes}) == 1
+    assert all(recipe.start == recipes[0].start for recipe in recipes)
+    for recipe in recipes[1:]:
+        assert command_for(recipe) == f"convattn train {name} --scale {recipe.scale}"
 
 
-def test_small_runs_have_the_same_budget():
-    budgets = {(recipe.optim, recipe.schedule, recipe.training) for recipe in map(small, DRAWN)}
+@pytest.mark.parametrize("scale", ["medium", "small"])
+def test_runs_of_a_scale_have_the_same_budget(scale):
+    recipes = [load_recipe(name, scale=scale) for name in DRAWN]
+    budgets = {(recipe.optim, recipe.schedule, recipe.training) for recipe in recipes}
     assert len(budgets) == 3  # all but sa-quadratic-strong and speedrun, whose labels are smoothed in their own ways
-    assert len({(recipe.optim, recipe.schedule, recipe.training.epochs) for recipe in map(small, DRAWN)}) == 1
+    assert len({(recipe.optim, recipe.schedule, recipe.training.epochs) for recipe in recipes}) == 1
 
 
-def small(name):
-    return load_recipe(name, scale="small")
+def test_medium_networks_are_the_small_ones_trained_longer():
+    small, medium = (load_recipe("sa-learned", scale=scale) for scale in ("small", "medium"))
+    assert small.model == medium.model
+    assert medium.training.epochs >= 20 > small.training.epochs
 
 
 @pytest.mark.parametrize("name", [*DRAWN[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in DRAWN[3:])])
@@ -86,7 +91,7 @@ def test_recipe_at_a_scale_is_not_scaled_again(tmp_path):
     ("scales", "message"),
     [
         ("scales = 3", "scales must be a table, but is 3"),
-        ("[scales.tny.data]\ncutout = 2", "the key in scales must be 'small' or 'tiny', but is 'tny'"),
+        ("[scales.tny.data]\ncutout = 2", "the key in scales must be 'medium', 'small' or 'tiny', but is 'tny'"),
         ("[scales]\ntiny = 3", r"scales\.tiny must be tables of sections, but is 3"),
         ("[scales.tiny]\nseed = 3", r"scales\.tiny must be tables of sections, but is \{'seed': 3\}"),
     ],

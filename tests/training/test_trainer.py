@@ -68,7 +68,7 @@ def test_average_of_the_weights_is_what_is_tested_and_saved(tmp_path):
     result = made.run_epoch(average)
     assert_within_budget(made.result.head.weight.detach(), expected.double(), expected)
     assert not torch.equal(made.result.head.weight, weight)
-    assert (result.test_loss, result.test_accuracy) == made.evaluate(tiny_data().test)
+    assert (result.loss, result.accuracy) == made.evaluate(tiny_data().test)
     record = train(recipe, output=tmp_path / "run", data=tiny_data(), progress=False)
     saved = load_network(tmp_path / "run")
     with torch.inference_mode():

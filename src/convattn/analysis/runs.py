@@ -133,6 +133,8 @@ def read_metrics(run: Run) -> list[dict[str, float]]:
 
 def _read_run(folder: Path) -> Run:
     record = RunRecord.load(folder / _RECORD)
+    if record.measured != "test":
+        raise CheckpointError(f"{folder / _RECORD}: the run measured held-out training images, not the test images")
     if "test_accuracy" not in record.results:
         raise CheckpointError(f"{folder / _RECORD}: the results have no test_accuracy: {sorted(record.results)}")
     return Run(folder, record)

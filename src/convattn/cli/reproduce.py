@@ -31,7 +31,7 @@ def reproduce(
         runs: Folder that holds runs of convattn train, directly or one folder deeper. Required.
         output: Folder to make; it must be new or empty. Default: reproduce-TARGET, or the first of reproduce-TARGET-2,
             -3, … that is free. If nothing can be made, there is no folder.
-        scale: Scale of the recipes: paper, small or tiny.
+        scale: Scale of the recipes: paper, medium, small or tiny.
         data: Folder with the files of CIFAR-10, for figures 6 to 10. Default: the folder that the run was trained on,
             or the Hub.
         json: Print the result as JSON.

@@ -27,6 +27,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     overrides: Annotated[tuple[str, ...], Parameter(name="--set"), _Several] = (),
     grid: Annotated[tuple[str, ...], _Several] = (),
     baseline: Annotated[str | None, _Optional] = None,
+    chosen: Annotated[Path | None, _Optional] = None,
     output: OutputOrDefault = None,
     workers: Annotated[WholeNumber | None, _Optional] = None,
     threads: Annotated[WholeNumber | None, _Optional] = None,
@@ -44,11 +45,13 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     Args:
         recipes: Names of recipes (`convattn info` lists them), or files that end in .toml.
         seeds: Seeds of each recipe, separated by commas.
-        scale: paper, small or tiny. Default: as each recipe says.
+        scale: paper, medium, small or tiny. Default: as each recipe says.
         overrides: KEY=VALUE, a value to change in every recipe; may be given more than once.
         grid: KEY=VALUE,VALUE,…: each value makes a variant NAME[KEY=VALUE] of every recipe. If given more than once,
             every combination is a variant.
         baseline: Recipe or variant with which the others are compared. Default: the first.
+        chosen: Folder of an earlier study with --set data.held_out=N and a --grid; each recipe takes the values of its
+            best variant there.
         output: Folder of the study. Default: study. With --engine ray every node must see it under the same path.
         workers: Runs at a time. Default: 1; with --engine ray as many as the cluster has room for.
         threads: Threads of each run. Default: OMP_NUM_THREADS; if that is not set, one for tiny images, and for others
@@ -74,6 +77,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         overrides=changes,
         grid={key: value.split(",") for key, value in variants.items()},
         baseline=baseline,
+        chosen=chosen,
         engine=made,
     )
     print_record(record, f"{_summarise_study(record)}\nwrote {folder}; look at {folder / 'study.md'}", json=json)
@@ -106,6 +110,9 @@ def _read_seeds(text: str) -> list[int]:
 
 def _summarise_study(record: "StudyRecord") -> str:
     lines = []
+    for choice in () if record.search is None else record.search.choices:
+        values = ", ".join(f"{key}={value}" for key, value in choice.values.items())
+        lines.append(f"{choice.label}: chosen {values}, of {len(choice.candidates)} tried on held-out images")
     for group in record.groups:
         spread = "" if group.accuracy.deviation is None else f" ± {100 * group.accuracy.deviation:.2f}"
         lines.append(f"{group.label}: {100 * group.accuracy.mean:.2f}{spread} %, n = {group.accuracy.n}")

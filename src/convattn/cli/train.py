@@ -17,7 +17,7 @@ def train(
     recipe: str,
     /,
     *,
-    scale: Annotated[Literal["paper", "small", "tiny"] | None, Parameter(show_default=False)] = None,
+    scale: Annotated[Literal["paper", "medium", "small", "tiny"] | None, Parameter(show_default=False)] = None,
     output: OutputOrDefault = None,
     overrides: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
     resume: Annotated[bool, Parameter(negative="", show_default=False)] = False,
@@ -35,8 +35,8 @@ def train(
 
     Args:
         recipe: Name of a recipe (`convattn info` lists them), or a file that ends in .toml.
-        scale: Sizes of the run: paper, small (minutes on a CPU) or tiny (seconds, on embedded images). Default: paper,
-            or what the file says.
+        scale: Sizes of the run: paper, medium (about half an hour on a core), small (minutes) or tiny (seconds, on
+            embedded images). Default: paper, or what the file says.
         output: Folder to make for the run; it must be new or empty, except with --resume. Default: runs/NAME-SEED (with
             the scale in the name if it is not paper), or the first of runs/NAME-SEED-2, -3, … that is free.
         overrides: KEY=VALUE, a value of the recipe to change, for instance training.epochs=3; may be given more than
@@ -82,7 +82,7 @@ def summarise_run(record: RunRecord) -> str:
     counts = ", ".join(f"{number} {split}" for split, number in record.data.counts.items())
     views = record.results.get("views_accuracy")
     rows = {
-        "test accuracy": f"{record.results['test_accuracy']:.2%}",
+        f"{record.measured} accuracy": f"{record.accuracy:.2%}",
         **({} if views is None else {"with views": f"{views:.2%} ({record.recipe['training']['test_views']})"}),
         "parameters": f"{record.parameters:,}",
         "images": f"{record.data.name}: {counts}",

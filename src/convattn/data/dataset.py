@@ -1,7 +1,7 @@
 """Labelled images in memory, with hashes that tell later exactly which ones they were."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from convattn.errors import DataError
 from convattn.records import DataRecord
+
+_HELD_OUT_SEED = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class ImageDataset:
     """
 
     train: ImageSplit  # Images to learn from
-    test: ImageSplit  # Images to measure on
+    test: ImageSplit  # Images to measure on: of the test split, or held-out training images
     num_classes: int  # Number of classes; labels are below it
     mean: tuple[float, ...]  # Mean of each channel that normalises, in units of the full range [0, 1]
     std: tuple[float, ...]  # Standard deviation of each channel, in the same units
@@ -72,6 +74,31 @@ class ImageDataset:
                 f"{self.record.name}: both splits must hold images of one shape, but train has "
                 f"{tuple(self.train.images.shape[1:])} and test {tuple(self.test.images.shape[1:])}"
             )
+
+    def held_out(self, count: int) -> "ImageDataset":
+        """Returns a data set whose test split is `count` of the training images, and not in the training split.
+
+        They are the first of ``torch.randperm(len(train))`` with the seed 0; the others keep their order. The record
+        calls them "validation", and has their SHA-256. No image of the real test split is left.
+
+        Example:
+            >>> from convattn.data import load_digits
+            >>> held = load_digits().held_out(400)
+            >>> len(held.train), len(held.test), held.record.counts
+            (1037, 400, {'train': 1037, 'validation': 400})
+        """
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(_HELD_OUT_SEED))
+        measured, learnt = order[:count], order[count:].sort().values
+        train, validation = (
+            ImageSplit(self.train.images[rows], self.train.labels[rows]) for rows in (learnt, measured)
+        )
+        record = replace(
+            self.record,
+            hashes={**self.record.hashes, "validation": validation.sha256()},
+            counts={"train": len(train), "validation": len(validation)},
+            split=f"{self.record.split}; {count} training images held out: torch.randperm, seed {_HELD_OUT_SEED}",
+        )
+        return replace(self, train=train, test=validation, record=record)
 
     @property
     def name(self) -> str:

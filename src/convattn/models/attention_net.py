@@ -5,8 +5,9 @@ from typing import Any, cast, final
 
 from torch import nn
 
-from convattn.encodings import Encoding, create_encoding
+from convattn.encodings import Distance, Encoding, Sinusoidal, create_encoding
 from convattn.encodings.centres import grid_centres
+from convattn.encodings.start import start_like_table
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError, must_be
 from convattn.grid import axis_lists, whole_number
 from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d, fuse
@@ -16,6 +17,7 @@ from convattn.models.mixing_net import MixingNet
 
 _CENTRES = ("grid", "normal")
 _CENTRED = ("generalized_quadratic", "quadratic")
+_POSITION_STARTS = ("network", "table")
 
 
 @final
@@ -73,6 +75,7 @@ class AttentionNet(MixingNet):
         dense: bool = True,
         centres: str = "normal",
         gated: bool = False,
+        position_start: str = "network",
     ) -> None:
         """Builds the network and draws its weights.
 
@@ -96,6 +99,10 @@ class AttentionNet(MixingNet):
                 "grid", the K x K whole-pixel shifts around the query, with K² heads and K odd. Sharpness is drawn
                 either way.
             gated: Whether a gate per head mixes the distributions of content and position; needs content.
+            position_start: How "distance" and "sinusoidal" start. "network": the linear maps of "distance" with the
+                weights of the network's other maps, which makes attention nearly uniform, and "sinusoidal" as it draws
+                itself. "table": drawn by themselves, and scaled until the attention has the entropy of "learned_axial"
+                with these sizes.
 
         Raises:
             ArgumentError: A size is out of range, or an argument does not fit another.
@@ -108,7 +115,8 @@ class AttentionNet(MixingNet):
         if content and not gated and encoding == "learned_axial" and width % 2:
             raise ArgumentError(f"width must be even for learned_axial with content, but is {width}")
         self_scoring = gated or not content
-        options = _encoding_options(encoding, width, extent=-(-image_size // patch), self_scoring=self_scoring)
+        extent = -(-image_size // patch)
+        options = _encoding_options(encoding, width, extent=extent, self_scoring=self_scoring)
         layer: dict[str, Any] = {"dropout": dropout}
         if content:
             layer["content"] = _content(width, gated=gated, shared_position=encoding == "learned_axial")
@@ -129,6 +137,8 @@ class AttentionNet(MixingNet):
             initializer_range=initializer_range,
             dense=dense,
         )
+        for mixer in mixers:
+            _set_start(mixer.encoding, position_start, size=extent, width=width)
         self.heads, self.content = block_heads, content
         self.has_position_scores = content and not gated and mixers[0].encoding.feature_width > 0
         arguments = cast(dict[str, Any], self._hub_mixin_config)
@@ -195,6 +205,18 @@ def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any
     if name not in _CENTRED:
         raise ArgumentError(must_be("centres", f'"normal" with encoding {name!r}, which has no centres', centres))
     return create_encoding(name, heads, 2, centres=grid_centres(heads), **options)
+
+
+def _set_start(encoding: Encoding, start: str, *, size: int, width: int) -> None:
+    """Draws an encoding anew if it is to start like a table."""
+    if start not in _POSITION_STARTS:
+        raise UnknownNameError("position_start", start, _POSITION_STARTS)
+    if start == "network":
+        return
+    if not isinstance(encoding, Distance | Sinusoidal):
+        expectation = f'"network" with {type(encoding).__name__}, which is neither a Distance nor a Sinusoidal'
+        raise ArgumentError(must_be("position_start", expectation, start))
+    start_like_table(encoding, size=size, width=width)
 
 
 def _content(width: int, *, gated: bool, shared_position: bool) -> Content:

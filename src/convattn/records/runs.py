@@ -29,7 +29,8 @@ class RunRecord(Record):
         seed: Seed of all random numbers.
         data: Which data the run saw.
         parameters: Number of trainable parameters.
-        results: Final numbers by name; accuracies are fractions in [0, 1].
+        results: Final numbers by name; accuracies are fractions in [0, 1]. Those of held-out training images are called
+            "validation_accuracy" and "validation_loss", and then there are none of test images.
         seconds: Wall time of training and evaluation, in seconds.
         peak_memory: Peak memory of the process (CPU) or of the device (GPU), in bytes.
         memory_estimate: What was expected of each device before the first step, in bytes; libraries are not in it.
@@ -62,3 +63,13 @@ class RunRecord(Record):
     started: str
     revision: str | None
     not_covered: tuple[str, ...] = field(default=())
+
+    @property
+    def measured(self) -> str:
+        """Which images were measured: "test", or "validation" for held-out training images."""
+        return "validation" if "validation_accuracy" in self.results else "test"
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the measured images classified correctly after the last epoch, in [0, 1]."""
+        return self.results[f"{self.measured}_accuracy"]

@@ -47,8 +47,18 @@ def load_data(recipe: DataRecipe) -> ImageDataset:
     paths; without either, the files come from the Hub.
     """
     if recipe.name == "digits":
-        return load_digits()
-    return load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10"))
+        return with_held_out(load_digits(), recipe)
+    return with_held_out(load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10")), recipe)
+
+
+def with_held_out(data: ImageDataset, recipe: DataRecipe) -> ImageDataset:
+    """Returns a data set with held-out training images in place of its test images, if the recipe asks for them."""
+    if recipe.held_out is None:
+        return data
+    if recipe.held_out >= len(data.train):
+        expectation = f"below the number of training images, {len(data.train)}"
+        raise RecipeError(must_be("data.held_out", expectation, recipe.held_out))
+    return data.held_out(recipe.held_out)
 
 
 def build_network(recipe: Recipe, data: ImageDataset) -> Network:
@@ -65,7 +75,7 @@ def build_network(recipe: Recipe, data: ImageDataset) -> Network:
 
 def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
     channels, rows, cols = data.image_shape
-    chosen: dict[str, Any] = {key: value for key, value in vars(recipe).items() if key != "kind"}
+    chosen: dict[str, Any] = {key: value for key, value in vars(recipe).items() if key != "kind" and value is not None}
     fitted: dict[str, Any] = {"num_classes": data.num_classes, "in_channels": channels}
     if isinstance(recipe, AttentionNetRecipe):
         return AttentionNet(**chosen, **fitted, image_size=max(rows, cols))

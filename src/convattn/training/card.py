@@ -14,6 +14,12 @@ _PSEUDOCODE = {
     "speed_net": "docs/theory.md §1 to §4; class SpeedNet, with the sizes of Jordan, arXiv 2404.00498",
 }
 
+_USE = {
+    "test": "no validation split, because nothing was chosen by it",
+    "validation": "the test split was not used",
+}
+"""What each kind of measured images means for the others."""
+
 
 def model_card(record: RunRecord) -> str:
     """Writes the model card of a run: Markdown with the front matter of the Hub.
@@ -22,7 +28,9 @@ def model_card(record: RunRecord) -> str:
     learning research", JMLR 22 (2021), without those on theorems, on new data and on the spread over runs, which is on
     the page of a study.
     """
-    accuracy, tested = record.results["test_accuracy"], record.data.counts["test"]
+    measured, accuracy = record.measured, record.accuracy
+    images = record.data.counts[measured]
+    right = f"{round(accuracy * images)} of {images} images"
     scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
     dataset = record.recipe["data"]["name"]
     data = ModelCardData(
@@ -38,7 +46,7 @@ def model_card(record: RunRecord) -> str:
                 task_type="image-classification",
                 dataset_type=dataset,
                 dataset_name=record.data.name,
-                dataset_split="test",
+                dataset_split=measured,
                 metric_type="accuracy",
                 metric_value=accuracy,
             )
@@ -48,7 +56,7 @@ def model_card(record: RunRecord) -> str:
         f"---\n{data.to_yaml()}\n---",
         f"# {record.name}{scale}, seed {record.seed}",
         record.claim.strip(),
-        f"Test accuracy **{accuracy:.2%}** ({round(accuracy * tested)} of {tested} images), n = 1 seed.",
+        f"{measured.capitalize()} accuracy **{accuracy:.2%}** ({right}), n = 1 seed.",
         _table("Model", _model(record)),
         _table("Data", _data(record)),
         _table("Setup", _settings(record.recipe)),
@@ -76,7 +84,7 @@ def _data(record: RunRecord) -> dict[str, str]:
     return {
         "copy": record.data.name,
         "source": record.data.source,
-        "split": f"{record.data.split}; {counts}; no validation split, because nothing was chosen by it",
+        "split": f"{record.data.split}; {counts}; {_USE[record.measured]}",
         "left out": "no image; in each epoch, those that do not fill a batch",
         "scaled": "(bytes / 255 − mean) / std by channel, both as in `convattn.data.ImageDataset`",
         **{f"SHA-256 of {name}": value for name, value in record.data.hashes.items()},
@@ -85,12 +93,13 @@ def _data(record: RunRecord) -> dict[str, str]:
 
 def _results(record: RunRecord) -> dict[str, str]:
     of_views = {"measure of views": "the same of the mean scores of several views of each image, see setup"}
+    images = f"{record.measured} images"
     return {
         **{name: f"{value:.6g}" for name, value in record.results.items()},
-        "measure of accuracy": "share of the test images whose own class has the highest score, each image once",
+        "measure of accuracy": f"share of the {images} whose own class has the highest score, each image once",
         "measure of loss": "mean cross-entropy in nats",
         **(of_views if "views_accuracy" in record.results else {}),
-        "runs": "one of training, tested after every epoch; these are the numbers of the last, not of the best",
+        "runs": "one of training, measured after every epoch; these are the numbers of the last, not of the best",
         "settings tried": "those under setup alone; the run chose none by its results",
     }
 

@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +24,7 @@ from convattn.errors import (
 )
 from convattn.provenance import describe_hardware, describe_versions, find_revision
 from convattn.records import RunRecord
-from convattn.training.build import Network, load_data
+from convattn.training.build import Network, load_data, with_held_out
 from convattn.training.memory import peak_memory
 from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import command_for, flat_values
@@ -73,7 +72,8 @@ def train(
     Returns:
         The record; its results are "test_accuracy", "test_loss" and "train_loss" of the last epoch,
         "images_per_second" over all of them, and, where the recipe has `test_views`, "views_accuracy" and
-        "views_loss" of the mean scores of several views.
+        "views_loss" of the mean scores of several views. Where the recipe holds out training images, these are measured
+        in place of the test images, and the names begin with "validation" in place of "test".
 
     Raises:
         ArgumentError: `recipe` is not a Recipe; the output folder is not empty; no output folder is given but `resume`
@@ -83,7 +83,7 @@ def train(
         DataError: The images cannot be loaded.
         DeviceError: This process has already trained with another precision.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
-        RecipeError: The batch does not fit the data.
+        RecipeError: The batch does not fit the data, or no training image is left beside those held out.
         TrainingError: The loss is not finite.
 
     Warns:
@@ -133,7 +133,7 @@ def _train(
     accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
     console, revision = Console(stderr=True, highlight=False), find_revision()
     progress = progress and accelerator.is_main_process and console.is_terminal
-    data = load_data(recipe.data) if data is None else data
+    data = load_data(recipe.data) if data is None else with_held_out(data, recipe.data)
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     with _seeded(recipe.seed, accelerator.device):
@@ -188,19 +188,19 @@ def _run_epochs(
     tell: Callable[[str], None] | None,
 ) -> None:
     """Runs the remaining epochs, and reports each to the progress bar, `tell` and the trackers."""
-    trainer = session.trainer
+    trainer, measured = session.trainer, recipe.data.measured
     columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, TextColumn("{task.fields[result]}"), console=Console(stderr=True), disable=not progress)
     with _tracked(accelerator, recipe), bar:
         total = recipe.training.epochs * trainer.steps_per_epoch
         task = bar.add_task(recipe.name, total=total, completed=trainer.step, result="")
         for result in session.run(checkpoint_every=checkpoint_every, on_step=lambda: bar.advance(task)):
-            shown = f"epoch {result.epoch}: loss {result.train_loss:.3f}, test {result.test_accuracy:.2%}"
+            shown = f"epoch {result.epoch}: loss {result.train_loss:.3f}, {measured} {result.accuracy:.2%}"
             bar.update(task, result=shown)
             if tell is not None and accelerator.is_main_process:
                 tell(shown + _time_left(session.results, recipe.training.epochs, time.time()))
             if accelerator.log_with:
-                accelerator.log(asdict(result), step=result.step)
+                accelerator.log(result.metrics(measured), step=result.step)
 
 
 def _time_left(results: Sequence[EpochResult], epochs: int, now: float) -> str:

@@ -41,6 +41,7 @@ class AttentionNetRecipe(Section):
     patch: Count = 2
     dropout: Share = 0.1
     initializer_range: Annotated[float, Range(0, without_low=True)] = 0.02
+    position_start: Literal["network", "table"] | None = None  # None is "network"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,14 @@ class DataRecipe(Section):
     mixup: Annotated[float, Range(0)] = 0.0  # α of the shares λ ~ Beta(α, α) of two blended images; 0 for none
     # α of a pasted piece of another image, likewise; with both, each batch uses one of the two at random
     cutmix: Annotated[float, Range(0)] = 0.0
+    # Training images, drawn with a fixed seed, that are not trained on, and measured in place of the test images; None
+    # trains on all and measures the test images
+    held_out: Count | None = None
+
+    @property
+    def measured(self) -> Literal["test", "validation"]:
+        """Which images the run measures: those of the test split, or held-out training images."""
+        return "test" if self.held_out is None else "validation"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -228,8 +237,8 @@ class Recipe(Section):
 
     name: str  # Name of the recipe
     claim: str  # What was measured: command, hardware, minutes, accuracy over seeds, date and revision
-    # "paper" for the recipe's own sizes; "small" and "tiny" for those of `scales.toml`
-    scale: Literal["paper", "small", "tiny"] = "paper"
+    # "paper" for the recipe's own sizes; the others for those of `scales.toml`
+    scale: Literal["paper", "medium", "small", "tiny"] = "paper"
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0  # Seed of the weights, the order of the images and the augmentation
     model: NetworkRecipe = field(default_factory=AttentionNetRecipe)  # The network
     start: StartRecipe = field(default_factory=StartRecipe)  # Where its weights come from

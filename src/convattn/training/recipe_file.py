@@ -15,7 +15,7 @@ from convattn.fields import Text, read
 from convattn.files import as_path
 from convattn.training.recipe import Recipe
 
-SCALES = ("paper", "small", "tiny")
+SCALES = ("paper", "medium", "small", "tiny")
 """Every scale, the largest first."""
 
 
@@ -32,8 +32,8 @@ def load_recipe(
 
     Args:
         name_or_path: Name of a recipe of the package, or a path that ends in ".toml".
-        scale: "paper" for the sizes that the recipe states, "small" for minutes and "tiny" for seconds on a CPU; None
-            leaves the scale as the file has it.
+        scale: "paper" for the sizes that the recipe states, "medium" for about half an hour, "small" for minutes and
+            "tiny" for seconds on a CPU; None leaves the scale as the file has it.
         overrides: New values by dotted key, as text: ``{"optim.learning_rate": "0.05"}``; items of a list are separated
             by commas.
 
@@ -189,7 +189,8 @@ def _require_scales(own: object, source: str) -> None:
         raise RecipeError(f"{source}: {must_be('scales', 'a table', own)}")
     for scale, sections in own.items():
         if scale not in SCALES[1:]:
-            raise RecipeError(f"{source}: {must_be('the key in scales', ' or '.join(map(repr, SCALES[1:])), scale)}")
+            known = f"{', '.join(map(repr, SCALES[1:-1]))} or {SCALES[-1]!r}"
+            raise RecipeError(f"{source}: {must_be('the key in scales', known, scale)}")
         if not isinstance(sections, dict) or not all(isinstance(table, dict) for table in sections.values()):
             raise RecipeError(f"{source}: {must_be(f'scales.{scale}', 'tables of sections', sections)}")
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from convattn.errors import ArgumentError, CheckpointError, RecipeError
-from convattn.fields import read
 from convattn.files import (
     as_path,
     clear_leftovers,
@@ -89,7 +88,7 @@ class RunFolder:
         """Unlocks the folder."""
         self._held.close()
 
-    def rewind(self, step: int, epoch: int, heads: HeadTrace) -> list[EpochResult]:
+    def rewind(self, step: int, epoch: int, measured: str, heads: HeadTrace) -> list[EpochResult]:
         """Drops what was written after a checkpoint: returns the epochs before it, and fills the trace of the heads.
 
         A missing or damaged file raises CheckpointError.
@@ -98,7 +97,7 @@ class RunFolder:
         try:
             lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
             kept = [metrics for metrics in map(json.loads, lines) if metrics["step"] <= step]
-            results = [read(EpochResult, metrics) for metrics in kept]
+            results = [EpochResult.from_metrics(metrics, measured) for metrics in kept]
             if (self.path / "heads.parquet").is_file():
                 rows = parquet.read_table(self.path / "heads.parquet", schema=HEAD_COLUMNS).to_pylist()
                 heads.rows = [row for row in rows if row["step"] <= step]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, final
 
@@ -57,7 +56,8 @@ class Session:
         if self._accelerator.is_main_process:
             self._folder.hold()
         self._folder.checkpoints.load_newest(self._load)
-        self.results = self._folder.rewind(self.trainer.step, self.trainer.epoch, self.heads)
+        measured = self._recipe.data.measured
+        self.results = self._folder.rewind(self.trainer.step, self.trainer.epoch, measured, self.heads)
         if self.trainer.step == 0 and not self.heads.rows:
             self.heads.record(step=0, epoch=0)
         self._accelerator.wait_for_everyone()  # the main process may now replace what all have read
@@ -91,8 +91,8 @@ class Session:
         last = self.results[-1]
         rates = [result.images_per_second for result in self.results]
         return {
-            "test_accuracy": last.test_accuracy,
-            "test_loss": last.test_loss,
+            f"{self._recipe.data.measured}_accuracy": last.accuracy,
+            f"{self._recipe.data.measured}_loss": last.loss,
             "train_loss": last.train_loss,
             **self.trainer.evaluate_views(),
             "images_per_second": len(rates) / sum(1 / rate for rate in rates),
@@ -106,7 +106,7 @@ class Session:
         checkpoints = self._folder.checkpoints if main else None
         with self._written("earlier ones are kept"):
             if main and result is not None:
-                self._folder.add_epoch(asdict(result))
+                self._folder.add_epoch(result.metrics(self._recipe.data.measured))
             if main:
                 self._folder.write_heads(self.heads)
             self._save(checkpoints)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from convattn.data import ImageDataset, ImageSplit, normalise
 from convattn.errors import RecipeError, TrainingError, must_be
+from convattn.fields import read
 from convattn.models import AttentionNet, reinitialise_heads
 from convattn.training.averaging import make_average, update_average
 from convattn.training.batches import Batches
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _STEPS_BETWEEN_CHECKS = 50
 _TEST_BATCH = 500
+_MEASURED = ("loss", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,20 @@ class EpochResult:
     step: int  # Optimizer steps done
     learning_rate: float  # Learning rate of the last step
     train_loss: float  # Mean cross-entropy of the epoch's training batches, augmented, in nats
-    test_loss: float  # Mean cross-entropy of the test images after the epoch, in nats
-    test_accuracy: float  # Share of the test images classified correctly after the epoch, in [0, 1]
-    seconds: float  # Wall time of the epoch's training and test together, in seconds
-    images_per_second: float  # Training images per second, without the test
+    loss: float  # Mean cross-entropy of the measured images after the epoch, in nats
+    accuracy: float  # Share of the measured images classified correctly after the epoch, in [0, 1]
+    seconds: float  # Wall time of the epoch's training and measurement together, in seconds
+    images_per_second: float  # Training images per second, without the measurement
+
+    def metrics(self, measured: str) -> dict[str, float]:
+        """Returns the numbers by name; loss and accuracy carry the name of the measured split."""
+        return {f"{measured}_{key}" if key in _MEASURED else key: value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_metrics(cls, metrics: dict[str, float], measured: str) -> "EpochResult":
+        """Reads what `metrics` returned; numbers of another split raise ArgumentError."""
+        names = {f"{measured}_{key}": key for key in _MEASURED}
+        return read(cls, {names.get(key, key): value for key, value in metrics.items()})
 
 
 @final
@@ -119,7 +131,7 @@ class Trainer:
         self.share_losses()
         train_loss = torch.stack(self._losses).mean().item()
         self.epoch += 1
-        test_loss, test_accuracy = self.evaluate(self._test)
+        loss, accuracy = self.evaluate(self._test)
         if self.epoch in self._recipe.training.reinitialise:
             self._reinitialise()
         self._losses, self._seconds = [], 0.0
@@ -128,8 +140,8 @@ class Trainer:
             step=self.step,
             learning_rate=self._learning_rate(self.step - 1),
             train_loss=train_loss,
-            test_loss=test_loss,
-            test_accuracy=test_accuracy,
+            loss=loss,
+            accuracy=accuracy,
             seconds=before + time.perf_counter() - clock,
             images_per_second=self.steps_per_epoch * self._recipe.training.batch_size / trained,
         )

@@ -32,6 +32,7 @@ TABLE1 = (
     PublishedRow("convnet", "3×3 convolutions (control)"),
     PublishedRow("sa-sinusoidal", "SA sinusoidal"),
     PublishedRow("sa-distance", "SA function of distance"),
+    PublishedRow("sa-distance-table-start", "SA function of distance, start of the table"),
     PublishedRow("sa-distance-content-gated", "SA function of distance, gated content"),
     PublishedRow("sa-quadratic-grid-init", "SA quadratic, centres start on a grid"),
     PublishedRow("sa-quadratic-strong", "SA quadratic, present-day training"),

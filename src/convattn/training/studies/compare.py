@@ -7,7 +7,7 @@ from convattn.records import RunRecord
 from convattn.training.studies.folder import last_line, read_run
 from convattn.training.studies.leash import is_finished
 from convattn.training.studies.plan import PlannedRun
-from convattn.training.studies.record import StudyFailure, StudyGroup, StudyRecord, StudyRun
+from convattn.training.studies.record import StudyFailure, StudyGroup, StudyRecord, StudyRun, StudySearch
 from convattn.training.studies.statistics import paired_difference, summarise
 
 _DIFFERING = {
@@ -21,18 +21,22 @@ _DIFFERING = {
 """Properties of the hardware that are compared between runs."""
 
 
-def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRecord:
-    """Makes the record of a study from the folders of its runs, finished or not."""
+def compare(
+    runs: Sequence[PlannedRun],
+    baseline: str,
+    command: str,
+    *,
+    search: StudySearch | None = None,
+    doubts: Sequence[str] = (),
+) -> StudyRecord:
+    """Makes the record of a study from the folders of its runs; `doubts` are warnings on the search."""
     finished = [run for run in runs if is_finished(run.folder)]
     records, hashes = zip(*map(read_run, finished), strict=True) if finished else ((), ())
     require_same_data(finished, records)
     by_label: dict[str, dict[int, RunRecord]] = {}
     for run, record in zip(finished, records, strict=True):
         by_label.setdefault(run.label, {})[record.seed] = record
-    accuracies = {
-        label: {seed: record.results["test_accuracy"] for seed, record in found.items()}
-        for label, found in by_label.items()
-    }
+    accuracies = {label: {seed: record.accuracy for seed, record in found.items()} for label, found in by_label.items()}
     differences = (
         paired_difference(label, baseline, found, accuracies.get(baseline, {}))
         for label, found in accuracies.items()
@@ -51,18 +55,19 @@ def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRec
             if run not in finished
         ),
         data=records[0].data if records else None,
-        warnings=tuple(_warnings(records)),
+        warnings=(*doubts, *_warnings(records)),
         not_covered=(
             "whether the differences hold for other data, sizes or lengths of training",
             "errors of the many comparisons where there are many: each interval is of one difference alone",
         ),
+        search=search,
     )
 
 
 def _group(label: str, records: Sequence[RunRecord]) -> StudyGroup:
     return StudyGroup(
         label=label,
-        accuracy=summarise([record.results["test_accuracy"] for record in records]),
+        accuracy=summarise([record.accuracy for record in records]),
         seconds=summarise([record.seconds for record in records]),
         parameters=summarise([record.parameters for record in records]),
     )

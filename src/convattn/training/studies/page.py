@@ -12,7 +12,7 @@ _MEASURES = ("mean", "deviation", "minimum", "maximum")
 
 def study_page(record: StudyRecord) -> str:
     """Writes a study as Markdown: recipes, differences, what is wrong, and every run."""
-    parts = ["# Study", f"`{record.command}`", *_groups(record), *_differences(record)]
+    parts = ["# Study", f"`{record.command}`", *_search(record), *_groups(record), *_differences(record)]
     if record.failures:
         rows = ([item.label, str(item.seed), item.log, _code(item.reason)] for item in record.failures)
         parts += ["## Failed", markdown_table(("recipe", "seed", "log", "last line"), rows)]
@@ -42,6 +42,30 @@ def study_csv(record: StudyRecord) -> str:
     return text.getvalue()
 
 
+def _search(record: StudyRecord) -> list[str]:
+    """Returns the table of what a search tried and chose for the recipes of this study."""
+    if record.search is None:
+        return []
+    here = {run.label.partition("[")[0] for run in record.runs}
+    rows = [
+        [
+            choice.label,
+            ", ".join(f"{key}={value}" for key, value in item.values.items()),
+            "none" if item.accuracy is None else _spread(item.accuracy),
+            "; ".join(map(_code, item.failed)) or ("**chosen**" if item.values == choice.values else ""),
+        ]
+        for choice in record.search.choices
+        if choice.label in here
+        for item in choice.candidates
+    ]
+    seeds, digest = ", ".join(map(str, record.search.seeds)), _code(record.search.study_sha256)
+    note = (
+        f"Chosen by the highest mean accuracy on held-out training images, seeds {seeds}, by "
+        f"{_code(record.search.command)} (SHA-256 of its study.json: {digest})."
+    )
+    return ["## Choice", markdown_table(("recipe", "values", "validation accuracy", ""), rows), note]
+
+
 def _groups(record: StudyRecord) -> list[str]:
     rows = (
         [
@@ -54,7 +78,7 @@ def _groups(record: StudyRecord) -> list[str]:
         ]
         for group in record.groups
     )
-    heads = ("recipe", "n", "test accuracy", "range", "seconds", "parameters")
+    heads = ("recipe", "n", f"{record.measured} accuracy", "range", "seconds", "parameters")
     note = "Mean ± standard deviation (n − 1) over seeds."
     return ["## Recipes", markdown_table(heads, rows), note] if record.groups else []
 
@@ -77,9 +101,9 @@ def _differences(record: StudyRecord) -> list[str]:
     worth = "\n".join(f"- {text}" for text in sorted({item.worth for item in record.differences}))
     title = f"## Differences to {record.baseline}"
     note = (
-        "Test accuracy less the baseline's with the same seed, in percentage points. The interval of the mean is the "
-        "percentile bootstrap's (9,999 resamples, seed 0); with n seeds it cannot be wider than the range of the "
-        "differences."
+        f"{record.measured.capitalize()} accuracy less the baseline's with the same seed, in percentage points. The "
+        "interval of the mean is the percentile bootstrap's (9,999 resamples, seed 0); with n seeds it cannot be wider "
+        "than the range of the differences."
     )
     return [title, markdown_table(heads, rows), note, worth]
 
@@ -89,7 +113,7 @@ def _runs(record: StudyRecord) -> list[str]:
     rows = (
         [
             run.folder,
-            f"{run.results['test_accuracy']:.2%}",
+            f"{run.results[f'{record.measured}_accuracy']:.2%}",
             f"{run.seconds:,.1f}",
             run.hardware.get("accelerator", run.hardware.get("processor", "unknown")),
             run.hardware.get("threads", "unknown"),
@@ -98,7 +122,15 @@ def _runs(record: StudyRecord) -> list[str]:
         ]
         for run in record.runs
     )
-    heads = ("folder", "test accuracy", "seconds", "hardware", "threads", "revision", "SHA-256 of record.json")
+    heads = (
+        "folder",
+        f"{record.measured} accuracy",
+        "seconds",
+        "hardware",
+        "threads",
+        "revision",
+        "SHA-256 of record.json",
+    )
     if record.data is None:
         return ["No run has finished."]
     hashes = "\n".join(f"- {_code(value)} {name}" for name, value in record.data.hashes.items())

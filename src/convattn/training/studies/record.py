@@ -1,6 +1,7 @@
 """Records of a study, which can be saved; nothing here needs torch."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from convattn.records import DataRecord, Record
 
@@ -21,14 +22,14 @@ class StudyGroup:
     """A recipe, or a variant of it, over its seeds."""
 
     label: str  # Name of the recipe, with the values that make the variant in brackets
-    accuracy: Summary  # Test accuracy, a fraction in [0, 1]
+    accuracy: Summary  # Accuracy on the measured images, a fraction in [0, 1]
     seconds: Summary  # Wall time of a run, in seconds
     parameters: Summary  # Number of trainable parameters
 
 
 @dataclass(frozen=True)
 class StudyDifference:
-    """Test accuracy of one recipe less that of the baseline, seed by seed."""
+    """Accuracy of one recipe less that of the baseline, seed by seed."""
 
     label: str  # The recipe
     baseline: str  # The recipe with which it is compared
@@ -70,8 +71,38 @@ class StudyFailure:
 
 
 @dataclass(frozen=True)
+class StudyCandidate:
+    """A variant of a recipe in a search."""
+
+    values: dict[str, str]  # What makes the variant, by dotted key
+    accuracy: Summary | None  # Accuracy on held-out images; None where no run has finished
+    failed: tuple[str, ...]  # Last line of the log of each run that did not finish; such a variant is not chosen
+
+
+@dataclass(frozen=True)
+class StudyChoice:
+    """What a search chose for a recipe."""
+
+    label: str  # The recipe
+    values: dict[str, str]  # Values of the variant with the highest mean accuracy, by dotted key
+    candidates: tuple[StudyCandidate, ...]  # Every variant, the chosen one as well
+
+
+@dataclass(frozen=True)
+class StudySearch:
+    """A study on held-out images, by which values were chosen."""
+
+    command: str  # Its command
+    study_sha256: str  # SHA-256 of its study.json
+    seeds: tuple[int, ...]  # Its seeds
+    choices: tuple[StudyChoice, ...]  # One for each of its recipes
+
+
+@dataclass(frozen=True)
 class StudyRecord(Record):
     """Results of recipes over seeds, and their differences."""
+
+    schema_version: ClassVar[int] = 2
 
     command: str  # Command that repeats the study; with the study's folder as ``-o`` it continues the study
     seeds: tuple[int, ...]  # Seeds that each recipe is run with
@@ -83,3 +114,9 @@ class StudyRecord(Record):
     data: DataRecord | None  # Which data all runs saw; None where none has finished
     warnings: tuple[str, ...] = field(default=())  # Different code revisions, versions or hardware of the runs
     not_covered: tuple[str, ...] = field(default=())  # What the study says nothing about
+    search: StudySearch | None = None  # The study by which values were chosen; None where none were
+
+    @property
+    def measured(self) -> str:
+        """Which images were measured: "test", or "validation" for held-out training images."""
+        return "validation" if self.data is not None and "validation" in self.data.counts else "test"

@@ -1,0 +1,70 @@
+"""How many keys the heads attend to at the start, and the start of a table for encodings that begin flatter."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from convattn.encodings.distance import Distance
+from convattn.encodings.encoding import Encoding
+from convattn.encodings.learned_axial import LearnedAxial
+from convattn.encodings.sinusoidal import Sinusoidal
+from convattn.grid import Axis
+
+_HALVINGS = 50
+"""Halvings of the interval of factors: past the digits of float64."""
+
+
+def attended_keys(encoding: Encoding, size: int) -> float:
+    """Returns to how many keys the heads attend: the exponential of the mean entropy of their attention.
+
+    The mean is over heads and over all queries of an image with `size` pixels along each axis, without padding.
+
+    Example:
+        >>> flat = Sinusoidal(4, 2)
+        >>> _ = torch.nn.init.zeros_(flat.head_vectors)
+        >>> round(attended_keys(flat, 7), 9)
+        49.0
+    """
+    return _keys(_scores(encoding, size))
+
+
+@torch.no_grad()
+def start_like_table(encoding: Distance | Sinusoidal, *, size: int, width: int) -> None:
+    """Draws an encoding anew so that its heads attend to as many keys as those of a new `LearnedAxial`.
+
+    The linear maps of a `Distance` are drawn as PyTorch draws them. One factor for all heads then multiplies the
+    weights in which the scores are linear, so that the shape of the scores is the encoding's own. The table is drawn
+    for this, with vectors of the given width. All is drawn from torch's global random numbers.
+    """
+    if next(encoding.parameters()).is_meta:
+        return
+    if isinstance(encoding, Distance):
+        encoding.inner.reset_parameters()
+        encoding.outer.reset_parameters()
+    like = LearnedAxial(encoding.num_heads, encoding.dims, extent=size, width=width)
+    wanted, scores = attended_keys(like, size), _scores(encoding, size)
+    low, high = 0.0, 1.0
+    while _keys(high * scores) > wanted:
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _keys(middle * scores) > wanted else (low, middle)
+    (encoding.outer.weight if isinstance(encoding, Distance) else encoding.head_vectors).mul_(high)
+
+
+@torch.no_grad()
+def _scores(encoding: Encoding, size: int) -> Float[Tensor, "heads queries keys"]:
+    """Scores every query and key of an image, in float64."""
+    windows = encoding.table([Axis(range(size), size)] * encoding.dims, torch.float64)
+    for axis in range(1, 1 + encoding.dims):
+        windows = windows.unfold(
+            axis, size, 1
+        )  # the displacements of one query, for every query from the last to the first
+    return windows.flatten(1 + encoding.dims).flatten(1, -2)
+
+
+def _keys(scores: Float[Tensor, "heads queries keys"]) -> float:
+    logs = scores.log_softmax(dim=-1)
+    return math.exp(-(logs.exp() * logs).sum(dim=-1).mean().item())
