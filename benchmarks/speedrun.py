@@ -217,18 +217,14 @@ def _layer_row(start: HeadSnapshot, end: HeadSnapshot, side: int) -> list[str]:
 def _provenance(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
     """Says which command, data and machine the numbers come from."""
     first = runs[0].record
-    hardware, data = first["hardware"], first["data"]
+    hardware, data, counts = first["hardware"], first["data"], first["data"]["counts"]
     revisions = ", ".join(dict.fromkeys(f"`{run.record['revision']}`" for run in runs))
+    images = f"{counts['train']:,} training and {counts['test']:,} test images"
+    machine = f"{hardware['processor']} ({hardware['instructions']}), {hardware['threads']} thread(s) each run"
     lines = [
         f"Command: `{study['command']}`.",
-        (
-            f"Data: {data['name']}, {data['source']}; {data['counts']['train']:,} training and {data['counts']['test']:,} "
-            "test images; accuracy after the last epoch."
-        ),
-        (
-            f"Hardware: {hardware['processor']} ({hardware['instructions']}), {hardware['threads']} thread(s) each run; "
-            f"torch {first['versions']['torch']}, revision {revisions}."
-        ),
+        f"Data: {data['name']}, {data['source']}; {images}; accuracy after the last epoch.",
+        f"Hardware: {machine}; torch {first['versions']['torch']}, revision {revisions}.",
         *(f"Warning: {text}." for text in study["warnings"]),
     ]
     return "\n".join(f"- {line}" for line in lines)

@@ -1,7 +1,7 @@
 """Makes the type checks of the test run cheap.
 
 jaxtyping's hook decorates every function of the package with `jaxtyping.jaxtyped`, which binds and checks the arguments
-of a call twice, and does so also where no annotation speaks of shapes: a third of the time of the tests. `check_once` is put
+of a call twice, and does so also where no annotation speaks of shapes: a third of the tests' time. `check_once` is put
 in its place. Arguments, then what is returned, are checked in one call, and what an axis's name stands for is kept for
 the functions that have such names.
 """

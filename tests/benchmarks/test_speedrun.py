@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from benchmarks.speedrun import attention_on_taps, petaflops
 
+from benchmarks.speedrun import attention_on_taps, petaflops
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention2d
 from convattn.models import SpeedNet
