@@ -1,5 +1,7 @@
 """Every recipe of the package, at every scale that it has."""
 
+import dataclasses
+
 import pytest
 from tests.training.tiny import tiny_data
 
@@ -35,9 +37,9 @@ def test_runs_of_a_scale_have_the_same_budget(scale):
     assert len({(recipe.optim, recipe.schedule, recipe.training.epochs) for recipe in recipes}) == 1
 
 
-def test_medium_networks_are_the_small_ones_trained_longer():
+def test_medium_networks_are_small_ones_but_wider_and_trained_longer():
     small, medium = (load_recipe("sa-learned", scale=scale) for scale in ("small", "medium"))
-    assert small.model == medium.model
+    assert dataclasses.replace(medium.model, width=64, ffn=128) == small.model
     assert medium.training.epochs >= 20 > small.training.epochs
 
 

@@ -42,6 +42,7 @@ def with_accuracies(search, folder, *accuracies):
 def test_search_measures_validation_images(search):
     folder, record = search
     assert record.measured == "validation"
+    assert _summarise_study(record).startswith("on held-out training images:\n")
     page = (folder / "study.md").read_text()
     assert "| recipe | n | validation accuracy |" in page
     assert "Validation accuracy less the baseline's" in page

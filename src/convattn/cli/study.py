@@ -109,7 +109,7 @@ def _read_seeds(text: str) -> list[int]:
 
 
 def _summarise_study(record: "StudyRecord") -> str:
-    lines = []
+    lines = ["on held-out training images:"] if record.measured == "validation" else []
     for choice in () if record.search is None else record.search.choices:
         values = ", ".join(f"{key}={value}" for key, value in choice.values.items())
         lines.append(f"{choice.label}: chosen {values}, of {len(choice.candidates)} tried on held-out images")
