@@ -35,7 +35,7 @@ def train(
 
     Args:
         recipe: Name of a recipe (`convattn info` lists them), or a file that ends in .toml.
-        scale: Sizes of the run: paper, medium (about half an hour on a core), small (minutes) or tiny (seconds, on
+        scale: Sizes of the run: paper, medium (about an hour on a core), small (minutes) or tiny (seconds, on
             embedded images). Default: paper, or what the file says.
         output: Folder to make for the run; it must be new or empty, except with --resume. Default: runs/NAME-SEED (with
             the scale in the name if it is not paper), or the first of runs/NAME-SEED-2, -3, … that is free.
