@@ -1,6 +1,7 @@
 """What becomes of a task when its networks are converted: every output against float64, and every decision."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from benchmarks.sweep.subjects import Built
 from convattn import NetworkCertificate, network_to_attention, network_to_conv
 from convattn.convert.copies import copy_module
 from convattn.layers import RelativeAttention
+from convattn.provenance import find_revision
 
 __all__ = ["BACK", "CERTIFIED", "PLANNED", "SHIPPED", "SOFTMAX", "Truth", "measure"]
 
@@ -74,6 +76,7 @@ def measure(subject: Subject, tell: Callable[[str], None]) -> TaskResult:
     Returns:
         What came of it.
     """
+    began, revision = time.perf_counter(), find_revision()
     task = subject.build()
     tell("as it is")
     with torch.no_grad():
@@ -100,7 +103,15 @@ def measure(subject: Subject, tell: Callable[[str], None]) -> TaskResult:
     ]
     networks = tuple(_described(name, network) for name, network in task.networks.items())
     return TaskResult(
-        subject.name, "", task.largest_softmax, networks, truth.plain.words, tuple(outcomes), tuple(controls)
+        name=subject.name,
+        missing="",
+        revision=revision,
+        seconds=time.perf_counter() - began,
+        largest_softmax=task.largest_softmax,
+        networks=networks,
+        words=truth.plain.words,
+        outcomes=tuple(outcomes),
+        controls=tuple(controls),
     )
 
 

@@ -10,22 +10,27 @@ from torch import Tensor, nn
 
 from benchmarks.real_weights.task import Package
 
-__all__ = ["ONNX2TORCH", "read_network", "run_as_shipped"]
+__all__ = ["ONNX2TORCH", "read_network", "rewrite", "run_as_shipped"]
 
 ONNX2TORCH = Package("onnx2torch", "onnx2torch", "Apache-2.0")
 
 
 def read_network(file: Path) -> nn.Module:
-    """Makes a module of an ONNX file, with `nn.Conv1d` and the like for its convolutions.
+    """Makes a module of an ONNX file, with `nn.Conv1d` and the like for its convolutions, in evaluation mode."""
+    return import_module("onnx2torch").convert(rewrite(file)).eval()
 
-    Weights that the file writes as constants become weights, and padding by reflection along an axis that torch does
-    not pad goes through a transposition: onnx2torch refuses both.
+
+def rewrite(file: Path) -> Any:
+    """Reads an ONNX file and writes it as onnx2torch takes it, with the same function.
+
+    Constants become weights, padding by reflection along an axis that torch does not pad goes through a transposition,
+    and the outputs of convolutions say how many axes they have.
 
     Args:
         file: The file.
 
     Returns:
-        The network, in evaluation mode.
+        The model, an `onnx.ModelProto`.
     """
     onnx = import_module("onnx")
     model = onnx.load(file)
@@ -43,10 +48,10 @@ def read_network(file: Path) -> nn.Module:
     del graph.node[:], graph.value_info[:]
     graph.node.extend(nodes)
     for node in nodes:
-        if node.op_type == "Conv":  # its output has as many axes as its weight, also where no shape can be inferred
+        if node.op_type == "Conv":
             axes = [None] * len(weights[node.input[1]].dims)
             graph.value_info.append(onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, axes))
-    return import_module("onnx2torch").convert(onnx.shape_inference.infer_shapes(model)).eval()
+    return onnx.shape_inference.infer_shapes(model)
 
 
 def run_as_shipped(file: Path) -> Callable[[Tensor], Any]:

@@ -40,8 +40,8 @@ def page(record: RealWeightsRecord) -> str:
         hardware=", ".join(record.hardware[key] for key in ("processor", "instructions")),
         threads=record.hardware["threads"],
         torch=record.versions["torch"],
-        revision=record.revision,
-        seconds=record.seconds,
+        revision=", ".join(dict.fromkeys(f"`{task.revision}`" for task in done)) or "none",
+        seconds=sum(task.seconds for task in done),
         started=record.started[:10],
         certified=CERTIFIED,
     )

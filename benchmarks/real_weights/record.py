@@ -87,11 +87,27 @@ class Control:
 
 
 @dataclass(frozen=True)
-class TaskResult:
-    """What came of one task; `missing` says why it was not done, and is empty where it was."""
+class TaskResult(Record):
+    """What came of one task.
+
+    Attributes:
+        name: Name of the task.
+        missing: Why it was not done; empty where it was.
+        revision: Code revision (git), or None outside a checkout.
+        seconds: Wall time, in seconds.
+        largest_softmax: Bytes that the softmax of a layer might take.
+        networks: The networks.
+        words: What they found as they are, in a sentence.
+        outcomes: What came of each way.
+        controls: What came of wrong copies.
+    """
+
+    schema_version: ClassVar[int] = 1
 
     name: str
     missing: str
+    revision: str | None = None
+    seconds: float = 0.0
     largest_softmax: int = 0
     networks: tuple[Network, ...] = ()
     words: str = ""
@@ -113,8 +129,6 @@ class RealWeightsRecord(Record):
     tasks: tuple[TaskResult, ...]
     command: str
     started: str
-    seconds: float
     hardware: dict[str, str]
     versions: dict[str, str]
-    revision: str | None
     passed: bool

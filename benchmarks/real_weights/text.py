@@ -13,7 +13,7 @@ from benchmarks.real_weights.faces import PHOTOGRAPHS
 from benchmarks.real_weights.onnx_networks import ONNX2TORCH, read_network, run_as_shipped
 from benchmarks.real_weights.task import Found, Network, Package, Subject, Task
 
-__all__ = ["TEXT"]
+__all__ = ["TEXT", "boxes_of", "cut", "read_line"]
 
 RAPIDOCR = Package("rapidocr-onnxruntime", "rapidocr_onnxruntime", "Apache-2.0")
 
