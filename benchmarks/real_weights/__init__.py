@@ -1,0 +1,1 @@
+"""Networks whose trained weights ship inside packages, converted, and compared by what their task finds."""
