@@ -7,15 +7,15 @@ from itertools import product
 from typing import Any
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
 from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
-from convattn.functional.reference import combine_heads
 from convattn.functional.separable.heads import add_head, head_backward, head_weight_backward
+from convattn.functional.separable.narrow import narrow_attention
+from convattn.functional.separable.products import attention_as_products
 from convattn.functional.separable.tiles import QueryTile, Workspace, chunks, mix, mix_backward, tiles_of_all_axes
-from convattn.functional.separable.values_first import AXES
 
 _CACHE = 1 << 21
 """Bytes of mixed pixels worked on at a time on a CPU, about the second-level caches of a few cores."""
@@ -49,11 +49,19 @@ def separable_attention(
     weights = [weight.to(keys.dtype) for weight in weights]
     narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
     in_graph = torch.compiler.is_compiling() or torch.is_autocast_enabled(keys.device.type)
+    if len(weights) < 3 and _in_bfloat16(keys) and not (torch.compiler.is_compiling() or groups > 1 or needs_own_operations(keys, maps, *weights)):
+        return narrow_attention(weights, keys, maps)
     if narrow or in_graph or needs_own_operations(keys, maps, *weights):
-        return _as_products(weights, keys, maps, groups)
+        return attention_as_products(weights, keys, maps, groups)
     pixels = rearrange(keys, "batch channels ... -> batch ... channels").contiguous()
     y = _Product.apply(pixels, maps, groups, *weights)
     return rearrange(y, "batch ... outputs -> batch outputs ...")
+
+
+def _in_bfloat16(keys: Tensor) -> bool:
+    """Tells whether products are taken in bfloat16 on a CPU."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else keys.dtype
+    return keys.device.type == "cpu" and dtype == torch.bfloat16
 
 
 def _to_be_joined(weights: Sequence[Tensor], keys: Tensor) -> bool:
@@ -70,20 +78,9 @@ def _joined(weights: Sequence[Tensor]) -> Float[Tensor, "heads queries keys"]:
     return whole
 
 
-def _as_products(weights: Sequence[Tensor], keys: Tensor, maps: Tensor, groups: int) -> Tensor:
-    """Computes the attention as plain products, for compilers, autocast and further derivatives to work on."""
-    names = AXES[-len(weights) :]
-    mixed, before = keys, "batch channels " + " ".join(names)
-    for name, weight in zip(names, weights, strict=True):
-        after = "batch heads channels " + before.split("channels ")[1].replace(name, "queries")
-        mixed = einsum(weight, mixed, f"heads queries {name}, {before} -> {after}")
-        before = after.replace("queries", f"queries_{name}")
-    return combine_heads(mixed, maps, groups)
-
-
 def _pixels_as_products(groups: int, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
     """Computes what `_Product` does, with the channels of a pixel together."""
-    y = _as_products(weights, rearrange(pixels, "batch ... channels -> batch channels ..."), maps, groups)
+    y = attention_as_products(weights, rearrange(pixels, "batch ... channels -> batch channels ..."), maps, groups)
     return rearrange(y, "batch outputs ... -> batch ... outputs")
 
 
