@@ -40,7 +40,7 @@ def test_recipes_of_the_paper_have_its_settings(name):
 
 def test_speed_run_has_the_settings_of_the_convolutional_record():
     recipe = load_recipe("speedrun")
-    assert recipe.model == SpeedNetRecipe(mixing="attention", widths=(64, 256, 256))
+    assert recipe.model == SpeedNetRecipe(mixing="attention", widths=(64, 256, 256), sharpness=8.0)
     flips = {"flip": True, "alternate_flip": True}
     assert recipe.data == DataRecipe("cifar10", crop_padding=2, crop_border="reflect", **flips)
     both = 1 + 1 / (1 - recipe.optim.momentum)
@@ -50,7 +50,7 @@ def test_speed_run_has_the_settings_of_the_convolutional_record():
     assert (recipe.optim.momentum, recipe.optim.nesterov, recipe.optim.norm_bias_rate) == (0.85, True, 64)
     assert recipe.schedule == TriangleRecipe(start=0.2, peak=0.23, end=0.07)
     assert recipe.lookahead == LookaheadRecipe(steps=5, decay=0.95)
-    assert (recipe.training.epochs, recipe.training.batch_size, recipe.training.stem_epochs) == (10, 1024, 3)
+    assert (recipe.training.epochs, recipe.training.batch_size, recipe.training.stem_epochs) == (12, 1024, 3)
     assert recipe.training.label_smoothing == 0.2
 
 
