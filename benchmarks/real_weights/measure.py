@@ -53,7 +53,8 @@ class Truth:
         names = sorted(self.hi.numbers.keys() | found.numbers.keys())
         return tuple(
             judge(
-                *({name: one.numbers[name]} for one in (found, self.hi)),
+                {name: found.numbers[name]},
+                {name: self.hi.numbers[name]},
                 [{name: low.numbers[name]} for low in self.lows],
             )
             for name in names
