@@ -81,7 +81,7 @@ def ends_of(heads: Path, network: nn.Module) -> bytes:
     return trace.to_parquet()
 
 
-def store(run: Path, target: Path, data: ImageDataset, command: str) -> PretrainedCard:
+def store(run: Path, target: Path, data: ImageDataset, command: str, revision: str | None = None) -> PretrainedCard:
     """Makes the folder, which must be new or empty, and tests what it holds on the test images of the data."""
     record = RunRecord.load(run / "record.json")
     if data.record.hashes != record.data.hashes:
@@ -91,14 +91,14 @@ def store(run: Path, target: Path, data: ImageDataset, command: str) -> Pretrain
         write_sealed(folder, {**config, LOAD_AS: str(LOADED).removeprefix("torch.")}, rounded(tensors))
         if (run / HEADS).is_file():
             write_atomically(folder / HEADS, ends_of(run / HEADS, load_network(folder)))
-        card = measure(folder, target.name, record, data, command)
+        card = replace(measure(folder, record, data), name=target.name, command=command, revision=revision)
         card.save(folder / CARD)
         write_atomically(folder / "README.md", card_text(card))
     return card
 
 
-def measure(folder: Path, name: str, record: RunRecord, data: ImageDataset, command: str) -> PretrainedCard:
-    """Loads what was written, and tests it."""
+def measure(folder: Path, record: RunRecord, data: ImageDataset) -> PretrainedCard:
+    """Loads what was written, and tests it; name, command and revision are yet to be filled in."""
     network = load_network(folder)
     images = normalise(data.test.images, data.mean, data.std)
     kind, several = record.recipe["data"]["name"], record.recipe["training"]["test_views"]
@@ -111,7 +111,7 @@ def measure(folder: Path, name: str, record: RunRecord, data: ImageDataset, comm
         parts = [share * class_scores(network, view) for share, view in views(images, several)]
         with_views = share_right(torch.stack(parts).sum(0), data.test)
     return PretrainedCard(
-        name=name,
+        name="",
         task=TASKS[kind],
         file_dtype=str(STORED).removeprefix("torch."),
         dtype=str(LOADED).removeprefix("torch."),
@@ -120,15 +120,15 @@ def measure(folder: Path, name: str, record: RunRecord, data: ImageDataset, comm
         views_accuracy=with_views,
         tested=len(data.test),
         sample_classes=samples,
-        command=command,
-        revision=find_revision(),
+        command="",
+        revision=None,
         run=record,
     )
 
 
 def card_text(card: PretrainedCard) -> str:
     """Writes README.md of the folder: what the file holds, then the tables of the run's card."""
-    front = model_card(replace(card.run, results={**card.run.results, "test_accuracy": card.accuracy}))
+    front = model_card(replace(card.run, name=card.name, results={**card.run.results, "test_accuracy": card.accuracy}))
     head, run = front[: front.index("\n# ")].rstrip(), model_card(card.run)
     tables = run[run.index("\n## ") :]
     epochs, results = card.run.recipe["training"]["epochs"], card.run.results
@@ -197,11 +197,12 @@ def main(arguments: list[str]) -> int:
         target = PLACES[given.package] / given.name
         words = ["python", "scripts/pretrained.py", portable_path(given.run), given.name]
         command = shlex.join([*words, *(["--package"] if given.package else [])])
+        revision = find_revision()  # before a folder is replaced, after which the checkout would count as changed
         try:
             data = load_data(load_recipe(given.run / "recipe.toml").data)
             if (target / CARD).is_file():
                 shutil.rmtree(target)
-            print(store(given.run, target, data, command).summary())  # noqa: T201
+            print(store(given.run, target, data, command, revision).summary())  # noqa: T201
         except ConvAttnError as error:
             print(f"pretrained.py: {error}", file=sys.stderr)  # noqa: T201
             return 2
