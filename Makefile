@@ -31,7 +31,7 @@ endif
 help:                    ## List the commands
 	@sed -nE 's/^([a-z]+):.*## (.*)$$/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-demo: $(VENV)/.demo      ## Convert, train and certify on embedded data, and write a page
+demo: $(VENV)/.demo      ## Convert and certify on embedded data, and write a page
 	$(VENV)/bin/convattn demo
 
 test: $(VENV)/.dev       ## Run every test but the slow ones

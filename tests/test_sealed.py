@@ -175,3 +175,56 @@ def test_a_disk_that_is_full_while_weights_are_written(folder, monkeypatch):
 def test_what_is_no_path_is_named(load, value, without_type_checks):
     with pytest.raises(ArgumentError, match=r"(folder|folder_or_repository) must be a path, but is"):
         load(value)
+
+
+NARROW = {"half": torch.tensor([1.5, -0.0, 6e-8, float("inf")], dtype=torch.float16), "count": torch.tensor(7)}
+
+
+def narrow(tmp_path, load_as, **tensors):
+    made = tmp_path / "narrow"
+    made.mkdir()
+    write_sealed(made, {"size": 3, "load_as": load_as}, {**NARROW, **tensors})
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_narrow_file_is_widened_bit_for_bit(tmp_path, dtype):
+    config, tensors = read_sealed(narrow(tmp_path, str(dtype).removeprefix("torch.")))
+    assert config == {"size": 3}
+    assert (tensors["half"].dtype, tensors["count"].dtype) == (dtype, torch.int64)
+    assert torch.equal(tensors["half"], NARROW["half"].to(dtype))
+    assert torch.equal(tensors["half"].to(torch.float16).view(torch.int16), NARROW["half"].view(torch.int16))
+
+
+def test_without_the_word_a_narrow_file_stays_narrow(tmp_path):
+    folder = narrow(tmp_path, "float32")
+    edit(folder, lambda config: config.pop("load_as"))
+    with pytest.raises(CheckpointError, match=r"config\.json is not what was saved"):
+        read_sealed(folder)
+    assert read_sealed(folder, verify=False)[1]["half"].dtype == torch.float16
+
+
+@pytest.mark.parametrize("name", ["int32", "float33", "nn", "", None, 3])
+def test_what_is_no_dtype_to_load_as_is_refused(tmp_path, name):
+    with pytest.raises(
+        CheckpointError, match=r"config\.json: load_as must be the name of a floating-point dtype, but is "
+    ):
+        read_sealed(narrow(tmp_path, name))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_loading_never_rounds(tmp_path, name):
+    wide = torch.tensor([0.1], dtype=torch.float64)
+    with pytest.raises(CheckpointError, match=f"load_as is {name}, which does not hold every value of .*wide"):
+        read_sealed(narrow(tmp_path, name, wide=wide))
+
+
+def test_a_narrow_file_that_was_changed_is_refused(tmp_path):
+    folder = narrow(tmp_path, "float32")
+    replace_weights(folder, half=NARROW["half"].nextafter(torch.tensor(9.0, dtype=torch.float16)))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved: half"):
+        read_sealed(folder)
+    folder = narrow(folder, "float32")
+    replace_weights(folder)  # the same values, as float32
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved: half"):
+        read_sealed(folder)

@@ -3,6 +3,9 @@
 A folder holds `model.safetensors`, `config.json` and sometimes `certificate.json`. Under "digests" the configuration
 has the SHA-256 of every tensor (name, dtype, shape, bytes), of the certificate, and of all the rest of itself. Loading
 compares the files with them. That finds damage and edits; it does not prove who wrote the folder.
+
+Where the configuration has "load_as", a dtype, the floating-point tensors of the file are loaded in it. It must hold
+every value of theirs, so that a file may be narrower than the network without loss.
 """
 
 import hashlib
@@ -18,14 +21,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from convattn.errors import CertificateWarning, CheckpointError, UnsupportedModelError, WriteError
+from convattn.errors import CertificateWarning, CheckpointError, UnsupportedModelError, WriteError, must_be
 from convattn.files import as_path, new_file, write_atomically
 from convattn.records import Certificate, NetworkCertificate
 from convattn.records.words import some
 
-__all__ = ["CERTIFICATE", "CONFIG", "DIGESTS", "WEIGHTS", "read_config", "read_sealed", "write_sealed"]
+__all__ = ["CERTIFICATE", "CONFIG", "DIGESTS", "LOAD_AS", "WEIGHTS", "read_config", "read_sealed", "write_sealed"]
 
-CONFIG, WEIGHTS, CERTIFICATE, DIGESTS = "config.json", "model.safetensors", "certificate.json", "digests"
+CONFIG, WEIGHTS, CERTIFICATE = "config.json", "model.safetensors", "certificate.json"
+DIGESTS, LOAD_AS = "digests", "load_as"
 
 _HINT = "if it was edited on purpose, load it with verify=False (command: --no-verify)"
 _RECORDS = {kind.__name__: kind for kind in (Certificate, NetworkCertificate)}
@@ -103,7 +107,7 @@ def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple
         verify: Whether to refuse what was changed since it was saved, and tensors that hold NaN.
 
     Returns:
-        The configuration without its digests, and the tensors, in memory of their own.
+        The configuration without its digests and "load_as", and the tensors, in memory of their own.
 
     Raises:
         CheckpointError: A file is missing, damaged, or not what was saved; the message names it.
@@ -120,7 +124,9 @@ def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple
         _verify(folder, config, tensors)
         _require_numbers(tensors, CheckpointError, f"{folder / WEIGHTS}: ")
     _warn_of_certificate(folder)
-    return {key: value for key, value in config.items() if key != DIGESTS}, tensors
+    if LOAD_AS in config:
+        tensors = _widened(tensors, config[LOAD_AS], folder / CONFIG)
+    return {key: value for key, value in config.items() if key not in (DIGESTS, LOAD_AS)}, tensors
 
 
 def _verify(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -157,6 +163,21 @@ def _warn_of_certificate(folder: Path) -> None:
     if not certificate.passed:
         first = certificate.summary().splitlines()[0]
         warnings.warn(f"the certificate in {folder} did not pass: {first}", CertificateWarning, stacklevel=4)
+
+
+def _widened(tensors: Mapping[str, Tensor], name: object, file: Path) -> dict[str, Tensor]:
+    """Copies tensors with the floating-point ones in the dtype of that name, or raises CheckpointError if it is none.
+
+    A dtype that would round a tensor is refused as well.
+    """
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise CheckpointError(f"{file}: {must_be(LOAD_AS, 'the name of a floating-point dtype', name)}")
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    rounded = [name for name, tensor in floating.items() if torch.promote_types(tensor.dtype, dtype) != dtype]
+    if rounded:
+        raise CheckpointError(f"{file}: {LOAD_AS} is {name}, which does not hold every value of {some(rounded)}")
+    return {**tensors, **{name: tensor.to(dtype) for name, tensor in floating.items()}}
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

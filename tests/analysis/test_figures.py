@@ -7,11 +7,14 @@ import pytest
 from PIL import Image
 
 from convattn.analysis import (
+    ClassifiedImages,
     Comparison,
     HeadSnapshot,
     SharpnessCurve,
+    classified_images,
     convolution_and_attention,
     head_centres,
+    head_moves,
     sharpness_regimes,
 )
 from convattn.analysis.canvas import FORMATS
@@ -67,7 +70,14 @@ def query_maps():
     return [QueryMaps("middle", (2, 3), [RANDOM.random((heads, 5, 7)) for heads in (3, 2)])]
 
 
+def classified(count=12):
+    images = RANDOM.integers(256, size=(count, 7, 5, 3), dtype=np.uint8)
+    return ClassifiedImages(images, ["cat"] * count, ["cat", *["dog"] * (count - 1)])
+
+
 DRAWINGS = {
+    "classified_images": lambda path: classified_images(path, classified()),
+    "head_moves": lambda path: head_moves(path, snapshots()),
     "head_layers": lambda path: head_layers([path], snapshots()[:2], title="heads"),
     "head_paths": lambda path: head_paths([path], several_moments(), several_moments()[1:], title="ways"),
     "accuracy_curves": lambda path: accuracy_curves([path], panels(), title="curves"),
@@ -147,6 +157,13 @@ def test_nothing_to_draw_is_refused(tmp_path):
         head_layers([tmp_path / "figure.png"], [], title="")
     with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
         head_paths([tmp_path / "figure.png"], [], [], title="")
+    with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
+        head_moves(tmp_path / "figure.png", [])
+    none = ClassifiedImages(np.zeros((0, 7, 5, 3), dtype=np.uint8), [], [])
+    with pytest.raises(ArgumentError, match=r"at least one image, and two names for each, but has 0 images, 0 shown"):
+        classified_images(tmp_path / "figure.png", none)
+    with pytest.raises(ArgumentError, match=r"but has 12 images, 11 shown and 12 seen"):
+        classified_images(tmp_path / "figure.png", dataclasses.replace(classified(), shown=["cat"] * 11))
     with pytest.raises(ArgumentError, match="panels must hold at least one curve"):
         accuracy_curves([tmp_path / "figure.png"], {"none": {}}, title="")
     with pytest.raises(ArgumentError, match="maps must hold at least one query"):
@@ -158,6 +175,33 @@ def test_moments_are_named_by_epochs_or_steps(tmp_path):
     drawn = (tmp_path / "figure.svg").read_text()
     for name in ("start", "step 5 of 20", "step 10 of 20", "step 15 of 20", "epoch 2"):
         assert f"<!-- {name} -->" in drawn
+
+
+def test_ways_start_and_end_where_the_heads_are(monkeypatch, tmp_path):
+    drawn = []
+    from matplotlib.axes import Axes
+
+    plot = Axes.plot
+
+    def spy(self, x, y, **style):
+        drawn.append((np.atleast_1d(x).tolist(), np.atleast_1d(y).tolist()))
+        return plot(self, x, y, **style)
+
+    monkeypatch.setattr(Axes, "plot", spy)
+    first = snapshots()[0]
+    last = dataclasses.replace(first, step=70, epoch=7, centres=first.centres + 1, precisions=3 * first.precisions)
+    head_moves(tmp_path / "figure.svg", [last, first])
+    for (row, col), (line, ring) in zip(first.centres, zip(drawn[::2], drawn[1::2], strict=True), strict=True):
+        assert line == ([col, col + 1], [row, row + 1])
+        assert ring == ([col], [row])
+    assert "<!-- layer 1: α 0–1 → 0–3 per pixel² -->" in (tmp_path / "figure.svg").read_text(encoding="utf-8")
+
+
+def test_each_image_has_its_class_above_and_what_is_seen_below(tmp_path):
+    classified_images(tmp_path / "figure.svg", classified(3))
+    drawn = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    counts = {name: drawn.count(f"<!-- {name} -->") for name in ("cat", "✓ cat", "✗ dog")}
+    assert counts == {"cat": 3, "✓ cat": 1, "✗ dog": 2}
 
 
 def test_mean_is_over_the_epochs_that_all_seeds_have(monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from torch import nn
 from convattn import NetworkCertificate, convert, load_network, network_to_attention, save_network
 from convattn.cli import main
 from convattn.layers import RelativeAttention2d
-from convattn.models import AttentionNet, ResNet
+from convattn.models import AttentionNet, ResNet, pretrained_names
 from convattn.records import Certificate, ConversionForecast
 
 SHAPE = ["--shape", "3,32,32"]
@@ -147,7 +147,32 @@ def test_a_failed_certificate_writes_nothing(place, monkeypatch, capsys):
 
 
 OWN = ["convert", "convattn:ResNet", "--set", "width=4", "-o", "made"]
+
+
+def test_a_trained_network_of_the_package_is_converted(capsys):
+    name = pretrained_names()[0]
+    assert main(["convert", f"convattn:{name}", "--to", "conv", "--kernel-size", "3", "-o", "made", "--json"]) == 0
+    certificate = NetworkCertificate.from_json(capsys.readouterr().out)
+    assert {layer.kernel_size for layer in certificate.layers} == {(3, 3)}
+    made, source = load_network("made"), load_network(f"convattn:{name}")
+    assert not any(isinstance(module, RelativeAttention2d) for module in made.modules())
+    assert torch.equal(made.head.weight, source.head.weight)
+
+
+NAMED = f"convattn:{pretrained_names()[0]}"
 MISTAKES = {
+    "trained network with weights": (
+        ["convert", NAMED, "-o", "made", "--random-weights"],
+        f"--random-weights is for a network of timm or torchvision; {NAMED} has its own",
+    ),
+    "trained network with options": (
+        ["convert", NAMED, "-o", "made", "--set", "width=3"],
+        f"--set is for a network of timm or torchvision; {NAMED} has its own",
+    ),
+    "unknown trained network": (
+        ["convert", f"{NAMED}s", "-o", "made"],
+        f"unknown network '.*s': did you mean '{pretrained_names()[0]}'\\? Known: .*ResNet.*{pretrained_names()[0]}",
+    ),
     "no word on weights": (
         ["convert", "timm:resnet10t", "-o", "made"],
         "must be given by exactly one of .*but none is given",

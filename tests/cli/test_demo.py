@@ -9,19 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from tests.pretrained_cases import made_by_script
 
+from convattn import load_network
 from convattn.cli import demo as demo_module
 from convattn.cli import main
 from convattn.cli.demo_conversion import filter_bank
+from convattn.cli.demo_network import KERNELS
 from convattn.cli.demo_page import write_page
-from convattn.cli.demo_record import Demonstration
+from convattn.cli.demo_record import Demonstration, NetworkConversion
 from convattn.convert import load_layer
 from convattn.errors import MissingDependencyError
-from convattn.records import Certificate, RunRecord
-from convattn.training import load_recipe
-from convattn.training.threads import threads_given
+from convattn.layers import RelativeAttention2d
+from convattn.models import pretrained_card
+from convattn.records import Certificate, NetworkCertificate
 
 FILES = [
+    "as-convolutions/README.md",
+    "as-convolutions/certificate.json",
+    "as-convolutions/config.json",
+    "as-convolutions/model.safetensors",
     "attention/certificate.json",
     "attention/config.json",
     "attention/model.safetensors",
@@ -30,25 +37,11 @@ FILES = [
     "demo.json",
     "hard-heads.png",
     "heads.png",
+    "images.png",
     "index.html",
-    "run/README.md",
-    "run/config.json",
-    "run/heads.parquet",
-    "run/metrics.jsonl",
-    "run/model.safetensors",
-    "run/recipe.toml",
-    "run/record.json",
     "soft-heads.png",
 ]
 THREADS = torch.get_num_threads()
-TINY = {
-    "model.width": "5",
-    "model.depth": "1",
-    "model.heads": "2",
-    "model.ffn": "7",
-    "training.epochs": "1",
-    "training.batch_size": "240",
-}
 
 
 class Page(HTMLParser):
@@ -71,18 +64,27 @@ def contents(folder):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A demo whose network is too small to learn anything."""
+def trained(tmp_path_factory):
+    """The folder of a network too small and too shortly trained to have learned anything."""
+    place = tmp_path_factory.mktemp("trained")
+    made_by_script(place)
+    return place / "short"
+
+
+@pytest.fixture(scope="module")
+def made(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
-    return folder, demo_module.demonstrate(folder, load_recipe("digits-quadratic", overrides=TINY), quiet=True)
+    return folder, demo_module.demonstrate(folder, trained, quiet=True)
 
 
 def test_demo_leaves_what_later_commands_read(made, tmp_path, capsys):
     folder, shown = made
     assert contents(folder) == FILES
     assert Demonstration.load(folder / "demo.json") == shown
-    assert RunRecord.load(folder / "run" / "record.json") == shown.run
     assert Certificate.load(folder / "attention" / "certificate.json") == shown.conversions[0].certificate
+    saved = NetworkCertificate.load(folder / "as-convolutions" / "certificate.json")
+    assert saved == shown.network.conversions[0].certificate
+    assert not any(isinstance(part, RelativeAttention2d) for part in load_network(folder / "as-convolutions").modules())
     assert torch.equal(load_layer(folder / "convolution").weight, filter_bank().weight)
     assert main(["convert", str(folder / "convolution"), "-o", str(tmp_path / "softer"), "--sharpness", "5"]) == 0
 
@@ -98,18 +100,43 @@ def test_hard_heads_are_exact_and_soft_ones_are_within_their_bound(made):
     assert soft.exact_difference <= soft.certificate.bound_per_unit + 2 * (soft.rounding + soft.unit)
 
 
-def test_training_is_on_one_thread_and_others_get_theirs_back(made):
-    _, shown = made
-    assert shown.run.hardware["threads"] == str(threads_given() or 1)
+def test_trained_network_is_converted_both_ways(made):
+    network = made[1].network
+    assert tuple(item.kernel for item in network.conversions) == KERNELS
+    for item in network.conversions:
+        assert item.certificate.top1_total == len(network.seen) == 20
+        assert item.certificate.images == "20 test images of CIFAR-10"
+        sides = {taps for layer in item.certificate.layers for taps in layer.kernel_size}
+        assert item.kernel is None or sides == {item.kernel}
+        assert item.certificate.accuracy_before == network.right / 20
+    cut = {item.kernel: max(layer.leak for layer in item.certificate.layers) for item in network.conversions}
+    assert cut[3] > cut[5] > cut[7] >= cut[None]
+    assert network.back.exact
+    assert network.back.passed
+
+
+def test_windows_are_worded(made):
+    found = made[1].network.conversions[0].certificate
+    narrow, wide = (replace(found.layers[0], kernel_size=(side, side)) for side in (3, 7))
+    one, several = (NetworkConversion(None, replace(found, layers=layers)) for layers in ((wide,), (wide, narrow)))
+    assert (one.words, several.words) == ("as needed, 7 × 7", "as needed, 3 × 3 to 7 × 7")
+    assert replace(one, kernel=5).words == "5 × 5"
+
+
+def test_others_get_their_threads_back(made):
     assert torch.get_num_threads() == THREADS
 
 
-def test_network_that_learned_nothing_is_not_praised(made):
+def test_network_that_is_not_as_on_its_card_is_told(made, tmp_path):
     folder, shown = made
-    assert shown.run.results["test_accuracy"] < 0.96
-    assert not shown.passed
-    assert "FAILED: test accuracy" in shown.summary()
-    assert "NOT REACHED" in Page((folder / "index.html").read_text(encoding="utf-8")).words
+    assert shown.passed
+    assert "passed: as its card says" in Page((folder / "index.html").read_text(encoding="utf-8")).words
+    card = replace(shown.network.card, sample_classes=shown.network.seen[::-1])
+    other = replace(shown, network=replace(shown.network, card=card), passed=False)
+    assert not other.network.as_on_card
+    assert "FAILED: not what its card says" in other.summary()
+    shutil.copytree(folder, tmp_path / "copy")
+    assert "FAILED: not what its card says" in Page(write_page(other, tmp_path / "copy").read_text("utf-8")).words
 
 
 def test_page_stands_alone_and_can_be_read_aloud(made):
@@ -117,24 +144,30 @@ def test_page_stands_alone_and_can_be_read_aloud(made):
     text = (folder / "index.html").read_text(encoding="utf-8")
     page = Page(text)
     images = [attrs for tag, attrs in page.tags if tag == "img"]
-    assert len(images) == 3
+    assert len(images) == 4
     for attrs in images:
         assert attrs["src"].startswith("data:image/png;base64,")
         assert len(attrs["alt"]) > 40
     assert not [tag for tag, _ in page.tags if tag in {"script", "link", "iframe"}]
     assert ("html", {"lang": "en"}) in page.tags
-    assert [tag for tag, _ in page.tags if re.fullmatch(r"h\d", tag)] == ["h1", "h2", "h2", "h2"]
-    assert sum(tag == "caption" for tag, _ in page.tags) == sum(tag == "table" for tag, _ in page.tags) == 4
-    for word in (f"{shown.run.results['test_accuracy']:.2%}", shown.run.command, shown.photograph, "CC BY 2.0"):
+    assert [tag for tag, _ in page.tags if re.fullmatch(r"h\d", tag)] == ["h1", "h2", "h2", "h2", "h2"]
+    assert sum(tag == "caption" for tag, _ in page.tags) == sum(tag == "table" for tag, _ in page.tags) == 5
+    card = shown.network.card
+    for word in (f"{card.accuracy:.2%}", card.run.command, shown.photograph, "CC BY 2.0", shown.network.credit):
         assert word in page.words
+    assert ("code", {}) in page.tags
+    for item in shown.network.conversions:
+        assert item.words in page.words
 
 
 def test_page_shows_signs_of_html_as_they_are(made, tmp_path):
     folder, shown = made
     words = """<i>Tom</i> & "Jerry's" &amp;"""
     shutil.copytree(folder, tmp_path / "copy")
-    run = replace(shown.run, command=words, hardware={**shown.run.hardware, "processor": words})
-    page = Page(write_page(replace(shown, photograph=words, run=run), tmp_path / "copy").read_text(encoding="utf-8"))
+    run = shown.network.card.run
+    run = replace(run, command=words, hardware={**run.hardware, "processor": words})
+    network = replace(shown.network, card=replace(shown.network.card, run=run))
+    page = Page(write_page(replace(shown, photograph=words, network=network), tmp_path / "copy").read_text("utf-8"))
     assert page.words.count(words) == 3
     assert not [tag for tag, _ in page.tags if tag == "i"]
 
@@ -145,38 +178,30 @@ def test_figures_are_wide_enough_for_a_page(made, name):
         assert image.width > 500
 
 
-def test_command_numbers_its_folder_and_says_what_failed(made, tmp_path, monkeypatch, capsys):
-    def converted(folder):
-        """Gives the conversions of the demo that is there."""
-        for name in FILES:
-            if name.startswith(("attention", "convolution", "hard", "soft")):
-                (folder / name).parent.mkdir(exist_ok=True)
-                shutil.copy(made[0] / name, folder / name)
-        return made[1].conversions
-
+def test_command_numbers_its_folder_and_says_that_it_failed(made, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo_module, "show_conversions", converted)
     Path("demo").mkdir()
     Path("demo", "mine").write_text("precious")
 
-    def short(folder, recipe, *, quiet):
-        return honest(folder, load_recipe(recipe.name, overrides=TINY), quiet=quiet)
+    def short(folder, network, *, quiet):
+        assert network.name == pretrained_card(network.name).name
+        shown = replace(Demonstration.load(made[0] / "demo.json"), passed=False)
+        shutil.copytree(made[0], folder, dirs_exist_ok=True)
+        return shown
 
-    honest = demo_module.demonstrate
     monkeypatch.setattr(demo_module, "demonstrate", short)
     assert main(["demo"]) == 1
     assert contents(tmp_path / "demo-2") == FILES
     assert Path("demo", "mine").read_text() == "precious"
     out, err = capsys.readouterr()
     assert err == ""
-    assert "epoch 1: loss " in out
-    assert "FAILED: test accuracy" in out
+    assert "trained network    " in out
     assert "wrote demo-2; look at demo-2/index.html" in out
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MissingDependencyError("matplotlib", "train")])
 def test_demo_that_stops_leaves_nothing(tmp_path, monkeypatch, capsys, error):
-    def stop(folder, recipe, *, quiet):
+    def stop(folder, network, *, quiet):
         (folder / "half").write_text("half")
         raise error
 
@@ -189,11 +214,11 @@ def test_demo_that_stops_leaves_nothing(tmp_path, monkeypatch, capsys, error):
 
 
 @pytest.mark.slow
-def test_full_demo_learns(tmp_path):
+def test_full_demo_passes_with_the_network_of_the_package(tmp_path):
     command = Path(sys.executable).with_name("convattn")
     done = subprocess.run([command, "demo", "--json"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     shown = Demonstration.from_json(done.stdout)
     assert shown.passed
-    assert shown.run.results["test_accuracy"] >= 0.96
+    assert shown.network.card == pretrained_card(shown.network.card.name)
     assert contents(tmp_path / "demo") == FILES

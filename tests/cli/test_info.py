@@ -7,13 +7,21 @@ from convattn.__about__ import __version__
 from convattn.cli import main
 from convattn.cli.info import Installation, describe_installation
 from convattn.encodings import ENCODINGS
+from convattn.models import pretrained_card, pretrained_names
 from convattn.training import recipe_names
 
 
 def test_info_prints_what_is_there(capsys):
     assert main(["info"]) == 0
     out = capsys.readouterr().out
-    for word in (__version__, torch.__version__, f"{torch.get_num_threads()}", *ENCODINGS, *recipe_names()):
+    for word in (
+        __version__,
+        torch.__version__,
+        f"{torch.get_num_threads()}",
+        *ENCODINGS,
+        *recipe_names(),
+        *pretrained_names(),
+    ):
         assert word in out
     assert max(map(len, out.splitlines())) < 200
 
@@ -32,6 +40,7 @@ def test_json_is_the_same(capsys):
     assert printed.versions["python"] == ".".join(map(str, sys.version_info[:3]))
     assert printed.memory > 2**28
     assert printed.encodings == tuple(ENCODINGS)
+    assert printed.networks == {name: pretrained_card(name).summary() for name in pretrained_names()}
 
 
 def test_missing_package_comes_with_its_install_line(monkeypatch):

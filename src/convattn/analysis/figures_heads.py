@@ -56,6 +56,33 @@ def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]
     return Path(path)
 
 
+def head_moves(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot], *, columns: int = 3) -> Path:
+    """Draws where the heads of each layer attend at the last moment, and the way of their centres from the first.
+
+    Args:
+        path: File to write; its ending is one of `FORMATS`.
+        snapshots: Layers at one or more moments, from `read_heads`: a panel for each layer.
+        columns: Panels side by side, at most.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: There is no snapshot, or the ending is another.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    layers = sorted({snapshot.layer for snapshot in snapshots})
+    title = "heads at the end of the training, and the way of their centres from its start (○)"
+    with _sheet([path], snapshots, len(layers), columns, title) as panels:
+        for panel, layer in zip(panels, layers, strict=True):
+            moments = sorted((item for item in snapshots if item.layer == layer), key=lambda item: item.step)
+            first, last = moments[0], moments[-1]
+            _draw_heads(panel, last)
+            _draw_ways(panel, first, last)
+            panel.set_title(f"layer {layer + 1}: α {_sharpness_range(first)} → {_sharpness_range(last)} per pixel²")
+    return Path(path)
+
+
 def head_layers(
     paths: Sequence[str | os.PathLike[str]], snapshots: Sequence[HeadSnapshot], *, title: str, columns: int = 3
 ) -> None:
@@ -166,6 +193,21 @@ def _draw_paths(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> No
         panel.plot(cols[0], rows[0], color=colour, marker="o", markersize=6, markerfacecolor="white")
         place = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 9, "weight": "bold", "color": colour}
         panel.annotate(str(head + 1), (cols[-1], rows[-1]), **place)
+
+
+def _draw_ways(panel: Any, first: HeadSnapshot, last: HeadSnapshot) -> None:
+    """Draws a straight line from each centre at one moment, a ring, to the same at another."""
+    for head, (start, end) in enumerate(zip(first.centres, last.centres, strict=True)):
+        colour = COLOURS[head % len(COLOURS)]
+        panel.plot([start[1], end[1]], [start[0], end[0]], color=colour, linewidth=1.5)
+        panel.plot(start[1], start[0], color=colour, marker="o", markersize=6, markerfacecolor="white", zorder=4)
+
+
+def _sharpness_range(snapshot: HeadSnapshot) -> str:
+    """Words the least and the largest sharpness of heads, α = tr Σ⁻¹ / 4."""
+    sharpness = np.trace(snapshot.precisions, axis1=1, axis2=2) / 4
+    low, high = f"{sharpness.min():.2g}", f"{sharpness.max():.2g}"
+    return low if low == high else f"{low}–{high}"
 
 
 def _legend() -> list[Any]:

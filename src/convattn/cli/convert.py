@@ -50,7 +50,8 @@ def convert(  # noqa: PLR0913 - the options of the command
     --pretrained or --random-weights.
 
     Args:
-        source: timm:NAME, torchvision:NAME, or the folder of a network, a training run or a layer.
+        source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists
+            them), or the folder of a network, a training run or a layer.
         output: Folder to make, with model.safetensors, config.json, certificate.json and, for a network, a model card;
             it must be new or empty. Required, except with --dry-run.
         to: What to make: attention, or conv for convolutions.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convattn.cli.output import print_record
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, UnknownNameError, must_be
 from convattn.records.words import counted
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class _Loaded(NamedTuple):
 class Origin:
     """Where a network and its weights come from."""
 
-    source: str  # "timm:NAME", "torchvision:NAME" or a folder
+    source: str  # "timm:NAME", "torchvision:NAME", "convattn:NAME" or a folder
     weights: Path | None  # File with the weights
     pretrained: bool  # Whether to fetch them
     random_weights: bool  # Whether to draw them
@@ -40,11 +40,17 @@ class Origin:
         """Builds or loads the network; `weights_matter` says that the user must choose which weights to take."""
         chosen = {"--weights": self.weights, "--pretrained": self.pretrained, "--random-weights": self.random_weights}
         given = [name for name, value in chosen.items() if value]
+        with_set = [*given, *(["--set"] if self.arguments else [])]
         if Path(self.source).is_dir() or ":" not in self.source:
-            return self._load_folder([*given, *(["--set"] if self.arguments else [])])
+            return self._load_folder(with_set)
+        from convattn.models import NETWORKS, pretrained_names
         from convattn.networks.source import split_source
 
-        split_source(self.source)
+        home, name = split_source(self.source)
+        if home == "convattn" and name not in NETWORKS:
+            if name not in pretrained_names():
+                raise UnknownNameError("network", name, [*pretrained_names(), *NETWORKS])
+            return self._load_folder(with_set)
         if len(given) > 1 or (weights_matter and not given):
             found = f"{' and '.join(given)} are given" if given else "none is given"
             raise ArgumentError(
@@ -55,17 +61,19 @@ class Origin:
 
     def _load_folder(self, given: Sequence[str]) -> _Loaded:
         """Loads a network; options `given` for networks of other libraries are refused."""
+        from convattn.models.pretrained import network_folder
         from convattn.networks import load_network
         from convattn.networks.loading import saved_config
         from convattn.networks.source import own_source
         from convattn.networks.timm import is_known
 
-        if not Path(self.source).is_dir():
+        folder = network_folder(self.source)
+        if not folder.is_dir():
             hint = f"; did you mean timm:{self.source}?" if is_known(self.source) else ""
             raise ArgumentError(f"there is no folder {self.source!r}{hint}")
         if given:
             raise ArgumentError(f"{given[0]} is for a network of timm or torchvision; {self.source} has its own")
-        config, network = saved_config(self.source), load_network(self.source, verify=self.verify)
+        config, network = saved_config(folder), load_network(folder, verify=self.verify)
         source, options = own_source(network) or (config.get("source"), config.get("options", {}))
         return _Loaded(network, source, options)
 

@@ -29,6 +29,7 @@ class Installation(Record):
     memory: int  # Memory of the machine, in bytes
     encodings: tuple[str, ...]  # Names of the encodings
     recipes: tuple[str, ...]  # Names of the recipes
+    networks: dict[str, str]  # Task, accuracy and size of each trained network that comes with the package
     optional: dict[str, str]  # Version of each optional package that is installed
     missing: dict[str, str]  # For each optional package that is not, the line that installs it
 
@@ -38,6 +39,7 @@ class Installation(Record):
             "Versions": self.versions,
             "Hardware": {**self.hardware, "memory": f"{self.memory / 2**30:.1f} GiB"},
             "Optional packages": {**self.optional, **{name: f"missing: {line}" for name, line in self.missing.items()}},
+            "Trained networks": {f"convattn:{name}": text for name, text in self.networks.items()},
             "Names": {"encodings": ", ".join(self.encodings), "recipes": ", ".join(self.recipes)},
         }
         width = max(len(name) for rows in groups.values() for name in rows) + 2
@@ -56,7 +58,7 @@ def _beside(name: str, value: str) -> str:
 
 
 def info(*, json: AsJson = False) -> int:
-    """Print versions, hardware, names of encodings and recipes, and missing packages.
+    """Print versions, hardware, trained networks, names of encodings and recipes, and missing packages.
 
     Args:
         json: Print it as JSON.
@@ -74,6 +76,7 @@ def describe_installation() -> Installation:
     import torch
 
     from convattn.encodings import ENCODINGS
+    from convattn.models import pretrained_card, pretrained_names
     from convattn.provenance import describe_hardware
     from convattn.training import recipe_names
 
@@ -93,6 +96,7 @@ def describe_installation() -> Installation:
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         encodings=tuple(ENCODINGS),
         recipes=tuple(recipe_names()),
+        networks={name: pretrained_card(name).summary() for name in pretrained_names()},
         optional=installed,
         missing={name: install_hint(name, extra) for name, extra in extras.items() if name not in installed},
     )

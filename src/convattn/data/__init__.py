@@ -6,17 +6,20 @@ from convattn.data.dataset import ImageDataset, ImageSplit
 from convattn.data.digits import load_digits
 from convattn.data.mixing import cutmix, mixup
 from convattn.data.photograph import Photograph, load_photograph
+from convattn.data.samples import SampleImages, load_samples
 
 __all__ = [
     "ImageDataset",
     "ImageSplit",
     "Photograph",
+    "SampleImages",
     "cutmix",
     "cutout",
     "horizontal_flip",
     "load_cifar10",
     "load_digits",
     "load_photograph",
+    "load_samples",
     "mirror",
     "mixup",
     "normalise",

@@ -4,6 +4,7 @@ from convattn.models.attention_net import AttentionNet
 from convattn.models.conv_net import ConvNet
 from convattn.models.fetch import fetch
 from convattn.models.flops import FlopCount
+from convattn.models.pretrained import pretrained_card, pretrained_names
 from convattn.models.pruning import degenerate_heads, prune_heads, reinitialise_heads
 from convattn.models.resnet import ResNet, resnet18
 from convattn.models.saved import NETWORKS, load_network
@@ -19,6 +20,8 @@ __all__ = [
     "degenerate_heads",
     "fetch",
     "load_network",
+    "pretrained_card",
+    "pretrained_names",
     "prune_heads",
     "reinitialise_heads",
     "resnet18",

@@ -7,6 +7,7 @@ import huggingface_hub
 
 from convattn.errors import CheckpointError
 from convattn.files import as_path
+from convattn.models.pretrained import network_folder
 from convattn.sealed import CERTIFICATE, CONFIG, WEIGHTS
 
 
@@ -22,7 +23,8 @@ def fetch(
     """Fetches the files of a saved network from the Hub; returns a local folder as it is.
 
     Args:
-        folder_or_repository: Folder, or repository "owner/name" on the Hub.
+        folder_or_repository: Folder, "convattn:NAME" for a network of the package, or repository "owner/name" on the
+            Hub.
         revision: Branch, tag or commit of the repository; None takes its main branch.
         cache_dir: Folder for downloads; None takes the Hub's own cache.
         force_download: Whether to download again what is in the cache.
@@ -34,8 +36,9 @@ def fetch(
 
     Raises:
         CheckpointError: The repository cannot be fetched.
+        UnknownNameError: The package has no network of that name.
     """
-    folder = as_path(folder_or_repository, "folder_or_repository")
+    folder = network_folder(folder_or_repository, "folder_or_repository")
     if folder.is_dir():
         return folder
     repository = os.fspath(folder_or_repository)

@@ -69,7 +69,8 @@ class HubModel(
         """Loads a network from a folder or, if there is no such folder, from the Hub.
 
         Args:
-            pretrained_model_name_or_path: Folder, or repository "owner/name" on the Hub.
+            pretrained_model_name_or_path: Folder, "convattn:NAME" for a network that comes with the package, or
+                repository "owner/name" on the Hub.
             force_download: Whether to download again what is in the cache.
             token: Token for the Hub; None takes the one stored by `hf auth login`.
             cache_dir: Folder for downloads; None takes the Hub's own cache.
@@ -83,7 +84,7 @@ class HubModel(
             The network, in evaluation mode.
 
         Raises:
-            ArgumentError: The class does not take the arguments given here.
+            ArgumentError: The class does not take the arguments given here, or the package has no network of that name.
             CheckpointError: A file is missing, damaged or not what was saved, or the weights are not of this class.
         """
         folder = fetch(

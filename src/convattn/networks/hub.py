@@ -31,7 +31,8 @@ def from_pretrained(
     """Loads a network from a folder or, if there is no such folder, from the Hugging Face Hub.
 
     Args:
-        folder_or_repository: Folder, or repository "owner/name" on the Hub.
+        folder_or_repository: Folder, "convattn:NAME" for a network that comes with the package, or repository
+            "owner/name" on the Hub.
         model: As in `load_network`.
         revision: Branch, tag or commit of the repository; None takes its main branch.
         cache_dir: Folder for downloads; None takes the Hub's own cache.

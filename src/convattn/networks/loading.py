@@ -11,8 +11,8 @@ from torch import nn
 from convattn.convert import load_layer
 from convattn.convert.saved import KINDS
 from convattn.errors import ArgumentError, CheckpointError, must_be, must_be_a
-from convattn.files import as_path
 from convattn.models import load_network as load_own_network
+from convattn.models.pretrained import network_folder
 from convattn.networks.saving import SCHEMA
 from convattn.networks.source import create_network
 from convattn.networks.structure import put_layers
@@ -41,25 +41,28 @@ def load_network(
     """Loads a network from a folder that `save_network`, `save_pretrained`, a run, `save_layer` or the command wrote.
 
     Args:
-        folder: The folder.
+        folder: The folder, or "convattn:NAME" for a trained network that comes with the package; `convattn info` lists
+            them.
         model: For a network that was saved without a source: a network as it was before its conversion, which is not
             changed, or a function that builds one. Its weights play no part.
         verify: Whether to refuse a folder if tensors, configuration or certificate were changed after saving, or
             tensors hold NaN. False loads folders that were edited on purpose.
 
     Returns:
-        The network on the CPU, in evaluation mode, with the tensors that were saved, bit for bit.
+        The network on the CPU, in evaluation mode, with the tensors that were saved, bit for bit. Where `config.json`
+        has "load_as", they are in that dtype, which holds every value of the file's.
 
     Raises:
         CheckpointError: A file is missing, damaged or not what was saved, or the parts do not fit together.
         ArgumentError: The folder is not a path; or `model` is missing, or given although the folder says what builds
             the network.
+        UnknownNameError: The package has no network of that name.
         MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed.
 
     Warns:
         CertificateWarning: The network came with a certificate that did not pass.
     """
-    folder = as_path(folder)
+    folder = network_folder(folder)
     config = saved_config(folder)
     if config.get("kind") == "network":
         return _load_converted(folder, model, verify=verify)
@@ -71,10 +74,11 @@ def load_network(
 
 
 def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads `config.json` of anything that this library saves, or raises CheckpointError."""
+    """Reads `config.json` of anything that this library saves or brings, or raises CheckpointError."""
+    folder = network_folder(folder)
     config = read_config(folder)
     if not ("architecture" in config or config.get("kind") in ["network", *KINDS]):
-        raise CheckpointError(f"{as_path(folder) / CONFIG} does not describe a network or a layer of convattn")
+        raise CheckpointError(f"{folder / CONFIG} does not describe a network or a layer of convattn")
     return config
 
 

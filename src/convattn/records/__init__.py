@@ -8,6 +8,7 @@ from convattn.records.convolutional_init import ConvolutionalInit, InitialisedLa
 from convattn.records.forecast import ConversionForecast, LayerForecast
 from convattn.records.network_certificate import LayerCertificate, LeftAlone, NetworkCertificate
 from convattn.records.plan import Plan
+from convattn.records.pretrained import PretrainedCard
 from convattn.records.record import Record
 from convattn.records.refinement import RefinedLayer, Refinement
 from convattn.records.runs import DataRecord, RunRecord
@@ -23,6 +24,7 @@ __all__ = [
     "LeftAlone",
     "NetworkCertificate",
     "Plan",
+    "PretrainedCard",
     "Record",
     "RefinedLayer",
     "Refinement",

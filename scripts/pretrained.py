@@ -1,0 +1,214 @@
+"""Makes the folder of a trained network that comes with the library out of the folder of a training run.
+
+    CONVATTN_CIFAR10=FOLDER python scripts/pretrained.py runs/speedrun-0 NAME --package
+
+The weights are rounded to float16 once and written so; `config.json` says that they are loaded as float32. What was
+written is loaded again and tested on the test images of the run's data. With --package the folder lies inside the
+package (`load_network("convattn:NAME")`), else in `pretrained`. A folder of an earlier run is replaced. The table in
+`pretrained/README.md` is written anew; --table writes nothing else.
+"""
+
+import argparse
+import re
+import shlex
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from pyarrow import parquet
+from torch import Tensor, nn
+
+from convattn.data import ImageDataset, ImageSplit, load_samples, normalise
+from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
+from convattn.files import new_folder, write_atomically
+from convattn.models.pretrained import CARD
+from convattn.networks import load_network
+from convattn.networks.scores import class_scores
+from convattn.provenance import find_revision, portable_path
+from convattn.records import PretrainedCard, RunRecord
+from convattn.sealed import LOAD_AS, WEIGHTS, read_sealed, write_sealed
+from convattn.training.build import load_data
+from convattn.training.card import model_card
+from convattn.training.heads import HeadTrace
+from convattn.training.markdown import markdown_table
+from convattn.training.recipe_file import load_recipe
+from convattn.training.views import views
+
+ROOT = Path(__file__).parents[1]
+PLACES = {True: ROOT / "src" / "convattn" / "pretrained", False: ROOT / "pretrained"}
+"""Where folders stand: those that come with the package, and the others."""
+STORED, LOADED = torch.float16, torch.float32
+HEADS = "heads.parquet"
+TASKS = {"cifar10": "CIFAR-10, 32 × 32 colour images of ten classes", "digits": "digits, 8 × 8 grey images"}
+DATA_NOTES = {
+    "cifar10": "The images of CIFAR-10 (A. Krizhevsky, 2009) state no licence and ask to be cited. The weights, which"
+    " were learned from them, are under the licence of this library, Apache-2.0, as far as its authors can give it.",
+    "digits": "The digits (E. Alpaydin and C. Kaynak, UCI, 1998) are under CC BY 4.0; the weights are under the licence"
+    " of this library, Apache-2.0.",
+}
+
+
+COPIES = {
+    "61266f582bac335325506d87cb7486359fdf11967a74b437d536a9d0e6c8341c": "lossless but for 98 of the 60,000 images (77"
+    " to train, 21 to test), whose pixels are those of a JPEG copy"
+}
+"""What is known of copies of a data set, by the SHA-256 of one of their files."""
+
+
+def rounded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rounds floating-point tensors to what the file stores; raises if a number is too large for it."""
+    made = {name: tensor.to(STORED) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    lost = [name for name, tensor in tensors.items() if not torch.equal(tensor.isinf(), made[name].isinf())]
+    if lost:
+        raise UnsupportedModelError(f"{', '.join(lost)}: numbers are too large for {STORED}")
+    return made
+
+
+def share_right(scores: Tensor, split: ImageSplit) -> float:
+    """Returns the share of images whose own class has the highest score."""
+    return (scores.argmax(1) == split.labels).double().mean().item()
+
+
+def ends_of(heads: Path, network: nn.Module) -> bytes:
+    """Returns a file as `heads.parquet` of a run: its first moment, and at its last step the heads of a network."""
+    rows = parquet.read_table(heads).to_pylist()
+    first, last = min(row["step"] for row in rows), max((row["step"], row["epoch"]) for row in rows)
+    trace = HeadTrace(network)
+    trace.rows = [row for row in rows if row["step"] == first]
+    trace.record(step=last[0], epoch=last[1])
+    return trace.to_parquet()
+
+
+def store(run: Path, target: Path, data: ImageDataset, command: str, revision: str | None = None) -> PretrainedCard:
+    """Makes the folder, which must be new or empty, and tests what it holds on the test images of the data."""
+    record = RunRecord.load(run / "record.json")
+    if data.record.hashes != record.data.hashes:
+        raise ArgumentError(f"data must be those of the run in {run}, but their hashes differ")
+    with new_folder(target, "NAME") as folder:
+        config, tensors = read_sealed(run)
+        write_sealed(folder, {**config, LOAD_AS: str(LOADED).removeprefix("torch.")}, rounded(tensors))
+        if (run / HEADS).is_file():
+            write_atomically(folder / HEADS, ends_of(run / HEADS, load_network(folder)))
+        card = replace(measure(folder, record, data), name=target.name, command=command, revision=revision)
+        card.save(folder / CARD)
+        write_atomically(folder / "README.md", card_text(card))
+    return card
+
+
+def measure(folder: Path, record: RunRecord, data: ImageDataset) -> PretrainedCard:
+    """Loads what was written, and tests it; name, command and revision are yet to be filled in."""
+    network = load_network(folder)
+    images = normalise(data.test.images, data.mean, data.std)
+    kind, several = record.recipe["data"]["name"], record.recipe["training"]["test_views"]
+    samples: tuple[int, ...] = ()
+    if kind == "cifar10":
+        shown = normalise(load_samples().split.images, data.mean, data.std)
+        samples = tuple(class_scores(network, shown).argmax(1).tolist())
+    with_views = None
+    if several != "none":
+        parts = [share * class_scores(network, view) for share, view in views(images, several)]
+        with_views = share_right(torch.stack(parts).sum(0), data.test)
+    return PretrainedCard(
+        name="",
+        task=TASKS[kind],
+        file_dtype=str(STORED).removeprefix("torch."),
+        dtype=str(LOADED).removeprefix("torch."),
+        bytes=(folder / WEIGHTS).stat().st_size,
+        accuracy=share_right(class_scores(network, images), data.test),
+        views_accuracy=with_views,
+        tested=len(data.test),
+        sample_classes=samples,
+        command="",
+        revision=None,
+        run=record,
+    )
+
+
+def card_text(card: PretrainedCard) -> str:
+    """Writes README.md of the folder: what the file holds, then the tables of the run's card."""
+    front = model_card(replace(card.run, name=card.name, results={**card.run.results, "test_accuracy": card.accuracy}))
+    head, run = front[: front.index("\n# ")].rstrip(), model_card(card.run)
+    tables = run[run.index("\n## ") :]
+    epochs, results = card.run.recipe["training"]["epochs"], card.run.results
+    network = card.run.recipe["model"]
+    copies = [COPIES[sha] for sha in card.run.data.hashes.values() if sha in COPIES]
+    rows = {
+        "network": f"`{network['kind']}`, {', '.join(f'{k} {v}' for k, v in network.items() if k != 'kind')}",
+        "task": card.task,
+        "data": "; ".join([card.run.data.name, *copies]),
+        "trained": f"{epochs} {'epoch' if epochs == 1 else 'epochs'}, recipe `{card.run.name}`, seed {card.run.seed}",
+        "test accuracy of the run": f"{results['test_accuracy']:.2%} of {card.tested:,} images",
+        "test accuracy of this file": f"{card.accuracy:.2%}, measured again after rounding",
+    }
+    if card.views_accuracy is not None:
+        rows["with views, of the run"] = f"{results['views_accuracy']:.2%}"
+        rows["with views, of this file"] = f"{card.views_accuracy:.2%}"
+    rows |= {
+        "weights": f"rounded to {card.file_dtype} and stored so, {card.bytes:,} bytes; loaded as {card.dtype}, bit for"
+        " bit the rounded values",
+        "command of the run": f"`{card.run.command}`",
+        "command that made this folder": f"`{card.command}`",
+        "revision of that command": card.revision or "unknown",
+        "licence of the data": DATA_NOTES[card.run.recipe["data"]["name"]],
+    }
+    packaged = card.command.endswith("--package")
+    place = f"convattn:{card.name}" if packaged else f"pretrained/{card.name}"
+    use = f'```python\nfrom convattn import load_network\n\nnetwork = load_network("{place}")\n```'
+    note = (
+        "`card.json` holds the numbers of this page, and `heads.parquet`, where there is one, the heads at the start"
+        " of the run and those of this file. What follows is the card of the run."
+    )
+    return f"{head}\n\n# {card.name}\n\n{markdown_table(['', ''], list(rows.items()))}\n\n{use}\n\n{note}\n{tables}"
+
+
+def table() -> str:
+    """Returns the table of all trained networks, from their cards."""
+    rows = []
+    for packaged, place in PLACES.items():
+        for file in sorted(place.glob(f"*/{CARD}")):
+            card = PretrainedCard.load(file)
+            name = f"convattn:{card.name}" if packaged else f"pretrained/{card.name}"
+            link = f"[`{name}`]({'../src/convattn/pretrained/' if packaged else ''}{card.name}/README.md)"
+            several = "" if card.views_accuracy is None else f"{card.views_accuracy:.2%}"
+            size = f"{card.bytes / 2**20:.2f} MiB"
+            rows.append((link, card.task, f"{card.accuracy:.2%}", several, f"{card.run.parameters:,}", size))
+    return markdown_table(["network", "task", "test accuracy", "with views", "parameters", "weights"], rows)
+
+
+def page() -> str:
+    """Returns `pretrained/README.md` with the table as it must be."""
+    text = (PLACES[False] / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"^\|.*\n(\|.*\n)*", lambda _: f"{table().rstrip()}\n", text, count=1, flags=re.MULTILINE)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the script; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
+    parser.add_argument("name", nargs="?", help="name of the folder to make")
+    parser.add_argument("--package", action="store_true", help="put it into the package")
+    parser.add_argument("--table", action="store_true", help="write the table of pretrained/README.md only")
+    given = parser.parse_args(arguments)
+    if not given.table:
+        if given.name is None:
+            parser.error("RUN and NAME are needed")
+        target = PLACES[given.package] / given.name
+        words = ["python", "scripts/pretrained.py", portable_path(given.run), given.name]
+        command = shlex.join([*words, *(["--package"] if given.package else [])])
+        revision = find_revision()  # before a folder is replaced, after which the checkout would count as changed
+        try:
+            data = load_data(load_recipe(given.run / "recipe.toml").data)
+            if (target / CARD).is_file():
+                shutil.rmtree(target)
+            print(store(given.run, target, data, command, revision).summary())  # noqa: T201
+        except ConvAttnError as error:
+            print(f"pretrained.py: {error}", file=sys.stderr)  # noqa: T201
+            return 2
+    write_atomically(PLACES[False] / "README.md", page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""Networks that come with the package are found by name wherever a folder is."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from convattn import from_pretrained, load_network
+from convattn.errors import ArgumentError, CheckpointError, UnknownNameError
+from convattn.models import NETWORKS, pretrained, pretrained_card, pretrained_names
+from convattn.networks.loading import saved_config
+
+NAMES = pretrained_names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_way_of_loading_takes_the_name(name):
+    source = f"convattn:{name}"
+    network = load_network(source)
+    kind = NETWORKS[saved_config(source)["architecture"]]
+    for other in (from_pretrained(source), kind.from_pretrained(source), load_network(Path(source))):
+        assert type(other) is kind
+        assert not other.training
+        assert all(torch.equal(tensor, network.state_dict()[key]) for key, tensor in other.state_dict().items())
+
+
+@pytest.mark.parametrize("load", [load_network, from_pretrained, NETWORKS["SpeedNet"].from_pretrained])
+@pytest.mark.parametrize("name", ["nothing-like-it", "", ".", "../models", "README.md"])
+def test_unknown_name_is_refused_with_the_known_ones(load, name):
+    with pytest.raises(UnknownNameError, match=rf"unknown trained network .*Known: {', '.join(NAMES)}$"):
+        load(f"convattn:{name}")
+
+
+def test_near_name_is_suggested():
+    with pytest.raises(UnknownNameError, match=f"did you mean '{NAMES[0]}'"):
+        load_network(f"convattn:{NAMES[0]}s")
+
+
+def test_a_model_beside_the_name_is_refused():
+    with pytest.raises(ArgumentError, match="describes its own network"):
+        load_network(f"convattn:{NAMES[0]}", model=torch.nn.Identity())
+
+
+def test_an_installation_without_networks_has_no_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "_folder", lambda: tmp_path / "none")
+    assert pretrained_names() == []
+    with pytest.raises(UnknownNameError, match=r"Known: $"):
+        load_network(f"convattn:{NAMES[0]}")
+
+
+def test_folder_that_was_changed_is_refused(tmp_path, monkeypatch):
+    shutil.copytree(pretrained._folder(), tmp_path / "copy")
+    monkeypatch.setattr(pretrained, "_folder", lambda: tmp_path / "copy")
+    assert pretrained_names() == NAMES
+    file = tmp_path / "copy" / NAMES[0] / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved"):
+        load_network(f"convattn:{NAMES[0]}")
+    load_network(f"convattn:{NAMES[0]}", verify=False)
+    (file.parent / "card.json").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read PretrainedCard from .*card\.json"):
+        pretrained_card(NAMES[0])
