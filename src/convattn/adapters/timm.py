@@ -54,7 +54,7 @@ def read_timm(vit: nn.Module) -> NativeTransformer:
     if not isinstance(vit.patch_drop, nn.Identity):
         reasons.append("patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid")
     none = "blocks: no supported attention was found"
-    layers = read_layers(vit, (_ATTENTION, *_BLOCKS), _read_attention, within="blocks.", reasons=reasons, none=none)
+    layers = read_layers(vit, (_ATTENTION, *_BLOCKS), read_timm_attention, within="blocks.", reasons=reasons, none=none)
     embed: nn.Module = vit.patch_embed  # type: ignore[assignment]
     rows, cols = embed.grid_size  # type: ignore[misc]
     pools = [(name, module) for name, module in vit.named_modules() if full_name(type(module)) in _POOLS]
@@ -73,7 +73,8 @@ def _rows_and_cols_of_patches(embed: nn.Module, image: tuple[int, int]) -> tuple
     return int(rows), int(cols)
 
 
-def _read_attention(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
+def read_timm_attention(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
+    """Reads one layer; a part that computes something else raises UnsupportedModelError with the reason alone."""
     kind = full_name(type(attention))
     if kind != _ATTENTION:
         raise UnsupportedModelError(_BLOCKS[kind])

@@ -52,7 +52,7 @@ def read_transformers(model: nn.Module) -> NativeTransformer:
     """
     base = "" if type(model).__name__ == "ViTModel" else "vit."
     none = "no attention with the layout of version 5 was found"
-    layers = read_layers(model, (_ATTENTION,), _read_attention, within=base, none=none)
+    layers = read_layers(model, (_ATTENTION,), read_transformers_attention, within=base, none=none)
     embedding = f"{base}embeddings.patch_embeddings"
     embed = model.get_submodule(embedding)
     return NativeTransformer(
@@ -69,7 +69,8 @@ def _rows_and_cols_of_patches(embed: nn.Module, image: tuple[int, int]) -> tuple
     return rows, cols
 
 
-def _read_attention(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
+def read_transformers_attention(names: tuple[str, ...], attention: nn.Module) -> NativeAttention:
+    """Reads one layer; a layout of another version raises UnsupportedModelError with the reason alone."""
     missing = [name for name in _MAPS if not hasattr(attention, name)]
     if missing:
         raise UnsupportedModelError(f"it has no {missing[0]}: only the layout of version 5 is supported")

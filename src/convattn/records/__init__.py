@@ -6,6 +6,8 @@ Each record carries a schema version, units beside its fields, and what it does 
 from convattn.records.certificate import Certificate
 from convattn.records.convolutional_init import ConvolutionalInit, InitialisedLayer
 from convattn.records.forecast import ConversionForecast, LayerForecast
+from convattn.records.head_replacement import HeadReplacement, ReplacedHead, ReplacementTrial
+from convattn.records.head_report import HeadReport
 from convattn.records.network_certificate import LayerCertificate, LeftAlone, NetworkCertificate
 from convattn.records.plan import Plan
 from convattn.records.pretrained import PretrainedCard
@@ -18,6 +20,8 @@ __all__ = [
     "ConversionForecast",
     "ConvolutionalInit",
     "DataRecord",
+    "HeadReplacement",
+    "HeadReport",
     "InitialisedLayer",
     "LayerCertificate",
     "LayerForecast",
@@ -28,5 +32,7 @@ __all__ = [
     "Record",
     "RefinedLayer",
     "Refinement",
+    "ReplacedHead",
+    "ReplacementTrial",
     "RunRecord",
 ]

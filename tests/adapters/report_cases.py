@@ -1,0 +1,188 @@
+"""Reports made from explicit attention maps by plain sums, and small networks of the kinds whose heads are replaced."""
+
+from contextlib import suppress
+from itertools import product
+from math import inf, nan, prod
+
+import timm
+import torch
+import torchvision
+import transformers
+from torch.nn import functional
+
+from convattn.adapters.replacement.readers import read_attention
+from convattn.convert.classes import full_name
+from convattn.errors import UnsupportedModelError
+from convattn.records import HeadReport
+from convattn.records.head_report import Estimate, HeadStatistics, LayerReport, LayerStatistics
+
+UNKNOWN = Estimate(nan, nan)
+GRID = (5, 7)
+TIMM = {"img_size": (20, 28), "patch_size": 4, "depth": 2, "num_classes": 5, "embed_dim": 18, "num_heads": 3}
+BERT = {"vocab_size": 40, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+VIT = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "image_size": 28}
+
+
+def randomised(network):
+    """The network with larger random weights, biases too, so that no head is uniform."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return network.eval()
+
+
+def timm_vit(prefix=1, **options):
+    """timm's transformer with some prefix tokens: a class token and registers."""
+    tokens = {"class_token": prefix > 0, "reg_tokens": max(prefix - 1, 0), "global_pool": "token" if prefix else "avg"}
+    return randomised(timm.models.VisionTransformer(**{**TIMM, **tokens, **options}))
+
+
+def torchvision_vit():
+    network = torchvision.models.VisionTransformer(28, 4, 2, 3, 15, 20, num_classes=5)
+    return randomised(network)
+
+
+def transformers_vit(**options):
+    return randomised(transformers.ViTForImageClassification(transformers.ViTConfig(patch_size=4, **VIT, **options)))
+
+
+def bert(**options):
+    return randomised(transformers.BertModel(transformers.BertConfig(**BERT, **options), add_pooling_layer=False))
+
+
+def images(size=(20, 28), count=2):
+    return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(1))
+
+
+def words(length=11, count=2):
+    return torch.randint(0, 40, (count, length), generator=torch.Generator().manual_seed(1))
+
+
+def attention_maps(network, *arguments, **named):
+    """Weights (images, heads, queries, keys) of every layer that can be read, from its input, by the definition."""
+    met, found = {}, []
+
+    def note(name, layer):
+        def hook(_, given, options):
+            tokens = given[0] if given else options["hidden_states"]
+            query, key = (
+                norm(part(tokens).unflatten(-1, (layer.heads, -1)).movedim(-2, 1))
+                for part, norm in ((layer.query, layer.query_norm), (layer.key, layer.key_norm))
+            )
+            met[name] = (query @ key.mT * layer.head_width**-0.5).softmax(-1).detach().double()
+
+        return hook
+
+    for name, module in list(network.named_modules()):
+        with suppress(UnsupportedModelError):
+            found.append((module, note(name, read_attention(module))))
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in found]
+    with torch.no_grad():
+        network(*arguments, **named)
+    for handle in handles:
+        handle.remove()
+    return met
+
+
+def report_of(network, maps, grid=GRID, prefix=1, radius=None, **changes):
+    """Makes a report from attention maps."""
+    layers = tuple(
+        layer_report(name, full_name(type(network.get_submodule(name))), weights, grid, prefix, radius)
+        for name, weights in maps.items()
+    )
+    facts = {"images": 2, "control_images": 0, "image_shape": (), "groups": 2, "kernel_size": 3, "seed": 0}
+    values = {**facts, "radius": radius or max(grid) - 1, "versions": {}, **changes}
+    return HeadReport(model=type(network).__name__, layers=layers, **values)
+
+
+def layer_report(name, kind, weights, grid, prefix, radius=None):
+    """Reports one layer; all statistics that replacement does not read are unknown."""
+    reach = [size - 1 if radius is None else min(radius, size - 1) for size in grid]
+    shifts = tuple(product(*(range(-steps, steps + 1) for steps in reach)))
+    heads = tuple(head_statistics(head, weights[:, head], grid, prefix, shifts) for head in range(weights.shape[1]))
+    measured = LayerStatistics(len(weights), heads, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 0, (0, 0))
+    return LayerReport(
+        name=name,
+        kind=kind,
+        pattern="sequence" if len(grid) == 1 else "global",
+        grid=grid,
+        prefix=prefix,
+        normalised=True,
+        error=0.0,
+        budget=inf,
+        uniform_distance=nan,
+        displacements=tuple(tuple(map(float, shift)) for shift in shifts),
+        measured=measured,
+        controls=(),
+        sentence="",
+    )
+
+
+def head_statistics(head, weights, grid, prefix, shifts):
+    """The mean weight of each displacement over all pairs that have it, query by query."""
+    cells = list(product(*map(range, grid)))
+    on_grid = weights[:, prefix:, prefix:]
+    sums, counts = dict.fromkeys(shifts, 0.0), dict.fromkeys(shifts, 0)
+    for (row, query), (col, key) in product(enumerate(cells), enumerate(cells)):
+        shift = tuple(k - q for q, k in zip(query, key, strict=True))
+        if shift in sums:
+            sums[shift] += on_grid[:, row, col].mean().item()
+            counts[shift] += 1
+    kernel = tuple(sums[shift] / counts[shift] for shift in shifts)
+    mean = dict(zip(shifts, kernel, strict=True))
+    fitted = torch.tensor(
+        [[mean.get(tuple(k - q for q, k in zip(a, b, strict=True)), 0.0) for b in cells] for a in cells]
+    ).double()
+    within = sum(sums.values()) / prod(grid) / on_grid.sum(-1).mean().item()
+    left, whole = (on_grid - fitted).square().mean(), (on_grid - on_grid.mean()).square().mean()
+    one = {
+        name: UNKNOWN
+        for name in ("spread", "entropy", "effective_positions", "hard_share", "content_share", "distance")
+    }
+    return HeadStatistics(
+        head=head,
+        shift=(),
+        **one,
+        hard_shift=(),
+        shift_invariance=Estimate((1 - left / whole).item(), nan),
+        non_locality=UNKNOWN,
+        prefix_share=UNKNOWN,
+        prefix_weights=tuple(weights[:, prefix:, :prefix].mean((0, 1)).tolist()),
+        prefix_maps=tuple(tuple(row) for row in weights[:, :prefix].mean(0).tolist()),
+        kernel=kernel,
+        kernel_share=Estimate(within, nan),
+    )
+
+
+def replaced_layer(network, name, weights):
+    """What a layer gives whose heads all use these fixed weights (heads, queries, keys), by the definition in float64."""
+    layer = read_attention(network.get_submodule(name))
+
+    def run(tokens):
+        value = functional.linear(tokens.double(), layer.value.weight.double(), layer.value.bias.double())
+        value = value.unflatten(-1, (layer.heads, -1)).movedim(-2, 1)
+        y = (weights.double() @ value).movedim(1, -2).flatten(-2)
+        if layer.output is None:
+            return y
+        return functional.linear(y, layer.output.weight.double(), layer.output.bias.double())
+
+    return run
+
+
+def fixed_weights(layer, present=None):
+    """The weights that a replaced layer is to have, (heads, tokens, tokens), query by query from the report."""
+    cells, prefix = list(product(*map(range, layer.grid))), layer.prefix
+    there = torch.ones(prefix + len(cells), dtype=torch.bool) if present is None else present
+    made = torch.zeros(len(layer.heads), prefix + len(cells), prefix + len(cells), dtype=torch.float64)
+    for number, head in enumerate(layer.heads):
+        mean = dict(zip(layer.displacements, head.kernel, strict=True))
+        for row, query in enumerate(cells):
+            shifts = [tuple(float(k - q) for q, k in zip(query, key, strict=True)) for key in cells]
+            weights = torch.tensor([mean.get(shift, 0.0) for shift in shifts], dtype=torch.float64) * there[prefix:]
+            made[number, prefix + row, prefix:] = (1 - sum(head.prefix_weights)) * weights / weights.sum()
+            made[number, prefix + row, :prefix] = torch.tensor(head.prefix_weights)
+        for row in range(prefix):
+            shares = torch.tensor(head.prefix_maps[row], dtype=torch.float64) * there
+            made[number, row] = shares / shares.sum()
+    return made
