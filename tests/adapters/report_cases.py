@@ -170,19 +170,21 @@ def replaced_layer(network, name, weights):
     return run
 
 
-def fixed_weights(layer, present=None):
-    """The weights that a replaced layer is to have, (heads, tokens, tokens), query by query from the report."""
+def fixed_weights(layer, groups, present=None):
+    """The weights that a replaced layer is to have, (heads, tokens, tokens), pair by pair."""
     cells, prefix = list(product(*map(range, layer.grid))), layer.prefix
     there = torch.ones(prefix + len(cells), dtype=torch.bool) if present is None else present
     made = torch.zeros(len(layer.heads), prefix + len(cells), prefix + len(cells), dtype=torch.float64)
-    for number, head in enumerate(layer.heads):
-        mean = dict(zip(layer.displacements, head.kernel, strict=True))
-        for row, query in enumerate(cells):
-            shifts = [tuple(float(k - q) for q, k in zip(query, key, strict=True)) for key in cells]
-            weights = torch.tensor([mean.get(shift, 0.0) for shift in shifts], dtype=torch.float64) * there[prefix:]
-            made[number, prefix + row, prefix:] = (1 - sum(head.prefix_weights)) * weights / weights.sum()
-            made[number, prefix + row, :prefix] = torch.tensor(head.prefix_weights)
-        for row in range(prefix):
-            shares = torch.tensor(head.prefix_maps[row], dtype=torch.float64) * there
-            made[number, row] = shares / shares.sum()
+    for group in groups:
+        box = list(product(*(range(first, first + n) for first, n in zip(group.first, group.kernel.shape[1:], strict=True))))
+        for head, kernel in zip(group.heads, group.kernel, strict=True):
+            tap, paid = dict(zip(box, kernel.flatten().tolist(), strict=True)), layer.heads[head].prefix_weights
+            for row, query in enumerate(cells):
+                shifts = [tuple(k - q for q, k in zip(query, key, strict=True)) for key in cells]
+                weights = torch.tensor([tap.get(shift, 0.0) for shift in shifts], dtype=torch.float64) * there[prefix:]
+                made[head, prefix + row, prefix:] = (1 - sum(paid)) * weights / max(weights.sum(), 1e-300)
+                made[head, prefix + row, :prefix] = torch.tensor(paid)
+            for row, shares in enumerate(layer.heads[head].prefix_maps):
+                weights = torch.tensor(shares, dtype=torch.float64) * there
+                made[head, row] = weights / weights.sum()
     return made

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _CONVOLVE = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-_PER_TAP = 4
+_PER_TAP = 8
 """A depthwise convolution takes about as long for one tap as a matrix product for so many positions."""
 
 

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.records.head_report import HeadStatistics, LayerReport
+from convattn.adapters.replacement.kernel_fit import fit_kernels
+from convattn.records.head_report import LayerReport
 
 _CUT = 1e-3
 """Share of a head's kernel that may lie outside the box to which it is cut."""
@@ -22,7 +23,7 @@ class MeasuredHeads:
     """Some heads of a layer with their kernels in one box."""
 
     heads: tuple[int, ...]  # Their numbers in the layer
-    kernel: Float[Tensor, "heads *box"]  # Mean weight of each displacement, of sum 1
+    kernel: Float[Tensor, "heads *box"]  # K, of sum 1
     first: tuple[int, ...]  # Displacement of the box's first tap
     prefix_shares: Float[Tensor, "heads prefix"]  # Mean weight of a position for each prefix token
     prefix_maps: Float[Tensor, "heads prefix tokens"]  # Weights of each prefix token's query, of sum 1
@@ -30,7 +31,8 @@ class MeasuredHeads:
 
 def measured_heads(layer: LayerReport, heads: Sequence[int]) -> tuple[MeasuredHeads, ...]:
     """Reads the kernels of some heads, in groups of like size, the smallest first."""
-    boxes = {head: _box(layer, layer.heads[head]) for head in heads}
+    kernels = _kernels(layer, heads)
+    boxes = {head: _box(kernel) for head, kernel in kernels.items()}
     groups: list[tuple[list[int], _Box]] = []
     for head in sorted(heads, key=lambda head: boxes[head].taps):
         box = boxes[head]
@@ -41,7 +43,7 @@ def measured_heads(layer: LayerReport, heads: Sequence[int]) -> tuple[MeasuredHe
                 groups[-1] = ([*members, head], joint)
                 continue
         groups.append(([head], box))
-    return tuple(_group(layer, members, box) for members, box in groups)
+    return tuple(_group(layer, members, kernels, box) for members, box in groups)
 
 
 @dataclass(frozen=True)
@@ -65,18 +67,19 @@ class _Box:
         return _Box(first, tuple(map(max, self.last, other.last)))
 
 
-def _whole(layer: LayerReport, head: HeadStatistics) -> tuple[Float[Tensor, "*box"], int]:
-    """Returns the whole kernel of a head, of sum 1, and the largest displacement along each axis."""
+def _kernels(layer: LayerReport, heads: Sequence[int]) -> dict[int, Float[Tensor, "*box"]]:
+    """Returns the whole kernel of each head, in a box as far to all sides as the report's displacements."""
     displacements = torch.tensor(layer.displacements, dtype=torch.float64).round().long()
+    mean = torch.tensor([layer.heads[head].kernel for head in heads], dtype=torch.float64)
     radius = int(displacements.abs().max())
-    kernel = torch.zeros((2 * radius + 1,) * len(layer.grid), dtype=torch.float64)
-    kernel[tuple((displacements + radius).unbind(1))] = torch.tensor(head.kernel, dtype=torch.float64)
-    return kernel / kernel.sum(), radius
+    whole = torch.zeros(len(heads), *(2 * radius + 1,) * len(layer.grid), dtype=torch.float64)
+    whole[(slice(None), *(displacements + radius).unbind(1))] = fit_kernels(mean, displacements, layer.grid)
+    return dict(zip(heads, whole, strict=True))
 
 
-def _box(layer: LayerReport, head: HeadStatistics) -> _Box:
-    """Returns the smallest box around 0, cut along each axis from far to near, that leaves at most `_CUT` outside."""
-    kernel, radius = _whole(layer, head)
+def _box(kernel: Float[Tensor, "*box"]) -> _Box:
+    """Returns the smallest box around 0, cut from its sides, the lightest first, that leaves at most `_CUT` outside."""
+    radius = kernel.shape[0] // 2
     first, last = [-radius] * kernel.ndim, [radius] * kernel.ndim
     spare = _CUT
     while True:
@@ -94,19 +97,20 @@ def _box(layer: LayerReport, head: HeadStatistics) -> _Box:
         ends[axis] += step
 
 
-def _group(layer: LayerReport, heads: Sequence[int], box: _Box) -> MeasuredHeads:
-    kernels = []
-    for head in heads:
-        kernel, radius = _whole(layer, layer.heads[head])
-        inside = kernel[tuple(slice(a + radius, b + radius + 1) for a, b in zip(box.first, box.last, strict=True))]
-        kernels.append(inside / inside.sum())
+def _group(
+    layer: LayerReport, heads: Sequence[int], kernels: dict[int, Float[Tensor, "*box"]], box: _Box
+) -> MeasuredHeads:
+    radius = next(iter(kernels.values())).shape[0] // 2
+    cut = tuple(slice(a + radius, b + radius + 1) for a, b in zip(box.first, box.last, strict=True))
+    inside = torch.stack([kernels[head][cut] for head in heads])
+    total = inside.flatten(1).sum(1).view(-1, *(1,) * len(layer.grid))
     found = [layer.heads[head] for head in heads]
     shares = torch.tensor([head.prefix_weights for head in found], dtype=torch.float64).view(len(heads), -1)
     prefix, tokens = shares.shape[1], shares.shape[1] + prod(layer.grid)
     maps = torch.tensor([head.prefix_maps for head in found], dtype=torch.float64).view(len(heads), prefix, tokens)
     return MeasuredHeads(
         heads=tuple(heads),
-        kernel=torch.stack(kernels),
+        kernel=inside / total,
         first=box.first,
         prefix_shares=shares,
         prefix_maps=maps / maps.sum(-1, keepdim=True),
