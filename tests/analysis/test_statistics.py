@@ -85,7 +85,7 @@ def added(call, batches, groups):
 
 
 def within(actual, hi, terms):
-    """A sum of n numbers errs by at most n roundings of the sum of their sizes; quotients of two such, by twice that."""
+    """A sum of n numbers errs by at most n roundings of the sum of their sizes; a quotient of two, by twice that."""
     assert abs(actual - hi) <= 4 * terms * EPS * max(1.0, abs(hi)), (actual, hi)
 
 
@@ -128,7 +128,7 @@ def test_standard_errors_are_those_of_whole_maps_without_each_group(layout):
 @pytest.mark.parametrize("layout", [LAYOUTS["one class token"], LAYOUTS["windows"]])
 def test_batches_add_up(layout):
     call = make_call(layout, images=8)
-    whole, pairs = added(call, [slice(0, 8)], 4)
+    whole, _ = added(call, [slice(0, 8)], 4)
     parts, _ = added(call, [slice(0, 3), slice(3, 5), slice(5, 8)], 4)
     terms = call.weights[:, :, 0].numel()
     for name in ("by_displacement", "absolute", "squares", "entropies", "prefix", "prefix_maps", "prefix_size"):

@@ -39,11 +39,11 @@ def analyze(
 ) -> HeadReport:
     """Measures where the heads of a network look, and how much of each layer a convolution explains.
 
-    Works for every network whose attention can be read: vision transformers of timm, transformers and torchvision, text
-    and audio encoders, networks of this library. Weights are computed again from queries and keys, and proved to be those
-    that the network used; nothing of the network changes. Images pass in a random order (seed 0) and in batches; sums are
-    kept, no maps. Each control is the same on a tenth of the images (at least ten): the network with the entries of each
-    parameter shuffled, and images with their patches shuffled.
+    Works for every network whose attention can be read: vision transformers of timm, transformers and torchvision,
+    text and audio encoders, networks of this library. Weights are computed again from queries and keys, and proved to
+    be those that the network used; nothing of the network changes. Images pass in a random order (seed 0) and in
+    batches; sums are kept, no maps. Each control is the same on a tenth of the images (at least ten): the network with
+    the entries of each parameter shuffled, and images with their patches shuffled.
 
     Source: `docs/theory.md` §7.
 
@@ -66,7 +66,8 @@ def analyze(
             another argument has a wrong value.
         CheckpointError: The partial file is of another analysis, or damaged.
         UnknownNameError: There is no such layer or control.
-        UnsupportedModelError: The network has no attention, or none that can be read; the message names it and says why.
+        UnsupportedModelError: The network has no attention, or none that can be read; the message names it and says
+            why.
 
     Example:
         >>> import torch
@@ -170,10 +171,24 @@ def _require(model: Any, images: Any, kernel_size: Any, radius: Any, controls: A
     """Raises on a mistake in the arguments."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "a network (torch.nn.Module)", model))
-    tensors = [*model.parameters(), *model.buffers()]
-    if any(tensor.is_meta for tensor in tensors):
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ArgumentError("model must have weights, but some are on the meta device")
-    if isinstance(images, str | bytes) or not (isinstance(images, Tensor) or isinstance(images, Sequence)):
+    _require_images(images)
+    for name, value, least in (("kernel_size", kernel_size, 1), ("radius", radius, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ArgumentError(must_be(name, f"an integer of at least {least}", value))
+    if kernel_size % 2 == 0:
+        raise ArgumentError(must_be("kernel_size", "odd", kernel_size))
+    if isinstance(controls, str):
+        raise ArgumentError(must_be("controls", "a list of names", controls))
+    for name in controls:
+        if name not in CONTROLS:
+            raise UnknownNameError("control", name, CONTROLS)
+
+
+def _require_images(images: Any) -> None:
+    """Raises unless there is a batch, or a sequence of tensors with values."""
+    if isinstance(images, str | bytes) or not isinstance(images, Tensor | Sequence):
         raise ArgumentError(must_be_a("images", "a tensor or a sequence of tensors", images))
     if isinstance(images, Tensor) and images.ndim < 2:
         raise ArgumentError(must_be("images", "a batch, whose first axis numbers the images", tuple(images.shape)))
@@ -186,14 +201,6 @@ def _require(model: Any, images: Any, kernel_size: Any, radius: Any, controls: A
         raise ArgumentError("images must be tensors with values, but are on the meta device")
     if first.numel() == 0:
         raise ArgumentError(must_be("images", "of at least one value each", tuple(first.shape)))
-    for name, value, least in (("kernel_size", kernel_size, 1), ("radius", radius, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ArgumentError(must_be(name, f"an integer of at least {least}", value))
-    if kernel_size % 2 == 0:
-        raise ArgumentError(must_be("kernel_size", "odd", kernel_size))
-    for name in controls:
-        if name not in CONTROLS:
-            raise UnknownNameError("control", name, CONTROLS)
 
 
 def _require_layers(model: nn.Module, layers: Sequence[str] | None) -> None:

@@ -24,8 +24,9 @@ class ConvolutionFit:
     """A least-squares convolution, fitted to one batch after another and then scored on others.
 
     The input, padded with zeros, is reduced to its first principal components on the first batch if channels × taps
-    are more than `FEATURES`. That can only hide what a convolution explains, so that the score is a lower bound. A ridge,
-    chosen by generalised cross-validation on the images of the fit, keeps few images from being learned by heart.
+    are more than `FEATURES`. That can only hide what a convolution explains, so that the score is a lower bound. A
+    ridge, chosen by generalised cross-validation on the images of the fit, keeps few images from being learned by
+    heart.
     """
 
     def __init__(self, grid: tuple[int, ...], kernel_size: int) -> None:

@@ -53,7 +53,7 @@ class Pairs:
 
 
 def make_pairs(layout: Layout, name: str) -> Pairs:
-    """Sorts the pairs of a layout; a layer of which no query and no key have a position raises UnsupportedModelError."""
+    """Sorts the pairs of a layout; if none has a position, UnsupportedModelError is raised."""
     has_row, has_col = layout.queries >= 0, ~layout.key_prefix
     rows, cols = has_row.any(dim=0).nonzero()[:, 0], has_col.nonzero()[:, 0]
     if not len(rows) or not len(cols):
