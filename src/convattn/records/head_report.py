@@ -1,7 +1,7 @@
 """What the heads of a network look at: the report of `analyze`.
 
-Lengths are in cells of the layer's grid of queries (patches, pixels, positions), entropies in nats. Every number has the
-standard error of a jackknife over groups of images, which is nan for a single image. A number that the data do not
+Lengths are in cells of the layer's grid of queries (patches, pixels, positions), entropies in nats. Every number has
+the standard error of a jackknife over groups of images, which is nan for a single image. A number that the data do not
 determine, as the share explained where nothing varies, is nan.
 """
 
@@ -42,7 +42,7 @@ class HeadStatistics:
     spread: Estimate  # sqrt(tr Cov δ)
     entropy: Estimate  # Mean entropy of a query's weights on positions, in nats
     effective_positions: Estimate  # exp(entropy)
-    hard_share: Estimate  # max_δ E A[q, q + δ], over displacements that at least a quarter of the positions have
+    hard_share: Estimate  # max_δ E A[q, q + δ], over δ at least a quarter as frequent as the most frequent one
     hard_shift: tuple[float, ...]  # That δ
     shift_invariance: Estimate  # R² = 1 − E‖A − Ā‖² / E‖A − mean‖², Ā the mean weight of each displacement
     content_share: Estimate  # Variance over images at fixed (q, k), as a share of the total variance
@@ -76,7 +76,7 @@ class LayerStatistics:
     hard_tap_coverage: Estimate  # The same of heads with more than half of their attention at one displacement
     non_locality: Estimate  # Mean over the heads
     convolution_score: Estimate  # R² of the best convolution of the layer's input, on held-out images; a lower bound
-    # Principal components of the input that this convolution sees (all channels if as many); 0 where it was not measured
+    # Principal components of the input that this convolution sees, or all channels; 0 where it was not measured
     convolution_components: int
     convolution_images: tuple[int, int]  # Images that it was fitted to and held out
 

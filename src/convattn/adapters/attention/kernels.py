@@ -1,0 +1,106 @@
+"""What an attention module hands to its kernel, the weights that this makes, and the proof that they are the module's.
+
+Each kernel holds the tensors of one call, and its first axis has images outermost.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from convattn.functional.rounding import rounding_budget
+
+
+class Proof(NamedTuple):
+    """Weights × values against what the module computed."""
+
+    error: float  # Largest difference
+    budget: float  # What rounding explains
+
+
+class Kernel(ABC):
+    """One product of weights and values, seen while it was computed."""
+
+    mask: Tensor | None = None
+    causal = False
+
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Returns the sizes of the weights: leading axes, queries, keys."""
+
+    @abstractmethod
+    def weights(self) -> Float[Tensor, "*lead queries keys"]:
+        """Computes the weights in at least float32."""
+
+    @abstractmethod
+    def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
+        """Proves the weights on the first entries of the first axis."""
+
+
+class FusedKernel(Kernel):
+    """A call of `scaled_dot_product_attention`; the weights are computed from its queries and keys."""
+
+    def __init__(self, out: Tensor, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
+        """Takes the result and the arguments."""
+        if options.pop("enable_gqa", False) and q.shape[-3] != k.shape[-3]:
+            k, v = (part.repeat_interleave(q.shape[-3] // part.shape[-3], -3) for part in (k, v))
+        self._out, self._q, self._k, self._v = out, q, k, v
+        self.mask, self.causal, self._scale = options.get("attn_mask"), options.get("is_causal"), options.get("scale")
+
+    def shape(self) -> tuple[int, ...]:
+        return (*torch.broadcast_shapes(self._q.shape[:-2], self._k.shape[:-2]), self._q.shape[-2], self._k.shape[-2])
+
+    def weights(self) -> Float[Tensor, "*lead queries keys"]:
+        dtype = torch.promote_types(self._q.dtype, torch.float32)
+        scale = self._q.shape[-1] ** -0.5 if self._scale is None else self._scale
+        scores = (self._q.to(dtype) * scale) @ self._k.to(dtype).mT
+        if self.causal:
+            scores.masked_fill_(~torch.ones_like(scores[(0,) * (scores.ndim - 2)], dtype=torch.bool).tril(), -torch.inf)
+        if self.mask is not None:
+            scores = (
+                scores.masked_fill_(~self.mask, -torch.inf) if self.mask.dtype == torch.bool else scores + self.mask
+            )
+        return torch.softmax(scores, -1).nan_to_num_(0.0)  # a query that may see nothing has weights 0
+
+    def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
+        y = self._out[:first]
+        hi, lo = (self._by_torch(first, dtype) for dtype in (torch.float64, y.dtype))
+        made = weights[:first].double() @ self._v[:first].double()
+        return Proof((made - y.double()).abs().max().item(), rounding_budget(hi, [lo]))
+
+    def _by_torch(self, first: int, dtype: torch.dtype) -> Tensor:
+        """Computes the result again by torch's plain formula."""
+        q, k, v = (part[:first].to(dtype) for part in (self._q, self._k, self._v))
+        mask = self.mask
+        if mask is not None:
+            mask = mask[:first] if mask.ndim == q.ndim and mask.shape[0] > 1 else mask
+            mask = mask if mask.dtype == torch.bool else mask.to(dtype)
+        with sdpa_kernel(SDPBackend.MATH):
+            made = functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=bool(self.causal), scale=self._scale
+            )
+        return made.nan_to_num(0.0)
+
+
+class PlainKernel(Kernel):
+    """A product of a softmax, or of what was made of it, with values; the weights are its left factor."""
+
+    def __init__(self, out: Tensor, weights: Tensor, values: Tensor) -> None:
+        """Takes the result and the factors."""
+        self._out, self._weights, self._values = out, weights, values
+
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._weights.shape)
+
+    def weights(self) -> Float[Tensor, "*lead queries keys"]:
+        return self._weights.to(torch.promote_types(self._weights.dtype, torch.float32))
+
+    def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
+        y, values = self._out[:first], self._values[:first]
+        hi = weights[:first].double() @ values.double()
+        lo = (values.mT.contiguous() @ self._weights[:first].mT.contiguous()).mT
+        return Proof((hi - y.double()).abs().max().item(), rounding_budget(hi, [lo]))

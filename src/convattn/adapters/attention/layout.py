@@ -1,0 +1,170 @@
+"""Where the queries and keys of an attention call lie on the image, and what a call hands out."""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+OUTSIDE = torch.iinfo(torch.int64).min
+"""Index of a query that is neither a position of the grid nor a prefix token: padding, cropped away afterwards."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions of the queries and keys of one attention call; the same for every image.
+
+    Keys may lie outside the grid, where a module pads; they stand where the grid goes on.
+    """
+
+    pattern: str  # "global", "windows", "shifted windows", "reduced keys", "sequence", …
+    grid: tuple[int, ...]  # Sizes of the queries' grid: rows and columns, or one axis
+    queries: Int[Tensor, "groups queries"]  # Flat index on the grid; −1 − n is the n-th prefix token; or OUTSIDE
+    keys: Float[Tensor, "groups keys axes"]  # Position in steps of the queries' grid; 0 for keys without one
+    key_prefix: Bool[Tensor, " keys"]  # Keys without a position: class and register tokens
+    allowed: Bool[Tensor, "groups queries keys"] | None  # Pairs that no mask excludes; None if all
+    source: str = ""  # How the layout was found, in words
+
+    @property
+    def groups(self) -> int:
+        """Number of groups (windows) that attend apart from each other."""
+        return self.queries.shape[0]
+
+    @property
+    def prefix(self) -> int:
+        """Number of queries that are prefix tokens."""
+        return int(((self.queries[0] < 0) & (self.queries[0] != OUTSIDE)).sum())
+
+    @property
+    def positions(self) -> int:
+        """Number of positions of the grid."""
+        return prod(self.grid)
+
+    def query_positions(self) -> Float[Tensor, "groups queries axes"]:
+        """Returns where the queries lie, NaN for those that have no position."""
+        found = torch.stack(torch.unravel_index(self.queries.clamp(min=0), self.grid), -1).double()
+        return torch.where((self.queries >= 0)[..., None], found, torch.nan)
+
+    def with_allowed(self, allowed: Bool[Tensor, "groups queries keys"]) -> "Layout":
+        """Returns the layout with a mask; None stands for a mask that excludes nothing."""
+        return replace(self, allowed=None if bool(allowed.all()) else allowed)
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention layer on one batch of images. Its tensors are the callback's for the length of the call.
+
+    `error` and `budget` are of the first image: weights × values against what the module itself computed, and how far
+    rounding may move that (docs/theory.md §8).
+    """
+
+    name: str  # Dotted name of the module
+    kind: str  # Full name of its class
+    layout: Layout
+    weights: Float[Tensor, "images groups heads queries keys"]  # What multiplies the values, in at least float32
+    inputs: Float[Tensor, "images positions channels"] | None  # The module's input on the grid, without prefix tokens
+    outputs: Float[Tensor, "images positions outputs"] | None  # The module's output on the grid
+    normalised: bool  # Whether the rows sum to one
+    error: float
+    budget: float
+    allowed: Bool[Tensor, "images groups queries keys"] | None = None  # If masks differ between images; else None
+
+
+@dataclass(frozen=True)
+class AttentionModule:
+    """An attention layer of a model, as far as its class tells."""
+
+    name: str  # Dotted name
+    kind: str  # Full name of the class
+    pattern: str  # Family of layouts; the layout of a call says more
+    refused: str | None = None  # Why its weights are not read; None if they are
+
+
+def cells(sizes: tuple[int, ...]) -> Float[Tensor, "cells axes"]:
+    """Lists the positions of a grid, row by row."""
+    axes = [torch.arange(size, dtype=torch.float64) for size in sizes]
+    return torch.cartesian_prod(*axes).view(prod(sizes), len(sizes))
+
+
+def global_layout(
+    grid: tuple[int, ...],
+    prefix: int = 0,
+    *,
+    keys: Float[Tensor, "keys axes"] | None = None,
+    key_prefix: int | None = None,
+    pattern: str | None = None,
+    source: str = "",
+) -> Layout:
+    """Makes the layout in which every query sees every key, prefix tokens first, then the grid row by row.
+
+    Args:
+        grid: Sizes of the grid.
+        prefix: Number of tokens before the positions, ≥ 0.
+        keys: Positions of the keys, without prefix tokens; None means those of the queries.
+        key_prefix: Number of keys before these; None means `prefix`.
+        pattern: Its name; None means "global", or "sequence" for one axis.
+        source: How it was found.
+
+    Returns:
+        The layout, with one group.
+
+    Example:
+        >>> global_layout((2, 2), prefix=1).queries.tolist()
+        [[-1, 0, 1, 2, 3]]
+    """
+    before = prefix if key_prefix is None else key_prefix
+    places = cells(grid) if keys is None else keys.double()
+    queries = torch.cat([-1 - torch.arange(prefix), torch.arange(prod(grid))])
+    return Layout(
+        pattern=pattern or ("sequence" if len(grid) == 1 else "global"),
+        grid=grid,
+        queries=queries[None],
+        keys=torch.cat([torch.zeros(before, len(grid), dtype=torch.float64), places])[None],
+        key_prefix=torch.arange(before + len(places)) < before,
+        allowed=None,
+        source=source,
+    )
+
+
+def grouped_layout(
+    grid: tuple[int, ...],
+    places: Int[Tensor, "groups queries axes"],
+    *,
+    keys: Float[Tensor, "groups keys axes"] | None = None,
+    allowed: Bool[Tensor, "groups queries keys"] | None = None,
+    pattern: str,
+    source: str = "",
+) -> Layout:
+    """Makes the layout of queries in groups, given by row and column; those outside the grid are marked as such.
+
+    Args:
+        grid: Sizes of the grid.
+        places: Position of each query.
+        keys: Position of each key; None means those of the queries.
+        allowed: Pairs that no mask excludes; None if all.
+        pattern: Its name.
+        source: How it was found.
+
+    Returns:
+        The layout.
+
+    Example:
+        >>> places = torch.tensor([[[0, 0], [0, 1]], [[1, 0], [1, 1]]])
+        >>> grouped_layout((2, 2), places, pattern="windows").queries.tolist()
+        [[0, 1], [2, 3]]
+    """
+    sizes = torch.tensor(grid)
+    inside = ((places >= 0) & (places < sizes)).all(-1)
+    steps = torch.tensor([prod(grid[axis + 1 :]) for axis in range(len(grid))])
+    positions = places.double() if keys is None else keys.double()
+    layout = Layout(
+        pattern=pattern,
+        grid=grid,
+        queries=torch.where(inside, (places * steps).sum(-1), OUTSIDE),
+        keys=positions,
+        key_prefix=torch.zeros(positions.shape[1], dtype=torch.bool),
+        allowed=None,
+        source=source,
+    )
+    return layout if allowed is None else layout.with_allowed(allowed)

@@ -1,0 +1,66 @@
+"""Which classes are read, and how; which are known and refused; and a user's own."""
+
+from typing import NamedTuple
+
+from torch import nn
+
+from convattn.adapters.attention.own import OWN
+from convattn.adapters.attention.refused import REFUSED
+from convattn.adapters.attention.seen import Read
+from convattn.adapters.attention.timm_global import TIMM_GLOBAL
+from convattn.convert.classes import full_name
+from convattn.errors import ArgumentError, must_be, must_be_a
+
+
+class Reader(NamedTuple):
+    """How a class is read."""
+
+    pattern: str  # Family of layouts
+    read: Read
+
+
+_BY_NAME: dict[str, Reader] = {
+    kind: Reader(pattern, read) for family in (TIMM_GLOBAL,) for kind, (pattern, read) in family.items()
+}
+_registered: dict[type[nn.Module], Reader] = {}
+
+
+def register_attention(cls: type[nn.Module], read: Read, pattern: str = "registered") -> None:
+    """Says how the attention of a class of your own is laid out, so that `watch` reads it.
+
+    The weights are found as for other modules: from `scaled_dot_product_attention`, or from a softmax and the product
+    with values that follows. Their leading axes must be images and groups together, or apart, and then heads.
+
+    Args:
+        cls: The class of the attention module; its subclasses are not meant. A class may be registered again.
+        read: Called with what was `Seen` of each call; returns the `Layout`, or raises UnsupportedModelError.
+        pattern: What `attention_layers` says of it.
+
+    Raises:
+        ArgumentError: `cls` is not a module class, or `read` cannot be called.
+
+    Example:
+        >>> class MyAttention(nn.Module): ...
+        >>> register_attention(MyAttention, lambda seen: seen.global_layout((14, 14), prefix=1))
+    """
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise ArgumentError(must_be("cls", "a subclass of nn.Module", cls))
+    if not callable(read):
+        raise ArgumentError(must_be_a("read", "a function from what was seen to a layout", read))
+    _registered[cls] = Reader(pattern, read)
+
+
+def reader(module: nn.Module) -> Reader | None:
+    """Returns how a module is read; None if its class is not known, or refused."""
+    kind = type(module)
+    return _registered.get(kind) or _BY_NAME.get(full_name(kind))
+
+
+def is_own(module: nn.Module) -> bool:
+    """Tells whether a module is a layer of this library, which computes its weights itself."""
+    return type(module) in OWN
+
+
+def refusal(module: nn.Module) -> str | None:
+    """Returns why a known class is not read; None for others."""
+    return None if type(module) in _registered else REFUSED.get(full_name(type(module)))

@@ -1,0 +1,1 @@
+"""Reports of heads: put together, worded, drawn, compared, and kept as tables."""
