@@ -136,10 +136,9 @@ def head_statistics(head, weights, grid, prefix, shifts):
     ).double()
     within = sum(sums.values()) / prod(grid) / on_grid.sum(-1).mean().item()
     left, whole = (on_grid - fitted).square().mean(), (on_grid - on_grid.mean()).square().mean()
-    one = {
-        name: UNKNOWN
-        for name in ("spread", "entropy", "effective_positions", "hard_share", "content_share", "distance")
-    }
+    one = dict.fromkeys(
+        ("spread", "entropy", "effective_positions", "hard_share", "content_share", "distance"), UNKNOWN
+    )
     return HeadStatistics(
         head=head,
         shift=(),
@@ -155,19 +154,21 @@ def head_statistics(head, weights, grid, prefix, shifts):
     )
 
 
-def replaced_layer(network, name, weights):
-    """What a layer gives whose heads all use these fixed weights (heads, queries, keys), by the definition in float64."""
+def replaced_layer(network, name, weights, dtype=torch.float64):
+    """What a layer gives whose heads all use these weights (heads, queries, keys), by the definition."""
     layer = read_attention(network.get_submodule(name))
 
     def run(tokens):
-        value = functional.linear(tokens.double(), layer.value.weight.double(), layer.value.bias.double())
-        value = value.unflatten(-1, (layer.heads, -1)).movedim(-2, 1)
-        y = (weights.double() @ value).movedim(1, -2).flatten(-2)
-        if layer.output is None:
-            return y
-        return functional.linear(y, layer.output.weight.double(), layer.output.bias.double())
+        value = linear(layer.value, tokens.to(dtype)).unflatten(-1, (layer.heads, -1)).movedim(-2, 1)
+        y = (weights.to(dtype) @ value).movedim(1, -2).flatten(-2)
+        return y if layer.output is None else linear(layer.output, y)
 
     return run
+
+
+def linear(module, x):
+    """A linear map in the dtype of x."""
+    return functional.linear(x, module.weight.to(x.dtype), None if module.bias is None else module.bias.to(x.dtype))
 
 
 def fixed_weights(layer, groups, present=None):
@@ -176,7 +177,8 @@ def fixed_weights(layer, groups, present=None):
     there = torch.ones(prefix + len(cells), dtype=torch.bool) if present is None else present
     made = torch.zeros(len(layer.heads), prefix + len(cells), prefix + len(cells), dtype=torch.float64)
     for group in groups:
-        box = list(product(*(range(first, first + n) for first, n in zip(group.first, group.kernel.shape[1:], strict=True))))
+        ends = zip(group.first, group.kernel.shape[1:], strict=True)
+        box = list(product(*(range(first, first + taps) for first, taps in ends)))
         for head, kernel in zip(group.heads, group.kernel, strict=True):
             tap, paid = dict(zip(box, kernel.flatten().tolist(), strict=True)), layer.heads[head].prefix_weights
             for row, query in enumerate(cells):
@@ -188,3 +190,9 @@ def fixed_weights(layer, groups, present=None):
                 weights = torch.tensor(shares, dtype=torch.float64) * there
                 made[head, row] = weights / weights.sum()
     return made
+
+
+def measured_layer(grid, heads, prefix=0):
+    """A layer report of heads whose weights (queries, keys) are given, the same for every image."""
+    weights = torch.stack(list(heads))[None]
+    return layer_report("attn", "of no class", weights, grid, prefix)

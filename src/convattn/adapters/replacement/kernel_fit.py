@@ -12,7 +12,7 @@ _LEAST = -80.0
 
 
 _SETTLED = 1e-8
-"""Weight, summed over queries, from which on a tap need not become smaller: where a head is hard it never would stop."""
+"""Weight, summed over queries, from which on a tap need not become smaller: of a hard head it would never end."""
 
 
 def fit_kernels(

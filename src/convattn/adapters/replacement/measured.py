@@ -11,8 +11,8 @@ from torch import Tensor
 from convattn.adapters.replacement.kernel_fit import fit_kernels
 from convattn.records.head_report import LayerReport
 
-_CUT = 1e-3
-"""Share of a head's kernel that may lie outside the box to which it is cut."""
+_CUT = 2.0**-23
+"""Share of a head's kernel that may lie outside the box to which it is cut: no more than float32 rounds away."""
 
 _APART = 4
 """A head runs in the box of larger ones if that has at most so many times the taps of its own."""

@@ -1,0 +1,211 @@
+"""What `replace_convolutional_heads` refuses, and why heads are left."""
+
+from dataclasses import replace
+from math import nan
+
+import pytest
+import torch
+from tests.adapters.report_cases import attention_maps, bert, images, report_of, timm_vit, torchvision_vit, words
+from torch import nn
+
+from convattn.adapters.replacement import random_heads, replace_convolutional_heads
+from convattn.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedModelError
+from convattn.records.head_report import Estimate
+
+
+@pytest.fixture
+def network():
+    return timm_vit()
+
+
+@pytest.fixture
+def report(network):
+    return report_of(network, attention_maps(network, images()))
+
+
+def with_layer(report, **changes):
+    """The report with its first layer changed."""
+    return replace(report, layers=(replace(report.layers[0], **changes), *report.layers[1:]))
+
+
+def with_head(report, **changes):
+    """The report with the first head of its first layer changed."""
+    layer = report.layers[0]
+    heads = (replace(layer.heads[0], **changes), *layer.heads[1:])
+    return with_layer(report, measured=replace(layer.measured, heads=heads))
+
+
+@pytest.mark.parametrize(
+    "threshold", [0, -0.1, 1.01, nan, float("inf"), "0.9", None, True, torch.tensor(0.5)], ids=repr
+)
+def test_thresholds_out_of_range(network, report, threshold, without_type_checks):
+    with pytest.raises(ArgumentError, match=r"threshold must be a number in \(0, 1\]"):
+        replace_convolutional_heads(network, report, threshold)
+
+
+@pytest.mark.parametrize("model", [None, "vit", torch.zeros(3)], ids=["none", "text", "tensor"])
+def test_what_is_no_network(report, model, without_type_checks):
+    with pytest.raises(ArgumentError, match="model must be a network"):
+        replace_convolutional_heads(model, report)
+
+
+@pytest.mark.parametrize("wrong", [None, "report.json", {}], ids=repr)
+def test_what_is_no_report(network, wrong, without_type_checks):
+    with pytest.raises(ArgumentError, match="report must be a HeadReport"):
+        replace_convolutional_heads(network, wrong)
+
+
+def test_a_report_of_another_network(network, report):
+    with pytest.raises(
+        ArgumentError, match=r"report must be of this network, but this one has no layer 'blocks.0.attn'"
+    ):
+        replace_convolutional_heads(torchvision_vit(), report)
+    with pytest.raises(ArgumentError, match=r"report must be of this network, where blocks.0.attn is a timm"):
+        replace_convolutional_heads(network, with_layer(report, kind="timm.layers.attention.AttentionRope"))
+    with pytest.raises(ArgumentError, match=r"report must be of this network, but blocks.0.attn has 9 heads"):
+        replace_convolutional_heads(timm_vit(num_heads=9), report)
+    with pytest.raises(ArgumentError, match=r"has no layer 'blocks.1.attn'"):
+        replace_convolutional_heads(timm_vit(depth=1), report)
+
+
+def test_a_report_that_contradicts_itself(network, report):
+    with pytest.raises(ArgumentError, match="report must have layers"):
+        replace_convolutional_heads(network, replace(report, layers=()))
+    with pytest.raises(ArgumentError, match="report must name each layer once"):
+        replace_convolutional_heads(network, replace(report, layers=(report.layers[0], report.layers[0])))
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ("blocks.0.attn", "heads must be pairs"),
+        (3, "heads must be pairs"),
+        ([0], "heads must be pairs"),
+        ([("blocks.0.attn",)], "heads must be pairs"),
+        ([("blocks.7.attn", 0)], "unknown layer 'blocks.7.attn'"),
+        ([("blocks.0.attn", 3)], "heads must be numbers from 0 to 2 in blocks.0.attn"),
+        ([("blocks.0.attn", -1)], "heads must be numbers from 0 to 2"),
+        ([("blocks.0.attn", True)], "heads must be numbers from 0 to 2"),
+    ],
+    ids=repr,
+)
+def test_heads_that_there_are_not(network, report, heads, message, without_type_checks):
+    with pytest.raises((ArgumentError, UnknownNameError), match=message):
+        replace_convolutional_heads(network, report, heads=heads)
+
+
+@pytest.mark.parametrize("count", [-1, 7, 2.0, True], ids=repr)
+def test_counts_of_random_heads(report, count, without_type_checks):
+    with pytest.raises(ArgumentError, match="count must be from 0 to 6"):
+        random_heads(report, count)
+
+
+@pytest.mark.parametrize("size", [(20, 20), (8, 8)], ids=str)
+def test_images_of_another_size(network, report, size):
+    with pytest.raises(ArgumentError, match="images must fit the network"):
+        replace_convolutional_heads(network, report, images=images(size))
+    with pytest.raises(ArgumentError, match="images must be a batch of at least one"):
+        replace_convolutional_heads(network, report, images=images()[:0])
+
+
+def test_grids_of_another_size(report):
+    """The prefix tokens' maps are those of the measured grid."""
+    network = timm_vit(dynamic_img_size=True)
+    chosen = [(layer.name, head.head) for layer in report.layers for head in layer.heads]
+    made, _ = replace_convolutional_heads(network, report, heads=chosen)
+    with pytest.raises(ShapeError, match=r"tokens must be 36 \(1 prefix and 5 x 7 positions\), .* but are 26"):
+        made(images((20, 20)))
+
+
+def test_networks_of_which_nothing_can_be_read(report):
+    network = nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"attn": nn.Linear(3, 3)}) for _ in range(2)])})
+    layers = tuple(replace(layer, kind="torch.nn.modules.linear.Linear") for layer in report.layers)
+    with pytest.raises(
+        UnsupportedModelError, match=r"(?s)cannot replace heads of ModuleDict.*attn \(Linear\): attention of"
+    ):
+        replace_convolutional_heads(network, replace(report, layers=layers))
+
+
+def reasons(network, report, **options):
+    _, record = replace_convolutional_heads(network, report, 0.001, **options)
+    return {head.head: head.reason for head in record.heads if head.layer == "blocks.0.attn"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"pattern": "shifted windows"},
+            r"its layer attends in a pattern (shifted windows) whose borders are not those",
+        ),
+        ({"normalised": False}, "its layer's weights do not sum to one"),
+    ],
+    ids=["windows", "gates"],
+)
+def test_layers_that_are_left_whole(network, report, changes, reason):
+    found = reasons(network, with_layer(report, **changes))
+    assert len(found) == 3
+    assert all(item.startswith(reason) for item in found.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"shift_invariance": Estimate(0.0005, nan)}, "its shift invariance is below the threshold"),
+        ({"shift_invariance": Estimate(nan, nan)}, "its weights do not vary"),
+        ({"kernel_share": Estimate(0.9, nan)}, "the report's radius holds less than 95% of its attention"),
+        ({"kernel_share": Estimate(nan, nan)}, "the report's radius holds less than 95% of its attention"),
+        ({"kernel": ()}, "the report holds no kernel of weights"),
+        ({"kernel": (nan,) * 117}, "the report holds no kernel of weights"),
+        ({"kernel": (-1.0,) * 117}, "the report holds no kernel of weights"),
+        ({"kernel": (0.0,) * 117}, "its kernel holds no weight"),
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_heads_that_are_left(network, report, changes, reason):
+    report = with_head(report, **{"shift_invariance": Estimate(1.0, nan), **changes})
+    assert reasons(network, report)[0].startswith(reason)
+
+
+def test_keys_between_positions(network, report):
+    halves = tuple((row / 2, col) for row, col in report.layers[0].displacements)
+    found = reasons(network, with_layer(report, displacements=halves), heads=[("blocks.0.attn", 0)])
+    assert found == {0: "its keys lie between the positions", 1: "it was not named", 2: "it was not named"}
+
+
+def test_hooks_that_would_be_lost(network, report):
+    network.blocks[0].attn.qkv.register_forward_hook(lambda *_: None)
+    assert set(reasons(network, report).values()) == {"its qkv has hooks, which would be lost; remove them first"}
+
+
+def test_calls_that_heads_by_position_do_not_take(network, report):
+    made, _ = replace_convolutional_heads(network, report, heads=[("blocks.0.attn", 0)])
+    with pytest.raises(ArgumentError, match="attn_mask must be None"):
+        made.blocks[0].attn(torch.zeros(1, 36, 18), attn_mask=torch.zeros(1, 1, 36, 36))
+    text = bert()
+    told = report_of(text, attention_maps(text, words()), (11,), 0)
+    layer = replace_convolutional_heads(text, told, heads=[(told.layers[0].name, 0)])[0].encoder.layer[0].attention.self
+    x = torch.zeros(1, 11, 15)
+    causal = torch.ones(1, 1, 11, 11, dtype=torch.bool).tril()
+    for given, message in (
+        ({"attention_mask": causal}, "attention_mask must be the same for all queries"),
+        ({"attention_mask": torch.ones(1, 11)}, "attention_mask must be of the shape"),
+        ({"past_key_values": object()}, "past_key_values must be None"),
+        ({"output_attentions": True}, "output_attentions must be False"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            layer(x, **given)
+    vision = torchvision_vit()
+    told = report_of(vision, attention_maps(vision, images((28, 28))), (7, 7))
+    layer = (
+        replace_convolutional_heads(vision, told, heads=[(told.layers[0].name, 0)])[0].encoder.layers[0].self_attention
+    )
+    x = torch.zeros(1, 50, 15)
+    for arguments, given, message in (
+        ((x, x, x.clone()), {"need_weights": False}, "query, key and value must be one tensor"),
+        ((x, x, x), {}, "need_weights must be False"),
+        ((x, x, x), {"need_weights": False, "attn_mask": torch.zeros(50, 50)}, "attn_mask must be None"),
+        ((x, x, x), {"need_weights": False, "is_causal": True}, "is_causal must be False"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            layer(*arguments, **given)

@@ -1,0 +1,106 @@
+"""Means under kernels against plain sums over pairs, at borders, behind masks, and on both ways of computing."""
+
+from itertools import product
+from math import prod
+
+import pytest
+import torch
+
+from convattn.adapters.replacement import KernelMeans
+from convattn.adapters.replacement import kernel_means as file
+from convattn.testing.budget import assert_within_budget
+
+CASES = {
+    "one tap": ((5, 7), (1, 1), (0, 0)),
+    "a shift": ((5, 7), (2, 3), (-1, 0)),
+    "3 x 3": ((5, 7), (3, 3), (-1, -1)),
+    "all displacements": ((5, 7), (9, 13), (-4, -6)),
+    "wider than the grid": ((2, 3), (7, 9), (-3, -4)),
+    "a sequence": ((11,), (4,), (-2,)),
+    "a volume": ((2, 3, 5), (3, 2, 3), (-1, 0, -2)),
+}
+
+
+def by_pairs(kernel, first, values, sizes, present, dtype):
+    """The definition: a loop over pairs of positions."""
+    cells = list(product(*map(range, sizes)))
+    y = torch.zeros(values.shape, dtype=dtype)
+    for row, query in enumerate(cells):
+        total = torch.zeros(len(values), kernel.shape[0], dtype=dtype)
+        for col, key in enumerate(cells):
+            tap = tuple(k - q - f for q, k, f in zip(query, key, first, strict=True))
+            if all(0 <= place < taps for place, taps in zip(tap, kernel.shape[1:], strict=True)):
+                weight = kernel[(slice(None), *tap)].to(dtype) * present[:, None, col]
+                total += weight
+                y[:, :, row] += weight[:, :, None] * values[:, :, col].to(dtype)
+        y[:, :, row] /= torch.where(total == 0, 1.0, total)[:, :, None]
+    return y
+
+
+@pytest.fixture(params=["convolution", "matrix"])
+def road(request, monkeypatch):
+    monkeypatch.setattr(file, "_PER_TAP", 0 if request.param == "convolution" else 10**9)
+    return request.param
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all present", "masked"])
+@pytest.mark.parametrize("name", CASES)
+def test_means_are_sums_over_pairs(name, masked, road):
+    sizes, box, first = CASES[name]
+    torch.manual_seed(0)
+    kernel, values = torch.rand(3, *box), torch.randn(2, 3, prod(sizes), 2)
+    present = torch.rand(2, prod(sizes)) < 0.7 if masked else torch.ones(2, prod(sizes), dtype=torch.bool)
+    means = KernelMeans(kernel, first)
+    assert means.convolves(sizes) == (road == "convolution")
+    y = means(values, sizes, present if masked else None)
+    hi, lo = (by_pairs(kernel, first, values, sizes, present, dtype) for dtype in (torch.float64, torch.float32))
+    assert_within_budget(y.detach(), hi, lo, name)
+
+
+def test_the_check_rejects_zeros_around_the_border(road):
+    """A planted fault: without renormalisation the border is too dark."""
+    sizes, box, first = CASES["3 x 3"]
+    kernel, values = torch.rand(3, *box), torch.rand(1, 3, prod(sizes), 2)
+    kernel = kernel / kernel.sum((1, 2), keepdim=True)
+    present = torch.ones(1, prod(sizes), dtype=torch.bool)
+    hi, lo = (by_pairs(kernel, first, values, sizes, present, dtype) for dtype in (torch.float64, torch.float32))
+    image = values.mT.reshape(1, -1, *sizes)
+    dark = torch.conv2d(image, kernel.repeat_interleave(2, 0)[:, None], padding=1, groups=6)
+    with pytest.raises(AssertionError, match="above the budget"):
+        assert_within_budget(dark.view(1, 3, 2, -1).mT, hi, lo)
+
+
+def test_no_weight_left_gives_zero(road):
+    means = KernelMeans(torch.tensor([[1.0, 0.0]]), (-1,))
+    assert means(torch.ones(1, 1, 3, 1), (3,)).flatten().tolist() == [0.0, 1.0, 1.0]
+    nothing = torch.zeros(1, 3, dtype=torch.bool)
+    assert means(torch.ones(1, 1, 3, 1), (3,), nothing).flatten().tolist() == [0.0, 0.0, 0.0]
+
+
+def test_both_ways_have_the_same_gradients(monkeypatch):
+    sizes, box, first = CASES["3 x 3"]
+    torch.manual_seed(0)
+    kernel, values = torch.rand(3, *box).double(), torch.randn(2, 3, prod(sizes), 2).double()
+    found = []
+    for per_tap in (0, 10**9):
+        monkeypatch.setattr(file, "_PER_TAP", per_tap)
+        means, x = KernelMeans(kernel, first), values.clone().requires_grad_()
+        means(x, sizes).square().sum().backward()
+        found.append((means.kernel.grad, x.grad))
+    for one, other in zip(*found, strict=True):
+        assert_within_budget(one, other, one)
+
+
+def test_half_precision_keeps_its_dtype(road):
+    sizes, box, first = CASES["3 x 3"]
+    means = KernelMeans(torch.rand(3, *box), first)
+    values = torch.randn(2, 3, prod(sizes), 2).bfloat16()
+    y = means(values, sizes).detach()
+    present = torch.ones(2, prod(sizes), dtype=torch.bool)
+    kernel = means.kernel.detach()
+    hi, lo = (by_pairs(kernel, first, values, sizes, present, dtype) for dtype in (torch.float64, torch.bfloat16))
+    assert_within_budget(y, hi, lo)
+
+
+def test_it_tells_its_taps():
+    assert repr(KernelMeans(torch.rand(3, 2, 5), (-1, -2))) == "KernelMeans(3 heads, 2 x 5 from (-1, -2))"
