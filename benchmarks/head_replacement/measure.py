@@ -1,0 +1,95 @@
+"""One trained network: its report, and the curve of thresholds, beside as many random heads."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from convattn.adapters.replacement import random_heads, replace_convolutional_heads
+from convattn.analysis.analyze import analyze
+from convattn.records import HeadReport
+
+THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01)
+_BATCH = 500
+_TIMED = 64
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network, images that its heads are measured on, and other images with their classes."""
+
+    name: str
+    model: nn.Module
+    measured: Float[Tensor, "images channels rows cols"]
+    tests: Float[Tensor, "tests channels rows cols"]
+    labels: Int64[Tensor, " tests"]
+
+
+def measure(subject: Subject, *, thresholds: Sequence[float] = THRESHOLDS, controls: int = 3) -> dict[str, Any]:
+    """Measures a network as it is, and with the heads replaced that meet each threshold, and as many at random."""
+    report = analyze(subject.model, subject.measured, controls=(), progress=False)
+    before = classes(subject.model, subject.tests)
+    rows: list[dict[str, Any]] = []
+    for threshold in sorted(thresholds, reverse=True):
+        made, record = replace_convolutional_heads(subject.model, report, threshold, images=subject.tests[:_TIMED])
+        same = next((row for row in rows if row["replaced"] == len(record.replaced)), None)
+        if same is not None:  # thresholds only add heads, so as many heads are the same heads
+            rows.append({**same, "threshold": threshold})
+            continue
+        assert record.trial is not None
+        row = {
+            "threshold": threshold,
+            "replaced": len(record.replaced),
+            "layers_without_softmax": len(record.layers_without_softmax),
+            **effect(made, subject, before),
+            "milliseconds_before": record.trial.milliseconds_before,
+            "milliseconds_after": record.trial.milliseconds_after,
+            "parameters": record.parameters,
+        }
+        drawn = range(controls) if record.replaced else ()
+        row["controls"] = [control(subject, report, before, len(record.replaced), seed) for seed in drawn]
+        rows.append(row)
+    return {
+        "network": subject.name,
+        "heads": [
+            {"layer": layer.name, "head": head.head, "shift_invariance": asdict(head.shift_invariance)}
+            for layer in report.layers
+            for head in layer.heads
+        ],
+        "layers": len(report.layers),
+        "accuracy": accuracy(before, subject.labels),
+        "parameters": sum(parameter.numel() for parameter in subject.model.parameters()),
+        "measured_on": report.images,
+        "tests": len(subject.tests),
+        "curve": rows,
+    }
+
+
+def control(
+    subject: Subject, report: HeadReport, before: Int64[Tensor, " tests"], count: int, seed: int
+) -> dict[str, Any]:
+    """Replaces as many random heads by their own kernels."""
+    heads = random_heads(report, count, seed=seed)
+    made, record = replace_convolutional_heads(subject.model, report, heads=heads)
+    assert len(record.replaced) == count
+    return {"seed": seed, **effect(made, subject, before)}
+
+
+def effect(made: nn.Module, subject: Subject, before: Int64[Tensor, " tests"]) -> dict[str, float | int]:
+    """Returns the accuracy, and how many predictions are others than before."""
+    after = classes(made, subject.tests)
+    return {"accuracy": accuracy(after, subject.labels), "changed": int((after != before).sum())}
+
+
+def classes(model: nn.Module, images: Float[Tensor, "tests channels rows cols"]) -> Int64[Tensor, " tests"]:
+    """Predicts the class of each image."""
+    with torch.inference_mode():
+        return torch.cat([model(part).argmax(1) for part in images.split(_BATCH)])
+
+
+def accuracy(predicted: Int64[Tensor, " tests"], labels: Int64[Tensor, " tests"]) -> float:
+    """Returns the share of right predictions."""
+    return (predicted == labels).double().mean().item()
