@@ -1,7 +1,7 @@
 """Statistics of heads (docs/theory.md §7) from sums over images, with the standard errors of a jackknife.
 
 The jackknife leaves out one group of images after another: σ² = (g − 1)/g Σ_j (θ_j − θ̄)², θ_j the statistic without
-group j.
+group j. Where a statistic is biased by more than that, the jackknife takes the bias away.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,6 +45,7 @@ def head_statistics(
     heads = []
     for head in range(kernels.shape[0]):
         numbers = {name: _estimate([sample[name][head] for sample in found]) for name in found[0] if name != "shift"}
+        numbers["shift_invariance"] = _without_bias([sample["shift_invariance"][head] for sample in found])
         shift = tuple(
             _estimate([sample["shift"][head, axis] for sample in found]) for axis in range(pairs.displacements.shape[1])
         )
@@ -129,6 +130,20 @@ def _without_each_group(sums: HeadSums) -> list[HeadSums]:
     if len(present) < 2:
         return []
     return [sums.map(lambda part, left=left: part.sum(dim=0) - part[left]) for left in present]
+
+
+def _without_bias(values: list[Tensor]) -> Estimate:
+    """Makes an estimate as `_estimate` does, less the bias that the jackknife sees: g θ − (g − 1) mean_j θ_j.
+
+    Mean weights of displacements are fitted to the same images that they then explain; of pure content they explain
+    a share of about displacements / (pairs × images), which is larger than the standard error.
+    """
+    found = _estimate(values)
+    groups = len(values) - 1
+    if groups < 2:
+        return found
+    mean = float(torch.stack(values[1:]).double().mean())
+    return Estimate(groups * found.value - (groups - 1) * mean, found.error)
 
 
 def _estimate(values: list[Tensor]) -> Estimate:

@@ -44,7 +44,8 @@ class HeadStatistics:
     effective_positions: Estimate  # exp(entropy)
     hard_share: Estimate  # max_δ E A[q, q + δ], over δ at least a quarter as frequent as the most frequent one
     hard_shift: tuple[float, ...]  # That δ
-    shift_invariance: Estimate  # R² = 1 − E‖A − Ā‖² / E‖A − mean‖², Ā the mean weight of each displacement
+    # R² = 1 − E‖A − Ā‖² / E‖A − mean‖², Ā the mean weight of each displacement, without the bias of few images
+    shift_invariance: Estimate
     content_share: Estimate  # Variance over images at fixed (q, k), as a share of the total variance
     distance: Estimate  # Mean attention distance E‖δ‖ of attention on positions (Raghu et al. 2021)
     non_locality: Estimate  # (1/N) Σ A‖δ‖, prefix tokens at no distance (d'Ascoli et al. 2021)

@@ -12,8 +12,9 @@ from torch import Tensor
 from convattn.adapters.attention import AttentionCall, Layout
 from convattn.analysis.measure.convolution import ConvolutionFit
 from convattn.analysis.measure.pairs import Pairs, make_pairs
-from convattn.analysis.measure.sums import HeadSums, sum_heads
+from convattn.analysis.measure.sums import HeadSums, empty_sums, sum_heads
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.records.words import ITSELF
 
 
 @dataclass(frozen=True)
@@ -39,25 +40,30 @@ class LayerMeasure:
     @classmethod
     def begin(cls, call: AttentionCall, groups: int, kernel_size: int) -> "LayerMeasure":
         """Starts with the first call of a layer, which `add` then adds."""
-        pairs = make_pairs(call.layout, call.name)
+        pairs = make_pairs(call.layout, call.name or ITSELF)
         facts = Facts(call.name, call.kind, True, False, 0.0, 0.0, call.weights[0].numel() * 4)
         positions = prod(call.layout.grid)
         known = call.inputs is not None and call.outputs is not None
         whole = known and call.inputs.shape[1] == call.outputs.shape[1] == positions  # type: ignore[union-attr]
-        none = torch.zeros(0, dtype=torch.int64)
-        sums = sum_heads(replace(call, weights=call.weights[:0]), pairs, none, groups)
+        sums = empty_sums(call, pairs, groups)
         return cls(facts, pairs, sums, ConvolutionFit(call.layout.grid, kernel_size) if whole else None)
 
     def add(self, call: AttentionCall, members: Int64[Tensor, " images"], *, held_out: bool) -> None:
         """Adds a batch; `members` are the groups of its images, held out from the fit of the convolution or not."""
         if not self.pairs.fits(call.layout):
-            raise UnsupportedModelError(f"{call.name}: queries and keys lie elsewhere than for the images before")
+            raise UnsupportedModelError(
+                f"{call.name or ITSELF}: queries and keys lie elsewhere than for the images before"
+            )
         if call.weights.shape[2] != self.sums.squares.shape[1]:
-            raise UnsupportedModelError(f"{call.name}: it has another number of heads than for the images before")
+            raise UnsupportedModelError(
+                f"{call.name or ITSELF}: it has another number of heads than for the images before"
+            )
         groups = len(self.sums.images)
         added = sum_heads(call, self.pairs, members, groups)
         if not bool(torch.isfinite(added.squares).all()):
-            raise ArgumentError(f"images must give finite attention, but weights of {call.name} are not finite")
+            raise ArgumentError(
+                f"images must give finite attention, but weights of {call.name or ITSELF} are not finite"
+            )
         self.sums = self.sums.plus(added)
         if self.fit is not None:
             assert call.inputs is not None

@@ -50,7 +50,7 @@ def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images
     """Sums the weights of one batch; `members` says which group of images each image is in."""
     weights = call.weights
     images, heads = weights.shape[0], weights.shape[2]
-    made = _empty(call, pairs, groups)
+    made = empty_sums(call, pairs, groups)
     made.images.index_add_(0, members, torch.ones(images, dtype=torch.float64, device=weights.device))
     level = _level(weights.shape[-1])
     for head in range(heads):
@@ -140,7 +140,8 @@ def _sum_prefix(
         made.prefix_maps[:, head].index_add_(0, members, whole[:, 0][:, _prefix_queries(layout)].double())
 
 
-def _empty(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:
+def empty_sums(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:
+    """Returns the sums of a layer over no image."""
     heads, keys = call.weights.shape[2], call.weights.shape[4]
     layout, bins = pairs.layout, len(pairs.counts)
     maps = len(_prefix_queries(layout)) if layout.groups == 1 else 0
