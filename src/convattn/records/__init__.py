@@ -6,6 +6,8 @@ Each record carries a schema version, units beside its fields, and what it does 
 from convattn.records.certificate import Certificate
 from convattn.records.convolutional_init import ConvolutionalInit, InitialisedLayer
 from convattn.records.forecast import ConversionForecast, LayerForecast
+from convattn.records.head_comparison import HeadDifference, ReportComparison
+from convattn.records.head_report import Control, Estimate, HeadReport, HeadStatistics, LayerReport, LayerStatistics
 from convattn.records.network_certificate import LayerCertificate, LeftAlone, NetworkCertificate
 from convattn.records.plan import Plan
 from convattn.records.pretrained import PretrainedCard
@@ -15,12 +17,19 @@ from convattn.records.runs import DataRecord, RunRecord
 
 __all__ = [
     "Certificate",
+    "Control",
     "ConversionForecast",
     "ConvolutionalInit",
     "DataRecord",
+    "Estimate",
+    "HeadDifference",
+    "HeadReport",
+    "HeadStatistics",
     "InitialisedLayer",
     "LayerCertificate",
     "LayerForecast",
+    "LayerReport",
+    "LayerStatistics",
     "LeftAlone",
     "NetworkCertificate",
     "Plan",
@@ -28,5 +37,6 @@ __all__ = [
     "Record",
     "RefinedLayer",
     "Refinement",
+    "ReportComparison",
     "RunRecord",
 ]

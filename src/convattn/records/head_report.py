@@ -87,6 +87,10 @@ class LayerStatistics:
             raise UnknownNameError("number of a head", name, HEAD_NUMBERS)
         return tuple(getattr(head, name) for head in self.heads)
 
+    def mean(self, name: str) -> float:
+        """Returns the mean of a number over the heads that have one; nan if none has."""
+        return mean_of(self.estimate(name))
+
 
 HEAD_NUMBERS = tuple(item.name for item in fields(HeadStatistics) if item.type is Estimate)
 """Names of the numbers that every head has once."""
