@@ -12,6 +12,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from convattn.analysis.measure.jackknife import jackknife
+from convattn.analysis.measure.kernel import KernelFit
 from convattn.analysis.measure.pairs import Pairs
 from convattn.analysis.measure.sums import HeadSums
 from convattn.records.head_report import Estimate, HeadStatistics
@@ -21,13 +22,14 @@ _FLAT = 1e-14
 
 
 def head_statistics(
-    sums: HeadSums, pairs: Pairs, radius: int | None
+    sums: HeadSums, pairs: Pairs, fit: KernelFit, radius: int | None
 ) -> tuple[tuple[HeadStatistics, ...], Callable[[int], tuple[Estimate, Estimate]]]:
     """Computes the statistics of all heads of a layer.
 
     Args:
         sums: Sums over images.
         pairs: The layer's pairs.
+        fit: Weights by displacement, fitted and scored.
         radius: Largest displacement of the kernels along each axis; None leaves kernels out.
 
     Returns:
@@ -57,6 +59,8 @@ def head_statistics(
                 prefix_weights=tuple((everything.prefix[head] / per_image).tolist()),
                 prefix_maps=tuple(map(tuple, (everything.prefix_maps[head] / everything.images).tolist())),
                 kernel=() if radius is None else tuple(kernels[head].tolist()),
+                position_kernel=() if radius is None else fit.kernel(head, inside),
+                position_score=fit.estimate(head, len(sums.images)),
                 kernel_share=_estimate([share[head] for share in shares]),
                 **numbers,
             )

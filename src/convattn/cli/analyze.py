@@ -152,13 +152,10 @@ def _require_own_folder(folder: Path) -> Path:
     return require_new_folder(folder, "--output")
 
 
-def _open(
-    source: str, built_by: str | None, network: Any, images: Path, limit: int
-) -> "Sequence[Tensor] | Tensor":
+def _open(source: str, built_by: str | None, network: Any, images: Path, limit: int) -> "Sequence[Tensor] | Tensor":
     """Opens the images, prepared for the network."""
     from convattn.models.pretrained import network_folder, pretrained_names
     from convattn.networks.image_files import Prepare, open_images, preparation
-
     from convattn.networks.source import HOMES
 
     home, _, name = source.partition(":")

@@ -1,4 +1,4 @@
-"""Images for an analysis: pictures of a folder or a parquet file, or an array of numpy, each read when it is asked for."""
+"""Images for an analysis: pictures of a folder or a parquet file, or an array; each is read when it is asked for."""
 
 import io
 import json

@@ -58,11 +58,9 @@ class ReportComparison(Record):
             "convolution R²": "{:.3g} and {:.3g}, mean of the layers".format(*self.convolution_score),
             "differences": f"{len(self.differences)} of more than {self.threshold:g} standard errors",
         }
-        lines = [
-            f"heads of {self.first} and {self.second}: {counted(self.heads, 'head')} of"
-            f" {counted(self.layers, 'layer')} compared",
-            *(f"  {name:<20} {value}" for name, value in rows.items()),
-        ]
+        compared = f"{counted(self.heads, 'head')} of {counted(self.layers, 'layer')} compared"
+        lines = [f"heads of {self.first} and {self.second}: {compared}"]
+        lines += [f"  {name:<20} {value}" for name, value in rows.items()]
         for item in self.differences[:10]:
             head = "" if item.head < 0 else f" head {item.head + 1}"
             lines.append(f"  {item.layer}{head}: {item.number} {item.first} and {item.second}")

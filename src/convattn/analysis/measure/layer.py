@@ -11,6 +11,7 @@ from torch import Tensor
 
 from convattn.adapters.attention import AttentionCall, Layout
 from convattn.analysis.measure.convolution import ConvolutionFit
+from convattn.analysis.measure.kernel import KernelFit
 from convattn.analysis.measure.pairs import Pairs, make_pairs
 from convattn.analysis.measure.sums import HeadSums, empty_sums, sum_heads
 from convattn.errors import ArgumentError, UnsupportedModelError
@@ -36,6 +37,7 @@ class LayerMeasure:
     def __init__(self, facts: Facts, pairs: Pairs, sums: HeadSums, fit: ConvolutionFit | None) -> None:
         """Takes over what is known."""
         self.facts, self.pairs, self.sums, self.fit = facts, pairs, sums, fit
+        self.kernels = KernelFit()
 
     @classmethod
     def begin(cls, call: AttentionCall, groups: int, kernel_size: int) -> "LayerMeasure":
@@ -59,6 +61,8 @@ class LayerMeasure:
                 f"{call.name or ITSELF}: it has another number of heads than for the images before"
             )
         groups = len(self.sums.images)
+        if held_out:
+            self.kernels.score(call, self.pairs, self.sums)
         added = sum_heads(call, self.pairs, members, groups)
         if not bool(torch.isfinite(added.squares).all()):
             raise ArgumentError(
@@ -86,7 +90,9 @@ class LayerMeasure:
         if fit is not None:
             fit = ConvolutionFit(fit.grid, fit.kernel_size)
             fit.state = dict(self.fit.state)  # type: ignore[union-attr]
-        return LayerMeasure(self.facts, self.pairs, self.sums, fit)
+        made = LayerMeasure(self.facts, self.pairs, self.sums, fit)
+        made.kernels.state = dict(self.kernels.state)
+        return made
 
     def state(self) -> dict[str, Any]:
         """Returns everything as plain values and tensors."""
@@ -95,6 +101,7 @@ class LayerMeasure:
             "facts": asdict(self.facts),
             "layout": {item.name: getattr(layout, item.name) for item in fields(layout)},
             "sums": {item.name: getattr(self.sums, item.name) for item in fields(self.sums)},
+            "kernels": self.kernels.state,
             "fit": None if self.fit is None else {"kernel_size": self.fit.kernel_size, "state": self.fit.state},
         }
 
@@ -107,4 +114,6 @@ class LayerMeasure:
         if state["fit"] is not None:
             fit = ConvolutionFit(layout.grid, state["fit"]["kernel_size"])
             fit.state = dict(state["fit"]["state"])
-        return cls(facts, make_pairs(layout, facts.name), HeadSums(**state["sums"]), fit)
+        made = cls(facts, make_pairs(layout, facts.name), HeadSums(**state["sums"]), fit)
+        made.kernels.state = dict(state["kernels"])
+        return made

@@ -70,7 +70,7 @@ def convolution_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Pa
     kernel = " × ".join([str(report.kernel_size)] * len(report.layers[0].grid))
     panels: tuple[tuple[str, Callable[[LayerStatistics], Estimate]], ...] = (
         (f"R² of the best {kernel} convolution (lower bound)", lambda one: one.convolution_score),
-        ("shift invariance R², mean of the heads", lambda one: Estimate(_over_heads(one), math.nan)),
+        ("position score R², mean of the heads", lambda one: Estimate(_over_heads(one), math.nan)),
     )
     with figure_files([path], (max(10.0, 1.0 * len(report.layers) + 3), 4.2)) as figure:
         for panel, (title, number) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
@@ -150,7 +150,7 @@ def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
 
 def comparison_figure(path: str | os.PathLike[str], first: HeadReport, second: HeadReport) -> Path:
     """Draws numbers of all heads of one report over those of another."""
-    names = {"shift_invariance": "shift invariance R²", "hard_share": "hard share", "distance": "distance (cells)"}
+    names = {"position_score": "position score R²", "hard_share": "hard share", "distance": "distance (cells)"}
     with figure_files([path], (11, 4.2)) as figure:
         for panel, (name, title) in zip(figure.subplots(1, 3), names.items(), strict=True):
             for number, (one, other) in enumerate(zip(first.layers, second.layers, strict=False)):
@@ -173,7 +173,9 @@ def _draw_map(panel: Any, layer: LayerReport) -> None:
         width = 2 * head.spread.value
         height = width if len(layer.grid) > 1 else 0.15 * width
         if math.isfinite(width) and width > 0:
-            add_ellipse(panel, (col, row), (width, height), facecolor="none", edgecolor=colour, linewidth=0.7, alpha=0.6)
+            add_ellipse(
+                panel, (col, row), (width, height), facecolor="none", edgecolor=colour, linewidth=0.7, alpha=0.6
+            )
         weight = "bold" if head.hard else "normal"
         panel.text(col, row, str(head.head + 1), ha="center", va="center", fontsize=9, weight=weight, color=colour)
     spreads = [head.spread.value for head in layer.heads if math.isfinite(head.spread.value)]
@@ -185,13 +187,26 @@ def _draw_map(panel: Any, layer: LayerReport) -> None:
 
 def _kernel_image(layer: LayerReport, kernel: Sequence[float]) -> np.ndarray:
     """Puts the weights of a kernel on a grid of whole displacements; those between them go to the nearest."""
-    places = np.array([_row_col(list(step)) for step in layer.displacements]).round().astype(int)
+    near = _near(layer)
+    places = np.array([_row_col(list(layer.displacements[number])) for number in near]).round().astype(int)
+    kernel = [kernel[number] for number in near]
     low, high = places.min(axis=0), places.max(axis=0)
     total, count = np.zeros(high - low + 1), np.zeros(high - low + 1)
     for (row, col), weight in zip(places - low, kernel, strict=True):
         total[row, col] += weight
         count[row, col] += 1
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _near(layer: LayerReport) -> list[int]:
+    """Returns the displacements of the smallest square that holds most of what the heads of a layer attend to."""
+    sizes = [max(map(abs, step)) for step in layer.displacements]
+    whole = sum(sum(map(abs, head.kernel)) for head in layer.heads)
+    for reach in range(2, math.ceil(max(sizes)) + 1):
+        near = [number for number, size in enumerate(sizes) if size <= reach]
+        if sum(abs(head.kernel[number]) for head in layer.heads for number in near) >= 0.95 * whole:
+            return near
+    return list(range(len(sizes)))
 
 
 def _row_col(shift: list[float]) -> tuple[float, float]:
@@ -209,7 +224,7 @@ def _mean(layer: LayerReport, name: str, number: str) -> float:
 
 
 def _over_heads(one: LayerStatistics) -> float:
-    return mean_of(one.estimate("shift_invariance"))
+    return mean_of(one.estimate("position_score"))
 
 
 def _colour(name: str) -> str:

@@ -18,6 +18,7 @@ _REPORT = b"convattn.report"
 """Key of the table's metadata under which everything that is not of one head stands, as JSON."""
 
 _MEASURED = "measured"
+_LIST_NAMES = ("hard_shift", "prefix_weights", "prefix_maps", "kernel", "position_kernel")
 _LISTS = pa.list_(pa.float64())
 _SCHEMA = pa.schema(
     [
@@ -32,6 +33,7 @@ _SCHEMA = pa.schema(
         ("prefix_weights", _LISTS),
         ("prefix_maps", pa.list_(_LISTS)),
         ("kernel", _LISTS),
+        ("position_kernel", _LISTS),
     ]
 )
 
@@ -74,14 +76,14 @@ def _row(head: HeadStatistics) -> dict[str, Any]:
     for name in HEAD_NUMBERS:
         found: Estimate = getattr(head, name)
         row |= {name: found.value, f"{name}_error": found.error}
-    return row | {name: getattr(head, name) for name in ("hard_shift", "prefix_weights", "prefix_maps", "kernel")}
+    return row | {name: getattr(head, name) for name in _LIST_NAMES}
 
 
 def _head(row: dict[str, Any]) -> dict[str, Any]:
     """Makes the plain values of a head, as its JSON has them."""
     shift = [_estimate(*pair) for pair in zip(row["shift"], row["shift_error"], strict=True)]
     numbers = {name: _estimate(row[name], row[f"{name}_error"]) for name in HEAD_NUMBERS}
-    lists = {name: row[name] for name in ("hard_shift", "prefix_weights", "prefix_maps", "kernel")}
+    lists = {name: row[name] for name in _LIST_NAMES}
     made = {"head": row["head"], "shift": shift, **numbers, **lists}
     return {item.name: made[item.name] for item in dataclasses.fields(HeadStatistics)}
 
@@ -98,8 +100,6 @@ def _map_statistics(report: dict[str, Any], change: Any) -> dict[str, Any]:
     """Changes the statistics of every layer and every control of a report in plain values."""
     layers = []
     for depth, layer in enumerate(report["layers"]):
-        controls = [
-            {**item, "measured": change(item["measured"], depth, item["name"])} for item in layer["controls"]
-        ]
+        controls = [{**item, "measured": change(item["measured"], depth, item["name"])} for item in layer["controls"]]
         layers.append({**layer, "measured": change(layer["measured"], depth, _MEASURED), "controls": controls})
     return {**report, "layers": layers}
