@@ -30,7 +30,7 @@ def read_partition_or_image(seen: Seen) -> Layout:
 
 
 def read_pooled(seen: Seen) -> Layout:
-    """Reads queries and keys pooled from the grid that the module is given; a pooled token lies where its kernel does."""
+    """Reads queries and keys pooled from the grid that the module is given; a token lies where its kernel does."""
     rows, cols = seen.argument(1, "feat_size")
     prefix = int(seen.module.has_cls_token)  # type: ignore[arg-type]
     query, q_steps = _pooled(seen, seen.module.pool_q, (rows, cols))

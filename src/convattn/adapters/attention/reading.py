@@ -90,7 +90,7 @@ def _one(kernels: list[Kernel]) -> Kernel:
 
 
 def _rows_sum_to_one(weights: Tensor, rounding: float) -> bool:
-    """Tells whether rows sum to one: every weight is off by `rounding` of itself, the sum by that of so many numbers."""
+    """Tells whether rows sum to one, if every weight is off by `rounding` of itself and the sum is rounded too."""
     off = (weights.sum(-1, dtype=torch.float64) - 1).abs().max().item()
     return off <= rounding + weights.shape[-1] * torch.finfo(weights.dtype).eps
 
