@@ -16,6 +16,7 @@ from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
     from convattn.adapters import convolutional_init
+    from convattn.analysis import analyze
     from convattn.convert import (
         attention_to_conv,
         conv_to_attention,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     )
     from convattn.models import AttentionNet, ConvNet, resnet18
     from convattn.networks import from_pretrained, load_network, push_to_hub, save_network
-    from convattn.records import Certificate, ConvolutionalInit, NetworkCertificate, RunRecord
+    from convattn.records import Certificate, ConvolutionalInit, HeadReport, NetworkCertificate, RunRecord
     from convattn.training import load_recipe, train
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "GatedRelativeAttention2d",
     "GatedRelativeAttention3d",
     "GeneralizedQuadratic",
+    "HeadReport",
     "LearnedAxial",
     "LearnedTable",
     "LinearDistance",
@@ -82,6 +84,7 @@ __all__ = [
     "Shift",
     "Sinusoidal",
     "__version__",
+    "analyze",
     "attention_to_conv",
     "conv_to_attention",
     "convolutional_init",
@@ -117,6 +120,7 @@ _HOMES = {
     "GatedRelativeAttention2d": "convattn.layers",
     "GatedRelativeAttention3d": "convattn.layers",
     "GeneralizedQuadratic": "convattn.encodings",
+    "HeadReport": "convattn.records",
     "LearnedAxial": "convattn.encodings",
     "LearnedTable": "convattn.encodings",
     "LinearDistance": "convattn.encodings",
@@ -128,6 +132,7 @@ _HOMES = {
     "RunRecord": "convattn.records",
     "Shift": "convattn.encodings",
     "Sinusoidal": "convattn.encodings",
+    "analyze": "convattn.analysis",
     "attention_to_conv": "convattn.convert",
     "conv_to_attention": "convattn.convert",
     "convolutional_init": "convattn.adapters",

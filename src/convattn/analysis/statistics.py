@@ -1,7 +1,7 @@
 """Statistics of heads (docs/theory.md §7) from sums over images, with the standard errors of a jackknife.
 
 The jackknife leaves out one group of images after another: σ² = (g − 1)/g Σ_j (θ_j − θ̄)², θ_j the statistic without
-group j.
+group j. Where a statistic is biased by more than that, the jackknife takes the bias away.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +12,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from convattn.analysis.measure.jackknife import jackknife
+from convattn.analysis.measure.kernel import KernelFit
 from convattn.analysis.measure.pairs import Pairs
 from convattn.analysis.measure.sums import HeadSums
 from convattn.records.head_report import Estimate, HeadStatistics
@@ -21,13 +22,14 @@ _FLAT = 1e-14
 
 
 def head_statistics(
-    sums: HeadSums, pairs: Pairs, radius: int | None
+    sums: HeadSums, pairs: Pairs, fit: KernelFit, radius: int | None
 ) -> tuple[tuple[HeadStatistics, ...], Callable[[int], tuple[Estimate, Estimate]]]:
     """Computes the statistics of all heads of a layer.
 
     Args:
         sums: Sums over images.
         pairs: The layer's pairs.
+        fit: Weights by displacement, fitted and scored.
         radius: Largest displacement of the kernels along each axis; None leaves kernels out.
 
     Returns:
@@ -45,6 +47,7 @@ def head_statistics(
     heads = []
     for head in range(kernels.shape[0]):
         numbers = {name: _estimate([sample[name][head] for sample in found]) for name in found[0] if name != "shift"}
+        numbers["shift_invariance"] = _without_bias([sample["shift_invariance"][head] for sample in found])
         shift = tuple(
             _estimate([sample["shift"][head, axis] for sample in found]) for axis in range(pairs.displacements.shape[1])
         )
@@ -56,6 +59,8 @@ def head_statistics(
                 prefix_weights=tuple((everything.prefix[head] / per_image).tolist()),
                 prefix_maps=tuple(map(tuple, (everything.prefix_maps[head] / everything.images).tolist())),
                 kernel=() if radius is None else tuple(kernels[head].tolist()),
+                position_kernel=() if radius is None else fit.kernel(head, inside),
+                position_score=fit.estimate(head, len(sums.images)),
                 kernel_share=_estimate([share[head] for share in shares]),
                 **numbers,
             )
@@ -129,6 +134,20 @@ def _without_each_group(sums: HeadSums) -> list[HeadSums]:
     if len(present) < 2:
         return []
     return [sums.map(lambda part, left=left: part.sum(dim=0) - part[left]) for left in present]
+
+
+def _without_bias(values: list[Tensor]) -> Estimate:
+    """Makes an estimate as `_estimate` does, less the bias that the jackknife sees: g θ − (g − 1) mean_j θ_j.
+
+    Mean weights of displacements are fitted to the same images that they then explain; of pure content they explain
+    a share of about displacements / (pairs × images), which is larger than the standard error.
+    """
+    found = _estimate(values)
+    groups = len(values) - 1
+    if groups < 2:
+        return found
+    mean = float(torch.stack(values[1:]).double().mean())
+    return Estimate(groups * found.value - (groups - 1) * mean, found.error)
 
 
 def _estimate(values: list[Tensor]) -> Estimate:

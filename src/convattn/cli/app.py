@@ -11,6 +11,7 @@ from typing import Any
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from convattn.__about__ import __version__
+from convattn.cli.analyze import analyze, compare
 from convattn.cli.convert import convert
 from convattn.cli.demo import demo
 from convattn.cli.help_text import HelpText
@@ -23,7 +24,16 @@ from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError
 from convattn.files import FULL
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {"demo": demo, "convert": convert, "train": train, "study": study, "reproduce": reproduce, "info": info}
+    {
+        "demo": demo,
+        "convert": convert,
+        "analyze": analyze,
+        "compare": compare,
+        "train": train,
+        "study": study,
+        "reproduce": reproduce,
+        "info": info,
+    }
 )
 """Every command by its name: a function of typed arguments that returns the exit code."""
 

@@ -14,7 +14,8 @@ from convattn.errors import ArgumentError, DataError
 from convattn.networks import timm, torchvision
 from convattn.networks.source import split_source
 
-_ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+"""Endings of files that are read as pictures."""
 
 
 def read_images(folder: Path, prepare: Callable[[Any], Tensor], *, limit: int) -> Float[Tensor, "images *sizes"]:
@@ -23,9 +24,9 @@ def read_images(folder: Path, prepare: Callable[[Any], Tensor], *, limit: int) -
     `prepare` turns an RGB picture into a tensor. An unreadable picture or an empty folder raises DataError, tensors of
     different shapes raise ArgumentError.
     """
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
     if not files:
-        raise DataError(f"{folder} holds no images ({', '.join(sorted(_ENDINGS))})")
+        raise DataError(f"{folder} holds no images ({', '.join(sorted(ENDINGS))})")
     made = []
     for file in files[:limit]:
         try:

@@ -6,8 +6,9 @@ Each record carries a schema version, units beside its fields, and what it does 
 from convattn.records.certificate import Certificate
 from convattn.records.convolutional_init import ConvolutionalInit, InitialisedLayer
 from convattn.records.forecast import ConversionForecast, LayerForecast
+from convattn.records.head_comparison import HeadDifference, ReportComparison
 from convattn.records.head_replacement import HeadReplacement, ReplacedHead, ReplacementTrial
-from convattn.records.head_report import HeadReport
+from convattn.records.head_report import Control, Estimate, HeadReport, HeadStatistics, LayerReport, LayerStatistics
 from convattn.records.network_certificate import LayerCertificate, LeftAlone, NetworkCertificate
 from convattn.records.plan import Plan
 from convattn.records.pretrained import PretrainedCard
@@ -17,14 +18,20 @@ from convattn.records.runs import DataRecord, RunRecord
 
 __all__ = [
     "Certificate",
+    "Control",
     "ConversionForecast",
     "ConvolutionalInit",
     "DataRecord",
+    "Estimate",
+    "HeadDifference",
     "HeadReplacement",
     "HeadReport",
+    "HeadStatistics",
     "InitialisedLayer",
     "LayerCertificate",
     "LayerForecast",
+    "LayerReport",
+    "LayerStatistics",
     "LeftAlone",
     "NetworkCertificate",
     "Plan",
@@ -34,5 +41,6 @@ __all__ = [
     "Refinement",
     "ReplacedHead",
     "ReplacementTrial",
+    "ReportComparison",
     "RunRecord",
 ]

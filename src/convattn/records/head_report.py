@@ -14,7 +14,7 @@ from convattn.records.record import Record
 from convattn.records.words import counted
 
 CONVOLUTIONAL = 0.9
-"""Shift invariance from which a head counts as a convolution."""
+"""Position score from which a head counts as a convolution."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,11 @@ class HeadStatistics:
     effective_positions: Estimate  # exp(entropy)
     hard_share: Estimate  # max_δ E A[q, q + δ], over δ at least a quarter as frequent as the most frequent one
     hard_shift: tuple[float, ...]  # That δ
-    shift_invariance: Estimate  # R² = 1 − E‖A − Ā‖² / E‖A − mean‖², Ā the mean weight of each displacement
+    # R² = 1 − E‖A − Ā‖² / E‖A − mean‖², Ā the mean weight of each displacement, without the bias of few images
+    shift_invariance: Estimate
+    # R² of weights by displacement alone that are shared out at borders as softmax does, on images that they were not
+    # fitted to: 1 for every head without content; nan without such images
+    position_score: Estimate
     content_share: Estimate  # Variance over images at fixed (q, k), as a share of the total variance
     distance: Estimate  # Mean attention distance E‖δ‖ of attention on positions (Raghu et al. 2021)
     non_locality: Estimate  # (1/N) Σ A‖δ‖, prefix tokens at no distance (d'Ascoli et al. 2021)
@@ -53,12 +57,14 @@ class HeadStatistics:
     # Mean weights of each prefix token's own query, over all keys in the layer's order (prefix tokens where they stand)
     prefix_maps: tuple[tuple[float, ...], ...]
     kernel: tuple[float, ...]  # Mean weight at each of the layer's `displacements`; empty in controls
+    # The weights behind `position_score` at these displacements: over all they sum to the mean attention on positions
+    position_kernel: tuple[float, ...]
     kernel_share: Estimate  # Share of the attention on positions that is at these displacements
 
     @property
     def convolutional(self) -> bool:
-        """Whether the head does by position what a convolution does: shift invariance of at least 0.9."""
-        return self.shift_invariance.value >= CONVOLUTIONAL
+        """Whether it attends by position alone, as a convolution does: a position score of at least 0.9."""
+        return self.position_score.value >= CONVOLUTIONAL
 
     @property
     def hard(self) -> bool:
@@ -85,6 +91,10 @@ class LayerStatistics:
         if name not in HEAD_NUMBERS:
             raise UnknownNameError("number of a head", name, HEAD_NUMBERS)
         return tuple(getattr(head, name) for head in self.heads)
+
+    def mean(self, name: str) -> float:
+        """Returns the mean of a number over the heads that have one; nan if none has."""
+        return mean_of(self.estimate(name))
 
 
 HEAD_NUMBERS = tuple(item.name for item in fields(HeadStatistics) if item.type is Estimate)

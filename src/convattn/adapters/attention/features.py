@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -12,25 +11,33 @@ from convattn.adapters.attention.layout import Layout
 def on_grid(x: Any, layout: Layout, images: int) -> Float[Tensor, "images positions channels"] | None:
     """Returns what a module was given or gave out, position by position; None where it has no such order.
 
-    Understood are tokens in the order of the queries, in groups or with prefix tokens; a grid row by row; and images
-    with their channels first or last.
+    Understood are images of the grid's size with their channels first or last, the grid as a list, and tokens in the
+    order of the queries, in groups or with prefix tokens.
     """
-    if not isinstance(x, Tensor) or not x.is_floating_point():
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 3:
         return None
     groups, queries = layout.queries.shape
-    if x.ndim == 4 and x.shape[0] == images and len(layout.grid) == 2:
-        first, last = tuple(x.shape[2:]) == layout.grid, tuple(x.shape[1:3]) == layout.grid
-        if first != last:
-            return x.flatten(2).mT if first else x.flatten(1, 2)
-    if len(layout.grid) == x.ndim - 2 and x.shape[0] == images and tuple(x.shape[2:]) == layout.grid and x.ndim != 4:
-        return x.flatten(2).mT if x.ndim > 3 or queries != x.shape[1] else None
-    if tuple(x.shape[:-1]) == (images, layout.positions):
+    shape, sizes = tuple(x.shape), tuple(layout.grid)
+    tokens = (images * groups, queries)
+    if len(sizes) > 1 and (shape[0], shape[2:]) == (images, sizes) and shape[1:-1] != sizes:
+        return x.flatten(2).mT
+    if len(sizes) > 1 and shape[:-1] == (images, *sizes):
+        return x.flatten(1, -2)
+    if shape[:-1] == (images, layout.positions) and shape[:-1] != tokens:
         return x
-    tokens = x.flatten(1, -2) if x.ndim > 3 and x.shape[0] == images * groups else x
-    if tuple(tokens.shape[:-1]) != (images * groups, queries):
+    if shape[:-1] in (tokens, (images, groups, queries)) or (shape[0] == tokens[0] and x[0, ..., 0].numel() == queries):
+        return _by_position(x.reshape(images, groups * queries, -1), layout)
+    return None
+
+
+def _by_position(
+    tokens: Float[Tensor, "images tokens channels"], layout: Layout
+) -> Float[Tensor, "images positions channels"] | None:
+    """Puts tokens in the order of the queries at their positions; None unless every position has one."""
+    place = layout.queries.flatten().to(tokens.device)
+    inside = place >= 0
+    if int(inside.sum()) != layout.positions:
         return None
-    flat = tokens.reshape(images, groups * queries, -1)
-    place = layout.queries.flatten().to(x.device)
-    found = flat.new_zeros(images, layout.positions, flat.shape[-1])
-    found[:, place[place >= 0]] = flat[:, place >= 0]
+    found = tokens.new_zeros(tokens.shape[0], layout.positions, tokens.shape[-1])
+    found[:, place[inside]] = tokens[:, inside]
     return found

@@ -25,8 +25,9 @@ class Proof(NamedTuple):
 class Kernel(ABC):
     """One product of weights and values, seen while it was computed."""
 
-    mask: Tensor | None = None
-    causal = False
+    mask: Tensor | None = None  # What is added to the scores, or which pairs count
+    causal: bool | None = False  # Whether a query sees itself and earlier keys only
+    rounding: float  # How far a weight may be off, as a share of itself
 
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
@@ -49,12 +50,15 @@ class FusedKernel(Kernel):
         if options.pop("enable_gqa", False) and q.shape[-3] != k.shape[-3]:
             k, v = (part.repeat_interleave(q.shape[-3] // part.shape[-3], -3) for part in (k, v))
         self._out, self._q, self._k, self._v = out, q, k, v
+        self.rounding = torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps
         self.mask, self.causal, self._scale = options.get("attn_mask"), options.get("is_causal"), options.get("scale")
 
     def shape(self) -> tuple[int, ...]:
+        """Returns the sizes of the weights."""
         return (*torch.broadcast_shapes(self._q.shape[:-2], self._k.shape[:-2]), self._q.shape[-2], self._k.shape[-2])
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
+        """Computes softmax(q kᵀ · scale + mask)."""
         dtype = torch.promote_types(self._q.dtype, torch.float32)
         scale = self._q.shape[-1] ** -0.5 if self._scale is None else self._scale
         scores = (self._q.to(dtype) * scale) @ self._k.to(dtype).mT
@@ -67,6 +71,7 @@ class FusedKernel(Kernel):
         return torch.softmax(scores, -1).nan_to_num_(0.0)  # a query that may see nothing has weights 0
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
+        """Takes the product in float64 against the kernel's result; torch's plain formula gives the budget."""
         y = self._out[:first]
         hi, lo = (self._by_torch(first, dtype) for dtype in (torch.float64, y.dtype))
         made = weights[:first].double() @ self._v[:first].double()
@@ -92,14 +97,18 @@ class PlainKernel(Kernel):
     def __init__(self, out: Tensor, weights: Tensor, values: Tensor) -> None:
         """Takes the result and the factors."""
         self._out, self._weights, self._values = out, weights, values
+        self.rounding = torch.finfo(weights.dtype).eps
 
     def shape(self) -> tuple[int, ...]:
+        """Returns the sizes of the weights."""
         return tuple(self._weights.shape)
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
+        """Returns the left factor."""
         return self._weights.to(torch.promote_types(self._weights.dtype, torch.float32))
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
+        """Takes the product in float64 against the module's; one summed in another order gives the budget."""
         y, values = self._out[:first], self._values[:first]
         hi = weights[:first].double() @ values.double()
         lo = (values.mT.contiguous() @ self._weights[:first].mT.contiguous()).mT

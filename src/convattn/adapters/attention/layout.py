@@ -43,7 +43,9 @@ class Layout:
 
     def query_positions(self) -> Float[Tensor, "groups queries axes"]:
         """Returns where the queries lie, NaN for those that have no position."""
-        found = torch.stack(torch.unravel_index(self.queries.clamp(min=0), self.grid), -1).double()
+        flat = self.queries.clamp(min=0)
+        steps = [prod(self.grid[axis + 1 :]) for axis in range(len(self.grid))]
+        found = torch.stack([flat // step % size for step, size in zip(steps, self.grid, strict=True)], -1).double()
         return torch.where((self.queries >= 0)[..., None], found, torch.nan)
 
     def with_allowed(self, allowed: Bool[Tensor, "groups queries keys"]) -> "Layout":

@@ -11,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from convattn.adapters.attention.einsum import factors_of_einsum
 from convattn.adapters.attention.kernels import FusedKernel, Kernel, PlainKernel
+from convattn.adapters.attention.torch_attention import TorchKernel
 
 _SOFTMAX = (torch.softmax, Tensor.softmax, functional.softmax, torch.special.softmax)
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
@@ -44,7 +45,11 @@ class Operations(TorchFunctionMode):
             q, k, v = (given.pop(name) for name in _FUSED_NAMES[:3])
             self._report(FusedKernel(out, q, k, v, **given))
             return out
-        product = self._product(func, args, named)
+        if func is functional.multi_head_attention_forward:
+            out = func(*args, **named)
+            self._report(TorchKernel(out[0], args, named))
+            return out
+        product = self._product(func, args)
         out = func(*args, **named)
         if product is not None:
             weights, values, turned = product
@@ -58,9 +63,7 @@ class Operations(TorchFunctionMode):
     def _is_made(self, tensor: Any) -> bool:
         return tensor in self._weights
 
-    def _product(
-        self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any]
-    ) -> tuple[Tensor, Tensor, bool] | None:
+    def _product(self, func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor, bool] | None:
         """Finds weights and values of a product, and whether it stands turned round (values to the left)."""
         if not len(self._weights):
             return None

@@ -19,6 +19,7 @@ REFUSED: dict[str, str] = {
     "timm.layers.attention2d.MultiQueryAttentionV2": "it shares one key and value between heads and is not read",
     "timm.models.efficientvit_mit.LiteMLA": _LINEAR,
     "timm.models.volo.OutlookAttention": "its weights come from a linear map of the query alone, without keys",
+    "transformers.models.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead": _POOL,
     "convattn.layers.frozen.FrozenAttention": "it is frozen and holds no weights; take the layer before `freeze`",
 }
 """Reason by full name of the class."""

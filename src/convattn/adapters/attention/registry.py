@@ -5,9 +5,15 @@ from typing import NamedTuple
 from torch import nn
 
 from convattn.adapters.attention.own import OWN
+from convattn.adapters.attention.partitions import HEADS_FIRST, PARTITIONS
+from convattn.adapters.attention.pooled import POOLED
+from convattn.adapters.attention.pvt import REDUCED
 from convattn.adapters.attention.refused import REFUSED
 from convattn.adapters.attention.seen import Read
+from convattn.adapters.attention.swin import WINDOWS
 from convattn.adapters.attention.timm_global import TIMM_GLOBAL
+from convattn.adapters.attention.torchvision_vit import TORCHVISION_VIT
+from convattn.adapters.attention.transformers_encoders import TRANSFORMERS
 from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, must_be, must_be_a
 
@@ -17,24 +23,29 @@ class Reader(NamedTuple):
 
     pattern: str  # Family of layouts
     read: Read
+    heads_first: bool = False  # Whether the weights have their heads before their groups
 
 
+_FAMILIES = (TIMM_GLOBAL, WINDOWS, PARTITIONS, REDUCED, POOLED, TRANSFORMERS, TORCHVISION_VIT)
 _BY_NAME: dict[str, Reader] = {
-    kind: Reader(pattern, read) for family in (TIMM_GLOBAL,) for kind, (pattern, read) in family.items()
+    kind: Reader(pattern, read, kind in HEADS_FIRST) for family in _FAMILIES for kind, (pattern, read) in family.items()
 }
 _registered: dict[type[nn.Module], Reader] = {}
 
 
-def register_attention(cls: type[nn.Module], read: Read, pattern: str = "registered") -> None:
+def register_attention(
+    cls: type[nn.Module], read: Read, *, pattern: str = "registered", heads_first: bool = False
+) -> None:
     """Says how the attention of a class of your own is laid out, so that `watch` reads it.
 
     The weights are found as for other modules: from `scaled_dot_product_attention`, or from a softmax and the product
-    with values that follows. Their leading axes must be images and groups together, or apart, and then heads.
+    with values that follows. Their leading axes must be images, groups and heads, in this order, apart or as one.
 
     Args:
         cls: The class of the attention module; its subclasses are not meant. A class may be registered again.
         read: Called with what was `Seen` of each call; returns the `Layout`, or raises UnsupportedModelError.
         pattern: What `attention_layers` says of it.
+        heads_first: Whether the weights have their heads before their groups, and not after.
 
     Raises:
         ArgumentError: `cls` is not a module class, or `read` cannot be called.
@@ -47,7 +58,7 @@ def register_attention(cls: type[nn.Module], read: Read, pattern: str = "registe
         raise ArgumentError(must_be("cls", "a subclass of nn.Module", cls))
     if not callable(read):
         raise ArgumentError(must_be_a("read", "a function from what was seen to a layout", read))
-    _registered[cls] = Reader(pattern, read)
+    _registered[cls] = Reader(pattern, read, heads_first)
 
 
 def reader(module: nn.Module) -> Reader | None:
@@ -59,6 +70,11 @@ def reader(module: nn.Module) -> Reader | None:
 def is_own(module: nn.Module) -> bool:
     """Tells whether a module is a layer of this library, which computes its weights itself."""
     return type(module) in OWN
+
+
+def is_known(module: nn.Module) -> bool:
+    """Tells whether a module is read, or refused with a reason."""
+    return reader(module) is not None or refusal(module) is not None or is_own(module)
 
 
 def refusal(module: nn.Module) -> str | None:

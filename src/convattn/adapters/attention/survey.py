@@ -72,9 +72,13 @@ def require_watchable(model: nn.Module) -> None:
 def _survey(model: nn.Module) -> tuple[AttentionModule, ...]:
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "an nn.Module", model))
-    found = []
+    found, inside = [], set()
     for module, names in names_by_module(model).items():
         kind, known, reason = full_name(type(module)), reader(module), refusal(module)
+        if module in inside:
+            continue
+        if reason is not None:
+            inside.update(module.modules())  # what runs in a module that is refused is refused with it
         if is_own(module):
             pattern = "sequence" if module.dims == 1 else "global"
         elif known is not None:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from convattn.adapters.attention import AttentionCall, Layout
 from convattn.analysis.measure.convolution import ConvolutionFit
+from convattn.analysis.measure.kernel import KernelFit
 from convattn.analysis.measure.pairs import Pairs, make_pairs
-from convattn.analysis.measure.sums import HeadSums, sum_heads
+from convattn.analysis.measure.sums import HeadSums, empty_sums, sum_heads
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.records.words import ITSELF
 
 
 @dataclass(frozen=True)
@@ -35,29 +37,37 @@ class LayerMeasure:
     def __init__(self, facts: Facts, pairs: Pairs, sums: HeadSums, fit: ConvolutionFit | None) -> None:
         """Takes over what is known."""
         self.facts, self.pairs, self.sums, self.fit = facts, pairs, sums, fit
+        self.kernels = KernelFit()
 
     @classmethod
     def begin(cls, call: AttentionCall, groups: int, kernel_size: int) -> "LayerMeasure":
         """Starts with the first call of a layer, which `add` then adds."""
-        pairs = make_pairs(call.layout, call.name)
+        pairs = make_pairs(call.layout, call.name or ITSELF)
         facts = Facts(call.name, call.kind, True, False, 0.0, 0.0, call.weights[0].numel() * 4)
         positions = prod(call.layout.grid)
         known = call.inputs is not None and call.outputs is not None
         whole = known and call.inputs.shape[1] == call.outputs.shape[1] == positions  # type: ignore[union-attr]
-        none = torch.zeros(0, dtype=torch.int64)
-        sums = sum_heads(replace(call, weights=call.weights[:0]), pairs, none, groups)
+        sums = empty_sums(call, pairs, groups)
         return cls(facts, pairs, sums, ConvolutionFit(call.layout.grid, kernel_size) if whole else None)
 
     def add(self, call: AttentionCall, members: Int64[Tensor, " images"], *, held_out: bool) -> None:
         """Adds a batch; `members` are the groups of its images, held out from the fit of the convolution or not."""
         if not self.pairs.fits(call.layout):
-            raise UnsupportedModelError(f"{call.name}: queries and keys lie elsewhere than for the images before")
+            raise UnsupportedModelError(
+                f"{call.name or ITSELF}: queries and keys lie elsewhere than for the images before"
+            )
         if call.weights.shape[2] != self.sums.squares.shape[1]:
-            raise UnsupportedModelError(f"{call.name}: it has another number of heads than for the images before")
+            raise UnsupportedModelError(
+                f"{call.name or ITSELF}: it has another number of heads than for the images before"
+            )
         groups = len(self.sums.images)
+        if held_out:
+            self.kernels.score(call, self.pairs, self.sums)
         added = sum_heads(call, self.pairs, members, groups)
         if not bool(torch.isfinite(added.squares).all()):
-            raise ArgumentError(f"images must give finite attention, but weights of {call.name} are not finite")
+            raise ArgumentError(
+                f"images must give finite attention, but weights of {call.name or ITSELF} are not finite"
+            )
         self.sums = self.sums.plus(added)
         if self.fit is not None:
             assert call.inputs is not None
@@ -80,7 +90,9 @@ class LayerMeasure:
         if fit is not None:
             fit = ConvolutionFit(fit.grid, fit.kernel_size)
             fit.state = dict(self.fit.state)  # type: ignore[union-attr]
-        return LayerMeasure(self.facts, self.pairs, self.sums, fit)
+        made = LayerMeasure(self.facts, self.pairs, self.sums, fit)
+        made.kernels.state = dict(self.kernels.state)
+        return made
 
     def state(self) -> dict[str, Any]:
         """Returns everything as plain values and tensors."""
@@ -89,6 +101,7 @@ class LayerMeasure:
             "facts": asdict(self.facts),
             "layout": {item.name: getattr(layout, item.name) for item in fields(layout)},
             "sums": {item.name: getattr(self.sums, item.name) for item in fields(self.sums)},
+            "kernels": self.kernels.state,
             "fit": None if self.fit is None else {"kernel_size": self.fit.kernel_size, "state": self.fit.state},
         }
 
@@ -101,4 +114,6 @@ class LayerMeasure:
         if state["fit"] is not None:
             fit = ConvolutionFit(layout.grid, state["fit"]["kernel_size"])
             fit.state = dict(state["fit"]["state"])
-        return cls(facts, make_pairs(layout, facts.name), HeadSums(**state["sums"]), fit)
+        made = cls(facts, make_pairs(layout, facts.name), HeadSums(**state["sums"]), fit)
+        made.kernels.state = dict(state["kernels"])
+        return made

@@ -36,6 +36,7 @@ class Run:
         """Starts with none of `count` images."""
         self.settings, self.done = settings, 0
         self.layers: dict[str, LayerMeasure] = {}
+        self._shape: tuple[int, ...] | None = None  # of one image
         order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed))
         self._order = order.tolist()
         self._fitted = count - max(1, round(count / 5)) if count > 1 else 0
@@ -51,11 +52,22 @@ class Run:
         """Measures the images that are left; `image` returns one by its number, `after` learns how many came."""
         for start, stop in self._batches():
             numbers = self._order[start:stop]
-            batch = stack([image(number) for number in numbers])
+            batch = self._batch([image(number) for number in numbers])
             members = torch.arange(start, stop) * min(self.settings.groups, self.count) // self.count
             self._add(model, batch, members, held_out=start >= self._fitted)
             self.done = stop
             after(stop - start)
+
+    def _batch(self, images: Sequence[Tensor]) -> Tensor:
+        """Makes a batch; images of different sizes, or that hold no finite numbers, raise ArgumentError."""
+        shapes = {tuple(image.shape) for image in images} | ({self._shape} if self._shape else set())
+        if len(shapes) > 1:
+            raise ArgumentError(f"images must be of one size, but are of {' and '.join(map(str, sorted(shapes)))}")
+        self._shape = shapes.pop()
+        batch = torch.stack(list(images))
+        if batch.is_floating_point() and not bool(torch.isfinite(batch).all()):
+            raise ArgumentError("images must hold finite numbers, but some are infinite or nan")
+        return batch
 
     def _batches(self) -> Iterator[tuple[int, int]]:
         """Cuts the images that are left into batches, none of which holds a single image if that can be helped."""
@@ -103,11 +115,3 @@ class Run:
         """Goes on where `state` was taken."""
         self.layers = {name: LayerMeasure.from_state(layer) for name, layer in state["layers"].items()}
         self.done = int(state["done"])
-
-
-def stack(images: Sequence[Tensor]) -> Tensor:
-    """Makes a batch; images of different sizes raise ArgumentError."""
-    shapes = {tuple(image.shape) for image in images}
-    if len(shapes) > 1:
-        raise ArgumentError(f"images must be of one size, but are of {' and '.join(map(str, sorted(shapes)))}")
-    return torch.stack(list(images))

@@ -5,7 +5,7 @@ taken head by head, in float64; squares are of the weights less a level near 1/k
 everywhere alike, and their squares would cancel. The level is a power of two, so that weights of 0 and 1 stay exact.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from math import log2
 
@@ -49,18 +49,11 @@ class HeadSums:
 def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"], groups: int) -> HeadSums:
     """Sums the weights of one batch; `members` says which group of images each image is in."""
     weights = call.weights
-    images, heads = weights.shape[0], weights.shape[2]
-    made = _empty(call, pairs, groups)
+    images = len(weights)
+    made = empty_sums(call, pairs, groups)
     made.images.index_add_(0, members, torch.ones(images, dtype=torch.float64, device=weights.device))
     level = _level(weights.shape[-1])
-    for head in range(heads):
-        whole = weights[:, :, head]
-        if not whole.dtype.is_floating_point or whole.dtype.itemsize < 4:
-            whole = whole.float()
-        on_rows = _picked(whole, pairs.rows, 2)
-        tile = _picked(on_rows, pairs.cols, 3).contiguous()
-        if pairs.valid is not None:
-            tile = tile * pairs.valid
+    for head, (whole, tile) in enumerate(head_tiles(call, pairs)):
         signed = images > 0 and float(tile.amin()) < 0
         size = tile.abs() if signed else tile
         shifted = tile - level
@@ -78,7 +71,7 @@ def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images
             _add_bins(made.centred[group, head], shifted[chosen], pairs)
             if signed:
                 _add_bins(made.absolute[group, head], size[chosen], pairs)
-        _sum_prefix(made, head, whole, on_rows, pairs, members)
+        _sum_prefix(made, head, whole, pairs, members)
     images_of = made.images[:, None, None]
     by_displacement = made.centred + level * images_of * pairs.counts
     absolute = torch.where((made.absolute > 0).any(dim=(0, 2))[None, :, None], made.absolute, by_displacement)
@@ -88,6 +81,16 @@ def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images
 def _level(keys: int) -> float:
     """Returns the power of two that is nearest to 1/keys."""
     return 2.0 ** -round(log2(keys))
+
+
+def head_tiles(call: AttentionCall, pairs: Pairs) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields of each head all weights, and those of the pairs that count; others in between are 0."""
+    for head in range(call.weights.shape[2]):
+        whole = call.weights[:, :, head]
+        if not whole.dtype.is_floating_point or whole.dtype.itemsize < 4:
+            whole = whole.float()
+        tile = _picked(_picked(whole, pairs.rows, 2), pairs.cols, 3).contiguous()
+        yield whole, tile if pairs.valid is None else tile * pairs.valid
 
 
 def _total(values: Float[Tensor, "images *rest"]) -> Float64[Tensor, " images"]:
@@ -124,15 +127,15 @@ def _sum_prefix(
     made: HeadSums,
     head: int,
     whole: Float[Tensor, "images groups queries keys"],
-    on_rows: Float[Tensor, "images groups rows keys"],
     pairs: Pairs,
     members: Int64[Tensor, " images"],
 ) -> None:
     """Sums what positions pay to prefix keys, and the maps of prefix queries."""
     layout = pairs.layout
-    present = on_rows if pairs.valid is None else on_rows * pairs.valid.any(dim=2, keepdim=True)
     if made.prefix.shape[2]:
-        on_prefix = present[..., layout.key_prefix]
+        on_prefix = _picked(whole, pairs.rows, 2)[..., layout.key_prefix]
+        if pairs.valid is not None:
+            on_prefix = on_prefix * pairs.valid.any(dim=2, keepdim=True)
         made.prefix[:, head].index_add_(0, members, on_prefix.sum(dim=(1, 2), dtype=torch.float64))
         size = on_prefix.abs().sum(dim=(1, 2, 3), dtype=torch.float64)
         made.prefix_size[:, head].index_add_(0, members, size)
@@ -140,7 +143,8 @@ def _sum_prefix(
         made.prefix_maps[:, head].index_add_(0, members, whole[:, 0][:, _prefix_queries(layout)].double())
 
 
-def _empty(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:
+def empty_sums(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:
+    """Returns the sums of a layer over no image."""
     heads, keys = call.weights.shape[2], call.weights.shape[4]
     layout, bins = pairs.layout, len(pairs.counts)
     maps = len(_prefix_queries(layout)) if layout.groups == 1 else 0

@@ -53,7 +53,7 @@ def assemble(
 
 def layer_statistics(layer: LayerMeasure, run: Run, settings: Settings, radius: int | None) -> LayerStatistics:
     """Computes the statistics of one layer in one run; `radius` None leaves the kernels out."""
-    heads, coverage = head_statistics(layer.sums, layer.pairs, radius)
+    heads, coverage = head_statistics(layer.sums, layer.pairs, layer.kernels, radius)
     by_shift, by_hard = coverage(settings.kernel_size)
     nan = float("nan")
     mean = mean_of([head.non_locality for head in heads])

@@ -29,8 +29,8 @@ def layer_sentence(
         parts[0] += f" (at most {_percent(most)} of its attention)"
     content = _percent(mean_of([head.content_share for head in heads]))
     parts.append(
-        f"{_count(convolutional, len(heads))} by position alone (R² of at least 0.9), and {content} of the variance of"
-        " the weights comes from the image"
+        f"{_count(convolutional, len(heads))} by position alone (position score of at least 0.9), and {content} of the"
+        " variance of the weights comes from the image"
     )
     parts.append(f"A query looks {mean_of([head.distance for head in heads]):.2g} cells away on average")
     prefix = mean_of([head.prefix_share for head in heads])

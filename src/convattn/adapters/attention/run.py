@@ -1,0 +1,119 @@
+"""One watched pass: which modules are running, and the products of weights and values that are seen in them."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convattn.adapters.attention.kernels import Kernel
+from convattn.adapters.attention.layout import AttentionCall
+from convattn.adapters.attention.operations import Operations
+from convattn.adapters.attention.reading import read_call
+from convattn.adapters.attention.registry import is_known, is_own
+from convattn.adapters.attention.seen import Frame
+from convattn.convert.classes import full_name
+from convattn.convert.network.modules import names_by_module
+from convattn.convert.network.running import Arguments
+from convattn.errors import ArgumentError, UnsupportedModelError
+
+
+class Run:
+    """Watches one call of a model. Hooks are set before it and removed after it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        wanted: Mapping[nn.Module, str],
+        callback: Callable[[AttentionCall], None],
+        *,
+        strict: bool,
+    ) -> None:
+        """Prepares to read the layers `wanted`; `strict` refuses attention in modules that are not known."""
+        self._model, self._wanted, self._callback, self._strict = model, wanted, callback, strict
+        self._images = 0
+        self._stack: list[Frame] = []
+        self._kernels: list[list[Kernel]] = []
+        self._features: dict[nn.Module, tuple[int, ...]] = {}
+        self._operations = Operations(self._found)
+        self._raised: BaseException | None = None
+
+    def __call__(self, given: Arguments) -> None:
+        """Runs the model; if it raises, ArgumentError says on what."""
+        tensors = [
+            part for part in (*given.positional, *given.named.values()) if isinstance(part, Tensor) and part.ndim
+        ]
+        self._images = tensors[0].shape[0] if tensors else 0
+        with ExitStack() as watching:
+            inside = {part for layer in self._wanted if is_own(layer) for part in layer.modules() if part is not layer}
+            for module, names in names_by_module(self._model).items():
+                if module not in inside:
+                    enter = module.register_forward_pre_hook(self._enter(names[0]), prepend=True, with_kwargs=True)
+                    watching.callback(enter.remove)
+                    watching.callback(module.register_forward_hook(self._leave).remove)
+            watching.enter_context(self._operations)
+            try:
+                self._model(*given.positional, **given.named)
+            except Exception as error:
+                if error is self._raised:
+                    raise
+                shapes = [tuple(tensor.shape) for tensor in tensors]
+                raise ArgumentError(
+                    f"images must fit the network, but on those of shape {shapes[0] if len(shapes) == 1 else shapes}"
+                    f" it raised {type(error).__name__}: {error}"
+                ) from error
+
+    def _enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._operations.paused:
+                self._stack.append(Frame(name, module, args, kwargs))
+                self._kernels.append([])
+
+        return hook
+
+    def _leave(self, module: nn.Module, _: tuple[Any, ...], out: Any) -> None:
+        if self._operations.paused:
+            return
+        while self._stack[-1].module is not module:  # a module that raised, and was caught
+            self._stack.pop(), self._kernels.pop()
+        frame, kernels = self._stack.pop(), self._kernels.pop()
+        if isinstance(module, nn.Conv2d):
+            self._features.pop(module, None)
+            self._features[module] = tuple(out.shape)
+        if module in self._wanted:
+            self._operations.paused = True
+            try:
+                with torch._C.DisableTorchFunction():
+                    self._hand_out(frame, kernels, out[0] if isinstance(out, tuple) else out)
+            except BaseException as error:
+                self._raised = error
+                raise
+            finally:
+                self._operations.paused = False
+
+    def _hand_out(self, frame: Frame, kernels: list[Kernel], out: Tensor) -> None:
+        """Reads one layer, and gives it to the callback."""
+        parents = tuple(reversed(self._stack))
+        try:
+            call = read_call(frame, parents, kernels, out, images=self._images, features=self._features)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{frame.name} ({type(frame.module).__name__}): {error}") from error
+        self._callback(call)
+
+    def _found(self, kernel: Kernel) -> None:
+        """Notes a product for the attention module that is running."""
+        for frame, kernels in zip(reversed(self._stack), reversed(self._kernels), strict=True):
+            if frame.module in self._wanted:
+                kernels.append(kernel)
+                return
+            if is_known(frame.module):
+                return
+        if self._strict:
+            frame = next((frame for frame in reversed(self._stack) if list(frame.module.children())), self._stack[-1])
+            sizes = " × ".join(map(str, kernel.shape()))
+            self._raised = UnsupportedModelError(
+                f"{frame.name or 'the model'} ({full_name(type(frame.module))}) attends with weights of {sizes}, but"
+                " where its tokens lie is not known; say so by register_attention, or name the layers to read"
+            )
+            raise self._raised

@@ -1,0 +1,102 @@
+"""How well weights by displacement alone, shared out at borders as softmax does, describe a head on images held out.
+
+A head without content has weights A[q, q + δ] = w(δ) / Σ w over the displacements that stay on the grid: a convolution,
+normalised at the border. Near the border its weights are larger than w, so that their mean over all positions
+(`shift_invariance`) does not describe it exactly. Here w is the maximum-likelihood estimate: with it, every
+displacement has the attention that was measured. It is found by sharing out again and again.
+"""
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from convattn.adapters.attention import AttentionCall
+from convattn.analysis.measure.jackknife import jackknife
+from convattn.analysis.measure.pairs import Pairs
+from convattn.analysis.measure.sums import HeadSums, head_tiles
+from convattn.records.head_report import Estimate
+
+_ROUNDS, _SETTLED = 60, 1e-5
+
+
+class KernelFit:
+    """Weights by displacement of every head of a layer, fitted to sums over images and scored on others."""
+
+    def __init__(self) -> None:
+        """Starts without images."""
+        self.state: dict[str, Tensor] = {}
+
+    def score(self, call: AttentionCall, pairs: Pairs, fitted: HeadSums) -> None:
+        """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
+        if "weights" not in self.state:
+            everything = fitted.map(lambda part: part.sum(dim=0))
+            self.state = {"weights": fit_weights(everything, pairs), "level": _levels(everything, pairs)}
+            self.state["mass"] = everything.by_displacement.sum(dim=1) / (everything.images * pairs.queries)
+        errors, totals = [], []
+        for head, (_, tile) in enumerate(head_tiles(call, pairs)):
+            by_position = self.state["mass"][head] * shared_out(self.state["weights"][head], pairs)
+            level = self.state["level"][head].to(tile.dtype)
+            if pairs.valid is not None:
+                level = level * pairs.valid
+            errors.append((tile - by_position.to(tile.dtype)).square().sum(dim=3).double().sum(dim=(1, 2)))
+            totals.append((tile - level).square().sum(dim=3).double().sum(dim=(1, 2)))
+        for name, found in {"errors": torch.stack(errors), "totals": torch.stack(totals)}.items():
+            self.state[name] = torch.cat([self.state[name], found], dim=1) if name in self.state else found
+
+    def estimate(self, head: int, groups: int) -> Estimate:
+        """Returns R² of a head on the images scored, with the standard error of a jackknife over groups of them."""
+        nan = float("nan")
+        if "errors" not in self.state:
+            return Estimate(nan, nan)
+        errors, totals = self.state["errors"][head], self.state["totals"][head]
+        if not float(totals.sum()) > 1e-14 * float(self.state["level"][head]) ** 2 * len(totals):
+            return Estimate(nan, nan)
+        parts = torch.arange(len(errors)) * min(groups, len(errors)) // len(errors)
+        keep = [parts != part for part in parts.unique()] if len(errors) > 1 else []
+        others = [float(1 - errors[kept].sum() / totals[kept].sum()) for kept in keep]
+        return Estimate(float(1 - errors.sum() / totals.sum()), jackknife(others))
+
+    def kernel(self, head: int, inside: Int64[Tensor, " kernel"]) -> tuple[float, ...]:
+        """Returns the weights of a head at some displacements; over all of them they sum to its mean attention."""
+        if "weights" not in self.state:
+            return ()
+        return tuple((self.state["mass"][head] * self.state["weights"][head, inside]).tolist())
+
+
+def fit_weights(sums: HeadSums, pairs: Pairs) -> Float64[Tensor, "heads displacements"]:
+    """Finds w(δ) ≥ 0 with sum 1 such that, shared out, every displacement gets the attention that was measured."""
+    measured = sums.by_displacement.clamp_min(0)
+    measured = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
+    weights = measured / pairs.counts
+    flat, size = pairs.bins.flatten(), weights.shape[1]
+    for head in range(len(weights)):
+        row, before = weights[head], None
+        for _ in range(_ROUNDS):
+            inverse = _row_sums(row, pairs).reciprocal().nan_to_num(posinf=0.0)
+            if before is not None and bool(((inverse - before).abs() <= _SETTLED * before).all()):
+                break
+            shares = torch.bincount(flat, inverse[..., None].expand(pairs.bins.shape).flatten(), minlength=size + 1)
+            row = (measured[head] / shares[:size]).nan_to_num(posinf=0.0)
+            row = row / row.sum().clamp_min(torch.finfo(row.dtype).tiny) * weights[head].sum()
+            before = inverse
+        weights[head] = row
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
+def shared_out(weights: Float64[Tensor, " displacements"], pairs: Pairs) -> Float64[Tensor, "groups rows cols"]:
+    """Returns weights of every pair by displacement, such that those of a query sum to 1."""
+    shares = _row_sums(weights, pairs).reciprocal().nan_to_num(posinf=0.0)
+    return _extended(weights)[pairs.bins] * shares[..., None]
+
+
+def _row_sums(weights: Float64[Tensor, " displacements"], pairs: Pairs) -> Float64[Tensor, "groups rows"]:
+    return _extended(weights)[pairs.bins].sum(dim=2)
+
+
+def _extended(weights: Float64[Tensor, " displacements"]) -> Float64[Tensor, " bins"]:
+    """Adds a weight of 0 for pairs that do not count."""
+    return torch.cat([weights, weights.new_zeros(1)])
+
+
+def _levels(sums: HeadSums, pairs: Pairs) -> Float64[Tensor, " heads"]:
+    return sums.by_displacement.sum(dim=1) / (sums.images * pairs.counts.sum())

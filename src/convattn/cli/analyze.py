@@ -1,0 +1,165 @@
+"""`convattn analyze`: what the heads of a network look at; `convattn compare`: two such reports."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from convattn.cli.convert_network import Origin
+from convattn.cli.options import AsJson, Output, OutputOrDefault, WholeNumber, key_values
+from convattn.cli.output import print_record, print_text
+from convattn.cli.threads import one_thread
+from convattn.errors import ArgumentError, must_be
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_Flag = Parameter(negative="", show_default=False)
+_Optional = Parameter(show_default=False)
+
+PARTIAL = "partial.pt"
+"""File of what was measured before an interruption."""
+
+
+def analyze(  # noqa: PLR0913 - the options of the command
+    source: str,
+    /,
+    *,
+    images: Path,
+    output: Output,
+    weights: Annotated[Path | None, _Optional] = None,
+    pretrained: Annotated[bool, _Flag] = False,
+    random_weights: Annotated[bool, _Flag] = False,
+    arguments: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    limit: WholeNumber = 100,
+    layer: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
+    kernel_size: WholeNumber = 3,
+    radius: WholeNumber = 7,
+    no_controls: Annotated[bool, _Flag] = False,
+    no_verify: Annotated[bool, _Flag] = False,
+    json: AsJson = False,
+) -> int:
+    """Measure where the heads of a network look, and which of them are convolutions.
+
+    The folder gets report.json and report.parquet with every number and its standard error, figures, and the page
+    index.html, with a sentence for each layer. Beside every number stand two controls: the network with its weights
+    shuffled, and images with their patches shuffled. After an interruption (Ctrl-C) the folder holds partial.pt, and
+    the same command goes on from it. A network of timm or torchvision needs --weights, --pretrained or
+    --random-weights.
+
+    Args:
+        source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists
+            them), or the folder of a network or a training run.
+        images: Folder of images; a .parquet file with a column image or img of pictures, or input_ids of token ids; or
+            a .npy array of pictures (bytes), of token ids, or of what the network takes (floating-point numbers).
+            Pictures are prepared as the network's own configuration says.
+        output: Folder to make; it must be new or empty, or hold an interrupted analysis.
+        weights: File with the weights of a network of timm or torchvision, a state dict in safetensors or as torch.save
+            writes it; all names and shapes must fit.
+        pretrained: Fetch the weights that timm or torchvision has for the network.
+        random_weights: Draw the weights, with seed 0.
+        arguments: KEY=VALUE, an argument for the builder of a network of timm or torchvision. May be given more than
+            once.
+        limit: How many of the images to take, in the order of their names.
+        layer: Name of a layer to measure; may be given more than once. Default: all.
+        kernel_size: Taps along each axis of the convolutions that layers are compared with; odd.
+        radius: Largest displacement along each axis, in cells, at which the report holds mean weights.
+        no_controls: Leave the controls out; it takes less time.
+        no_verify: Accept a folder whose files were changed after it was saved.
+        json: Print the report as JSON.
+
+    Returns:
+        0.
+
+    Raises:
+        ArgumentError: The output folder holds something else, or an option has a wrong value.
+    """
+    given = key_values(arguments, "--set")
+    if limit < 1:
+        raise ArgumentError(must_be("--limit", "at least 1", limit))
+    if not images.exists():
+        raise ArgumentError(must_be("--images", "a folder or a file that exists", str(images)))
+    folder = _require_own_folder(output)
+    origin = Origin(source, weights, pretrained, random_weights, given, verify=not no_verify)
+    from convattn.analysis import CONTROLS
+    from convattn.analysis import analyze as measure
+    from convattn.cli.analyze_page import write_report
+    from convattn.files import sole_use
+
+    loaded = origin.load(weights_matter=True)
+    opened = _open(source, loaded.source, loaded.network, images, limit)
+    first = opened[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    with sole_use(folder), one_thread(first.numel() <= 3 * 64 * 64):
+        report = measure(
+            loaded.network,
+            opened,
+            layers=layer or None,
+            kernel_size=kernel_size,
+            radius=radius,
+            controls=() if no_controls else CONTROLS,
+            progress=not json,
+            partial=folder / PARTIAL,
+        )
+        write_report(report, folder, source=source, images=images.resolve().name)
+    print_record(report, f"{report.summary()}\nwrote {folder}; look at {folder / 'index.html'}", json=json)
+    return 0
+
+
+def compare(first: Path, second: Path, /, *, output: OutputOrDefault = None, json: AsJson = False) -> int:
+    """Compare two reports of `convattn analyze`: which heads have changed, and by more than chance.
+
+    Layers and heads are matched by their place. A difference is told if it is larger than three of its standard errors.
+
+    Args:
+        first: Folder or report.json of a report.
+        second: The same of the other.
+        output: Folder to make, with comparison.json and a figure; it must be new or empty. Default: nothing is written.
+        json: Print the comparison as JSON.
+
+    Returns:
+        0.
+    """
+    from convattn.analysis import compare_reports
+    from convattn.records import HeadReport
+
+    reports = [HeadReport.load(path / "report.json" if path.is_dir() else path) for path in (first, second)]
+    comparison = compare_reports(*reports)
+    text = comparison.summary()
+    if output is not None:
+        from convattn.analysis import comparison_figure
+        from convattn.files import new_folder
+
+        with new_folder(output, "--output") as temporary:
+            comparison.save(temporary / "comparison.json")
+            comparison_figure(temporary / "comparison.png", reports[0], reports[1])
+        text += f"\nwrote {output}"
+    if json:
+        print_record(comparison, text, json=True)
+    else:
+        print_text(text)
+    return 0
+
+
+def _require_own_folder(folder: Path) -> Path:
+    """Raises unless the folder is new or empty, or holds an interrupted analysis and nothing else."""
+    from convattn.files import require_new_folder
+
+    held = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    if PARTIAL in held and held <= {PARTIAL, ".lock"}:
+        return folder
+    return require_new_folder(folder, "--output")
+
+
+def _open(source: str, built_by: str | None, network: Any, images: Path, limit: int) -> "Sequence[Tensor] | Tensor":
+    """Opens the images, prepared for the network."""
+    from convattn.models.pretrained import network_folder, pretrained_names
+    from convattn.networks.image_files import Prepare, open_images, preparation
+    from convattn.networks.source import HOMES
+
+    home, _, name = source.partition(":")
+    packaged = home == "convattn" and name in pretrained_names()
+    own = network_folder(source) if packaged or home not in HOMES else None
+    prepare: Callable[[], Prepare] = lambda: preparation(built_by, network, own)  # noqa: E731 - typed
+    return open_images(images, prepare, limit=limit)

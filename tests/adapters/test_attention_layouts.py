@@ -1,0 +1,123 @@
+"""Where tokens lie, seen from outside: one position is moved, and the queries and keys that change are those there."""
+
+import math
+
+import pytest
+import torch
+from tests.adapters.attention_cases import OTHERS, TIMM
+
+from convattn.adapters.attention import OUTSIDE, watch
+
+CASES = {**TIMM, **OTHERS}
+TOLERANCE = 1e-7  # of float64 scores, which move by far more where a token changes, and by rounding elsewhere
+
+
+def moved_tokens(x, grid, prefix):
+    """Moves position i of image i + 1, in a grid of tokens with channels first or last, or in tokens after a prefix."""
+    noise = torch.randn(x.shape[-1] if x.ndim == 3 or x.shape[2:] != grid else x.shape[1], dtype=x.dtype)
+    moved = x.clone()
+    for place in range(math.prod(grid)):
+        row, col = divmod(place, grid[1])
+        if x.ndim == 3:
+            moved[place + 1, prefix + place] += noise
+        elif tuple(x.shape[1:3]) == grid:
+            moved[place + 1, row, col] += noise
+        else:
+            moved[place + 1, :, row, col] += noise
+    return moved
+
+
+def weights_of(case, given):
+    """Runs the network on one image many times, of which each but the first has one position moved."""
+    network = case.build().double()
+    torch.manual_seed(1)
+    places = math.prod(given)
+    images = torch.randn(1, *case.size, dtype=torch.float64).repeat(places + 1, *(1,) * len(case.size))
+    handles = []
+    if case.moved is None:
+        rows, cols = (size // side for size, side in zip(case.size[1:], given, strict=True))
+        patch = torch.randn(case.size[0], rows, cols, dtype=torch.float64)
+        for place in range(places):
+            row, col = divmod(place, given[1])
+            images[place + 1, :, row * rows : (row + 1) * rows, col * cols : (col + 1) * cols] += patch
+    else:
+
+        def move(module, args, kwargs):
+            tokens = kwargs.get("hidden_states", args[0] if args else None)
+            prefix = tokens.shape[1] - places if tokens.ndim == 3 else 0
+            tokens = moved_tokens(tokens, given, prefix)
+            return (tokens, *args[1:]) if args else args, kwargs if args else {**kwargs, "hidden_states": tokens}
+
+        handles.append(network.get_submodule(case.moved).register_forward_pre_hook(move, with_kwargs=True))
+    calls = []
+    watch(network, images, calls.append, layers=case.layer)
+    assert [call.name for call in calls] == [case.layer]
+    return calls[0]
+
+
+def changed(call):
+    """Tells which queries (places, groups, queries) and keys (places, groups, keys) changed with each position.
+
+    The log of a weight is a score less what the query's row has in common. A key that changes moves a column of
+    differences, a query a whole row, each off the middle of its row.
+    """
+    seen = call.weights > 1e-30
+    logs = torch.where(seen, call.weights, 1).log()
+    moved = (logs[1:] - logs[:1]).sum(2)  # over heads, which move at random
+    allowed = torch.ones_like(moved[:1], dtype=torch.bool)
+    if call.layout.allowed is not None:
+        allowed = call.layout.allowed[None]
+    moved = torch.where(allowed, moved, torch.nan)
+    off = ((moved - moved.nanmedian(-1, keepdim=True).values).abs() > TOLERANCE) & allowed
+    return (off.sum(-1) > 0.6 * allowed.sum(-1)), (off.sum(-2) > 0.6 * allowed.sum(-2))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_tokens_lie_where_the_layout_says(case):
+    given = case.grid
+    if case.layer == "stages.1.blocks.0.attn":  # its queries are pooled from a grid twice as large
+        given = (16, 16)
+    elif case.layer.startswith("transformers.0."):
+        pytest.skip("its patches overlap; its stages are seen in the proof of the weights")
+    call = weights_of(case, given)
+    layout = call.layout
+    assert (layout.pattern, layout.grid, layout.source != "") == (case.pattern, case.grid, True)
+    queries, keys = changed(call)
+    places = torch.cartesian_prod(*(torch.arange(size) for size in given)).double()
+    ratio = torch.tensor([size / side for size, side in zip(given, layout.grid, strict=True)])
+    if case.exact and case.pattern != "class token":
+        found = torch.arange(len(places))[:, None, None] == layout.queries
+        assert torch.equal(queries, found)
+    elif case.pattern != "class token":
+        assert_centred(queries[:, layout.queries >= 0], places, layout.query_positions()[layout.queries >= 0] * ratio)
+    with_place = ~layout.key_prefix.expand(layout.groups, -1)
+    sizes = torch.tensor(layout.grid)
+    inside = with_place & ((layout.keys >= 0) & (layout.keys <= sizes - 1)).all(-1)
+    assert not keys[:, ~inside].any()
+    assert_centred(keys[:, inside], places, layout.keys[inside] * ratio)
+
+
+def assert_centred(moved, places, expected):
+    """The positions that move a token lie around it; only at the border may some of them be missing."""
+    count = moved.sum(0)
+    assert (count > 0).all()
+    whole = count == count.max()
+    middle = (moved.double().T @ places)[whole] / count[whole, None]
+    assert torch.equal(middle, expected[whole])
+
+
+def test_padding_is_neither_a_position_nor_a_prefix():
+    case = TIMM["shifted windows, padded"]
+    layout = weights_of(case, case.grid).layout
+    assert (layout.queries == OUTSIDE).sum() == 8 * 12 - 7 * 10
+    assert layout.prefix == 0
+    assert layout.queries[layout.queries >= 0].sort().values.tolist() == list(range(70))
+
+
+def test_a_wrong_layout_is_noticed():
+    """The negative control: windows read as if they were not shifted."""
+    case = TIMM["shifted windows"]
+    call = weights_of(case, case.grid)
+    queries, _ = changed(call)
+    wrong = weights_of(TIMM["windows"], case.grid).layout.queries
+    assert not torch.equal(queries, torch.arange(math.prod(case.grid))[:, None, None] == wrong)

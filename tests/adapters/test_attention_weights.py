@@ -1,0 +1,149 @@
+"""Weights × values is what each module itself computed; rows sum to one; other roads to the weights agree."""
+
+import copy
+
+import pytest
+import torch
+from tests.adapters.attention_cases import AUDIO, OTHERS, OWN, TEXTS, TIMM, transformers_model
+
+from convattn.adapters.attention import attention_layers, watch
+from convattn.testing.budget import assert_within_budget
+
+CASES = {**TIMM, **OTHERS}
+
+
+def calls_of(network, images, **options):
+    calls = []
+    watch(network, images, calls.append, **options)
+    return calls
+
+
+def drawn(*size):
+    return torch.randn(2, *size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_layer_of_a_network(case):
+    network = case.build()
+    found = {layer.name: layer for layer in attention_layers(network) if layer.refused is None}
+    calls = calls_of(network, drawn(*case.size))
+    assert [call.name for call in calls] == list(found)
+    for call in calls:
+        assert call.error <= call.budget < 1e-3
+        assert call.normalised or "TalkingHead" in call.kind
+        assert call.kind == found[call.name].kind
+        images, groups, _, queries, keys = call.weights.shape
+        assert (images, groups, queries) == (2, *call.layout.queries.shape)
+        assert (groups, keys) == tuple(call.layout.keys.shape[:2])
+        for tokens in (call.inputs, call.outputs):
+            assert tokens is None or tuple(tokens.shape[:2]) == (2, call.layout.positions)
+    looked_at = next(call for call in calls if call.name == case.layer)
+    assert (looked_at.layout.pattern, looked_at.layout.grid, looked_at.layout.prefix) == case[3:6]
+
+
+@pytest.mark.parametrize(("build", "size"), OWN.values(), ids=OWN)
+def test_our_own_layers(build, size):
+    network = build()
+    for call in calls_of(network, drawn(*size)):
+        assert call.normalised
+        assert call.error <= call.budget < 1e-4
+        layer = network.get_submodule(call.name)
+        place = (call.layout.keys - call.layout.query_positions()[:, :1])[0]
+        if call.name == "" and layer.content is None:
+            whole = layer.attention(size[1:]).flatten(-len(size) + 1).flatten(1, -2)
+            assert torch.equal(call.weights[0, 0], whole)
+        assert place.shape == (call.weights.shape[-1], len(size) - 1)
+
+
+def test_keys_of_a_strided_layer_are_seen_in_steps_of_its_queries():
+    build, size = OWN["strided"]
+    (call,) = calls_of(build(), drawn(*size))
+    assert call.layout.grid == (3, 5)
+    assert call.layout.keys[0, :3].tolist() == [[-0.5, -0.5], [-0.5, 0.0], [-0.5, 0.5]]
+    assert call.inputs is None
+
+
+@pytest.mark.parametrize(("build", "layer", "causal"), TEXTS.values(), ids=TEXTS)
+def test_texts(build, layer, causal):
+    ids = torch.randint(5, 90, (2, 11), generator=torch.Generator().manual_seed(1))
+    (call,) = calls_of(build(), ids)
+    assert (call.name, call.layout.pattern, call.layout.grid) == (layer, "sequence", (11,))
+    expected = torch.ones(1, 11, 11, dtype=torch.bool).tril() if causal else None
+    assert (call.layout.allowed is None) is (expected is None)
+    if expected is not None:
+        assert torch.equal(call.layout.allowed, expected)
+        assert not call.weights[:, :, :, ~expected[0]].any()
+    assert call.normalised
+
+
+@pytest.mark.parametrize(("build", "size", "layer", "tokens"), AUDIO.values(), ids=AUDIO)
+def test_audio(build, size, layer, tokens):
+    (call,) = calls_of(build(), drawn(*size))
+    assert (call.name, call.layout.pattern, call.layout.grid) == (layer, "sequence", (tokens,))
+    assert call.normalised
+
+
+def test_padded_texts_have_masks_of_their_own():
+    ids, mask = torch.randint(5, 90, (2, 11)), torch.ones(2, 11, dtype=torch.long)
+    mask[1, 7:] = 0
+    for attention in ("sdpa", "eager"):
+        network = transformers_model(
+            "Bert",
+            vocab_size=97,
+            hidden_size=12,
+            num_hidden_layers=1,
+            num_attention_heads=3,
+            intermediate_size=16,
+            attn_implementation=attention,
+        )()
+        (call,) = calls_of(network, {"input_ids": ids, "attention_mask": mask})
+        assert call.layout.allowed is None
+        assert torch.equal(call.allowed[:, 0, 0], mask.bool())
+        assert not call.weights[1, ..., 7:].any()
+
+
+@pytest.mark.parametrize("kind", ["ViT", "Bert"])
+def test_the_weights_that_transformers_itself_gives_out(kind):
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16}
+    more = {"image_size": 20, "patch_size": 4} if kind == "ViT" else {"vocab_size": 97}
+    network = transformers_model(kind, **sizes, **more)().eval()
+    given = drawn(3, 20, 20) if kind == "ViT" else torch.randint(5, 90, (2, 11))
+    plain = transformers_model(kind, **sizes, **more, attn_implementation="eager")().eval()
+    plain.load_state_dict(network.state_dict())
+    with torch.no_grad():
+        low = plain(given, output_attentions=True).attentions
+        wide = copy.deepcopy(plain).double()
+        high = wide(given.double() if given.is_floating_point() else given, output_attentions=True).attentions
+    for call, hi, lo in zip(calls_of(network, given), high, low, strict=True):
+        assert_within_budget(call.weights[:, 0], hi, lo)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype):
+    case = TIMM["class token"]
+    for call in calls_of(case.build().to(dtype), drawn(*case.size).to(dtype)):
+        assert call.weights.dtype == torch.promote_types(dtype, torch.float32)
+        assert call.normalised
+
+
+def test_fused_and_plain_attention_have_the_same_weights():
+    case = TIMM["class token"]
+    fused, plain = case.build(), case.build()
+    for module in plain.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    x = drawn(*case.size)
+    (high,) = calls_of(copy.deepcopy(plain).double(), x.double())
+    (made,), (low,) = calls_of(fused, x), calls_of(plain, x)
+    assert_within_budget(made.weights, high.weights, low.weights)
+
+
+def test_inputs_and_outputs_lie_on_the_grid():
+    case = TIMM["shifted windows, padded"]
+    network, kept = case.build().eval(), {}
+    block = network.get_submodule(case.moved)
+    block.norm1.register_forward_hook(lambda *passed: kept.update(inputs=passed[2]))
+    call = next(call for call in calls_of(network, drawn(*case.size)) if call.name == case.layer)
+    assert torch.equal(call.inputs, kept["inputs"].flatten(1, 2))
+    with torch.no_grad():
+        assert torch.equal(call.outputs, block._attn(kept["inputs"]).flatten(1, 2))
