@@ -55,7 +55,7 @@ def measure(subject: Subject, *, thresholds: Sequence[float] = THRESHOLDS, contr
     return {
         "network": subject.name,
         "heads": [
-            {"layer": layer.name, "head": head.head, "shift_invariance": asdict(head.shift_invariance)}
+            {"layer": layer.name, "head": head.head, "position_score": asdict(head.position_score)}
             for layer in report.layers
             for head in layer.heads
         ],

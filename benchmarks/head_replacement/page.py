@@ -15,8 +15,10 @@ AIM = 0.1
 _PAGE = """\
 # Heads that are convolutions, replaced
 
-[`replace_convolutional_heads`](../head-replacement.md) lets every head whose shift invariance R² is at least a
-threshold run as a convolution of its values, without training. What is lost, and what is gained? {verdict}
+[`replace_convolutional_heads`](../head-replacement.md) lets every head whose position score R² is at least a
+threshold run as a convolution of its values, without training. What is lost, and what is gained?
+
+{verdict}
 
 ![Accuracy lost over the share of heads replaced](head-replacement.png)
 
@@ -70,10 +72,10 @@ def verdict(networks: Sequence[Mapping[str, Any]]) -> str:
     called = [(network, row) for network in networks for row in network["curve"] if row["threshold"] == CONVOLUTIONAL]
     some = [(network, row) for network, row in called if row["replaced"]]
     if not some:
-        best = max(head["shift_invariance"]["value"] for network in networks for head in network["heads"])
+        best = max(head["position_score"]["value"] for network in networks for head in network["heads"])
         return (
-            f"None of the {len(networks)} networks has a head with R² ≥ {CONVOLUTIONAL:g}; the largest is {best:.2f}. What"
-            " lower thresholds do is below."
+            f"No head has R² ≥ {CONVOLUTIONAL:g} (networks: {len(networks)}; largest R²: {best:.2f}). What lower\nthresholds "
+            "do is below."
         )
     heads, every = sum(row["replaced"] for _, row in some), sum(len(network["heads"]) for network, _ in called)
     losses = [lost(network, row) for network, row in some]
@@ -81,8 +83,8 @@ def verdict(networks: Sequence[Mapping[str, Any]]) -> str:
     control = [lost(network, item) for network, row in some for item in row["controls"]]
     beside = f"; as many random heads cost {statistics.mean(control):.2f} points on average" if control else ""
     return (
-        f"{heads} of {every} heads have R² ≥ {CONVOLUTIONAL:g}, in {len(some)} of {len(networks)} networks. Without them as"
-        f" heads by content {kept} of these {len(some)} lose at most {AIM:g} points of accuracy (largest loss"
+        f"{heads} of {every} heads have\nR² ≥ {CONVOLUTIONAL:g}, in {len(some)} of {len(networks)} networks. With them"
+        f" replaced, {kept} of these {len(some)} lose at most {AIM:g} points\nof accuracy (largest loss"
         f" {max(losses):.2f}){beside}."
     )
 

@@ -144,12 +144,14 @@ def head_statistics(head, weights, grid, prefix, shifts):
         shift=(),
         **one,
         hard_shift=(),
-        shift_invariance=Estimate((1 - left / whole).item(), nan),
+        shift_invariance=UNKNOWN,
+        position_score=Estimate((1 - left / whole).item(), nan),
         non_locality=UNKNOWN,
         prefix_share=UNKNOWN,
         prefix_weights=tuple(weights[:, prefix:, :prefix].mean((0, 1)).tolist()),
         prefix_maps=tuple(tuple(row) for row in weights[:, :prefix].mean(0).tolist()),
         kernel=kernel,
+        position_kernel=(),
         kernel_share=Estimate(within, nan),
     )
 

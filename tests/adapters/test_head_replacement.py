@@ -88,7 +88,7 @@ def test_a_threshold_that_nothing_meets_changes_no_bit(name):
     network, x, report = measured(name)
     made, record = replace_convolutional_heads(network, report, 1.0, images=x)
     assert not record.replaced
-    assert {head.reason for head in record.left} == {"its shift invariance is below the threshold"}
+    assert {head.reason for head in record.left} == {"its position score is below the threshold"}
     assert torch.equal(outputs(made, x), outputs(network, x))
     assert record.trial.predictions_changed == record.trial.largest_change == 0
     assert not {id(part) for part in made.parameters()} & {id(part) for part in network.parameters()}

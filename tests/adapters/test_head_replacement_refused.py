@@ -151,8 +151,8 @@ def test_layers_that_are_left_whole(network, report, changes, reason):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"shift_invariance": Estimate(0.0005, nan)}, "its shift invariance is below the threshold"),
-        ({"shift_invariance": Estimate(nan, nan)}, "its weights do not vary"),
+        ({"position_score": Estimate(0.0005, nan)}, "its position score is below the threshold"),
+        ({"position_score": Estimate(nan, nan)}, "its position score is not known"),
         ({"kernel_share": Estimate(0.9, nan)}, "the report's radius holds less than 95% of its attention"),
         ({"kernel_share": Estimate(nan, nan)}, "the report's radius holds less than 95% of its attention"),
         ({"kernel": ()}, "the report holds no kernel of weights"),
@@ -163,7 +163,7 @@ def test_layers_that_are_left_whole(network, report, changes, reason):
     ids=lambda given: str(given)[:40],
 )
 def test_heads_that_are_left(network, report, changes, reason):
-    report = with_head(report, **{"shift_invariance": Estimate(1.0, nan), **changes})
+    report = with_head(report, **{"position_score": Estimate(1.0, nan), **changes})
     assert reasons(network, report)[0].startswith(reason)
 
 

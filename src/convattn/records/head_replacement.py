@@ -12,7 +12,7 @@ class ReplacedHead:
 
     layer: str  # Dotted name of the layer
     head: int  # Number in the layer, from 0
-    score: float  # R² of shift invariance in the report
+    score: float  # Position score R² in the report
     replaced: bool  # Whether it averages by displacement now
     box: tuple[int, ...]  # Taps along each axis of the kernel that it runs in; empty if it was left
     reason: str  # Why it was replaced or left
@@ -46,7 +46,7 @@ class HeadReplacement(Record):
 
     Attributes:
         model: Class of the network.
-        threshold: Shift invariance from which heads were replaced; nan if they were named.
+        threshold: Position score from which heads were replaced; nan if they were named.
         heads: All heads of the report.
         layers_without_softmax: Layers of which all heads were replaced; they hold no query, key and softmax.
         parameters: Number of parameters now.

@@ -50,11 +50,11 @@ def why_not_head(layer: LayerReport, head: HeadStatistics, threshold: float | No
     unusable = _why_unusable(layer, head.kernel)
     if unusable is not None or threshold is None:
         return unusable
-    score = head.shift_invariance.value
+    score = head.position_score.value
     if math.isnan(score):
-        return "its weights do not vary, so shift invariance is not determined"
+        return "its position score is not known: its weights do not vary, or it was measured on one image"
     if score < threshold:
-        return "its shift invariance is below the threshold"
+        return "its position score is below the threshold"
     if not head.kernel_share.value >= LEAST_SHARE:
         return f"the report's radius holds less than {LEAST_SHARE:.0%} of its attention"
     return None

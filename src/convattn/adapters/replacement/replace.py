@@ -35,7 +35,7 @@ def replace_convolutional_heads(
 ) -> tuple[nn.Module, HeadReplacement]:
     """Copies a network and lets the heads that are convolutions run as convolutions, without training.
 
-    A head is one if its shift invariance in the report is at least `threshold`. It then averages its values under the
+    A head is one if its position score in the report is at least `threshold`. It then averages its values under the
     report's mean kernel K_h, over the positions that exist: y[q] = Σ_j π_j v[j] + (1 − Σ_j π_j) Σ_δ K_h(δ) v[q+δ] /
     Σ_δ K_h(δ), with π_j the mean share of the j-th prefix token. A prefix token's own query takes its mean weights.
     Other heads attend as before, with their rows of the queries and keys; a layer of which all heads are replaced holds
@@ -44,8 +44,8 @@ def replace_convolutional_heads(
     Args:
         model: timm's or transformers' ViT, torchvision's, or transformers' BERT; it is not changed.
         report: What `analyze` measured on this network.
-        threshold: Least shift invariance R², in (0, 1].
-        heads: Pairs of a layer's name and a head's number: replace these, whatever their R².
+        threshold: Least position score R², in (0, 1].
+        heads: Pairs of a layer's name and a head's number: replace these, whatever their score.
         images: Held-out images, or arguments in a tuple or a mapping, on which both networks are compared and timed.
 
     Returns:
@@ -142,7 +142,7 @@ def _choose(layer: LayerReport, threshold: float | None, named: frozenset[tuple[
 
 
 def _told(layer: LayerReport, head: int, reason: str | None, boxes: Mapping[int, tuple[int, ...]]) -> ReplacedHead:
-    score = layer.heads[head].shift_invariance.value
+    score = layer.heads[head].position_score.value
     box = boxes.get(head, ())
     why = "it is a convolution" if reason is None else reason
     return ReplacedHead(layer.name, head, score, reason is None, box, why)
