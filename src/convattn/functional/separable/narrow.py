@@ -92,8 +92,8 @@ class _Means:
         if self.cols_back is None:
             return upstream
         if into is not None:
-            for head, total in enumerate(into):  # half as long as one product of all heads
-                total += torch.mm(upstream[head], means[head].mT)
+            for head in range(self.heads):  # half as long as one product of all heads
+                into[head] += torch.mm(upstream[head], means[head].mT)
         inner = upstream.shape[2] // self.queries[0]
         back = self.space.get("back", means.shape[1], len(self.rows), inner)
         return torch.bmm(self.cols_back, upstream, out=self._by_head(back))
