@@ -100,15 +100,18 @@ class TrainingCase(Case):
         return setting.place(network, training=True)
 
 
-def training_steps(network: nn.Module, images: Tensor, seed: int, *, rate: float = 0.05) -> Callable[[], Tensor]:
-    """Makes the function that trains a network for one step and returns the loss before it."""
+def training_steps(
+    network: nn.Module, images: Tensor, seed: int, *, rate: float = 0.05, mixed: bool = False
+) -> Callable[[], Tensor]:
+    """Makes the function that trains a network for a step, in bfloat16 if mixed, and returns the loss before it."""
     optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=rate, momentum=0.9)
     labels = torch.randint(_CLASSES, (len(images),), generator=torch.Generator().manual_seed(seed))
     labels = labels.to(images.device)
 
     def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(network(images), labels)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=mixed):
+            loss = functional.cross_entropy(network(images), labels)
         loss.backward()
         optimizer.step()
         return loss.detach()
