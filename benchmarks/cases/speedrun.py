@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cases.case import Case, Contender, bytes_held
-from benchmarks.cases.training import training_steps
+from benchmarks.cases.training import is_mixed, training_steps
 from benchmarks.correctness import judge, roads
 from benchmarks.record import Check
 from benchmarks.setting import Setting, seeded
@@ -83,7 +83,7 @@ class SpeedRunCase(Case):
         return {name: partial(self._enter, name, setting, check) for name in _MIXINGS}
 
     def _enter(self, name: str, setting: Setting, check: Callable[[bool], Check]) -> Contender:
-        (mixing, note), mixed = _MIXINGS[name], name.endswith("bf16")
+        (mixing, note), mixed = _MIXINGS[name], is_mixed(name)
         network = self._build(mixing, self.widths, setting)
         images = setting.draw(self.shape, self.seed)
         return Contender(
