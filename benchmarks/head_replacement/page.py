@@ -74,8 +74,8 @@ def verdict(networks: Sequence[Mapping[str, Any]]) -> str:
     if not some:
         best = max(head["position_score"]["value"] for network in networks for head in network["heads"])
         return (
-            f"No head has R² ≥ {CONVOLUTIONAL:g} (networks: {len(networks)}; largest R²: {best:.2f}). What lower\nthresholds "
-            "do is below."
+            f"No head has R² ≥ {CONVOLUTIONAL:g} (networks: {len(networks)}; largest R²: {best:.2f}).\n"
+            "What lower thresholds do is below."
         )
     heads, every = sum(row["replaced"] for _, row in some), sum(len(network["heads"]) for network, _ in called)
     losses = [lost(network, row) for network, row in some]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
-    from convattn.adapters import convolutional_init
+    from convattn.adapters import convolutional_init, random_heads, replace_convolutional_heads
     from convattn.analysis import analyze
     from convattn.convert import (
         attention_to_conv,
@@ -54,7 +54,14 @@ if TYPE_CHECKING:
     )
     from convattn.models import AttentionNet, ConvNet, resnet18
     from convattn.networks import from_pretrained, load_network, push_to_hub, save_network
-    from convattn.records import Certificate, ConvolutionalInit, HeadReport, NetworkCertificate, RunRecord
+    from convattn.records import (
+        Certificate,
+        ConvolutionalInit,
+        HeadReplacement,
+        HeadReport,
+        NetworkCertificate,
+        RunRecord,
+    )
     from convattn.training import load_recipe, train
 
 __all__ = [
@@ -71,6 +78,7 @@ __all__ = [
     "GatedRelativeAttention2d",
     "GatedRelativeAttention3d",
     "GeneralizedQuadratic",
+    "HeadReplacement",
     "HeadReport",
     "LearnedAxial",
     "LearnedTable",
@@ -98,8 +106,10 @@ __all__ = [
     "network_to_conv",
     "patch_convolution",
     "push_to_hub",
+    "random_heads",
     "refine",
     "register_encoding",
+    "replace_convolutional_heads",
     "resnet18",
     "save_layer",
     "save_network",
@@ -120,6 +130,7 @@ _HOMES = {
     "GatedRelativeAttention2d": "convattn.layers",
     "GatedRelativeAttention3d": "convattn.layers",
     "GeneralizedQuadratic": "convattn.encodings",
+    "HeadReplacement": "convattn.records",
     "HeadReport": "convattn.records",
     "LearnedAxial": "convattn.encodings",
     "LearnedTable": "convattn.encodings",
@@ -146,8 +157,10 @@ _HOMES = {
     "network_to_conv": "convattn.convert",
     "patch_convolution": "convattn.convert",
     "push_to_hub": "convattn.networks",
+    "random_heads": "convattn.adapters",
     "refine": "convattn.convert",
     "register_encoding": "convattn.encodings",
+    "replace_convolutional_heads": "convattn.adapters",
     "resnet18": "convattn.models",
     "save_layer": "convattn.convert",
     "save_network": "convattn.networks",
