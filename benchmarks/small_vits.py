@@ -25,7 +25,14 @@ from convattn.data import ImageDataset, ImageSplit, cutmix, horizontal_flip, loa
 from convattn.files import file_sha256, new_file, sole_use, write_atomically
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 
-SIZES = {"img_size": 32, "patch_size": 4, "num_classes": 10, "embed_dim": 96, "depth": 6, "num_heads": 4}
+SIZES: dict[str, Any] = {
+    "img_size": 32,
+    "patch_size": 4,
+    "num_classes": 10,
+    "embed_dim": 96,
+    "depth": 6,
+    "num_heads": 4,
+}
 EVALUATION_BATCH = 500
 EVALUATED_EVERY = 4  # epochs
 
@@ -123,7 +130,7 @@ def train(run: Run, data: ImageDataset, folder: Path, command: str) -> None:
     """Trains a network, or goes on where it was stopped, and writes its record last."""
     model = build(run.seed)
     for block in model.blocks:  # type: ignore[union-attr]
-        block.attn.fused_attn = False  # type: ignore[union-attr]  # backward in bfloat16, the fused one is five times slower
+        block.attn.fused_attn = False  # backward in bfloat16, the fused one is five times slower
     optimiser = torch.optim.AdamW(parameter_groups(model, run.decay), lr=run.rate, fused=True)
     kept, metrics = folder / "checkpoint.pt", []
     if kept.is_file():

@@ -1,7 +1,8 @@
 """One trained network: its report, and the curve of thresholds, beside as many random heads."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -55,10 +56,14 @@ def measure(subject: Subject, *, thresholds: Sequence[float] = THRESHOLDS, contr
     return {
         "network": subject.name,
         "heads": [
-            {"layer": layer.name, "head": head.head, "position_score": asdict(head.position_score)}
+            {"layer": layer.name, "head": head.head, "score": str(head.position_score)}
             for layer in report.layers
             for head in layer.heads
         ],
+        "largest_score": max(
+            (score for layer in report.layers for head in layer.heads if isfinite(score := head.position_score.value)),
+            default=None,
+        ),
         "layers": len(report.layers),
         "accuracy": accuracy(before, subject.labels),
         "parameters": sum(parameter.numel() for parameter in subject.model.parameters()),

@@ -72,7 +72,9 @@ def verdict(networks: Sequence[Mapping[str, Any]]) -> str:
     called = [(network, row) for network in networks for row in network["curve"] if row["threshold"] == CONVOLUTIONAL]
     some = [(network, row) for network, row in called if row["replaced"]]
     if not some:
-        best = max(head["position_score"]["value"] for network in networks for head in network["heads"])
+        best = max(
+            (network["largest_score"] for network in networks if network["largest_score"] is not None), default=0
+        )
         return (
             f"No head has R² ≥ {CONVOLUTIONAL:g} (networks: {len(networks)}; largest R²: {best:.2f}).\n"
             "What lower thresholds do is below."

@@ -59,9 +59,12 @@ class ConvolvedAttention(nn.Module):
         prefix_shares: π, (heads that average, prefix tokens).
         prefix_maps: Weights of each prefix token's own query, (heads that average, prefix tokens, tokens).
         content: The heads by content, or None.
+        back: Where each head of the layer is in that order, if no `output` is there to put them right.
         grid: Sizes of the grid of positions; None for a sequence of any length.
         after: What follows the output: its dropout.
     """
+
+    back: Tensor | None
 
     def __init__(self, layer: ReadAttention, groups: Sequence[MeasuredHeads], grid: tuple[int, ...] | None) -> None:
         """Takes over a layer, with heads that average in groups of like size; the others attend as before."""
@@ -121,7 +124,7 @@ class ConvolvedAttention(nn.Module):
         """Averages values at positions, and those of all tokens for prefix tokens."""
         prefix, cells = values.split([self.prefix, values.shape[2] - self.prefix], dim=2)
         there = None if present is None else present[:, self.prefix :]
-        counts = [means.heads for means in self.means]  # type: ignore[union-attr]
+        counts = [means.heads for means in self.means]
         pairs = zip(self.means, cells.split(counts, dim=1), strict=True)
         around = torch.cat([means(part, sizes, there) for means, part in pairs], dim=1)
         if not self.prefix:

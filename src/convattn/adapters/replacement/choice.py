@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
 
 import torch
 
@@ -17,7 +16,7 @@ _PATTERNS = ("global", "sequence")
 
 def check_threshold(threshold: object) -> float:
     """Returns the threshold, or raises ArgumentError if it is not a number in (0, 1]."""
-    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 < threshold <= 1:
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold <= 1:
         raise ArgumentError(must_be("threshold", "a number in (0, 1]", threshold))
     return float(threshold)
 
@@ -33,7 +32,7 @@ def check_heads(report: HeadReport, heads: object) -> frozenset[tuple[str, int]]
         name, number = item
         if name not in known:
             raise UnknownNameError("layer", name, known)
-        if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= number < known[name]:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < known[name]:
             raise ArgumentError(must_be("heads", f"numbers from 0 to {known[name] - 1} in {name}", number))
     return frozenset((name, int(number)) for name, number in heads)
 

@@ -1,0 +1,73 @@
+"""The curve of thresholds of one network, and the page that words it."""
+
+import copy
+import json
+
+import pytest
+import timm
+import torch
+
+from benchmarks.head_replacement.measure import Subject, measure
+from benchmarks.head_replacement.page import draw, lost, page, verdict
+
+SIZES = {"img_size": 8, "patch_size": 2, "num_classes": 5, "embed_dim": 12, "depth": 2, "num_heads": 3}
+CONTENT = {
+    "command": "python -m benchmarks.head_replacement vit --work work --output out",
+    "hardware": {"processor": "one", "threads": "1"},
+    "versions": {"torch": "2", "timm": "1"},
+    "revision": "abc",
+    "busy": True,
+    "data": {"name": "noise"},
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    torch.manual_seed(0)
+    network = timm.models.VisionTransformer(**SIZES).eval()
+    subject = Subject("vit", network, torch.randn(6, 3, 8, 8), torch.randn(20, 3, 8, 8), torch.randint(5, (20,)))
+    return measure(subject, thresholds=(1.0, 0.5, 1e-9), controls=2)
+
+
+def with_curve(network, **changes):
+    """The network as if a row of its curve had been found otherwise."""
+    made = copy.deepcopy(network)
+    made["curve"][-1].update(changes)
+    return made
+
+
+def test_a_curve_has_a_row_for_each_threshold_from_the_highest(found):
+    assert [row["threshold"] for row in found["curve"]] == [1.0, 0.5, 1e-9]
+    assert len(found["heads"]) == 6
+    assert found["curve"][0]["replaced"] == found["curve"][0]["changed"] == 0
+    assert found["curve"][0]["controls"] == []
+    assert found["curve"][0]["accuracy"] == found["accuracy"]
+    counts = [row["replaced"] for row in found["curve"]]
+    assert counts == sorted(counts)
+
+
+def test_what_is_measured_is_written_as_json(found):
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_the_page_says_if_no_head_is_a_convolution(found):
+    text = page({**CONTENT, "networks": [with_curve(found, threshold=0.9, replaced=0)]})
+    assert "No head has R² ≥ 0.9 (networks: 1; largest R²: " in text
+    assert "No threshold is met by any head." in text
+
+
+def test_the_page_counts_networks_that_lose_little(found):
+    good = with_curve(found, threshold=0.9, replaced=2, accuracy=found["accuracy"] - 0.0005, controls=[])
+    worse = [{"seed": 0, "accuracy": found["accuracy"] - 0.2, "changed": 5}]
+    bad = with_curve(found, threshold=0.9, replaced=4, accuracy=found["accuracy"] - 0.03, controls=worse)
+    assert lost(bad, bad["curve"][-1]) == pytest.approx(3)
+    said = verdict([good, bad]).replace("\n", " ")
+    assert "6 of 12 heads have R² ≥ 0.9, in 2 of 2 networks" in said
+    assert "1 of these 2 lose at most 0.1 points of accuracy (largest loss 3.00)" in said
+    assert "as many random heads cost 20.00 points on average" in said
+    assert "| 0.9 | 4 | 0 of 2 | +3.00 |" in page({**CONTENT, "networks": [bad]})
+
+
+def test_the_figure_is_drawn(found, tmp_path):
+    draw([tmp_path / "lost.png"], [with_curve(found, threshold=0.9, replaced=2)])
+    assert (tmp_path / "lost.png").stat().st_size > 1000
