@@ -17,6 +17,8 @@ from convattn.analysis.measure.sums import HeadSums, head_tiles
 from convattn.records.head_report import Estimate
 
 _ROUNDS, _SETTLED = 60, 1e-5
+_FLAT = 1e-14
+"""Squared distance to looking everywhere alike, as a share of the squared attention of a query, that is rounding."""
 
 
 class KernelFit:
@@ -30,26 +32,28 @@ class KernelFit:
         """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
         if "weights" not in self.state:
             everything = fitted.map(lambda part: part.sum(dim=0))
-            self.state = {"weights": fit_weights(everything, pairs), "level": _levels(everything, pairs)}
-            self.state["mass"] = everything.by_displacement.sum(dim=1) / (everything.images * pairs.queries)
+            mass = everything.by_displacement.sum(dim=1) / (everything.images * pairs.queries)
+            self.state = {"weights": fit_weights(everything, pairs), "mass": mass}
+        alike = shared_out(torch.ones_like(pairs.counts), pairs)
         errors, totals = [], []
         for head, (_, tile) in enumerate(head_tiles(call, pairs)):
-            by_position = self.state["mass"][head] * shared_out(self.state["weights"][head], pairs)
-            level = self.state["level"][head].to(tile.dtype)
-            if pairs.valid is not None:
-                level = level * pairs.valid
-            errors.append((tile - by_position.to(tile.dtype)).square().sum(dim=3).double().sum(dim=(1, 2)))
-            totals.append((tile - level).square().sum(dim=3).double().sum(dim=(1, 2)))
+            by_position = shared_out(self.state["weights"][head], pairs)
+            for model, found in ((by_position, errors), (alike, totals)):
+                apart = tile - (self.state["mass"][head] * model).to(tile.dtype)
+                found.append(apart.square().sum(dim=3).double().sum(dim=(1, 2)))
         for name, found in {"errors": torch.stack(errors), "totals": torch.stack(totals)}.items():
             self.state[name] = torch.cat([self.state[name], found], dim=1) if name in self.state else found
 
     def estimate(self, head: int, groups: int) -> Estimate:
-        """Returns R² of a head on the images scored, with the standard error of a jackknife over groups of them."""
+        """Returns R² of a head on the images scored, with the standard error of a jackknife over groups of them.
+
+        It is 0 for weights that describe the head no better than looking everywhere alike.
+        """
         nan = float("nan")
         if "errors" not in self.state:
             return Estimate(nan, nan)
         errors, totals = self.state["errors"][head], self.state["totals"][head]
-        if not float(totals.sum()) > 1e-14 * float(self.state["level"][head]) ** 2 * len(totals):
+        if not float(totals.sum()) > _FLAT * float(self.state["mass"][head]) ** 2 * len(totals):
             return Estimate(nan, nan)
         parts = torch.arange(len(errors)) * min(groups, len(errors)) // len(errors)
         keep = [parts != part for part in parts.unique()] if len(errors) > 1 else []
@@ -96,7 +100,3 @@ def _row_sums(weights: Float64[Tensor, " displacements"], pairs: Pairs) -> Float
 def _extended(weights: Float64[Tensor, " displacements"]) -> Float64[Tensor, " bins"]:
     """Adds a weight of 0 for pairs that do not count."""
     return torch.cat([weights, weights.new_zeros(1)])
-
-
-def _levels(sums: HeadSums, pairs: Pairs) -> Float64[Tensor, " heads"]:
-    return sums.by_displacement.sum(dim=1) / (sums.images * pairs.counts.sum())

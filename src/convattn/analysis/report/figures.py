@@ -47,7 +47,7 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
 
     Source: Raghu et al., NeurIPS 2021, figure 1.
     """
-    with figure_files([path], (max(7.0, 0.5 * len(report.layers) + 3), 4.2)) as figure:
+    with figure_files([path], (max(10.0, 0.5 * len(report.layers) + 3), 4.2)) as figure:
         panel = figure.subplots()
         depth = range(1, len(report.layers) + 1)
         for number, layer in zip(depth, report.layers, strict=True):
@@ -67,7 +67,8 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
 
 def convolution_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
     """Draws over depth what the best convolution of each layer explains, and how far heads depend on position alone."""
-    kernel = " × ".join([str(report.kernel_size)] * len(report.layers[0].grid))
+    kernel = f"{report.kernel_size}-tap" if len(report.layers[0].grid) == 1 else f"{report.kernel_size} × " * 2
+    kernel = kernel.removesuffix(" × ")
     panels: tuple[tuple[str, Callable[[LayerStatistics], Estimate]], ...] = (
         (f"R² of the best {kernel} convolution (lower bound)", lambda one: one.convolution_score),
         ("position score R², mean of the heads", lambda one: Estimate(_over_heads(one), math.nan)),
@@ -96,7 +97,8 @@ def shift_scatter(path: str | os.PathLike[str], report: HeadReport) -> Path:
     with figure_files([path], (3.6 * len(names) + 1.2, 4.4)) as figure:
         axes = figure.subplots(1, len(names), squeeze=False, sharex=True, sharey=True)[0]
         reach = report.kernel_size // 2
-        taps = [(row, col) for row in range(-reach, reach + 1) for col in range(-reach, reach + 1)]
+        steps = range(-reach, reach + 1)
+        taps = [(row, col) for row in steps for col in steps if row == 0 or len(report.layers[0].grid) > 1]
         points: Any = None
         for panel, name in zip(axes, names, strict=True):
             for row, col in taps:
@@ -117,8 +119,7 @@ def shift_scatter(path: str | os.PathLike[str], report: HeadReport) -> Path:
         axes[0].invert_yaxis()
         figure.colorbar(points, ax=list(axes), label="layer")
         figure.suptitle(
-            f"mean shifts of all heads; larger: more of the attention at one displacement; squares: the taps of a"
-            f" {report.kernel_size} × {report.kernel_size} kernel",
+            "mean shifts of all heads; larger: more attention at one displacement; squares: the taps of a kernel",
             fontsize=10,
         )
     return Path(path)
@@ -128,7 +129,7 @@ def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
     """Draws the mean weight at every displacement for every head, a row for each layer."""
     most = min(_MOST, max(len(layer.heads) for layer in report.layers))
     down = len(report.layers)
-    with figure_files([path], (max(0.95 * most + 0.9, 6.0), 1.1 * down + 0.8)) as figure:
+    with figure_files([path], (max(0.95 * most + 0.9, 6.0), 1.1 * down + 0.9)) as figure:
         axes = figure.subplots(down, most, squeeze=False)
         for row, layer in zip(axes, report.layers, strict=True):
             for panel in row:
@@ -142,7 +143,8 @@ def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
         left = max(len(layer.heads) for layer in report.layers) - most
         note = f"; {left} heads are not shown" if left else ""
         figure.suptitle(
-            "mean weight at each displacement, the query in the middle; head: largest share at one displacement" + note,
+            "mean weight at each displacement, the query in the middle;\n"
+            "above each head its number and its largest share at one displacement" + note,
             fontsize=9,
         )
     return Path(path)
