@@ -3,7 +3,7 @@
 A head without content has weights A[q, q + δ] = w(δ) / Σ w over the displacements that stay on the grid: a convolution,
 normalised at the border. Near the border its weights are larger than w, so that their mean over all positions
 (`shift_invariance`) does not describe it exactly. Here w is the maximum-likelihood estimate: with it, every
-displacement has the attention that was measured. It is found by sharing out again and again.
+displacement has the attention that was measured.
 """
 
 import torch
@@ -16,7 +16,7 @@ from convattn.analysis.measure.pairs import Pairs
 from convattn.analysis.measure.sums import HeadSums, head_tiles
 from convattn.records.head_report import Estimate
 
-_ROUNDS, _SETTLED = 60, 1e-5
+_ROUNDS, _SETTLED, _LEAST = 100, 1e-5, 1e-8
 _FLAT = 1e-14
 """Squared distance to looking everywhere alike, as a share of the squared attention of a query, that is rounding."""
 
@@ -68,21 +68,32 @@ class KernelFit:
 
 
 def fit_weights(sums: HeadSums, pairs: Pairs) -> Float64[Tensor, "heads displacements"]:
-    """Finds w(δ) ≥ 0 with sum 1 such that, shared out, every displacement gets the attention that was measured."""
+    """Finds w(δ) ≥ 0 with sum 1 such that, shared out, every displacement gets the attention that was measured.
+
+    The gradient of the log-likelihood in ln w is what was measured less what w gives; its curvature is taken to be
+    twice the diagonal, which keeps steps safe. Sharing out in proportion would take n rounds to bring a weight that
+    should be 0 down to 1/n.
+    """
     measured = sums.by_displacement.clamp_min(0)
     measured = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
+    flat, size = pairs.bins.flatten(), measured.shape[1]
+
+    def over_pairs(row: Float64[Tensor, "groups rows"]) -> Float64[Tensor, " displacements"]:
+        spread = row[..., None].expand(pairs.bins.shape).flatten()
+        return torch.bincount(flat, spread, minlength=size + 1)[:size]
+
     weights = measured / pairs.counts
-    flat, size = pairs.bins.flatten(), weights.shape[1]
-    for head in range(len(weights)):
-        row, before = weights[head], None
+    for head, wanted in enumerate(measured):
+        row = weights[head]
         for _ in range(_ROUNDS):
             inverse = _row_sums(row, pairs).reciprocal().nan_to_num(posinf=0.0)
-            if before is not None and bool(((inverse - before).abs() <= _SETTLED * before).all()):
+            given = row * over_pairs(inverse)
+            if float((wanted - given).abs().max()) <= _SETTLED * float(wanted.max()):
                 break
-            shares = torch.bincount(flat, inverse[..., None].expand(pairs.bins.shape).flatten(), minlength=size + 1)
-            row = (measured[head] / shares[:size]).nan_to_num(posinf=0.0)
-            row = row / row.sum().clamp_min(torch.finfo(row.dtype).tiny) * weights[head].sum()
-            before = inverse
+            curvature = given - row.square() * over_pairs(inverse.square())
+            step = (wanted - given) / (2 * curvature.clamp_min(0) + _LEAST)
+            row = row * step.clamp(-1, 1).exp()
+            row = row / row.sum()
         weights[head] = row
     return weights / weights.sum(dim=1, keepdim=True)
 
@@ -91,6 +102,13 @@ def shared_out(weights: Float64[Tensor, " displacements"], pairs: Pairs) -> Floa
     """Returns weights of every pair by displacement, such that those of a query sum to 1."""
     shares = _row_sums(weights, pairs).reciprocal().nan_to_num(posinf=0.0)
     return _extended(weights)[pairs.bins] * shares[..., None]
+
+
+def uniform_distance(pairs: Pairs) -> float:
+    """Returns the mean attention distance of a head that looks everywhere alike."""
+    alike = shared_out(torch.ones_like(pairs.counts), pairs)
+    lengths = torch.cat([pairs.lengths, pairs.lengths.new_zeros(1)])
+    return float((alike * lengths[pairs.bins]).sum() / pairs.queries)
 
 
 def _row_sums(weights: Float64[Tensor, " displacements"], pairs: Pairs) -> Float64[Tensor, "groups rows"]:

@@ -97,29 +97,34 @@ def shift_scatter(path: str | os.PathLike[str], report: HeadReport) -> Path:
     with figure_files([path], (3.6 * len(names) + 1.2, 4.4)) as figure:
         axes = figure.subplots(1, len(names), squeeze=False, sharex=True, sharey=True)[0]
         reach = report.kernel_size // 2
-        steps = range(-reach, reach + 1)
-        taps = [(row, col) for row in steps for col in steps if row == 0 or len(report.layers[0].grid) > 1]
+        taps = [(row, col) for row in range(-reach, reach + 1) for col in range(-reach, reach + 1)]
         points: Any = None
+        flat = len(report.layers[0].grid) == 1  # a sequence: depth takes the place of the rows
         for panel, name in zip(axes, names, strict=True):
-            for row, col in taps:
-                panel.plot(col, row, marker="s", markersize=13, markerfacecolor="none", color="0.75", linestyle="none")
+            if flat:
+                for step in range(-reach, reach + 1):
+                    panel.axvline(step, color="0.85")
+            else:
+                for row, col in taps:
+                    panel.plot(col, row, "s", markersize=13, markerfacecolor="none", color="0.75")
             shifts, depths, shares = [], [], []
             for number, layer in enumerate(report.layers, start=1):
                 found = _of(layer, name)
                 for head in () if found is None else found.heads:
-                    shifts.append(_row_col([one.value for one in head.shift]))
+                    row, col = _row_col([one.value for one in head.shift])
+                    shifts.append((number if flat else row, col))
                     depths.append(number)
                     shares.append(20 + 100 * max(head.hard_share.value, 0))
             rows, cols = np.array(shifts).T
             style = {"cmap": "viridis", "vmin": 1, "vmax": max(len(report.layers), 2), "edgecolors": "white"}
             points = panel.scatter(cols, rows, c=depths, s=shares, linewidths=0.6, alpha=0.85, **style)
-            panel.set(xlabel="column shift (cells)", aspect="equal")
+            panel.set(xlabel="shift (cells)" if flat else "column shift (cells)", aspect="auto" if flat else "equal")
             panel.set_title(_words(name))
-        axes[0].set_ylabel("row shift (cells)")
+        axes[0].set_ylabel("layer" if flat else "row shift (cells)")
         axes[0].invert_yaxis()
         figure.colorbar(points, ax=list(axes), label="layer")
         figure.suptitle(
-            "mean shifts of all heads; larger: more attention at one displacement; squares: the taps of a kernel",
+            "mean shifts of all heads; larger: more attention at one displacement; grey: the taps of a kernel",
             fontsize=10,
         )
     return Path(path)
@@ -138,7 +143,10 @@ def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
             row[0].set_ylabel(_short(layer.name), fontsize=7)
             for panel, head in zip(row, layer.heads, strict=False):
                 image = _kernel_image(layer, head.kernel)
-                panel.imshow(image, cmap="magma", vmin=0, vmax=max(float(np.nanmax(image)), 1e-12))
+                if len(layer.grid) == 1:
+                    panel.bar(range(image.size), np.nan_to_num(image[0]), width=1.0, color=COLOURS[0])
+                else:
+                    panel.imshow(image, cmap="magma", vmin=0, vmax=max(float(np.nanmax(image)), 1e-12))
                 panel.set_title(f"{head.head + 1}: {head.hard_share.value:.0%}", fontsize=7, pad=2)
         left = max(len(layer.heads) for layer in report.layers) - most
         note = f"; {left} heads are not shown" if left else ""
