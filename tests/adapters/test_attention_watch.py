@@ -154,27 +154,30 @@ def test_what_is_not_understood_is_refused(build, read, message):
 
 NAMES = {
     "xcit_nano_12_p16_224": ("blocks.0.attn", "it attends over channels, not over positions"),
-    "edgenext_xx_small": ("stages.1.blocks.1.attn", "it attends over channels, not over positions"),
     "davit_tiny": ("stages.0.blocks.0.1.attn", "it attends over channels, not over positions"),
-    "mobilevitv2_050": (None, "no softmax over positions"),
+}
+WHOLE = {
+    "edgenext_xx_small": "(CrossCovarianceAttn): it attends over channels, not over positions",
+    "mobilevitv2_050": "linear attention",
 }
 
 
 @pytest.mark.parametrize(("name", "expected"), NAMES.items(), ids=NAMES)
-def test_what_is_no_attention_over_positions_has_a_reason(name, expected):
+def test_layers_that_are_no_attention_over_positions_have_a_reason(name, expected):
     with torch.device("meta"):
         network = timm.create_model(name)
     layer, reason = expected
-    try:
-        found = {item.name: item.refused for item in attention_layers(network)}
-    except UnsupportedModelError as error:
-        assert reason in str(error)
-        assert layer is None or f"{layer} (" in str(error)
-    else:
-        assert found[layer] == reason
-    if layer is not None:
-        with pytest.raises(UnsupportedModelError, match=re.escape(reason)):
-            seen_by(timm.create_model(name), drawn(3, 64, 64), layers=layer)
+    assert {item.name: item.refused for item in attention_layers(network)}[layer] == reason
+    with pytest.raises(UnsupportedModelError, match=f"^{re.escape(layer)}: {reason}$"):
+        seen_by(network.to_empty(device="cpu"), drawn(3, 64, 64), layers=layer)
+
+
+@pytest.mark.parametrize(("name", "reason"), WHOLE.items(), ids=WHOLE)
+def test_networks_without_attention_over_positions_have_a_reason(name, reason):
+    with torch.device("meta"):
+        network = timm.create_model(name)
+    with pytest.raises(UnsupportedModelError, match=re.escape(reason)):
+        attention_layers(network)
 
 
 def assert_no_hooks(network):
@@ -238,9 +241,9 @@ def test_models_that_cannot_run_or_be_seen():
     network = TIMM["class token"].build()
     with pytest.raises(UnsupportedModelError, match=r"^cls_token is on the meta device and has no values$"):
         seen_by(network.to("meta"), images)
-    with pytest.raises(ArgumentError, match="^model must be an nn.Module, but is of type str$"):
+    with pytest.raises(ArgumentError, match=r"^model must be an nn\.Module, but is of type str$"):
         seen_by("vit", images)
-    with pytest.raises(ArgumentError, match="^callback must be a function of an AttentionCall, but is of type int$"):
+    with pytest.raises(ArgumentError, match=r"^callback must be a function of an AttentionCall, but is of type int$"):
         watch(TIMM["class token"].build(), images, 3)
     lazy = nn.Sequential(nn.LazyLinear(3), RelativeAttention2d(3, 3, 2, "quadratic"))
     with pytest.raises(UnsupportedModelError, match=r"^0\.weight has no size yet: run the model once$"):
@@ -265,7 +268,7 @@ def test_an_unknown_module_is_passed_over_if_others_are_named():
 
 
 def test_what_cannot_be_registered(without_type_checks):
-    with pytest.raises(ArgumentError, match="^cls must be a subclass of nn.Module"):
+    with pytest.raises(ArgumentError, match=r"^cls must be a subclass of nn\.Module"):
         register_attention(Layout, grid)
-    with pytest.raises(ArgumentError, match="^read must be a function from what was seen to a layout"):
+    with pytest.raises(ArgumentError, match=r"^read must be a function from what was seen to a layout"):
         register_attention(Tokens, "global")
