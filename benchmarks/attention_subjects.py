@@ -31,7 +31,7 @@ def _timm(name: str, *, refused: bool = False, **options: Any) -> Subject:
     def draw() -> Tensor:
         return torch.randn(1, *timm.get_pretrained_cfg(name).input_size)  # type: ignore[union-attr]
 
-    depth = options.get("depth")
+    depth = options.get("depth") or options.get("depths")
     note = f"depth {depth}" if depth else ""
     return Subject(name, "timm", lambda: timm.create_model(name, **options), draw, note, refused)
 
@@ -45,16 +45,23 @@ def _transformers(name: str, config: str, draw: Callable[[], Any], part: str = "
         made = getattr(transformers, name)(getattr(transformers, config)(**options))
         return made.get_submodule(part) if part else made
 
-    depth = options.get("num_hidden_layers") or options.get("n_layers") or options.get("encoder_layers")
-    note = f"depth {depth}" if depth else ""
-    return Subject(name + (f".{part}" if part else ""), "transformers", build, draw, note)
+    depth = (
+        options.get("depths")
+        or options.get("num_hidden_layers")
+        or options.get("n_layers")
+        or options.get("n_layer")
+        or options.get("encoder_layers")
+    )
+    width = options.get("hidden_size") or options.get("dim") or options.get("d_model") or options.get("n_embd")
+    sizes = [f"{word} {size}" for word, size in (("depth", depth), ("width", width)) if size]
+    return Subject(name + (f".{part}" if part else ""), "transformers", build, draw, ", ".join(sizes))
 
 
 def _tokens() -> Tensor:
     return torch.randint(5, 900, (1, 128))
 
 
-_TWO = {"num_hidden_layers": 2}
+_TWO = {"num_hidden_layers": 2, "hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}
 _224 = _image(3, 224, 224)
 
 SUBJECTS: tuple[Subject, ...] = (
@@ -66,18 +73,18 @@ SUBJECTS: tuple[Subject, ...] = (
     _timm("beit_base_patch16_224", depth=2),
     _timm("eva02_tiny_patch14_224", depth=2),
     _timm("vit_small_patch16_dinov3", depth=2),
-    _timm("convit_tiny"),
+    _timm("convit_tiny", depth=4, local_up_to_layer=2),
     _timm("cait_xxs24_224", depth=2),
     _timm("xcit_nano_12_p16_224", depth=2),
     _timm("pit_ti_224"),
-    _timm("swin_tiny_patch4_window7_224"),
-    _timm("swinv2_tiny_window8_256"),
-    _timm("swinv2_cr_tiny_224"),
+    _timm("swin_tiny_patch4_window7_224", depths=(2, 2, 2, 2)),
+    _timm("swinv2_tiny_window8_256", depths=(2, 2, 2, 2)),
+    _timm("swinv2_cr_tiny_224", depths=(2, 2, 2, 2)),
     _timm("samvit_base_patch16_224", depth=3),
     _timm("pvt_v2_b0"),
-    _timm("pvt_v2_b2_li"),
-    _timm("twins_svt_small"),
-    _timm("twins_pcpvt_small"),
+    _timm("pvt_v2_b2_li", depths=(2, 2, 2, 2)),
+    _timm("twins_svt_small", depths=(2, 2, 2, 2)),
+    _timm("twins_pcpvt_small", depths=(1, 1, 1, 1)),
     _timm("mvitv2_tiny"),
     _timm("maxvit_pico_rw_256"),
     _timm("coatnet_0_rw_224"),
@@ -99,17 +106,17 @@ SUBJECTS: tuple[Subject, ...] = (
     _transformers("DINOv3ViTModel", "DINOv3ViTConfig", _224, num_register_tokens=4, **_TWO),
     _transformers("CLIPVisionModel", "CLIPVisionConfig", _224, **_TWO),
     _transformers("SiglipVisionModel", "SiglipVisionConfig", _224, **_TWO),
-    _transformers("SwinModel", "SwinConfig", _224),
-    _transformers("Swinv2Model", "Swinv2Config", _224),
-    _transformers("PvtModel", "PvtConfig", _224),
-    _transformers("SegformerModel", "SegformerConfig", _image(3, 512, 512)),
+    _transformers("SwinModel", "SwinConfig", _224, depths=[2] * 4),
+    _transformers("Swinv2Model", "Swinv2Config", _224, depths=[2] * 4),
+    _transformers("PvtModel", "PvtConfig", _224, depths=[1] * 4),
+    _transformers("SegformerModel", "SegformerConfig", _image(3, 512, 512), depths=[1] * 4),
     _transformers("ASTModel", "ASTConfig", _image(1024, 128), **_TWO),
     _transformers("BertModel", "BertConfig", _tokens, **_TWO),
     _transformers("RobertaModel", "RobertaConfig", _tokens, **_TWO),
-    _transformers("DistilBertModel", "DistilBertConfig", _tokens, n_layers=2),
+    _transformers("DistilBertModel", "DistilBertConfig", _tokens, n_layers=2, dim=192, n_heads=3, hidden_dim=768),
     _transformers("Wav2Vec2Model", "Wav2Vec2Config", _image(16000), **_TWO),
     _transformers("WhisperModel", "WhisperConfig", _image(80, 3000), "encoder", encoder_layers=2, decoder_layers=1),
-    _transformers("GPT2Model", "GPT2Config", _tokens, n_layer=2),
+    _transformers("GPT2Model", "GPT2Config", _tokens, n_layer=2, n_embd=192, n_head=3),
     _timm("edgenext_xx_small", refused=True),
     _timm("mobilevitv2_050", refused=True),
     _timm("efficientvit_b0", refused=True),
