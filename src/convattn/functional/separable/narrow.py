@@ -92,8 +92,8 @@ class _Means:
         if self.cols_back is None:
             return upstream
         if into is not None:
-            for head, total in enumerate(into):  # half as long as one product of all heads
-                total += torch.mm(upstream[head], means[head].mT)
+            for head in range(self.heads):  # half as long as one product of all heads
+                into[head] += torch.mm(upstream[head], means[head].mT)
         inner = upstream.shape[2] // self.queries[0]
         back = self.space.get("back", means.shape[1], len(self.rows), inner)
         return torch.bmm(self.cols_back, upstream, out=self._by_head(back))
@@ -170,5 +170,5 @@ def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs in
 
 def _as_products(dtype: torch.dtype, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
     """Computes what `_Narrow` does, in operations that torch can differentiate."""
-    y = attention_as_products([weight.to(dtype) for weight in weights], pixels, maps.to(dtype))
+    y = attention_as_products([weight.to(dtype) for weight in weights], pixels, maps.to(dtype), groups=1)
     return y.movedim(1, -1)
