@@ -48,7 +48,16 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/encodings.md", "docs/head-replacement.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "docs/analysis.md",
+        "docs/attention-adapters.md",
+        "docs/encodings.md",
+        "docs/head-replacement.md",
+    ],
+)
 def test_python_blocks_run(page, tmp_path, monkeypatch, encodings_forgotten):
     monkeypatch.chdir(tmp_path)
     found = blocks(ROOT / page, "python")

@@ -101,6 +101,14 @@ def tiny_vit_of_timm(**options):
     return lambda: vit(**{"embed_dim": 12, "num_heads": 3, "depth": 1, **options})
 
 
+def pooled_queries():
+    torch.manual_seed(0)
+    sizes = timm.models.mvitv2.MultiScaleVitCfg(
+        depths=(1, 1), embed_dim=12, stride_q=((1, 1), (2, 2)), stride_kv_adaptive=(2, 2)
+    )
+    return timm.models.MultiScaleVit(sizes, img_size=64, num_classes=3)
+
+
 TOWER = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 16}
 IMAGE = {"image_size": (20, 28), "patch_size": 4}
 SQUARE = {"image_size": 20, "patch_size": 4}
@@ -271,7 +279,7 @@ TIMM = {
         moved="stages.0.blocks.0.attn",
     ),
     "pooled queries": Case(
-        timm_model("mvitv2_tiny", img_size=64, depths=(1, 1, 1, 1), embed_dim=24, num_heads=1),
+        pooled_queries,
         (3, 64, 64),
         "stages.1.blocks.0.attn",
         "global",

@@ -57,7 +57,7 @@ def test_a_converted_network_covers_all_taps_and_is_a_convolution(converted):
         assert measured.tap_coverage.value == measured.hard_tap_coverage.value == 1.0
         # 36 window entries of float32 rounding, squared, are far below this.
         assert measured.convolution_score.value > 1 - 1e-8
-        assert "which covers 9 of the 9 taps of a 3 × 3 kernel" in layer.sentence
+        assert "and together they cover 9 of the 9 taps of a 3 × 3 kernel" in layer.sentence
         assert "All heads attend by position alone" in layer.sentence
 
 

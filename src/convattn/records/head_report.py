@@ -47,7 +47,7 @@ class HeadStatistics:
     # R² = 1 − E‖A − Ā‖² / E‖A − mean‖², Ā the mean weight of each displacement, without the bias of few images
     shift_invariance: Estimate
     # R² of weights by displacement alone that are shared out at borders as softmax does, on images that they were not
-    # fitted to: 1 for every head without content; nan without such images
+    # fitted to: 1 for every head without content, 0 if looking everywhere alike is as near; nan without such images
     position_score: Estimate
     content_share: Estimate  # Variance over images at fixed (q, k), as a share of the total variance
     distance: Estimate  # Mean attention distance E‖δ‖ of attention on positions (Raghu et al. 2021)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from convattn.functional.rounding import rounding_budget
+from convattn.functional.rounding import rounded_differently, rounding_budget
 
 
 class Proof(NamedTuple):
@@ -28,6 +28,14 @@ class Kernel(ABC):
     mask: Tensor | None = None  # What is added to the scores, or which pairs count
     causal: bool | None = False  # Whether a query sees itself and earlier keys only
     rounding: float  # How far a weight may be off, as a share of itself
+
+    made: tuple[Tensor, Proof] | None = None  # The weights and their proof, once they are computed
+
+    def settle(self, images: int) -> "Kernel":
+        """Computes weights and proof at once, before anything is changed in place; images are outermost."""
+        weights = self.weights()
+        self.made = weights, self.proof(weights, max(1, self.shape()[0] // max(1, images)))
+        return self
 
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
@@ -63,26 +71,29 @@ class FusedKernel(Kernel):
         scale = self._q.shape[-1] ** -0.5 if self._scale is None else self._scale
         scores = (self._q.to(dtype) * scale) @ self._k.to(dtype).mT
         if self.causal:
-            scores.masked_fill_(~torch.ones_like(scores[(0,) * (scores.ndim - 2)], dtype=torch.bool).tril(), -torch.inf)
-        if self.mask is not None:
-            scores = (
-                scores.masked_fill_(~self.mask, -torch.inf) if self.mask.dtype == torch.bool else scores + self.mask
-            )
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores.masked_fill_(later, -torch.inf)
+        mask = self.mask
+        if mask is not None:
+            scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
         return torch.softmax(scores, -1).nan_to_num_(0.0)  # a query that may see nothing has weights 0
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
         """Takes the product in float64 against the kernel's result; torch's plain formula gives the budget."""
         y = self._out[:first]
-        hi, lo = (self._by_torch(first, dtype) for dtype in (torch.float64, y.dtype))
-        made = weights[:first].double() @ self._v[:first].double()
-        return Proof((made - y.double()).abs().max().item(), rounding_budget(hi, [lo]))
+        given = [part[:first] for part in (self._q, self._k, self._v)]
+        moved = [rounded_differently(part, seed) for seed, part in enumerate(given)]
+        lows = [self._by_torch(parts, y.dtype) for parts in (given, moved)]
+        made = weights[:first].double() @ given[2].double()
+        budget = rounding_budget(self._by_torch(given, torch.float64), lows)
+        return Proof((made - y.double()).abs().max().item(), budget)
 
-    def _by_torch(self, first: int, dtype: torch.dtype) -> Tensor:
+    def _by_torch(self, given: list[Tensor], dtype: torch.dtype) -> Tensor:
         """Computes the result again by torch's plain formula."""
-        q, k, v = (part[:first].to(dtype) for part in (self._q, self._k, self._v))
+        q, k, v = (part.to(dtype) for part in given)
         mask = self.mask
         if mask is not None:
-            mask = mask[:first] if mask.ndim == q.ndim and mask.shape[0] > 1 else mask
+            mask = mask[: len(q)] if mask.ndim == q.ndim and mask.shape[0] > 1 else mask
             mask = mask if mask.dtype == torch.bool else mask.to(dtype)
         with sdpa_kernel(SDPBackend.MATH):
             made = functional.scaled_dot_product_attention(
@@ -111,5 +122,6 @@ class PlainKernel(Kernel):
         """Takes the product in float64 against the module's; one summed in another order gives the budget."""
         y, values = self._out[:first], self._values[:first]
         hi = weights[:first].double() @ values.double()
-        lo = (values.mT.contiguous() @ self._weights[:first].mT.contiguous()).mT
-        return Proof((hi - y.double()).abs().max().item(), rounding_budget(hi, [lo]))
+        moved = rounded_differently(values, 0)
+        lows = [(part.mT.contiguous() @ self._weights[:first].mT.contiguous()).mT for part in (values, moved)]
+        return Proof((hi - y.double()).abs().max().item(), rounding_budget(hi, lows))

@@ -10,7 +10,7 @@ from convattn.adapters.attention.kernels import Proof
 from convattn.adapters.attention.layout import Layout, cells
 from convattn.convert.classes import ATTENTION_LAYERS
 from convattn.functional import attend, pad_keys
-from convattn.functional.rounding import rounding_budget
+from convattn.functional.rounding import rounded_differently, rounding_budget
 from convattn.grid import Axis
 from convattn.layers import RelativeAttention
 
@@ -55,11 +55,11 @@ def read_own(layer: RelativeAttention, x: Tensor, y: Tensor) -> OwnAttention:
 def _proof(layer: RelativeAttention, x: Tensor, y: Tensor, weights: Tensor) -> Proof:
     """Takes the definition with the weights, in float64, against the layer's output on one of its paths."""
 
-    def computed(dtype: torch.dtype, given: Tensor) -> Tensor:
+    def computed(dtype: torch.dtype, x: Tensor) -> Tensor:
         keys, maps = pad_keys(x, layer.geometry).to(dtype), layer.values.maps().to(dtype)
-        made = attend(given.to(dtype), keys, maps, layer.groups).mT
+        made = attend(weights.to(dtype), keys, maps, layer.groups).mT
         return made if layer.bias is None else made + layer.bias.to(dtype)
 
-    made = computed(torch.float64, weights)
+    made, lows = computed(torch.float64, x), [computed(y.dtype, part) for part in (x, rounded_differently(x, 0))]
     error = (made - y.flatten(2).mT.double()).abs().max().item()
-    return Proof(error, rounding_budget(made, [computed(y.dtype, weights)]))
+    return Proof(error, rounding_budget(made, lows))

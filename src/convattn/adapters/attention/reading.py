@@ -55,8 +55,8 @@ def read_call(
                 f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
                 f" {queries} queries and {keys} keys"
             )
-        weights = kernel.weights()
-        proof = kernel.proof(weights, shape[0] // images)
+        assert kernel.made is not None
+        weights, proof = kernel.made
         heads = lead // (images * groups)
         sizes = (images, heads, groups) if known.heads_first else (images, groups, heads)
         weights = weights.reshape(*sizes, queries, keys)

@@ -105,7 +105,7 @@ class Run:
         """Notes a product for the attention module that is running."""
         for frame, kernels in zip(reversed(self._stack), reversed(self._kernels), strict=True):
             if frame.module in self._wanted:
-                kernels.append(kernel)
+                kernels.append(kernel.settle(self._images))
                 return
             if is_known(frame.module):
                 return

@@ -3,7 +3,7 @@
 A head without content has weights A[q, q + δ] = w(δ) / Σ w over the displacements that stay on the grid: a convolution,
 normalised at the border. Near the border its weights are larger than w, so that their mean over all positions
 (`shift_invariance`) does not describe it exactly. Here w is the maximum-likelihood estimate: with it, every
-displacement has the attention that was measured. It is found by sharing out again and again.
+displacement has the attention that was measured.
 """
 
 import torch
@@ -16,7 +16,9 @@ from convattn.analysis.measure.pairs import Pairs
 from convattn.analysis.measure.sums import HeadSums, head_tiles
 from convattn.records.head_report import Estimate
 
-_ROUNDS, _SETTLED = 60, 1e-5
+_ROUNDS, _SETTLED, _LEAST = 100, 1e-5, 1e-8
+_FLAT = 1e-14
+"""Squared distance to looking everywhere alike, as a share of the squared attention of a query, that is rounding."""
 
 
 class KernelFit:
@@ -30,26 +32,28 @@ class KernelFit:
         """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
         if "weights" not in self.state:
             everything = fitted.map(lambda part: part.sum(dim=0))
-            self.state = {"weights": fit_weights(everything, pairs), "level": _levels(everything, pairs)}
-            self.state["mass"] = everything.by_displacement.sum(dim=1) / (everything.images * pairs.queries)
+            mass = everything.by_displacement.sum(dim=1) / (everything.images * pairs.queries)
+            self.state = {"weights": fit_weights(everything, pairs), "mass": mass}
+        alike = shared_out(torch.ones_like(pairs.counts), pairs)
         errors, totals = [], []
         for head, (_, tile) in enumerate(head_tiles(call, pairs)):
-            by_position = self.state["mass"][head] * shared_out(self.state["weights"][head], pairs)
-            level = self.state["level"][head].to(tile.dtype)
-            if pairs.valid is not None:
-                level = level * pairs.valid
-            errors.append((tile - by_position.to(tile.dtype)).square().sum(dim=3).double().sum(dim=(1, 2)))
-            totals.append((tile - level).square().sum(dim=3).double().sum(dim=(1, 2)))
+            by_position = shared_out(self.state["weights"][head], pairs)
+            for model, found in ((by_position, errors), (alike, totals)):
+                apart = tile - (self.state["mass"][head] * model).to(tile.dtype)
+                found.append(apart.square().sum(dim=3).double().sum(dim=(1, 2)))
         for name, found in {"errors": torch.stack(errors), "totals": torch.stack(totals)}.items():
             self.state[name] = torch.cat([self.state[name], found], dim=1) if name in self.state else found
 
     def estimate(self, head: int, groups: int) -> Estimate:
-        """Returns R² of a head on the images scored, with the standard error of a jackknife over groups of them."""
+        """Returns R² of a head on the images scored, with the standard error of a jackknife over groups of them.
+
+        It is 0 for weights that describe the head no better than looking everywhere alike.
+        """
         nan = float("nan")
         if "errors" not in self.state:
             return Estimate(nan, nan)
         errors, totals = self.state["errors"][head], self.state["totals"][head]
-        if not float(totals.sum()) > 1e-14 * float(self.state["level"][head]) ** 2 * len(totals):
+        if not float(totals.sum()) > _FLAT * float(self.state["mass"][head]) ** 2 * len(totals):
             return Estimate(nan, nan)
         parts = torch.arange(len(errors)) * min(groups, len(errors)) // len(errors)
         keep = [parts != part for part in parts.unique()] if len(errors) > 1 else []
@@ -64,21 +68,32 @@ class KernelFit:
 
 
 def fit_weights(sums: HeadSums, pairs: Pairs) -> Float64[Tensor, "heads displacements"]:
-    """Finds w(δ) ≥ 0 with sum 1 such that, shared out, every displacement gets the attention that was measured."""
+    """Finds w(δ) ≥ 0 with sum 1 such that, shared out, every displacement gets the attention that was measured.
+
+    The gradient of the log-likelihood in ln w is what was measured less what w gives; its curvature is taken to be
+    twice the diagonal, which keeps steps safe. Sharing out in proportion would take n rounds to bring a weight that
+    should be 0 down to 1/n.
+    """
     measured = sums.by_displacement.clamp_min(0)
     measured = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
+    flat, size = pairs.bins.flatten(), measured.shape[1]
+
+    def over_pairs(row: Float64[Tensor, "groups rows"]) -> Float64[Tensor, " displacements"]:
+        spread = row[..., None].expand(pairs.bins.shape).flatten()
+        return torch.bincount(flat, spread, minlength=size + 1)[:size]
+
     weights = measured / pairs.counts
-    flat, size = pairs.bins.flatten(), weights.shape[1]
-    for head in range(len(weights)):
-        row, before = weights[head], None
+    for head, wanted in enumerate(measured):
+        row = weights[head]
         for _ in range(_ROUNDS):
             inverse = _row_sums(row, pairs).reciprocal().nan_to_num(posinf=0.0)
-            if before is not None and bool(((inverse - before).abs() <= _SETTLED * before).all()):
+            given = row * over_pairs(inverse)
+            if float((wanted - given).abs().max()) <= _SETTLED * float(wanted.max()):
                 break
-            shares = torch.bincount(flat, inverse[..., None].expand(pairs.bins.shape).flatten(), minlength=size + 1)
-            row = (measured[head] / shares[:size]).nan_to_num(posinf=0.0)
-            row = row / row.sum().clamp_min(torch.finfo(row.dtype).tiny) * weights[head].sum()
-            before = inverse
+            curvature = given - row.square() * over_pairs(inverse.square())
+            step = (wanted - given) / (2 * curvature.clamp_min(0) + _LEAST)
+            row = row * step.clamp(-1, 1).exp()
+            row = row / row.sum()
         weights[head] = row
     return weights / weights.sum(dim=1, keepdim=True)
 
@@ -89,6 +104,13 @@ def shared_out(weights: Float64[Tensor, " displacements"], pairs: Pairs) -> Floa
     return _extended(weights)[pairs.bins] * shares[..., None]
 
 
+def uniform_distance(pairs: Pairs) -> float:
+    """Returns the mean attention distance of a head that looks everywhere alike."""
+    alike = shared_out(torch.ones_like(pairs.counts), pairs)
+    lengths = torch.cat([pairs.lengths, pairs.lengths.new_zeros(1)])
+    return float((alike * lengths[pairs.bins]).sum() / pairs.queries)
+
+
 def _row_sums(weights: Float64[Tensor, " displacements"], pairs: Pairs) -> Float64[Tensor, "groups rows"]:
     return _extended(weights)[pairs.bins].sum(dim=2)
 
@@ -96,7 +118,3 @@ def _row_sums(weights: Float64[Tensor, " displacements"], pairs: Pairs) -> Float
 def _extended(weights: Float64[Tensor, " displacements"]) -> Float64[Tensor, " bins"]:
     """Adds a weight of 0 for pairs that do not count."""
     return torch.cat([weights, weights.new_zeros(1)])
-
-
-def _levels(sums: HeadSums, pairs: Pairs) -> Float64[Tensor, " heads"]:
-    return sums.by_displacement.sum(dim=1) / (sums.images * pairs.counts.sum())

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from convattn.analysis.measure.kernel import uniform_distance
 from convattn.analysis.measure.layer import LayerMeasure
 from convattn.analysis.measure.run import Run, Settings
 from convattn.analysis.report.wording import layer_sentence
@@ -89,7 +90,7 @@ def _layer_report(
         normalised=facts.normalised,
         error=facts.error,
         budget=facts.budget,
-        uniform_distance=float((pairs.lengths * pairs.counts).sum() / pairs.counts.sum()),
+        uniform_distance=uniform_distance(pairs),
         displacements=tuple(map(tuple, pairs.displacements[pairs.within(radius)].tolist())),
         measured=measured,
         controls=controls,

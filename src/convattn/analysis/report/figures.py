@@ -47,7 +47,7 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
 
     Source: Raghu et al., NeurIPS 2021, figure 1.
     """
-    with figure_files([path], (max(7.0, 0.5 * len(report.layers) + 3), 4.2)) as figure:
+    with figure_files([path], (max(10.0, 0.5 * len(report.layers) + 3), 4.2)) as figure:
         panel = figure.subplots()
         depth = range(1, len(report.layers) + 1)
         for number, layer in zip(depth, report.layers, strict=True):
@@ -67,7 +67,8 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
 
 def convolution_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
     """Draws over depth what the best convolution of each layer explains, and how far heads depend on position alone."""
-    kernel = " × ".join([str(report.kernel_size)] * len(report.layers[0].grid))
+    kernel = f"{report.kernel_size}-tap" if len(report.layers[0].grid) == 1 else f"{report.kernel_size} × " * 2
+    kernel = kernel.removesuffix(" × ")
     panels: tuple[tuple[str, Callable[[LayerStatistics], Estimate]], ...] = (
         (f"R² of the best {kernel} convolution (lower bound)", lambda one: one.convolution_score),
         ("position score R², mean of the heads", lambda one: Estimate(_over_heads(one), math.nan)),
@@ -98,27 +99,32 @@ def shift_scatter(path: str | os.PathLike[str], report: HeadReport) -> Path:
         reach = report.kernel_size // 2
         taps = [(row, col) for row in range(-reach, reach + 1) for col in range(-reach, reach + 1)]
         points: Any = None
+        flat = len(report.layers[0].grid) == 1  # a sequence: depth takes the place of the rows
         for panel, name in zip(axes, names, strict=True):
-            for row, col in taps:
-                panel.plot(col, row, marker="s", markersize=13, markerfacecolor="none", color="0.75", linestyle="none")
+            if flat:
+                for step in range(-reach, reach + 1):
+                    panel.axvline(step, color="0.85")
+            else:
+                for row, col in taps:
+                    panel.plot(col, row, "s", markersize=13, markerfacecolor="none", color="0.75")
             shifts, depths, shares = [], [], []
             for number, layer in enumerate(report.layers, start=1):
                 found = _of(layer, name)
                 for head in () if found is None else found.heads:
-                    shifts.append(_row_col([one.value for one in head.shift]))
+                    row, col = _row_col([one.value for one in head.shift])
+                    shifts.append((number if flat else row, col))
                     depths.append(number)
                     shares.append(20 + 100 * max(head.hard_share.value, 0))
             rows, cols = np.array(shifts).T
             style = {"cmap": "viridis", "vmin": 1, "vmax": max(len(report.layers), 2), "edgecolors": "white"}
             points = panel.scatter(cols, rows, c=depths, s=shares, linewidths=0.6, alpha=0.85, **style)
-            panel.set(xlabel="column shift (cells)", aspect="equal")
+            panel.set(xlabel="shift (cells)" if flat else "column shift (cells)", aspect="auto" if flat else "equal")
             panel.set_title(_words(name))
-        axes[0].set_ylabel("row shift (cells)")
+        axes[0].set_ylabel("layer" if flat else "row shift (cells)")
         axes[0].invert_yaxis()
         figure.colorbar(points, ax=list(axes), label="layer")
         figure.suptitle(
-            f"mean shifts of all heads; larger: more of the attention at one displacement; squares: the taps of a"
-            f" {report.kernel_size} × {report.kernel_size} kernel",
+            "mean shifts of all heads; larger: more attention at one displacement; grey: the taps of a kernel",
             fontsize=10,
         )
     return Path(path)
@@ -128,7 +134,7 @@ def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
     """Draws the mean weight at every displacement for every head, a row for each layer."""
     most = min(_MOST, max(len(layer.heads) for layer in report.layers))
     down = len(report.layers)
-    with figure_files([path], (max(0.95 * most + 0.9, 6.0), 1.1 * down + 0.8)) as figure:
+    with figure_files([path], (max(0.95 * most + 0.9, 6.0), 1.1 * down + 0.9)) as figure:
         axes = figure.subplots(down, most, squeeze=False)
         for row, layer in zip(axes, report.layers, strict=True):
             for panel in row:
@@ -137,12 +143,16 @@ def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
             row[0].set_ylabel(_short(layer.name), fontsize=7)
             for panel, head in zip(row, layer.heads, strict=False):
                 image = _kernel_image(layer, head.kernel)
-                panel.imshow(image, cmap="magma", vmin=0, vmax=max(float(np.nanmax(image)), 1e-12))
+                if len(layer.grid) == 1:
+                    panel.bar(range(image.size), np.nan_to_num(image[0]), width=1.0, color=COLOURS[0])
+                else:
+                    panel.imshow(image, cmap="magma", vmin=0, vmax=max(float(np.nanmax(image)), 1e-12))
                 panel.set_title(f"{head.head + 1}: {head.hard_share.value:.0%}", fontsize=7, pad=2)
         left = max(len(layer.heads) for layer in report.layers) - most
         note = f"; {left} heads are not shown" if left else ""
         figure.suptitle(
-            "mean weight at each displacement, the query in the middle; head: largest share at one displacement" + note,
+            "mean weight at each displacement, the query in the middle;\n"
+            "above each head its number and its largest share at one displacement" + note,
             fontsize=9,
         )
     return Path(path)

@@ -13,26 +13,25 @@ def layer_sentence(
     heads = measured.heads
     hard = [head for head in heads if head.hard]
     convolutional = sum(head.convolutional for head in heads)
-    kernel = " × ".join([str(kernel_size)] * len(grid))
+    kernel = " × ".join([str(kernel_size)] * len(grid)) if len(grid) > 1 else f"{kernel_size}-tap"
     parts = []
     if hard:
         taps = round(measured.hard_tap_coverage.value * kernel_size ** len(grid))
-        look = "looks" if len(hard) == 1 else "look"
+        look, cover = ("looks", "covers") if len(hard) == 1 else ("look", "together they cover")
         parts.append(
-            f"{len(hard)} of {_heads(len(heads))} {look} mostly at one fixed displacement, which covers {taps} of the"
+            f"{len(hard)} of {_heads(len(heads))} {look} mostly at one fixed displacement, and {cover} {taps} of the"
             f" {kernel_size ** len(grid)} taps of a {kernel} kernel"
         )
     else:
-        parts.append(f"None of {_heads(len(heads))} looks mostly at one fixed displacement")
-    most = max(heads, key=lambda head: head.hard_share.value).hard_share.value
-    if not hard:
-        parts[0] += f" (at most {_percent(most)} of its attention)"
+        most = max(head.hard_share.value for head in heads)
+        none = f"None of {_heads(len(heads))} looks" if len(heads) > 1 else "The only head does not look"
+        parts.append(f"{none} mostly at one fixed displacement (at most {_percent(most)} of its attention)")
     content = _percent(mean_of([head.content_share for head in heads]))
     parts.append(
         f"{_count(convolutional, len(heads))} by position alone (position score of at least 0.9), and {content} of the"
-        " variance of the weights comes from the image"
+        " variance of the weights comes from the content"
     )
-    parts.append(f"A query looks {mean_of([head.distance for head in heads]):.2g} cells away on average")
+    parts.append(f"A query looks {mean_of([head.distance for head in heads]):.1f} cells away on average")
     prefix = mean_of([head.prefix_share for head in heads])
     if prefix > 0.005:
         parts[-1] += f", and pays {_percent(prefix)} of its attention to prefix tokens"

@@ -1,0 +1,274 @@
+"""What `watch` refuses, and that it leaves a model as it was, whatever happens."""
+
+import re
+
+import pytest
+import timm
+import torch
+from tests.adapters.attention_cases import OWN, TIMM
+from tests.convert.network.network_cases import assert_unchanged, fingerprint
+from torch import nn
+
+from convattn.adapters.attention import Layout, attention_layers, global_layout, register_attention, watch
+from convattn.adapters.attention import registry as registered
+from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.layers import RelativeAttention2d
+
+
+class Tokens(nn.Module):
+    """A user's own attention on a 3 × 4 grid after one token."""
+
+    def __init__(self, fused=True, leak=0.0):
+        super().__init__()
+        self.maps, self.fused, self.leak = nn.Linear(6, 18), fused, leak
+
+    def forward(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        if self.fused:
+            y = nn.functional.scaled_dot_product_attention(q, k, v)
+        else:
+            weights = torch.softmax(q @ k.mT, -1)
+            y = weights.mul_(1 + self.leak) @ v if self.leak else weights @ v
+        return y.transpose(1, 2).flatten(2)
+
+
+class Wrong(Tokens):
+    """A module that raises after its attention."""
+
+    def forward(self, x):
+        super().forward(x)
+        raise KeyError("in the middle")
+
+
+class Twice(Tokens):
+    """A module that attends twice."""
+
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+class Half(nn.Module):
+    """Attention as an einsum, in another order of letters and with values to the left."""
+
+    def forward(self, x):
+        weights = torch.softmax(torch.einsum("bqc,bkc->bqk", x, x), -1)[:, None]
+        return torch.einsum("bhkc,bhqk->bhqc", x[:, None], weights)[:, 0]
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Forgets, after a test, the classes that it has registered."""
+    known = dict(registered._registered)
+    yield
+    registered._registered.clear()
+    registered._registered.update(known)
+
+
+def grid(seen):
+    return seen.global_layout((3, 4), prefix=1)
+
+
+def drawn(*size, images=2):
+    return torch.randn(images, *size, generator=torch.Generator().manual_seed(1))
+
+
+def seen_by(network, given, **options):
+    calls = []
+    watch(network, given, calls.append, **options)
+    return calls
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_registered_class(fused):
+    register_attention(Tokens, grid)
+    network = nn.Sequential(nn.Identity(), Tokens(fused))
+    assert [(layer.name, layer.pattern) for layer in attention_layers(network)] == [("1", "registered")]
+    (call,) = seen_by(network, drawn(13, 6))
+    assert (call.layout.prefix, call.layout.grid, call.weights.shape) == (1, (3, 4), (2, 1, 2, 13, 13))
+    assert call.normalised
+    assert call.kind.endswith("test_attention_watch.Tokens")
+
+
+def test_products_written_as_einsum():
+    register_attention(Half, lambda seen: seen.global_layout((3, 4)))
+    (call,) = seen_by(Half(), drawn(12, 6))
+    expected = torch.softmax(drawn(12, 6) @ drawn(12, 6).mT, -1)
+    assert call.weights.shape == (2, 1, 1, 12, 12)
+    assert (call.weights[:, 0, 0] - expected).abs().max() < 1e-6
+
+
+def test_rows_that_do_not_sum_to_one_are_said_so():
+    register_attention(Tokens, grid)
+    assert seen_by(Tokens(fused=False), drawn(13, 6))[0].normalised
+    assert not seen_by(Tokens(fused=False, leak=1e-4), drawn(13, 6))[0].normalised
+
+
+def test_weights_that_are_not_the_modules_own_are_refused(monkeypatch):
+    """The negative control of the proof: weights with a leak of 1e-5."""
+    from convattn.adapters.attention import kernels
+
+    right = kernels.FusedKernel.weights
+    monkeypatch.setattr(kernels.FusedKernel, "weights", lambda self: right(self) + 1e-5)
+    with pytest.raises(UnsupportedModelError, match=r"blocks\.0\.attn \(Attention\): weights × values is .* rounding"):
+        seen_by(TIMM["class token"].build(), drawn(3, 20, 28))
+
+
+REFUSED = {
+    "an unknown class": (
+        lambda: nn.Sequential(Tokens(), RelativeAttention2d(3, 3, 2, "quadratic")),
+        None,
+        r"^0 \(.*\.Tokens\) attends with weights of 2 × 2 × 13 × 13, but where its tokens lie is not known; say so by",
+    ),
+    "a layout of another size": (
+        Tokens,
+        lambda seen: seen.global_layout((3, 5)),
+        r"\(Tokens\): 13 queries and 13 keys are not 3 × 5 positions and 0 prefix tokens$",
+    ),
+    "a layout that does not fit": (
+        Tokens,
+        lambda _: global_layout((3, 5)),
+        r"weights of 2 × 2 × 13 × 13 for 2 images are not those of 1 groups of 15 queries and 15 keys$",
+    ),
+    "attention twice": (Twice, grid, r"\(Twice\): 2 products of weights and values was seen in it"),
+    "no attention": (
+        lambda: nn.Linear(6, 6),
+        grid,
+        r"^no attention of Linear can be read:\n  it has no module whose class is known to attend$",
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "read", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_understood_is_refused(build, read, message):
+    network = build()
+    if read is not None:
+        register_attention(type(network), read)
+    if isinstance(network, nn.Linear):
+        registered._registered.clear()
+    before = fingerprint(network)
+    with pytest.raises(UnsupportedModelError, match=message):
+        seen_by(network, drawn(13, 6))
+    assert_unchanged(network, before)
+    assert_no_hooks(network)
+
+
+NAMES = {
+    "xcit_nano_12_p16_224": ("blocks.0.attn", "it attends over channels, not over positions"),
+    "davit_tiny": ("stages.0.blocks.0.1.attn", "it attends over channels, not over positions"),
+}
+WHOLE = {
+    "edgenext_xx_small": "(CrossCovarianceAttn): it attends over channels, not over positions",
+    "mobilevitv2_050": "linear attention",
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), NAMES.items(), ids=NAMES)
+def test_layers_that_are_no_attention_over_positions_have_a_reason(name, expected):
+    with torch.device("meta"):
+        network = timm.create_model(name)
+    layer, reason = expected
+    assert {item.name: item.refused for item in attention_layers(network)}[layer] == reason
+    with pytest.raises(UnsupportedModelError, match=f"^{re.escape(layer)}: {reason}$"):
+        seen_by(network.to_empty(device="cpu"), drawn(3, 64, 64), layers=layer)
+
+
+@pytest.mark.parametrize(("name", "reason"), WHOLE.items(), ids=WHOLE)
+def test_networks_without_attention_over_positions_have_a_reason(name, reason):
+    with torch.device("meta"):
+        network = timm.create_model(name)
+    with pytest.raises(UnsupportedModelError, match=re.escape(reason)):
+        attention_layers(network)
+
+
+def assert_no_hooks(network):
+    for module in network.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def stopping(_):
+    raise ZeroDivisionError("in the callback")
+
+
+def interrupting(_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("callback", "raised"),
+    [(lambda _: None, None), (stopping, ZeroDivisionError), (interrupting, KeyboardInterrupt)],
+    ids=["all well", "callback raises", "interrupted"],
+)
+@pytest.mark.parametrize("name", ["class token", "shifted windows"])
+def test_the_model_is_left_as_it_was(name, callback, raised):
+    case = TIMM[name]
+    network = case.build().train()
+    network.get_submodule(case.layer).eval()
+    flags = [module.training for module in network.modules()]
+    before, state = fingerprint(network), torch.get_rng_state()
+    if raised is None:
+        watch(network, drawn(*case.size), callback)
+    else:
+        with pytest.raises(raised):
+            watch(network, drawn(*case.size), callback)
+    assert_unchanged(network, before)
+    assert flags == [module.training for module in network.modules()]
+    assert torch.equal(state, torch.get_rng_state())
+    assert_no_hooks(network)
+    assert torch.is_grad_enabled()
+
+
+def test_a_module_that_raises_in_the_middle():
+    register_attention(Wrong, grid)
+    network = nn.Sequential(Wrong())
+    with pytest.raises(
+        ArgumentError, match=r"^images must fit the network, but on those of shape \(2, 13, 6\) it raised"
+    ):
+        seen_by(network, drawn(13, 6))
+    assert_no_hooks(network)
+
+
+@pytest.mark.parametrize("given", [drawn(3, 20, 27), drawn(1, 20, 28), drawn(20, 28), drawn(3, 20, 28, images=0)])
+def test_images_of_wrong_sizes(given):
+    network = TIMM["class token"].build()
+    with pytest.raises(ArgumentError, match=r"^images must "):
+        seen_by(network, given)
+    assert_no_hooks(network)
+
+
+def test_models_that_cannot_run_or_be_seen():
+    images = drawn(3, 20, 28)
+    network = TIMM["class token"].build()
+    with pytest.raises(UnsupportedModelError, match=r"^cls_token is on the meta device and has no values$"):
+        seen_by(network.to("meta"), images)
+    with pytest.raises(ArgumentError, match=r"^model must be an nn\.Module, but is of type str$"):
+        seen_by("vit", images)
+    with pytest.raises(ArgumentError, match=r"^callback must be a function of an AttentionCall, but is of type int$"):
+        watch(TIMM["class token"].build(), images, 3)
+    lazy = nn.Sequential(nn.LazyLinear(3), RelativeAttention2d(3, 3, 2, "quadratic"))
+    with pytest.raises(UnsupportedModelError, match=r"^0\.weight has no size yet: run the model once$"):
+        seen_by(lazy, images)
+    with pytest.raises(UnsupportedModelError, match="is compiled; pass it as it was before"):
+        seen_by(torch.compile(RelativeAttention2d(3, 3, 2, "quadratic")), images)
+
+
+def test_layers_are_chosen_by_name():
+    build, size = OWN["the paper's network"]
+    network = build()
+    every = [call.name for call in seen_by(network, drawn(*size))]
+    assert [call.name for call in seen_by(network, drawn(*size), layers=every[1])] == every[1:]
+    assert [call.name for call in seen_by(network, drawn(*size), layers=["*"])] == every
+    with pytest.raises(ArgumentError, match=r"^layers must be a pattern that matches attention layers in the network"):
+        seen_by(network, drawn(*size), layers="bloks")
+
+
+def test_an_unknown_module_is_passed_over_if_others_are_named():
+    network = nn.Sequential(Tokens(), nn.Unflatten(2, (2, 3)), RelativeAttention2d(13, 3, 2, "quadratic"))
+    assert [call.name for call in seen_by(network, drawn(13, 6), layers="2")] == ["2"]
+
+
+def test_what_cannot_be_registered(without_type_checks):
+    with pytest.raises(ArgumentError, match=r"^cls must be a subclass of nn\.Module"):
+        register_attention(Layout, grid)
+    with pytest.raises(ArgumentError, match=r"^read must be a function from what was seen to a layout"):
+        register_attention(Tokens, "global")

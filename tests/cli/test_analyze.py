@@ -1,0 +1,231 @@
+import io
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+from convattn.analysis import read_table
+from convattn.cli import main
+from convattn.errors import CheckpointError
+from convattn.networks.image_files import Pictures
+from convattn.records import HeadReport, ReportComparison
+
+SOURCE = ["timm:vit_tiny_patch16_224", "--random-weights", "--set", "img_size=32", "--set", "depth=2"]
+FILES = [
+    "convolution.png",
+    "distance.png",
+    "head-map.png",
+    "index.html",
+    "kernels.png",
+    "report.json",
+    "report.parquet",
+    "shifts.png",
+]
+
+
+def pixels(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, 40, 48, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    for number, picture in enumerate(pixels(6)):
+        Image.fromarray(picture).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "report"
+    assert main(["analyze", *SOURCE, "--images", str(images), "-o", str(folder)]) == 0
+    return folder
+
+
+class Page(HTMLParser):
+    """Collects what a page's tags say."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words = [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def test_folder_holds_numbers_figures_and_a_page(made):
+    assert sorted(file.name for file in made.iterdir()) == FILES
+    report = HeadReport.load(made / "report.json")
+    assert [layer.name for layer in report.layers] == ["blocks.0.attn", "blocks.1.attn"]
+    assert (report.images, report.control_images, report.image_shape) == (6, 6, (3, 32, 32))
+    assert [item.name for item in report.layers[0].controls] == ["shuffled images", "untrained weights"]
+
+
+def test_table_holds_the_whole_report(made, tmp_path):
+    assert repr(read_table(made / "report.parquet")) == repr(HeadReport.load(made / "report.json"))
+    rows = parquet.read_table(made / "report.parquet").to_pylist()
+    assert len(rows) == 2 * 3 * 3
+    assert {row["condition"] for row in rows} == {"measured", "shuffled images", "untrained weights"}
+    assert all(len(row["prefix_maps"][0]) == 5 for row in rows)
+    (tmp_path / "other.parquet").write_bytes(b"other")
+    with pytest.raises(CheckpointError, match=r"^cannot read a report from .*other\.parquet: "):
+        read_table(tmp_path / "other.parquet")
+
+
+def test_page_stands_alone_and_can_be_read_aloud(made):
+    page = Page((made / "index.html").read_text(encoding="utf-8"))
+    report = HeadReport.load(made / "report.json")
+    pictures = [attrs for tag, attrs in page.tags if tag == "img"]
+    assert len(pictures) == 5
+    for attrs in pictures:
+        assert attrs["src"].startswith("data:image/png;base64,")
+        assert len(attrs["alt"]) > 40
+    assert not [tag for tag, _ in page.tags if tag in {"script", "link", "iframe"}]
+    words = " ".join(page.words.split())
+    for layer in report.layers:
+        assert layer.sentence in words
+    for item in report.not_covered:
+        assert item in words
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".png")])
+def test_figures_are_wide_enough_for_a_page(made, name):
+    with Image.open(made / name) as image:
+        assert image.width > 500
+
+
+def encoded(picture):
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "png")
+    return file.getvalue()
+
+
+def test_images_come_from_a_folder_a_table_or_an_array(images, made, tmp_path, capsys):
+    parquet.write_table(pa.table({"img": [{"bytes": encoded(one)} for one in pixels(6)]}), tmp_path / "a.parquet")
+    np.save(tmp_path / "a.npy", pixels(6))
+    for name in ("a.parquet", "a.npy"):
+        folder = tmp_path / name.replace(".", "-")
+        assert main(["analyze", *SOURCE, "--images", str(tmp_path / name), "-o", str(folder), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == json.loads((made / "report.json").read_text())
+
+
+def test_only_some_layers_and_no_controls(images, tmp_path):
+    options = ["--layer", "blocks.1.attn", "--no-controls", "--limit", "3"]
+    assert main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "few"), *options]) == 0
+    report = HeadReport.load(tmp_path / "few" / "report.json")
+    assert [(layer.name, layer.controls) for layer in report.layers] == [("blocks.1.attn", ())]
+    assert (report.images, report.control_images) == (3, 0)
+
+
+def test_networks_of_the_package_say_how_images_are_prepared(images, tmp_path, capsys):
+    options = ["--limit", "2", "--no-controls", "--layer", "stages.2.second"]
+    assert (
+        main(["analyze", "convattn:cifar10-small", "--images", str(images), "-o", str(tmp_path / "a"), *options]) == 0
+    )
+    assert "9 of 9 heads look mostly at one fixed displacement" in capsys.readouterr().out
+    assert HeadReport.load(tmp_path / "a" / "report.json").image_shape == (3, 32, 32)
+
+
+def test_interrupted_analysis_goes_on(images, made, tmp_path, capsys, monkeypatch):
+    calls = []
+    read = Pictures.__getitem__
+
+    def stop(self, number):
+        calls.append(number)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+        return read(self, number)
+
+    command = ["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]
+    monkeypatch.setattr(Pictures, "__getitem__", stop)
+    assert main(command) == 130
+    assert capsys.readouterr().err == "convattn: interrupted\n"
+    assert [file.name for file in (tmp_path / "report").iterdir()] == ["partial.pt"]
+    assert main(command) == 0
+    assert sorted(file.name for file in (tmp_path / "report").iterdir()) == FILES
+    assert (tmp_path / "report" / "report.json").read_text() == (made / "report.json").read_text()
+
+
+def mistakes(place):
+    (place / "empty").mkdir()
+    (place / "corrupt").mkdir()
+    (place / "corrupt" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nhalf")
+    (place / "text.txt").write_text("no image")
+    (place / "bad.npy").write_bytes(b"no array")
+    (place / "bad.parquet").write_bytes(b"no table")
+    np.save(place / "flat.npy", np.zeros(3))
+    np.save(place / "words.npy", np.array([["a"]]))
+    parquet.write_table(pa.table({"label": [1]}), place / "label.parquet")
+    parquet.write_table(pa.table({"img": pa.array([], pa.binary())}), place / "none.parquet")
+    parquet.write_table(pa.table({"img": [b"half"]}), place / "half.parquet")
+    parquet.write_table(pa.table({"input_ids": [[1, 2], [3]]}), place / "ragged.parquet")
+    np.save(place / "grey.npy", np.zeros((3, 1, 32, 32), dtype=np.float32))
+    np.save(place / "nan.npy", np.full((3, 3, 32, 32), np.nan, dtype=np.float32))
+    return {
+        "gone": "--images must be a folder or a file that exists, but is",
+        "empty": "holds no images",
+        "corrupt": r"cannot read the image .*a\.png",
+        "text.txt": r"--images must be a folder, a \.parquet or a \.npy file",
+        "bad.npy": "not a readable array of numpy",
+        "bad.parquet": "not a readable parquet file",
+        "flat.npy": "must hold numbers of at least one image",
+        "words.npy": "must hold numbers of at least one image",
+        "label.parquet": "must have a column image, img, input_ids, tokens, token_ids, but has label",
+        "none.parquet": "has no rows",
+        "half.parquet": r"cannot read the image .*half\.parquet, row 0",
+        "ragged.parquet": "token ids must be lists of one length",
+        "grey.npy": "images must",
+        "nan.npy": "images must hold finite numbers",
+    }
+
+
+def test_mistakes_in_images_are_told_on_one_line(tmp_path, capsys):
+    for name, message in mistakes(tmp_path).items():
+        assert main(["analyze", *SOURCE, "--images", str(tmp_path / name), "-o", str(tmp_path / "out")]) == 2, name
+        out, err = capsys.readouterr()
+        assert re.search(message, err), (name, err)
+        assert (out, err.count("\n")) == ("", 1)
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+
+
+def test_other_mistakes_are_told(images, made, tmp_path, capsys):
+    folder = ["--images", str(images), "-o", str(tmp_path / "out")]
+    for arguments, message in {
+        ("timm:resnet18", "--random-weights", *folder): "attention",
+        (*SOURCE, "--images", str(images), "-o", str(made)): "--output must be new or empty",
+        (*SOURCE, *folder, "--limit", "0"): "--limit must be at least 1",
+        (*SOURCE, *folder, "--layer", "x"): "unknown layer 'x'",
+        (*SOURCE, *folder, "--kernel-size", "2"): "kernel_size must be odd",
+        ("timm:vit_tiny_patch16_224", *folder): "exactly one of --weights FILE, --pretrained and --random-weights",
+    }.items():
+        assert main(["analyze", *arguments]) == 2
+        assert message in capsys.readouterr().err
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+
+
+def test_two_reports_are_compared(images, made, tmp_path, capsys):
+    other = tmp_path / "other"
+    np.save(tmp_path / "flat.npy", torch.zeros(6, 3, 32, 32).numpy())
+    assert main(["analyze", *SOURCE, "--images", str(tmp_path / "flat.npy"), "-o", str(other), "--no-controls"]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(made), str(made)]) == 0
+    assert "0 of more than 3 standard errors" in capsys.readouterr().out
+    assert main(["compare", str(made), str(other / "report.json"), "-o", str(tmp_path / "both"), "--json"]) == 0
+    comparison = ReportComparison.from_json(capsys.readouterr().out)
+    assert (comparison.layers, comparison.heads) == (2, 6)
+    assert comparison.differences
+    assert "heads of VisionTransformer and VisionTransformer: 6 heads of 2 layers compared" in comparison.summary()
+    assert sorted(file.name for file in (tmp_path / "both").iterdir()) == ["comparison.json", "comparison.png"]
+    assert main(["compare", str(made), str(tmp_path)]) == 2
+    assert "cannot read HeadReport" in capsys.readouterr().err
