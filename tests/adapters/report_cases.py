@@ -151,7 +151,7 @@ def head_statistics(head, weights, grid, prefix, shifts):
         prefix_weights=tuple(weights[:, prefix:, :prefix].mean((0, 1)).tolist()),
         prefix_maps=tuple(tuple(row) for row in weights[:, :prefix].mean(0).tolist()),
         kernel=kernel,
-        position_kernel=(),
+        position_kernel=kernel,
         kernel_share=Estimate(within, nan),
     )
 

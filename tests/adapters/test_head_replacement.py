@@ -1,6 +1,7 @@
 """Networks whose heads were replaced: what they compute, what they hold, and what their record says."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 from math import isnan, prod
 
@@ -25,6 +26,7 @@ from torch import nn
 from convattn.adapters.replacement import ConvolvedAttention, random_heads, replace_convolutional_heads
 from convattn.adapters.replacement.measured import measured_heads
 from convattn.adapters.replacement.readers import read_attention
+from convattn.analysis import analyze
 from convattn.records import HeadReplacement
 from convattn.testing.budget import assert_within_budget
 
@@ -164,12 +166,21 @@ class Planted(nn.Module):
 SHIFTS = ((0, 0), (1, 0), (0, -1))
 
 
-def planted(sharpness, dtype=torch.float64):
+def planted(sharpness, dtype=torch.float64, *, known=True):
+    """The network, tokens, and a report with the kernels that are planted, or with plain means."""
     torch.manual_seed(0)
     network = Planted(SHIFTS, sharpness).to(dtype).eval()
     x = torch.randn(2, prod(GRID), 18, dtype=dtype)
     tokens = torch.cat([network.places.expand(2, -1, -1), x[..., 4:]], 2)
     report = report_of(network, {"attn": next(iter(attention_maps(Holder(network.attn), tokens).values()))}, prefix=0)
+    if known:
+        (layer,) = report.layers
+        shifts = torch.tensor(layer.displacements, dtype=torch.float64)
+        scores = [-sharpness * (shifts - torch.tensor(shift)).square().sum(1) for shift in SHIFTS]
+        kernels = [tuple(score.softmax(0).tolist()) for score in scores]
+        heads = [replace(head, position_kernel=kernel) for head, kernel in zip(layer.heads, kernels, strict=True)]
+        measured = replace(layer.measured, heads=tuple(heads))
+        report = replace(report, layers=(replace(layer, measured=measured),))
     return network, x, report
 
 
@@ -196,18 +207,48 @@ def test_heads_that_are_convolutions_are_replaced_without_loss(sharpness):
 
 
 def test_the_check_rejects_a_kernel_of_plain_means():
-    """A planted fault: mean weights in place of the fitted kernel add the borders' weights everywhere."""
-    network, x, report = planted(20.0)
+    """A planted fault: mean weights in place of the kernel add the borders' weights everywhere."""
+    network, x, report = planted(20.0, known=False)
     narrow = copy.deepcopy(network).float()
     made, _ = replace_convolutional_heads(narrow, report, heads=every_head(report))
-    layer, means = report.layers[0], attention_of(made, "attn").means[0]
-    taps = {tuple(map(int, shift)): n for n, shift in enumerate(layer.displacements)}
-    with torch.no_grad():
-        for row, col in torch.cartesian_prod(*map(torch.arange, means.box)).tolist():
-            place = taps[row + means.first[0], col + means.first[1]]
-            means.kernel[:, row, col] = torch.tensor([head.kernel[place] for head in layer.heads])
     with pytest.raises(AssertionError, match="above the budget"):
         assert_within_budget(outputs(made, x.float()), outputs(network, x), outputs(narrow, x.float()))
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 20.0], ids=["soft", "hard"])
+def test_boxes_contain_no_displacement_and_all_weight_but_rounding(sharpness):
+    groups = measured_heads(planted(sharpness)[2].layers[0], (0, 1, 2))
+    assert sorted(head for group in groups for head in group.heads) == [0, 1, 2]
+    for group in groups:
+        assert all(first <= 0 < first + size for first, size in zip(group.first, group.kernel.shape[1:], strict=True))
+        assert (group.kernel.flatten(1).sum(1) - 1).abs().max() < 1e-12
+    boxes = {group.heads: (group.first, tuple(group.kernel.shape[1:])) for group in groups}
+    hard = {(0, 1, 2): ((0, -1), (2, 2))}
+    assert (boxes == hard) == (sharpness == 20.0)
+
+
+def test_heads_of_which_kernels_differ_much_in_size_run_apart():
+    """A head that looks at one displacement keeps its small kernel beside one that looks everywhere."""
+    _, _, report = planted(20.0)
+    (layer,) = report.layers
+    wide = replace(layer.heads[1], position_kernel=(1.0,) * len(layer.displacements))
+    heads = (layer.heads[0], wide, layer.heads[2])
+    groups = measured_heads(replace(layer, measured=replace(layer.measured, heads=heads)), (0, 1, 2))
+    assert [(group.heads, tuple(group.kernel.shape[1:])) for group in groups] == [((0, 2), (1, 2)), ((1,), (9, 13))]
+
+
+def test_a_report_of_analyze_is_taken_as_it_comes():
+    network, x = timm_vit(2), images(count=12)
+    report = analyze(network, x[:10], controls=(), progress=False)
+    made, record = replace_convolutional_heads(network, report, heads=every_head(report), images=x[10:])
+    assert record.layers_without_softmax == ("blocks.0.attn", "blocks.1.attn")
+    assert record.trial.images == 2
+    weights = attention_maps(network, x[:10])["blocks.1.attn"]
+    moved = attention_of(made, "blocks.1.attn")
+    order = [head for group in measured_heads(report.layers[1], (0, 1, 2)) for head in group.heads]
+    shares, maps = weights[:, order, 2:, :2].mean((0, 2)), weights[:, order, :2].mean(0)
+    assert_within_budget(moved.prefix_shares.detach(), shares, shares.float())
+    assert_within_budget(moved.prefix_maps.detach(), maps, maps.float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)

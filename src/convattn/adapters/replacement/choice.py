@@ -46,7 +46,7 @@ def why_not_layer(layer: LayerReport) -> str | None:
 
 def why_not_head(layer: LayerReport, head: HeadStatistics, threshold: float | None) -> str | None:
     """Returns why a head is left; None if it is replaced. `threshold` is None for heads that the caller names."""
-    unusable = _why_unusable(layer, head.kernel)
+    unusable = _why_unusable(layer, head.position_kernel)
     if unusable is not None or threshold is None:
         return unusable
     score = head.position_score.value

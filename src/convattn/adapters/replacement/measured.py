@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.adapters.replacement.kernel_fit import fit_kernels
 from convattn.records.head_report import LayerReport
 
 _CUT = 2.0**-23
@@ -70,10 +69,10 @@ class _Box:
 def _kernels(layer: LayerReport, heads: Sequence[int]) -> dict[int, Float[Tensor, "*box"]]:
     """Returns the whole kernel of each head, in a box as far to all sides as the report's displacements."""
     displacements = torch.tensor(layer.displacements, dtype=torch.float64).round().long()
-    mean = torch.tensor([layer.heads[head].kernel for head in heads], dtype=torch.float64)
+    weights = torch.tensor([layer.heads[head].position_kernel for head in heads], dtype=torch.float64)
     radius = int(displacements.abs().max())
     whole = torch.zeros(len(heads), *(2 * radius + 1,) * len(layer.grid), dtype=torch.float64)
-    whole[(slice(None), *(displacements + radius).unbind(1))] = fit_kernels(mean, displacements, layer.grid)
+    whole[(slice(None), *(displacements + radius).unbind(1))] = weights / weights.sum(1, keepdim=True)
     return dict(zip(heads, whole, strict=True))
 
 
