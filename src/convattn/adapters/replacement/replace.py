@@ -1,14 +1,16 @@
 """Replaces heads that a report calls convolutions by convolutions."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from convattn.adapters.replacement.attention import ConvolvedAttention
 from convattn.adapters.replacement.choice import check_heads, check_threshold, why_not_head, why_not_layer
-from convattn.adapters.replacement.measured import measured_heads
+from convattn.adapters.replacement.measured import MeasuredHeads, measured_heads
+from convattn.adapters.replacement.own import OWN, ConvolvedImages, require_replaceable
 from convattn.adapters.replacement.readers import read_attention
 from convattn.adapters.replacement.trial import compare_on_images
 from convattn.convert.classes import full_name
@@ -42,7 +44,8 @@ def replace_convolutional_heads(
     no query, key and softmax. Kernels and shares are parameters, so that the network can be trained on.
 
     Args:
-        model: timm's or transformers' ViT, torchvision's, or transformers' BERT; it is not changed.
+        model: timm's or transformers' ViT, torchvision's, transformers' BERT, or a network of this library with
+            content, of which whole layers are replaced; it is not changed.
         report: What `analyze` measured on this network.
         threshold: Least position score R², in (0, 1].
         heads: Pairs of a layer's name and a head's number: replace these, whatever their score.
@@ -83,16 +86,12 @@ def replace_convolutional_heads(
         old = made.get_submodule(layer.name)
         boxes: dict[int, tuple[int, ...]] = {}
         try:
-            read = read_attention(old)
-            if read.heads != len(layer.heads):
-                raise ArgumentError(f"report must be of this network, but {layer.name} has {read.heads} heads")
+            rebuild = _rebuilder(old, layer, len(wanted))
             if wanted:
                 groups = measured_heads(layer, wanted)
-                grid = None if layer.pattern == "sequence" and not layer.prefix else layer.grid
-                attention = ConvolvedAttention(read, groups, grid)
-                replaced[old] = read.wrap(attention).train(old.training)
+                replaced[old] = rebuild(groups).train(old.training)
                 boxes = {head: tuple(group.kernel.shape[1:]) for group in groups for head in group.heads}
-                bare += [layer.name] * (len(wanted) == read.heads)
+                bare += [layer.name] * (len(wanted) == len(layer.heads))
         except UnsupportedModelError as error:
             refused.append(f"{layer.name} ({type(old).__name__}): {error}")
             choice = [str(error)] * len(layer.heads)
@@ -127,6 +126,20 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
     listed = [layer.name for layer in report.layers]
     if len(set(listed)) != len(listed):
         raise ArgumentError("report must name each layer once")
+
+
+def _rebuilder(old: nn.Module, layer: LayerReport, replaced: int) -> Callable[[Sequence[MeasuredHeads]], nn.Module]:
+    """Returns what makes a layer anew with some heads replaced, or raises UnsupportedModelError with the reason."""
+    if isinstance(old, OWN):
+        heads, made = old.num_heads, partial(ConvolvedImages, old)
+        require_replaceable(old, replaced)
+    else:
+        read = read_attention(old)
+        grid = None if layer.pattern == "sequence" and not layer.prefix else layer.grid
+        heads, made = read.heads, lambda groups: read.wrap(ConvolvedAttention(read, groups, grid))
+    if heads != len(layer.heads):
+        raise ArgumentError(f"report must be of this network, but {layer.name} has {heads} heads")
+    return made
 
 
 def _choose(layer: LayerReport, threshold: float | None, named: frozenset[tuple[str, int]] | None) -> list[str | None]:
