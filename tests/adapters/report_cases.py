@@ -194,7 +194,13 @@ def fixed_weights(layer, groups, present=None):
     return made
 
 
-def measured_layer(grid, heads, prefix=0):
-    """A layer report of heads whose weights (queries, keys) are given, the same for every image."""
-    weights = torch.stack(list(heads))[None]
-    return layer_report("attn", "of no class", weights, grid, prefix)
+def every_head(report):
+    """All heads of a report, to be named."""
+    return [(layer.name, head.head) for layer in report.layers for head in layer.heads]
+
+
+def outputs(network, *arguments, **named):
+    """What a network returns, the first of several."""
+    with torch.no_grad():
+        y = network(*arguments, **named)
+    return y if isinstance(y, torch.Tensor) else y[0]

@@ -5,11 +5,20 @@ import onnxruntime
 import pytest
 import timm
 import torch
-from tests.adapters.report_cases import attention_maps, bert, images, report_of, timm_vit, torchvision_vit, words
+from tests.adapters.report_cases import (
+    attention_maps,
+    bert,
+    every_head,
+    images,
+    outputs,
+    report_of,
+    timm_vit,
+    torchvision_vit,
+    words,
+)
 from torch import nn
 
 from convattn.adapters.replacement import replace_convolutional_heads
-from convattn.convert.network.running import tensors
 from convattn.data import load_digits
 from convattn.testing.budget import assert_within_budget
 
@@ -29,11 +38,6 @@ def exported(network, x, folder):
     return kinds, lambda given: torch.from_numpy(session.run(None, {name: given.numpy()})[0])
 
 
-def outputs(network, x):
-    with torch.no_grad():
-        return next(iter(tensors(network(x))))
-
-
 CASES = {
     "timm": (timm_vit, images, (5, 7), 1),
     "torchvision": (torchvision_vit, lambda: images((28, 28)), (7, 7), 1),
@@ -48,7 +52,7 @@ def test_no_softmax_and_no_attention_is_left(name, tmp_path, without_type_checks
     make, draw, grid, prefix = CASES[name]
     network, x = make(), draw()
     report = report_of(network, attention_maps(network, x), grid, prefix)
-    chosen = [(layer.name, head.head) for layer in report.layers for head in layer.heads]
+    chosen = every_head(report)
     made, record = replace_convolutional_heads(network, report, heads=chosen)
     assert len(record.layers_without_softmax) == 2
     kinds, run = exported(made, x, tmp_path)
@@ -81,7 +85,7 @@ def test_a_trained_network_names_the_same_classes_in_onnxruntime(share, tmp_path
     network = timm.models.VisionTransformer(**sizes, embed_dim=36, depth=2, num_heads=3)
     network = trained(network, (x, data.train.labels))
     report = report_of(network, attention_maps(network, x[:50]), (4, 4))
-    chosen = [(layer.name, head.head) for layer in report.layers for head in layer.heads]
+    chosen = every_head(report)
     made, _ = replace_convolutional_heads(network, report, heads=chosen[: round(share * len(chosen))])
     kinds, run = exported(made, tests[:2], tmp_path)
     assert bool(kinds & ATTENTION) == (share < 1)

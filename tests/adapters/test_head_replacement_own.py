@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 import torch
-from tests.adapters.report_cases import fixed_weights
+from tests.adapters.report_cases import every_head, fixed_weights
 
 from convattn.adapters.replacement import replace_convolutional_heads
 from convattn.adapters.replacement.measured import measured_heads
@@ -27,10 +27,6 @@ def measured(**options):
     network = AttentionNet(**{"encoding": "learned_axial", "content": True, **SIZES, **options}).eval()
     x = torch.randn(6, 3, 14, 14)
     return network, x, analyze(network, x, controls=(), progress=False)
-
-
-def every_head(report):
-    return [(layer.name, head.head) for layer in report.layers for head in layer.heads]
 
 
 @pytest.mark.parametrize("head_width", [None, 5], ids=["merged", "factored"])
