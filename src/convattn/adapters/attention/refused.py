@@ -20,6 +20,7 @@ REFUSED: dict[str, str] = {
     "timm.models.efficientvit_mit.LiteMLA": _LINEAR,
     "timm.models.volo.OutlookAttention": "its weights come from a linear map of the query alone, without keys",
     "transformers.models.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead": _POOL,
+    "convattn.adapters.patch_attention.GatedPatchAttention": "it mixes what two attentions gave out",
     "convattn.layers.frozen.FrozenAttention": "it is frozen and holds no weights; take the layer before `freeze`",
 }
 """Reason by full name of the class."""
