@@ -282,7 +282,7 @@ TIMM = {
         pooled_queries,
         (3, 64, 64),
         "stages.1.blocks.0.attn",
-        "global",
+        "pooled queries",
         (8, 8),
         moved="stages.1.blocks.0.attn",
         exact=False,

@@ -236,7 +236,7 @@ def test_images_of_wrong_sizes(given):
     assert_no_hooks(network)
 
 
-def test_models_that_cannot_run_or_be_seen():
+def test_models_that_cannot_run_or_be_seen(without_type_checks):
     images = drawn(3, 20, 28)
     network = TIMM["class token"].build()
     with pytest.raises(UnsupportedModelError, match=r"^cls_token is on the meta device and has no values$"):
