@@ -98,12 +98,12 @@ def test_wrong_calls_end_in_clear_errors_and_leave_nothing_behind(without_type_c
         what = (name, images, option)
         modules = list(network.modules()) if isinstance(network, nn.Module) else []
         before = [(module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in modules]
-        if accepted(*what):
-            analyze(network, given, controls=(), progress=False)
-        else:
-            with pytest.raises(ConvAttnError) as caught:
-                analyze(network, given, **{"controls": (), "progress": False, **option})
-            assert 10 < len(str(caught.value)) < 600, what
-            assert "\n" not in str(caught.value), what
+        error = None
+        try:
+            analyze(network, given, **{"controls": (), "progress": False, **option})
+        except ConvAttnError as raised:
+            error = raised
+        assert (error is None) == accepted(*what), (what, error)
+        assert error is None or 10 < len(str(error)) < 800, (what, error)
         after = [(module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in modules]
         assert before == after, what
