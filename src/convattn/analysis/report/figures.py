@@ -104,7 +104,7 @@ def shift_scatter(path: str | os.PathLike[str], report: HeadReport) -> Path:
         for panel, name in zip(axes, names, strict=True):
             if flat:
                 for step in range(-reach, reach + 1):
-                    panel.axvline(step, color="0.85")
+                    panel.axvline(step, color="0.85", zorder=0)
             else:
                 for row, col in taps:
                     panel.plot(col, row, "s", markersize=13, markerfacecolor="none", color="0.75")
@@ -123,7 +123,9 @@ def shift_scatter(path: str | os.PathLike[str], report: HeadReport) -> Path:
             panel.set_title(_words(name))
         axes[0].set_ylabel("layer" if flat else "row shift (cells)")
         axes[0].invert_yaxis()
-        figure.colorbar(points, ax=list(axes), label="layer")
+        axes[0].locator_params(axis="y", integer=flat)
+        ticks = range(1, len(report.layers) + 1, 1 + len(report.layers) // 13)
+        figure.colorbar(points, ax=list(axes), label="layer", ticks=list(ticks))
         figure.suptitle(
             "mean shifts of all heads; larger: more attention at one displacement; grey: the taps of a kernel",
             fontsize=10,
