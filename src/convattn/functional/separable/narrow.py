@@ -63,9 +63,7 @@ class _Means:
         pixels = (x[..., None] if self.cols is None else x).permute(3, 2, 0, 1)
         return self.space.get(name, *pixels.shape).copy_(pixels).flatten(2)
 
-    def restore(
-        self, pixels: Float[Tensor, "cols rows inner"], into: Float[Tensor, "images channels *spatial"]
-    ) -> None:
+    def restore(self, pixels: Float[Tensor, "cols rows inner"], into: Float[Tensor, "images channels *spatial"]) -> None:
         """Undoes `lay_out`."""
         apart = pixels.unflatten(2, into.shape[:2]).permute(2, 3, 1, 0)
         into.copy_(apart[..., 0] if self.cols is None else apart)
@@ -135,9 +133,7 @@ class _Narrow(torch.autograd.Function):
         means, matrix = _Means(weights, pixels.shape[1], pixels), _side_by_side(maps, pixels.dtype)
         dx = torch.empty_like(pixels) if needs[0] else None
         dmatrix = torch.zeros(matrix.shape) if needs[1] else None
-        dweights = [
-            torch.zeros(weight.shape) if need else None for weight, need in zip(weights, needs[2:], strict=True)
-        ]
+        dweights = [torch.zeros(weight.shape) if need else None for weight, need in zip(weights, needs[2:], strict=True)]
         drows, dcols = [*dweights, None][:2]
         with torch.autocast("cpu", enabled=False):
             for images in chunks(len(pixels), means.images):

@@ -49,11 +49,7 @@ def separable_attention(
     weights = [weight.to(keys.dtype) for weight in weights]
     narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
     in_graph = torch.compiler.is_compiling() or torch.is_autocast_enabled(keys.device.type)
-    if (
-        len(weights) < 3
-        and _in_bfloat16(keys)
-        and not (torch.compiler.is_compiling() or groups > 1 or needs_own_operations(keys, maps, *weights))
-    ):
+    if len(weights) < 3 and _in_bfloat16(keys) and not (torch.compiler.is_compiling() or groups > 1 or needs_own_operations(keys, maps, *weights)):
         return narrow_attention(weights, keys, maps)
     if narrow or in_graph or needs_own_operations(keys, maps, *weights):
         return attention_as_products(weights, keys, maps, groups)
