@@ -101,7 +101,7 @@ def _full_layers() -> tuple[Case, ...]:
     scaling = _scaling((16, 32, 64, 128, 224), channels=400, heads=9)
     paper = {"width": 400, "depth": 6, "heads": 9, "ffn": 512, "image_size": 32}
     small = {"width": 36, "depth": 2, "heads": 9, "ffn": 48, "image_size": 16}
-    speed = SpeedRunCase(name="speedrun-step", widths=(64, 256, 256), batch=100, size=32)
+    speed = SpeedRunCase(name="speedrun-step", widths=(64, 256, 256), batch=256, size=32)
     training = _training(paper, small, batch=25, steps=20)
     return (*plain, *generalized, *distance, *hard, content, *scaling, *training, speed)
 

@@ -1,4 +1,4 @@
-"""Training steps of the speed run's network: with soft heads that learn, with hard ones, and with convolutions."""
+"""Training steps of the speed run's network: with soft heads that learn, with hard ones, with convolutions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cases.case import Case, Contender, bytes_held
-from benchmarks.cases.training import training_steps
+from benchmarks.cases.training import is_mixed, training_steps
 from benchmarks.correctness import judge, roads
 from benchmarks.record import Check
 from benchmarks.setting import Setting, seeded
@@ -21,6 +21,8 @@ _MIXINGS = {
     "convattn": ("attention", "nine quadratic heads in every layer; centres and sharpness learn"),
     "hard": ("hard", "nine fixed heads on the 3 × 3 grid: another function"),
     "conv": ("conv", "nn.Conv2d, 3 × 3, in every layer: another function"),
+    "convattn-bf16": ("attention", "the nine quadratic heads, mixed with bfloat16"),
+    "conv-bf16": ("conv", "nn.Conv2d, mixed with bfloat16: another function"),
 }
 _RATE = 1e-3
 
@@ -62,30 +64,32 @@ class SpeedRunCase(Case):
         """Returns what builds each contender; the true losses are computed once."""
         images = setting.draw((4, 3, 8, 8), self.seed)
 
-        def losses(x: Tensor, impl: str) -> dict[str, Tensor]:
+        def losses(x: Tensor, impl: str, mixed: bool) -> dict[str, Tensor]:
             network = self._build("attention", self.small, setting).to(x.dtype)
             for module in network.modules():
                 if isinstance(module, RelativeAttention):
                     module.impl = impl
-            step = training_steps(network, x, self.seed, rate=_RATE)
+            step = training_steps(network, x, self.seed, rate=_RATE, mixed=mixed)
             return {"losses": torch.stack([step() for _ in range(self.steps)])}
 
         @cache
-        def references() -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-            return losses(images.double(), "reference"), [losses(x, "reference") for x in roads(images)]
+        def references(mixed: bool) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+            exact = losses(images.double(), "reference", False)
+            return exact, [losses(x, "reference", mixed) for x in roads(images)]
 
-        def check() -> Check:
-            return judge(losses(images, "auto"), *references())
+        def check(mixed: bool) -> Check:
+            return judge(losses(images, "auto", mixed), *references(mixed))
 
         return {name: partial(self._enter, name, setting, check) for name in _MIXINGS}
 
-    def _enter(self, name: str, setting: Setting, check: Callable[[], Check]) -> Contender:
-        mixing, note = _MIXINGS[name]
+    def _enter(self, name: str, setting: Setting, check: Callable[[bool], Check]) -> Contender:
+        (mixing, note), mixed = _MIXINGS[name], is_mixed(name)
         network = self._build(mixing, self.widths, setting)
+        images = setting.draw(self.shape, self.seed)
         return Contender(
-            call=training_steps(network, setting.draw(self.shape, self.seed), self.seed, rate=_RATE),
+            call=training_steps(network, images, self.seed, rate=_RATE, mixed=mixed),
             describe=lambda: (note, None),
-            check=check if mixing == "attention" else None,
+            check=partial(check, mixed) if mixing == "attention" else None,
             weights=bytes_held(network),
             ours=True,
         )

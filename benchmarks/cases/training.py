@@ -17,7 +17,7 @@ from benchmarks.setting import Setting, seeded
 from convattn.layers import RelativeAttention
 from convattn.models import AttentionNet
 
-__all__ = ["TrainingCase", "compute_as", "training_steps"]
+__all__ = ["TrainingCase", "compute_as", "is_mixed", "training_steps"]
 
 _CLASSES = 10
 _CHECKED_IMAGES = 8
@@ -25,6 +25,8 @@ _NOTES = {
     "convattn": 'impl="auto"',
     "reference": "the readable path in every layer",
     "published": "the published formulation in every layer",
+    "convattn-bf16": 'impl="auto", mixed with bfloat16',
+    "published-bf16": "the published formulation, mixed with bfloat16; not checked, because it rounds its scores",
 }
 
 
@@ -68,15 +70,16 @@ class TrainingCase(Case):
 
         def losses(name: str, x: Tensor) -> dict[str, Tensor]:
             network = compute_as(name, self._build(self.small, 0.0, setting)).to(x.dtype)
-            step = training_steps(network, x, self.seed)
+            step = training_steps(network, x, self.seed, mixed=is_mixed(name))
             return {"losses": torch.stack([step() for _ in range(self.steps)])}
 
         @cache
-        def references() -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-            return losses("reference", images.double()), [losses("reference", x) for x in roads(images)]
+        def references(mixed: bool) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+            name = "reference-bf16" if mixed else "reference"
+            return losses("reference", images.double()), [losses(name, x) for x in roads(images)]
 
         def check(name: str) -> Check:
-            exact, lows = references()
+            exact, lows = references(is_mixed(name))
             return judge(losses(name, images), exact, lows[1:] if name == "reference" else lows)
 
         return {name: partial(self._enter, name, setting, check) for name in _NOTES}
@@ -86,9 +89,9 @@ class TrainingCase(Case):
         side = self.network["image_size"] // 2
         met = self.batch, self.network["width"], side, side
         return Contender(
-            call=training_steps(network, setting.draw(self.shape, self.seed), self.seed),
+            call=training_steps(network, setting.draw(self.shape, self.seed), self.seed, mixed=is_mixed(name)),
             describe=lambda: (_NOTES[name], path_taken(network.blocks[0].mixer, met)),
-            check=partial(check, name),
+            check=None if name == "published-bf16" else partial(check, name),
             weights=bytes_held(network),
             ours=True,
         )
@@ -100,15 +103,18 @@ class TrainingCase(Case):
         return setting.place(network, training=True)
 
 
-def training_steps(network: nn.Module, images: Tensor, seed: int, *, rate: float = 0.05) -> Callable[[], Tensor]:
-    """Makes the function that trains a network for one step and returns the loss before it."""
+def training_steps(
+    network: nn.Module, images: Tensor, seed: int, *, rate: float = 0.05, mixed: bool = False
+) -> Callable[[], Tensor]:
+    """Makes the function that trains a network for a step, in bfloat16 if mixed, and returns the loss before it."""
     optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=rate, momentum=0.9)
     labels = torch.randint(_CLASSES, (len(images),), generator=torch.Generator().manual_seed(seed))
     labels = labels.to(images.device)
 
     def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(network(images), labels)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=mixed):
+            loss = functional.cross_entropy(network(images), labels)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -116,12 +122,17 @@ def training_steps(network: nn.Module, images: Tensor, seed: int, *, rate: float
     return step
 
 
+def is_mixed(name: str) -> bool:
+    """Tells whether a contender computes in bfloat16 where that is enough."""
+    return name.endswith("bf16")
+
+
 def compute_as(name: str, network: AttentionNet) -> AttentionNet:
     """Makes a network compute as one of the contenders does, and returns it."""
     for block in network.blocks:
         assert isinstance(block.mixer, RelativeAttention)
-        if name == "published":
+        if name.startswith("published"):
             block.mixer = PublishedAttention(block.mixer)
-        elif name == "reference":
-            block.mixer.impl = name
+        elif name.startswith("reference"):
+            block.mixer.impl = "reference"
     return network.train()

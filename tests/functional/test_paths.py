@@ -148,9 +148,10 @@ def test_output_is_that_of_the_definition(case, dtype, path):
 
 
 @every_path
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @every_case
-def test_gradients_are_those_of_the_definition(case, path):
-    values = inputs(case, torch.float32)
+def test_gradients_are_those_of_the_definition(case, dtype, path):
+    values = inputs(case, dtype)
     actual = gradients(path, case, values)
     hi = gradients(reference, case, [value.double() for value in values])
     roads = [gradients(road, case, values) for road in ROADS]

@@ -7,7 +7,7 @@ import torch
 from tests.layers.layer_cases import by_path
 
 from convattn.encodings import Quadratic
-from convattn.layers import RelativeAttention1d
+from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.testing.budget import assert_within_budget
 
 LONG = 65_536
@@ -63,3 +63,21 @@ def test_wide_heads_are_transformed_and_any_encoding_is_one_axis():
     torch.manual_seed(0)
     other = RelativeAttention1d(3, 5, 2, "generalized_quadratic")
     assert "one axis, in bands of" in other.plan((1, 3, 1024)).reason
+
+
+@pytest.mark.parametrize("axis", [0, 1], ids=["column", "row"])
+@pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic"])
+def test_images_of_one_row_or_column_are_sequences(axis, encoding):
+    """As convolutions of sound often are: a kernel along one axis, with a stride."""
+    sizes = [1, 1]
+    sizes[axis] = 1031
+    if encoding == "quadratic":
+        centres = torch.zeros(3, 2)
+        centres[:, axis] = torch.tensor([-2.0, 0.3, 5.0])
+        encoding = Quadratic(3, 2, centres=centres.tolist(), sharpness=2.0)
+    torch.manual_seed(0)
+    line = RelativeAttention2d(3, 5, 3, encoding, stride=[1 + 2 * (axis == 0), 1 + 2 * (axis == 1)])
+    x = torch.randn(2, 3, *sizes, requires_grad=True)
+    assert "in bands of" in line.plan(x.shape).reason
+    hi = by_path(copy.deepcopy(line).double(), "reference", x.double())
+    assert_within_budget(line(x), hi, by_path(line, "reference", x))

@@ -40,7 +40,7 @@ def test_recipes_of_the_paper_have_its_settings(name):
 
 def test_speed_run_has_the_settings_of_the_convolutional_record():
     recipe = load_recipe("speedrun")
-    assert recipe.model == SpeedNetRecipe(mixing="attention", widths=(64, 256, 256), sharpness=8.0)
+    assert recipe.model == SpeedNetRecipe(mixing="attention", widths=(64, 256, 256), sharpness=4.0)
     flips = {"flip": True, "alternate_flip": True}
     assert recipe.data == DataRecipe("cifar10", crop_padding=2, crop_border="reflect", **flips)
     both = 1 + 1 / (1 - recipe.optim.momentum)

@@ -56,6 +56,12 @@ class Work:
         return tuple(axis.keys for axis in self.axes)
 
     @property
+    def line(self) -> int | None:
+        """Number of the only axis with several queries or keys, 0 if there is none; None for images with more."""
+        several = [number for number, axis in enumerate(self.axes) if axis.keys > 1 or len(axis.queries) > 1]
+        return None if len(several) > 1 else (*several, 0)[0]
+
+    @property
     def itemsize(self) -> int:
         """Bytes of one number of the keys."""
         return self.dtype.itemsize
@@ -115,8 +121,9 @@ class Work:
         return "values" if other.flops * SLOWNESS["own channels"] < first.flops else "weights"
 
     def bands(self, bands: Bands) -> Cost:
-        """Returns the cost of convolutions and means of the keys that matter."""
-        (queries,), step = self.queries, self.axes[0].queries.step
+        """Returns the cost of convolutions and means of the keys that matter, for images that are lines."""
+        assert self.line is not None
+        queries, step = math.prod(self.queries), self.axes[self.line].queries.step
         matrix = self.channels * self.outputs // self.groups
         flops = working = 0
         for band in bands.parts:

@@ -151,7 +151,7 @@ class SharedPath(Path):
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BandPath(Path):
-    """Long sequences, without the keys that do not matter."""
+    """Long sequences, also as images of one row or column, without the keys that do not matter."""
 
     bands: Bands
 
@@ -161,8 +161,9 @@ class BandPath(Path):
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
         """Computes the layer."""
-        keys = pad_keys(x, self.work.geometry)
-        return self._finished(band_attention(self.bands, self.work.axes[0], keys, maps.whole(), maps.groups), bias)
+        assert self.work.line is not None
+        keys, axis = pad_keys(x, self.work.geometry).flatten(2), self.work.axes[self.work.line]
+        return self._finished(band_attention(self.bands, axis, keys, maps.whole(), maps.groups), bias)
 
 
 @final

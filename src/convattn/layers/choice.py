@@ -88,7 +88,7 @@ def make_path(encoding: Encoding, work: Work, impl: str, dropout: float) -> Path
         return _fourier(encoding, work, "demanded")
     if isinstance(encoding, AxisAdditiveEncoding):
         return _fixed(encoding, work, impl) or _by_axis(encoding, work, impl)
-    if _is_long(work) and (path := _long(encoding, work, _table(encoding, work), "one axis", impl)):
+    if _is_long(work) and (path := _long(encoding, work, _table(encoding, work).flatten(1), "one axis", impl)):
         return path
     if work.transforms().flops * SLOWNESS["transforms"] < work.mixing(work.channels, by_axis=False):
         reason = "the scores are not a sum over axes, and the image is large enough for transforms"
@@ -143,7 +143,7 @@ def _compact(shifts: Shifts) -> bool:
 
 def _separable(encoding: Encoding, work: Work, tables: list[Tensor], reason: str, impl: str) -> Path:
     """Computes one softmax per axis, and heads that share their weights along the axes together."""
-    if _is_long(work) and (path := _long(encoding, work, tables[0], reason, impl)):
+    if _is_long(work) and (path := _long(encoding, work, tables[work.line or 0], reason, impl)):
         return path
     order = work.order(by_axis=True)
     if _may_share(work, tables) and not (work.factored and order == "values"):
@@ -168,15 +168,16 @@ def _may_share(work: Work, tables: Sequence[Tensor]) -> bool:
 
 
 def _is_long(work: Work) -> bool:
-    """Tells whether the images are long sequences."""
-    return len(work.axes) == 1 and work.axes[0].keys >= _LONG
+    """Tells whether the images are long sequences, or long lines of one row or column."""
+    return work.line is not None and work.axes[work.line].keys >= _LONG
 
 
 def _long(encoding: Encoding, work: Work, table: Tensor, reason: str, impl: str) -> Path | None:
     """Computes a long sequence without weights for every pair: in bands, or by transforms if heads are wide."""
     if not can_be_read(table):
         return None
-    bands = find_bands(table, work.axes[0], work.dtype)
+    assert work.line is not None
+    bands = find_bands(table, work.axes[work.line], work.dtype)
     pairs = work.weights_first(by_axis=True).flops
     banded = pairs if bands is None else work.bands(bands).flops
     transforms = work.fourier().flops * SLOWNESS["long transforms"]

@@ -63,7 +63,9 @@ class _Means:
         pixels = (x[..., None] if self.cols is None else x).permute(3, 2, 0, 1)
         return self.space.get(name, *pixels.shape).copy_(pixels).flatten(2)
 
-    def restore(self, pixels: Float[Tensor, "cols rows inner"], into: Float[Tensor, "images channels *spatial"]) -> None:
+    def restore(
+        self, pixels: Float[Tensor, "cols rows inner"], into: Float[Tensor, "images channels *spatial"]
+    ) -> None:
         """Undoes `lay_out`."""
         apart = pixels.unflatten(2, into.shape[:2]).permute(2, 3, 1, 0)
         into.copy_(apart[..., 0] if self.cols is None else apart)
@@ -90,8 +92,8 @@ class _Means:
         if self.cols_back is None:
             return upstream
         if into is not None:
-            for head, total in enumerate(into):  # half as long as one product of all heads
-                total += torch.mm(upstream[head], means[head].mT)
+            for head in range(self.heads):  # half as long as one product of all heads
+                into[head] += torch.mm(upstream[head], means[head].mT)
         inner = upstream.shape[2] // self.queries[0]
         back = self.space.get("back", means.shape[1], len(self.rows), inner)
         return torch.bmm(self.cols_back, upstream, out=self._by_head(back))
@@ -133,7 +135,9 @@ class _Narrow(torch.autograd.Function):
         means, matrix = _Means(weights, pixels.shape[1], pixels), _side_by_side(maps, pixels.dtype)
         dx = torch.empty_like(pixels) if needs[0] else None
         dmatrix = torch.zeros(matrix.shape) if needs[1] else None
-        dweights = [torch.zeros(weight.shape) if need else None for weight, need in zip(weights, needs[2:], strict=True)]
+        dweights = [
+            torch.zeros(weight.shape) if need else None for weight, need in zip(weights, needs[2:], strict=True)
+        ]
         drows, dcols = [*dweights, None][:2]
         with torch.autocast("cpu", enabled=False):
             for images in chunks(len(pixels), means.images):
@@ -166,5 +170,5 @@ def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs in
 
 def _as_products(dtype: torch.dtype, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
     """Computes what `_Narrow` does, in operations that torch can differentiate."""
-    y = attention_as_products([weight.to(dtype) for weight in weights], pixels, maps.to(dtype))
+    y = attention_as_products([weight.to(dtype) for weight in weights], pixels, maps.to(dtype), groups=1)
     return y.movedim(1, -1)

@@ -46,11 +46,11 @@ def separable_attention(
     if _to_be_joined(weights, keys):
         y = separable_attention([_joined(weights)], keys.flatten(2), maps, groups)
         return y.unflatten(2, [weight.shape[1] for weight in weights])
+    if groups == 1 and len(weights) < 3 and _in_bfloat16(keys) and not needs_own_operations(keys, maps, *weights):
+        return narrow_attention(weights, keys, maps)
     weights = [weight.to(keys.dtype) for weight in weights]
     narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
     in_graph = torch.compiler.is_compiling() or torch.is_autocast_enabled(keys.device.type)
-    if len(weights) < 3 and _in_bfloat16(keys) and not (torch.compiler.is_compiling() or groups > 1 or needs_own_operations(keys, maps, *weights)):
-        return narrow_attention(weights, keys, maps)
     if narrow or in_graph or needs_own_operations(keys, maps, *weights):
         return attention_as_products(weights, keys, maps, groups)
     pixels = rearrange(keys, "batch channels ... -> batch ... channels").contiguous()
@@ -59,7 +59,9 @@ def separable_attention(
 
 
 def _in_bfloat16(keys: Tensor) -> bool:
-    """Tells whether products are taken in bfloat16 on a CPU."""
+    """Tells whether products are taken in bfloat16 on a CPU, outside a compiled graph."""
+    if torch.compiler.is_compiling():
+        return False
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else keys.dtype
     return keys.device.type == "cpu" and dtype == torch.bfloat16
 

@@ -1,0 +1,114 @@
+"""Attention in bfloat16 on a CPU: what mixed precision keeps, parts of a batch, frozen inputs, further derivatives."""
+
+import pytest
+import torch
+
+from convattn.functional import separable_attention
+from convattn.functional.separable import narrow, weights_first
+from convattn.testing.budget import assert_within_budget
+from convattn.testing.convolutions import farthest
+
+HEADS = 3
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(queries, keys, batch=7, channels=4, outputs=5):
+    weights = [numbers(HEADS, q, k, seed=q).softmax(-1) for q, k in zip(queries, keys, strict=True)]
+    return [numbers(batch, channels, *keys, seed=1), numbers(HEADS, outputs, channels, seed=2), *weights]
+
+
+SIZES = [((11,), (13,)), ((11, 7), (9, 8))]
+every_size = pytest.mark.parametrize(("queries", "keys"), SIZES, ids=["sequence", "image"])
+
+
+def attended(keys, maps, *weights):
+    return separable_attention(weights, keys, maps)
+
+
+def products(keys, maps, *weights):
+    return torch.einsum(*_pattern(len(weights)), keys, maps, *weights)
+
+
+def _pattern(axes):
+    return ("bcx,hoc,hqx->boq",) if axes == 1 else ("bcxy,hoc,hqx,hpy->boqp",)
+
+
+def rows_last(keys, maps, *weights):
+    """The same in another order: W_h first, then the columns, then the rows."""
+    mapped = torch.einsum("hoc,bc...->bho...", maps, keys)
+    if len(weights) == 2:
+        mapped = torch.einsum("hpy,bhoxy->bhoxp", weights[1], mapped)
+        return torch.einsum("hqx,bhoxp->bhoqp", weights[0], mapped).sum(1)
+    return torch.einsum("hqx,bhox->bhoq", weights[0], mapped).sum(1)
+
+
+def gradients(compute, values, *, autocast=True):
+    leaves = [value.clone().requires_grad_() for value in values]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = compute(*leaves)
+    return [y.detach(), *torch.autograd.grad(y, leaves, numbers(*y.shape, seed=3).to(y.dtype))]
+
+
+@pytest.mark.parametrize("images", [1, 2, 7, 100])
+@every_size
+def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, monkeypatch):
+    values = inputs(queries, keys)
+    monkeypatch.setattr(narrow, "_ALIGNED", 1)
+    monkeypatch.setattr(narrow, "_CACHE", images * 88 * HEADS * 4 * 2)  # images of at most 88 pixels in bfloat16
+    actual = gradients(attended, values)
+    exact = gradients(products, [value.double() for value in values], autocast=False)
+    roads = [gradients(road, values) for road in (products, rows_last)]
+    assert [result.dtype for result in actual] == [torch.bfloat16, *[torch.float32] * len(values)]
+    for name, result, hi, *los in zip(["y", "keys", "maps", "rows", "cols"], actual, exact, *roads, strict=False):
+        assert_within_budget(result.bfloat16(), hi, farthest(hi, [lo.bfloat16() for lo in los]), name)
+
+
+@every_size
+def test_each_input_may_be_the_only_one_that_learns(queries, keys):
+    values = inputs(queries, keys)
+    everything = gradients(attended, values)[1:]
+    for number, whole in enumerate(everything):
+        leaves = [value.clone().requires_grad_(n == number) for n, value in enumerate(values)]
+        with torch.autocast("cpu", torch.bfloat16):
+            y = attended(*leaves)
+        (alone,) = torch.autograd.grad(y, leaves[number], numbers(*y.shape, seed=3).to(y.dtype))
+        assert torch.equal(alone, whole)
+
+
+@every_size
+def test_gradients_can_be_differentiated_again(queries, keys):
+    def second(compute, values, *, autocast=True):
+        leaves = [value.clone().requires_grad_() for value in values]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = compute(*leaves)
+        upstream = numbers(*y.shape, seed=3).to(y.dtype)
+        first = torch.autograd.grad(y, leaves[0], upstream, create_graph=True)[0]
+        return torch.autograd.grad(first.square().sum(), leaves[1])[0]
+
+    values = inputs(queries, keys)
+    hi = second(products, [value.double() for value in values], autocast=False)
+    los = [second(road, values).bfloat16() for road in (products, rows_last)]
+    assert_within_budget(second(attended, values).bfloat16(), hi, farthest(hi, los))
+
+
+def test_pixels_that_need_no_gradient_are_not_backpropagated_to(monkeypatch):
+    keys, maps, *weights = inputs((5, 7), (5, 7))
+    maps.requires_grad_()
+    monkeypatch.setattr(narrow._Means, "rows_backward", None)  # calling it would fail
+    with torch.autocast("cpu", torch.bfloat16):
+        attended(keys, maps, *weights).sum().backward()
+    assert maps.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes", "dtype"), [(2, 2, torch.bfloat16), (1, 3, torch.bfloat16), (1, 2, torch.float16)], ids=str
+)
+def test_other_calls_are_plain_products(groups, axes, dtype, monkeypatch):
+    monkeypatch.setattr(weights_first, "narrow_attention", None)
+    keys = numbers(2, 4, *(9,) * axes)
+    maps, weights = numbers(HEADS, 6, 4 // groups), [numbers(HEADS, 9, 9).softmax(-1)] * axes
+    with torch.autocast("cpu", dtype):
+        assert separable_attention(weights, keys, maps, groups).dtype == dtype
