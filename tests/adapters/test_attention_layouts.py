@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from tests.adapters.attention_cases import OTHERS, TIMM
+from tests.adapters.attention_cases import TIMM
+from tests.adapters.attention_other_cases import OTHERS
 from torch import nn
 
 from convattn.adapters.attention import OUTSIDE, watch

@@ -5,7 +5,8 @@ import re
 import pytest
 import timm
 import torch
-from tests.adapters.attention_cases import OWN, TIMM
+from tests.adapters.attention_cases import TIMM
+from tests.adapters.attention_other_cases import OWN
 from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from torch import nn
 

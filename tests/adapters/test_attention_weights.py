@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from tests.adapters.attention_cases import AUDIO, OTHERS, OWN, TEXTS, TIMM, transformers_model
+from tests.adapters.attention_cases import TIMM
+from tests.adapters.attention_other_cases import AUDIO, OTHERS, OWN, TEXTS, transformers_model
 
 from convattn.adapters.attention import attention_layers, watch
 from convattn.testing.budget import assert_within_budget
