@@ -2,8 +2,9 @@
 
 from typing import Any
 
+import pytest
 import torch
-from tests.adapters.attention_cases import Case
+from tests.adapters.attention_cases import TIMM, Case
 
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
 from convattn.models import AttentionNet
@@ -174,6 +175,23 @@ OTHERS = {
         moved="blocks.0.layers.0.layers.grid_attention",
     ),
 }
+SLOW = (
+    "reduced keys",
+    "pooled keys",
+    "pooled queries",
+    "sparse grid",
+    "partition windows",
+    "heads before blocks",
+    "stages with tokens",
+    "cosine windows, cr",
+    "transformers PVT",
+    "Segformer",
+)
+"""Cases whose like is among the quick ones."""
+CASES = [
+    pytest.param(case, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+    for name, case in {**TIMM, **OTHERS}.items()
+]
 TEXTS = {
     "BERT": (transformers_model("Bert", **TEXT), "encoder.layer.0.attention.self", False),
     "RoBERTa": (transformers_model("Roberta", **TEXT), "encoder.layer.0.attention.self", False),

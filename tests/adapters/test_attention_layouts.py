@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 from tests.adapters.attention_cases import TIMM
-from tests.adapters.attention_other_cases import OTHERS
+from tests.adapters.attention_other_cases import CASES
 from torch import nn
 
 from convattn.adapters.attention import OUTSIDE, watch
 
-CASES = {**TIMM, **OTHERS}
 TOLERANCE = 1e-11  # of float64 scores, which move by far more where a token changes, and by rounding elsewhere
 
 
@@ -81,7 +80,7 @@ def changed(call, *, exact=True):
     return off.sum(-1) > 0.6 * allowed.sum(-1), off.sum(-2) > 0.6 * allowed.sum(-2)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_tokens_lie_where_the_layout_says(case):
     given = case.grid
     if case.layer == "stages.1.blocks.0.attn":  # its queries are pooled from a grid twice as large
