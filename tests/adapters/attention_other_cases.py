@@ -184,7 +184,7 @@ SLOW = (
     "heads before blocks",
     "stages with tokens",
     "cosine windows, cr",
-    "transformers PVT",
+    "sub-sampled keys",
     "Segformer",
 )
 """Cases whose like is among the quick ones."""
