@@ -180,7 +180,7 @@ def main() -> None:
             raise SystemExit(f"{found.name} was {'read' if subject.refused else 'refused'}, which was not expected")
     record = {
         "command": "python -m benchmarks.attention_adapters --output docs/results",
-        "hardware": describe_hardware(),
+        "hardware": describe_hardware(torch.device("cpu")),
         "versions": describe_versions(("torch", "timm", "transformers", "torchvision")),
         "revision": find_revision(Path(__file__).parent),
         "seconds": time.monotonic() - begun,

@@ -1,15 +1,12 @@
-"""Small networks of every pattern of attention, and what is known about where their tokens lie."""
+"""Small networks of timm with every pattern of attention, and what is known about where their tokens lie."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import timm
 import torch
 from tests.adapters.vit_cases import vit
 from torch import nn
-
-from convattn.layers import GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
-from convattn.models import AttentionNet
 
 
 class Case(NamedTuple):
@@ -57,46 +54,6 @@ def swin(family, grid, window, **options):
     return timm_model(family, img_size=size, window_size=window, **{**widths, **options})
 
 
-def transformers_model(kind, config=None, part=None, **options):
-    def build():
-        import transformers
-
-        torch.manual_seed(0)
-        made = getattr(transformers, f"{kind}Model")(getattr(transformers, config or f"{kind}Config")(**options))
-        return made if part is None else made.get_submodule(part)
-
-    return build
-
-
-def torchvision_model(kind, **options):
-    def build():
-        import torchvision
-
-        torch.manual_seed(0)
-        return getattr(torchvision.models, kind)(**options)
-
-    return build
-
-
-def torchvision_swin(version, window):
-    def build():
-        from torchvision.models import swin_transformer
-
-        torch.manual_seed(0)
-        block = swin_transformer.SwinTransformerBlockV2 if version == 2 else swin_transformer.SwinTransformerBlock
-        return swin_transformer.SwinTransformer([4, 4], 12, [2], [2], [window, window], block=block, num_classes=3)
-
-    return build
-
-
-def own(kind, *arguments, **options):
-    def build():
-        torch.manual_seed(0)
-        return kind(*arguments, **options)
-
-    return build
-
-
 def tiny_vit_of_timm(**options):
     return lambda: vit(**{"embed_dim": 12, "num_heads": 3, "depth": 1, **options})
 
@@ -109,11 +66,6 @@ def pooled_queries():
     return timm.models.MultiScaleVit(sizes, img_size=64, num_classes=3)
 
 
-TOWER = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 16}
-IMAGE = {"image_size": (20, 28), "patch_size": 4}
-SQUARE = {"image_size": 20, "patch_size": 4}
-TEXT = {"vocab_size": 97, **TOWER}
-BLOCK = "blocks.0"
 SWIN = "layers.0.blocks.1"
 
 TIMM = {
@@ -282,7 +234,7 @@ TIMM = {
         pooled_queries,
         (3, 64, 64),
         "stages.1.blocks.0.attn",
-        "global",
+        "pooled queries",
         (8, 8),
         moved="stages.1.blocks.0.attn",
         exact=False,
@@ -318,184 +270,4 @@ TIMM = {
         (4, 4),
         moved="stage2.0.attn",
     ),
-}
-OTHERS = {
-    "transformers ViT": Case(
-        transformers_model("ViT", **TOWER, **IMAGE), (3, 20, 28), "layers.0.attention", "global", (5, 7), 1
-    ),
-    "transformers DeiT": Case(
-        transformers_model("DeiT", **TOWER, **IMAGE), (3, 20, 28), "layers.0.attention", "global", (5, 7), 2
-    ),
-    "transformers BEiT": Case(
-        transformers_model("Beit", **TOWER, **IMAGE), (3, 20, 28), "layers.0.attention", "global", (5, 7), 1
-    ),
-    "DINOv2": Case(
-        transformers_model("Dinov2", **TOWER, **SQUARE), (3, 20, 20), "encoder.layer.0.attention", "global", (5, 5), 1
-    ),
-    "DINOv2 with registers": Case(
-        transformers_model("Dinov2WithRegisters", **TOWER, **SQUARE),
-        (3, 20, 20),
-        "encoder.layer.0.attention",
-        "global",
-        (5, 5),
-        5,
-    ),
-    "DINOv3": Case(
-        transformers_model("DINOv3ViT", **{**TOWER, "hidden_size": 24}, **SQUARE, num_register_tokens=4),
-        (3, 20, 28),
-        "model.layer.0.attention",
-        "global",
-        (5, 7),
-        5,
-    ),
-    "CLIP": Case(
-        transformers_model("CLIPVision", **TOWER, **SQUARE),
-        (3, 20, 20),
-        "encoder.layers.0.self_attn",
-        "global",
-        (5, 5),
-        1,
-    ),
-    "SigLIP": Case(
-        transformers_model("SiglipVision", **TOWER, **SQUARE),
-        (3, 20, 20),
-        "encoder.layers.0.self_attn",
-        "global",
-        (5, 5),
-    ),
-    "transformers Swin": Case(
-        transformers_model("Swin", embed_dim=12, depths=[2], num_heads=[2], image_size=(28, 40), window_size=4),
-        (3, 28, 40),
-        "encoder.layers.0.blocks.1.attention",
-        "shifted windows",
-        (7, 10),
-        moved="encoder.layers.0.blocks.1",
-    ),
-    "transformers Swin v2": Case(
-        transformers_model("Swinv2", embed_dim=12, depths=[2], num_heads=[2], image_size=(28, 40), window_size=4),
-        (3, 28, 40),
-        "encoder.layers.0.blocks.1.attention.self",
-        "shifted windows",
-        (7, 10),
-        moved="encoder.layers.0.blocks.1",
-    ),
-    "transformers PVT": Case(
-        transformers_model("Pvt", image_size=64, depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4),
-        (3, 64, 64),
-        "encoder.block.0.0.attention.self",
-        "reduced keys",
-        (16, 16),
-        moved="encoder.block.0.0.attention.self",
-    ),
-    "Segformer": Case(
-        transformers_model("Segformer", depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4),
-        (3, 64, 96),
-        "stages.0.blocks.0.attention",
-        "reduced keys",
-        (16, 24),
-        moved="stages.0.blocks.0.attention",
-    ),
-    "audio spectrogram": Case(
-        transformers_model(
-            "AST", **TOWER, patch_size=4, frequency_stride=4, time_stride=4, max_length=28, num_mel_bins=20
-        ),
-        (28, 20),
-        "layers.0.attention",
-        "global",
-        (5, 7),
-        2,
-        moved="layers.0",
-    ),
-    "torchvision ViT": Case(
-        torchvision_model(
-            "VisionTransformer", image_size=20, patch_size=4, num_layers=1, num_heads=3, hidden_dim=12, mlp_dim=16
-        ),
-        (3, 20, 20),
-        "encoder.layers.encoder_layer_0.self_attention",
-        "global",
-        (5, 5),
-        1,
-    ),
-    "torchvision Swin": Case(
-        torchvision_swin(1, 4), (3, 28, 40), "features.1.1.attn", "shifted windows", (7, 10), moved="features.1.1"
-    ),
-    "torchvision Swin v2": Case(
-        torchvision_swin(2, 4), (3, 28, 40), "features.1.1.attn", "shifted windows", (7, 10), moved="features.1.1"
-    ),
-    "torchvision MaxViT": Case(
-        torchvision_model(
-            "MaxVit",
-            input_size=(32, 32),
-            stem_channels=8,
-            partition_size=4,
-            block_channels=[8],
-            block_layers=[1],
-            head_dim=4,
-            stochastic_depth_prob=0.0,
-        ),
-        (3, 32, 32),
-        "blocks.0.layers.0.layers.grid_attention.attn_layer.1",
-        "grid",
-        (8, 8),
-        moved="blocks.0.layers.0.layers.grid_attention",
-    ),
-}
-TEXTS = {
-    "BERT": (transformers_model("Bert", **TEXT), "encoder.layer.0.attention.self", False),
-    "RoBERTa": (transformers_model("Roberta", **TEXT), "encoder.layer.0.attention.self", False),
-    "DistilBERT": (
-        transformers_model("DistilBert", vocab_size=97, dim=12, n_layers=1, n_heads=3, hidden_dim=16),
-        "transformer.layer.0.attention",
-        False,
-    ),
-    "CLIP text": (
-        transformers_model("CLIPText", **TEXT, bos_token_id=1, eos_token_id=2),
-        "encoder.layers.0.self_attn",
-        True,
-    ),
-    "GPT-2": (
-        transformers_model("GPT2", vocab_size=97, n_embd=12, n_layer=1, n_head=3, bos_token_id=1, eos_token_id=2),
-        "h.0.attn",
-        True,
-    ),
-    "Llama": (
-        transformers_model("Llama", **{**TEXT, "num_attention_heads": 6}, num_key_value_heads=3),
-        "layers.0.self_attn",
-        True,
-    ),
-}
-"""Builder, layer and whether it is causal."""
-AUDIO = {
-    "Wav2Vec2": (
-        transformers_model("Wav2Vec2", **TOWER, conv_dim=[8] * 7, num_conv_pos_embedding_groups=3),
-        (4000,),
-        "encoder.layers.0.attention",
-        12,
-    ),
-    "Whisper encoder": (
-        transformers_model(
-            "Whisper",
-            part="encoder",
-            d_model=12,
-            encoder_layers=1,
-            encoder_attention_heads=3,
-            encoder_ffn_dim=16,
-            decoder_layers=1,
-            decoder_attention_heads=3,
-            decoder_ffn_dim=16,
-            max_source_positions=13,
-            num_mel_bins=5,
-        ),
-        (5, 26),
-        "layers.0.self_attn",
-        13,
-    ),
-}
-OWN: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "quadratic": (own(RelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, padding=1), (3, 5, 7)),
-    "content": (own(RelativeAttention2d, 3, 5, 4, "quadratic", content=True, kernel_size=3, padding=1), (3, 5, 7)),
-    "strided": (own(RelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, stride=2), (3, 7, 11)),
-    "gated": (own(GatedRelativeAttention2d, 3, 5, 4, "quadratic"), (3, 5, 7)),
-    "sequence": (own(RelativeAttention1d, 3, 5, 4, "distance"), (3, 11)),
-    "the paper's network": (own(AttentionNet, width=18, depth=2, ffn=16), (3, 10, 14)),
 }

@@ -4,12 +4,11 @@ import copy
 
 import pytest
 import torch
-from tests.adapters.attention_cases import AUDIO, OTHERS, OWN, TEXTS, TIMM, transformers_model
+from tests.adapters.attention_cases import TIMM
+from tests.adapters.attention_other_cases import AUDIO, CASES, OWN, TEXTS, transformers_model
 
 from convattn.adapters.attention import attention_layers, watch
 from convattn.testing.budget import assert_within_budget
-
-CASES = {**TIMM, **OTHERS}
 
 
 def calls_of(network, images, **options):
@@ -22,7 +21,7 @@ def drawn(*size):
     return torch.randn(2, *size, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_every_layer_of_a_network(case):
     network = case.build()
     found = {layer.name: layer for layer in attention_layers(network) if layer.refused is None}

@@ -1,4 +1,4 @@
-"""Two hundred wrong calls, drawn with a seed: each ends in an error of this library, and leaves the network as it was."""
+"""Two hundred wrong calls, drawn with a seed: each ends in an error of this library and leaves nothing behind."""
 
 import random
 
@@ -40,25 +40,25 @@ NETWORKS = {
     "no network": lambda: "vit",
 }
 IMAGES = {
-    "right": lambda draw: torch.randn(3, 3, 32, 32),
-    "grey": lambda draw: torch.randn(3, 1, 32, 32),
-    "four channels": lambda draw: torch.randn(3, 4, 32, 32),
+    "right": lambda _: torch.randn(3, 3, 32, 32),
+    "grey": lambda _: torch.randn(3, 1, 32, 32),
+    "four channels": lambda _: torch.randn(3, 4, 32, 32),
     "size": lambda draw: torch.randn(2, 3, draw.randint(1, 50), draw.randint(1, 50)),
-    "none": lambda draw: torch.randn(0, 3, 32, 32),
-    "no pixels": lambda draw: torch.randn(2, 3, 0, 32),
+    "none": lambda _: torch.randn(0, 3, 32, 32),
+    "no pixels": lambda _: torch.randn(2, 3, 0, 32),
     "flat": lambda draw: torch.randn(draw.randint(1, 9)),
-    "two axes": lambda draw: torch.randn(2, 32),
-    "five axes": lambda draw: torch.randn(2, 3, 3, 32, 32),
-    "nan": lambda draw: torch.full((3, 3, 32, 32), torch.nan),
-    "inf": lambda draw: torch.full((3, 3, 32, 32), torch.inf),
-    "bytes": lambda draw: torch.zeros(3, 3, 32, 32, dtype=torch.uint8),
-    "doubles": lambda draw: torch.zeros(3, 3, 32, 32, dtype=torch.float64),
-    "meta": lambda draw: torch.randn(2, 3, 32, 32, device="meta"),
+    "two axes": lambda _: torch.randn(2, 32),
+    "five axes": lambda _: torch.randn(2, 3, 3, 32, 32),
+    "nan": lambda _: torch.full((3, 3, 32, 32), torch.nan),
+    "inf": lambda _: torch.full((3, 3, 32, 32), torch.inf),
+    "bytes": lambda _: torch.zeros(3, 3, 32, 32, dtype=torch.uint8),
+    "doubles": lambda _: torch.zeros(3, 3, 32, 32, dtype=torch.float64),
+    "meta": lambda _: torch.randn(2, 3, 32, 32, device="meta"),
     "list": lambda draw: [torch.randn(3, 32, 32), torch.randn(3, draw.randint(1, 31), 32)],
-    "strings": lambda draw: ["a.png", "b.png"],
-    "path": lambda draw: "images",
-    "nothing": lambda draw: None,
-    "empty list": lambda draw: [],
+    "strings": lambda _: ["a.png", "b.png"],
+    "path": lambda _: "images",
+    "nothing": lambda _: None,
+    "empty list": lambda _: [],
 }
 OPTIONS = [
     {"layers": ["gone"]},
@@ -98,12 +98,12 @@ def test_wrong_calls_end_in_clear_errors_and_leave_nothing_behind(without_type_c
         what = (name, images, option)
         modules = list(network.modules()) if isinstance(network, nn.Module) else []
         before = [(module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in modules]
-        if accepted(*what):
-            analyze(network, given, controls=(), progress=False)
-        else:
-            with pytest.raises(ConvAttnError) as caught:
-                analyze(network, given, **{"controls": (), "progress": False, **option})
-            assert 10 < len(str(caught.value)) < 600, what
-            assert "\n" not in str(caught.value), what
+        error = None
+        try:
+            analyze(network, given, **{"controls": (), "progress": False, **option})
+        except ConvAttnError as raised:
+            error = raised
+        assert (error is None) == accepted(*what), (what, error)
+        assert error is None or 10 < len(str(error)) < 800, (what, error)
         after = [(module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in modules]
         assert before == after, what

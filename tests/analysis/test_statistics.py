@@ -268,7 +268,7 @@ def test_fewer_components_explain_less():
     fit = ConvolutionFit((5, 5), 3)
     fit.fit(x[:20], y[:20])
     fit.score(x[20:], y[20:])
-    assert fit.components == 48
+    assert fit.components == 32
     assert 0.5 < fit.estimate(4).value < 0.99
 
 

@@ -144,7 +144,7 @@ def _measure(
                     image = bind(_shuffled, images, grid)
                 if name == UNTRAINED and run.done < run.count:
                     network = untrained(model, _SEED)
-                run.go_on(network, image, after)
+                run.go_on(network, image, after, like=runs[_MEASURED])
             except (KeyboardInterrupt, SystemExit):
                 if file is not None:
                     file.write({key: one.state() for key, one in runs.items()}, now=True)

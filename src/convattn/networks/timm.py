@@ -39,12 +39,19 @@ def is_known(name: str) -> bool:
 
 
 def preparation(network: nn.Module) -> Callable[[Any], Tensor]:
-    """Returns the function that prepares an RGB picture of pillow as the configuration of a network says."""
+    """Returns the function that prepares an RGB picture of pillow as the configuration of a network says.
+
+    The size is that for which the network was built, which options may have changed.
+    """
     _timm()
     from timm.data.config import resolve_model_data_config
     from timm.data.transforms_factory import create_transform
 
-    return create_transform(**resolve_model_data_config(network), is_training=False)  # type: ignore[return-value]
+    config = resolve_model_data_config(network)
+    built_for = getattr(getattr(network, "patch_embed", None), "img_size", None)
+    if built_for is not None:
+        config["input_size"] = (config["input_size"][0], *built_for)
+    return create_transform(**config, is_training=False)  # type: ignore[return-value]
 
 
 def _timm() -> ModuleType:

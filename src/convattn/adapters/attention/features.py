@@ -19,10 +19,9 @@ def on_grid(x: Any, layout: Layout, images: int) -> Float[Tensor, "images positi
     groups, queries = layout.queries.shape
     shape, sizes = tuple(x.shape), tuple(layout.grid)
     tokens = (images * groups, queries)
-    if len(sizes) > 1 and (shape[0], shape[2:]) == (images, sizes) and shape[1:-1] != sizes:
-        return x.flatten(2).mT
-    if len(sizes) > 1 and shape[:-1] == (images, *sizes):
-        return x.flatten(1, -2)
+    first, last = (shape[0], shape[2:]) == (images, sizes), shape[:-1] == (images, *sizes)
+    if len(sizes) > 1 and first != last:  # both, where there are as many channels as rows and columns: not known
+        return x.flatten(2).mT if first else x.flatten(1, -2)
     if shape[:-1] == (images, layout.positions) and shape[:-1] != tokens:
         return x
     if shape[:-1] in (tokens, (images, groups, queries)) or (shape[0] == tokens[0] and x[0, ..., 0].numel() == queries):

@@ -41,7 +41,7 @@ def read_pooled(seen: Seen) -> Layout:
         raise UnsupportedModelError(
             f"{seen.queries} queries and {seen.keys} keys do not fit {query} and {key} positions"
         )
-    pattern = "global" if query == key else "reduced keys"
+    pattern = "global" if query == key else "reduced keys" if len(keys) < query[0] * query[1] else "pooled queries"
     return global_layout(
         query, prefix, keys=keys, pattern=pattern, source="the sizes that its pooling convolutions gave"
     )

@@ -18,8 +18,13 @@ REFUSED: dict[str, str] = {
     "timm.models.mobilevit.LinearSelfAttention": _LINEAR,
     "timm.layers.attention2d.MultiQueryAttentionV2": "it shares one key and value between heads and is not read",
     "timm.models.efficientvit_mit.LiteMLA": _LINEAR,
+    "timm.models.coat.FactorAttnConvRelPosEnc": _LINEAR,
+    "timm.models.swiftformer.EfficientAdditiveAttention": _LINEAR,
+    "timm.models.levit.Attention": "nothing around it says which grid its tokens form",
+    "timm.models.levit.AttentionDownsample": "nothing around it says which grid its tokens form",
     "timm.models.volo.OutlookAttention": "its weights come from a linear map of the query alone, without keys",
     "transformers.models.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead": _POOL,
+    "convattn.adapters.patch_attention.GatedPatchAttention": "it mixes what two attentions gave out",
     "convattn.layers.frozen.FrozenAttention": "it is frozen and holds no weights; take the layer before `freeze`",
 }
 """Reason by full name of the class."""

@@ -16,6 +16,7 @@ from convattn.adapters.attention.seen import Frame
 from convattn.convert.classes import full_name
 from convattn.convert.network.modules import names_by_module
 from convattn.convert.network.running import Arguments
+from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError
 
 
@@ -46,9 +47,11 @@ class Run:
         ]
         self._images = tensors[0].shape[0] if tensors else 0
         with ExitStack() as watching:
-            inside = {part for layer in self._wanted if is_own(layer) for part in layer.modules() if part is not layer}
-            for module, names in names_by_module(self._model).items():
-                if module not in inside:
+            every = names_by_module(self._model)
+            read = {part for layer in every if is_own(layer) for part in layer.modules() if part is not layer}
+            read |= {part for module in every if isinstance(module, Encoding) for part in module.modules()}
+            for module, names in every.items():
+                if module not in read:  # others are called, and may have hooks
                     enter = module.register_forward_pre_hook(self._enter(names[0]), prepend=True, with_kwargs=True)
                     watching.callback(enter.remove)
                     watching.callback(module.register_forward_hook(self._leave).remove)

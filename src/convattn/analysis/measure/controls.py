@@ -24,10 +24,14 @@ def untrained(model: nn.Module, seed: int) -> nn.Module:
     """
     made = copy.deepcopy(model)
     draw = torch.Generator().manual_seed(seed)
+    orders: dict[int, Tensor] = {}  # tensors of one size share an order, which takes as long to draw as to apply
     with torch.no_grad():
         for parameter in made.parameters():
-            order = torch.randperm(parameter.numel(), generator=draw).to(parameter.device)
-            parameter.copy_(parameter.flatten()[order].view(parameter.shape))
+            count = parameter.numel()
+            if count not in orders:
+                orders[count] = torch.randperm(count, generator=draw)
+            order = orders[count].to(parameter.device)
+            parameter.copy_(parameter.flatten().index_select(0, order).view(parameter.shape))
     return made
 
 

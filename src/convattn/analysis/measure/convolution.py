@@ -11,7 +11,7 @@ from torch.nn import functional
 from convattn.analysis.measure.jackknife import jackknife
 from convattn.records.head_report import Estimate
 
-FEATURES = 432
+FEATURES = 288
 """Most inputs of a window, taps × components; more would cost as much as the network itself."""
 
 _ROUNDS = 8

@@ -75,27 +75,26 @@ def fit_weights(sums: HeadSums, pairs: Pairs) -> Float64[Tensor, "heads displace
     should be 0 down to 1/n.
     """
     measured = sums.by_displacement.clamp_min(0)
-    measured = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
-    flat, size = pairs.bins.flatten(), measured.shape[1]
-
-    def over_pairs(row: Float64[Tensor, "groups rows"]) -> Float64[Tensor, " displacements"]:
-        spread = row[..., None].expand(pairs.bins.shape).flatten()
-        return torch.bincount(flat, spread, minlength=size + 1)[:size]
-
-    weights = measured / pairs.counts
-    for head, wanted in enumerate(measured):
-        row = weights[head]
-        for _ in range(_ROUNDS):
-            inverse = _row_sums(row, pairs).reciprocal().nan_to_num(posinf=0.0)
-            given = row * over_pairs(inverse)
-            if float((wanted - given).abs().max()) <= _SETTLED * float(wanted.max()):
-                break
-            curvature = given - row.square() * over_pairs(inverse.square())
-            step = (wanted - given) / (2 * curvature.clamp_min(0) + _LEAST)
-            row = row * step.clamp(-1, 1).exp()
-            row = row / row.sum()
-        weights[head] = row
+    wanted = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
+    weights = wanted / pairs.counts
+    there = _keys_by_displacement(pairs)
+    for _ in range(_ROUNDS):
+        inverse = (weights @ there.mT).reciprocal().nan_to_num(posinf=0.0)
+        given = weights * (inverse @ there)
+        if bool(((wanted - given).abs().amax(dim=1) <= _SETTLED * wanted.amax(dim=1)).all()):
+            break
+        curvature = given - weights.square() * (inverse.square() @ there)
+        step = (wanted - given) / (2 * curvature.clamp_min(0) + _LEAST)
+        weights = weights * step.clamp(-1, 1).exp()
+        weights = weights / weights.sum(dim=1, keepdim=True)
     return weights / weights.sum(dim=1, keepdim=True)
+
+
+def _keys_by_displacement(pairs: Pairs) -> Float64[Tensor, "queries displacements"]:
+    """Returns how many keys each query has at each displacement."""
+    bins, size = pairs.bins.flatten(0, 1), len(pairs.counts)
+    found = torch.zeros(len(bins), size + 1, dtype=torch.float64, device=bins.device)
+    return found.scatter_add_(1, bins, torch.ones_like(bins, dtype=torch.float64))[:, :size]
 
 
 def shared_out(weights: Float64[Tensor, " displacements"], pairs: Pairs) -> Float64[Tensor, "groups rows cols"]:

@@ -15,7 +15,7 @@ from convattn.errors import ArgumentError, ConvAttnError
 _WEIGHTS_AT_ONCE = 192 * 2**20
 """Bytes of the attention weights of one layer that a batch may have."""
 
-_FIRST, _MOST = 2, 16
+_FIRST, _MOST = 2, 32
 """Images of the first batch, from which the memory of the others is known, and of any other."""
 
 
@@ -37,6 +37,7 @@ class Run:
         self.settings, self.done = settings, 0
         self.layers: dict[str, LayerMeasure] = {}
         self._shape: tuple[int, ...] | None = None  # of one image
+        self._like = self  # a run that knows how much memory an image takes
         order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed))
         self._order = order.tolist()
         self._fitted = count - max(1, round(count / 5)) if count > 1 else 0
@@ -47,9 +48,18 @@ class Run:
         return len(self._order)
 
     def go_on(
-        self, model: nn.Module, image: Callable[[int], Tensor], after: Callable[[int], None] = lambda _: None
+        self,
+        model: nn.Module,
+        image: Callable[[int], Tensor],
+        after: Callable[[int], None] = lambda _: None,
+        like: "Run | None" = None,
     ) -> None:
-        """Measures the images that are left; `image` returns one by its number, `after` learns how many came."""
+        """Measures the images that are left.
+
+        `image` returns one by its number, `after` learns how many came, and `like` is a run that knows how much memory
+        an image takes.
+        """
+        self._like = self if like is None else like
         for start, stop in self._batches():
             numbers = self._order[start:stop]
             batch = self._batch([image(number) for number in numbers])
@@ -78,9 +88,10 @@ class Run:
                 yield self.done, self.done + (left if left - size == 1 else size)
 
     def _size(self) -> int:
-        if not self.layers:
+        known = self.layers or self._like.layers
+        if not known:
             return _FIRST
-        largest = max(layer.facts.bytes for layer in self.layers.values())
+        largest = max(layer.facts.bytes for layer in known.values())
         return max(_FIRST, min(_MOST, _WEIGHTS_AT_ONCE // max(largest, 1)))
 
     def _add(self, model: nn.Module, batch: Tensor, members: Tensor, *, held_out: bool) -> None:

@@ -74,7 +74,8 @@ def convolution_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Pa
         ("position score R², mean of the heads", lambda one: Estimate(_over_heads(one), math.nan)),
     )
     with figure_files([path], (max(10.0, 1.0 * len(report.layers) + 3), 4.2)) as figure:
-        for panel, (title, number) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
+        axes = figure.subplots(1, 2, sharey=True)
+        for panel, (title, number) in zip(axes, panels, strict=True):
             panel.axhline(0, color="0.8", linewidth=0.8)
             for name, (style, marker) in _CONTROLS.items():
                 found = [_of(layer, name) for layer in report.layers]
@@ -87,7 +88,7 @@ def convolution_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Pa
             panel.set(xlabel="layer", ylim=(-0.1, 1.05))
             panel.set_title(title)
             _whole_layers(panel, len(report.layers))
-        figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return Path(path)
 
 
@@ -103,7 +104,7 @@ def shift_scatter(path: str | os.PathLike[str], report: HeadReport) -> Path:
         for panel, name in zip(axes, names, strict=True):
             if flat:
                 for step in range(-reach, reach + 1):
-                    panel.axvline(step, color="0.85")
+                    panel.axvline(step, color="0.85", zorder=0)
             else:
                 for row, col in taps:
                     panel.plot(col, row, "s", markersize=13, markerfacecolor="none", color="0.75")
@@ -122,7 +123,9 @@ def shift_scatter(path: str | os.PathLike[str], report: HeadReport) -> Path:
             panel.set_title(_words(name))
         axes[0].set_ylabel("layer" if flat else "row shift (cells)")
         axes[0].invert_yaxis()
-        figure.colorbar(points, ax=list(axes), label="layer")
+        axes[0].locator_params(axis="y", integer=flat)
+        ticks = range(1, len(report.layers) + 1, 1 + len(report.layers) // 13)
+        figure.colorbar(points, ax=list(axes), label="layer", ticks=list(ticks))
         figure.suptitle(
             "mean shifts of all heads; larger: more attention at one displacement; grey: the taps of a kernel",
             fontsize=10,
