@@ -249,9 +249,9 @@ def test_models_that_cannot_run_or_be_seen(without_type_checks):
     lazy = nn.Sequential(nn.LazyLinear(3), RelativeAttention2d(3, 3, 2, "quadratic"))
     with pytest.raises(UnsupportedModelError, match=r"^0\.weight has no size yet: run the model once$"):
         seen_by(lazy, images)
+    compiled = RelativeAttention2d(3, 3, 2, "quadratic")
+    compiled._compiled_call_impl = compiled._call_impl  # as `compiled.compile()` does, without its imports
     with pytest.raises(UnsupportedModelError, match="is compiled; pass it as it was before"):
-        compiled = RelativeAttention2d(3, 3, 2, "quadratic")
-        compiled._compiled_call_impl = compiled._call_impl  # as `compiled.compile()` does, without its imports
         seen_by(compiled, images)
 
 
