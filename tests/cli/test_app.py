@@ -18,8 +18,8 @@ COMMAND = Path(sys.executable).with_name("convattn")
 MISTAKES = {
     "unknown command": (
         ["frobnicate"],
-        'Unknown command "frobnicate". Available commands: demo, convert, analyze, compare, train, study, reproduce, '
-        "info.",
+        'Unknown command "frobnicate". Available commands: '
+        + ", ".join(["demo", "convert", "analyze", "compare", "train", "study", "reproduce", "info."]),
     ),
     "misspelt command": (["trian"], 'Unknown command "trian". Did you mean "train"?'),
     "misspelt option": (
