@@ -50,9 +50,9 @@ def read_pooled(seen: Seen) -> Layout:
 def _pooled(seen: Seen, pool: Any, grid: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
     if pool is None:
         return grid, (1, 1)
-    if not isinstance(pool, nn.Conv2d) or any(
-        2 * pad + 1 != size for pad, size in zip(pool.padding, pool.kernel_size, strict=True)
-    ):  # type: ignore[arg-type]
+    if not isinstance(pool, nn.Conv2d) or isinstance(pool.padding, str):
+        raise UnsupportedModelError("its tokens are pooled by no convolution with a padding in pixels")
+    if any(2 * pad + 1 != size for pad, size in zip(pool.padding, pool.kernel_size, strict=True)):
         raise UnsupportedModelError("its tokens are pooled by no convolution that is centred on them")
     return seen.grid_of(pool), (pool.stride[0], pool.stride[1])
 

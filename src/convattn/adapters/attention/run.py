@@ -79,7 +79,8 @@ class Run:
         if self._operations.paused:
             return
         while self._stack[-1].module is not module:  # a module that raised, and was caught
-            self._stack.pop(), self._kernels.pop()
+            self._stack.pop()
+            self._kernels.pop()
         frame, kernels = self._stack.pop(), self._kernels.pop()
         if isinstance(module, nn.Conv2d):
             self._features.pop(module, None)

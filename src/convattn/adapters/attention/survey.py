@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from convattn.adapters.attention.layout import AttentionModule
 from convattn.adapters.attention.registry import is_own, reader, refusal
@@ -63,7 +64,7 @@ def require_watchable(model: nn.Module) -> None:
         if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
             raise UnsupportedModelError(f"{name or 'the model'} is compiled; pass it as it was before `torch.compile`")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if isinstance(tensor, UninitializedParameter):
             raise UnsupportedModelError(f"{name} has no size yet: run the model once")
         if tensor.is_meta:
             raise UnsupportedModelError(f"{name} is on the meta device and has no values")

@@ -1,5 +1,7 @@
 """torchvision's vision transformer, whose attention is torch's own module."""
 
+from torch import nn
+
 from convattn.adapters.attention.layout import Layout
 from convattn.adapters.attention.seen import Read, Seen
 
@@ -9,9 +11,8 @@ _HOME = "torchvision.models.vision_transformer"
 def read_torch_attention(seen: Seen) -> Layout:
     """Reads torch's attention inside torchvision's network: a class token, then patches row by row."""
     network = seen.parent_of_kind(f"{_HOME}.VisionTransformer").module
-    return seen.global_layout(
-        seen.grid_of(network.conv_proj), 1, "the output of conv_proj, and the class token before it"
-    )  # type: ignore[arg-type]
+    embedding: nn.Module = network.conv_proj  # type: ignore[assignment]
+    return seen.global_layout(seen.grid_of(embedding), 1, "the output of conv_proj, and the class token before it")
 
 
 TORCHVISION_VIT: dict[str, tuple[str, Read]] = {
