@@ -61,7 +61,7 @@ def _tokens() -> Tensor:
     return torch.randint(5, 900, (1, 128))
 
 
-_TWO = {"num_hidden_layers": 2, "hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}
+_TWO: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}
 _224 = _image(3, 224, 224)
 
 SUBJECTS: tuple[Subject, ...] = (
