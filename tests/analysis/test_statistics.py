@@ -340,3 +340,10 @@ def test_a_hard_head_at_the_border_leaves_no_weight_in_the_middle():
     assert head.position_kernel[steps.index([0.0, 0.0])] < 1e-4
     assert head.position_kernel[steps.index([0.0, 1.0])] > 1 - 1e-4
     assert head.position_score.value > 1 - 1e-6
+
+
+def test_components_are_no_more_than_the_first_batch_determines():
+    fit = ConvolutionFit((3, 3), 3)
+    x = torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(0))
+    fit.fit(x, x)
+    assert fit.components == 2 * 9

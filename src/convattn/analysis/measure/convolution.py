@@ -133,6 +133,7 @@ def _principal(x: Float[Tensor, "images positions channels"], count: int) -> Flo
     channels = rows.shape[1]
     if channels <= count:
         return torch.eye(channels, dtype=rows.dtype, device=rows.device)
+    count = min(count, len(rows))  # beyond the rank of the first batch, rounding would choose the directions
     moment = rows.mT @ rows
     draw = torch.Generator().manual_seed(0)
     found = torch.randn(channels, count, generator=draw, dtype=torch.float64).to(rows)
