@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-
 from convattn.encodings import GeneralizedQuadratic, Quadratic
 from convattn.errors import ArgumentError, must_be
 from convattn.layers import RelativeAttention

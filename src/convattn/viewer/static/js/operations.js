@@ -1,4 +1,5 @@
 import { padFeatures } from "./attention.js";
+import { addProduct } from "./product.js";
 
 /**
  * Operations between attention layers, each in float64 with float32 results.
@@ -139,15 +140,12 @@ export function overPixels({ channels, data }, what) {
 export function mapPixels(features, weight, bias) {
   const { channels: inputs, rows, cols } = features;
   const outputs = weight.length / inputs;
-  const data = new Float32Array(rows * cols * outputs);
-  for (let pixel = 0, at = 0; pixel < rows * cols; pixel++) {
-    for (let o = 0; o < outputs; o++, at++) {
-      let sum = bias ? bias[o] : 0;
-      for (let c = 0; c < inputs; c++) sum += weight[o * inputs + c] * features.data[pixel * inputs + c];
-      data[at] = sum;
-    }
+  const sums = new Float64Array(rows * cols * outputs);
+  for (let pixel = 0; pixel < rows * cols; pixel++) {
+    if (bias) sums.set(bias, pixel * outputs);
+    addProduct(weight, inputs, outputs, features.data, pixel * inputs, sums, pixel * outputs);
   }
-  return { rows, cols, channels: outputs, data };
+  return { rows, cols, channels: outputs, data: new Float32Array(sums) };
 }
 
 /**
@@ -165,23 +163,23 @@ export function convolve(features, weight, bias, { stride, dilation, groups, pad
   const size = (/** @type {number} */ n, /** @type {number} */ taps, /** @type {0 | 1} */ axis) =>
     Math.floor((n - dilation[axis] * (taps - 1) - 1) / stride[axis]) + 1;
   const [rows, cols] = [size(keys.rows, down, 0), size(keys.cols, across, 1)];
-  const data = new Float32Array(rows * cols * outputs);
-  const patch = new Float32Array(keys.channels * down * across); // (channels, taps), as the weight has them
+  const sums = new Float64Array(rows * cols * outputs);
+  const taps = down * across;
+  const [length, height] = [width * taps, outputs / groups];
+  const patch = new Float32Array(keys.channels * taps); // (channels, taps), as the weight has them
   for (let i = 0, at = 0; i < rows; i++) {
-    for (let j = 0; j < cols; j++) {
-      for (let tap = 0; tap < down * across; tap++) {
+    for (let j = 0; j < cols; j++, at += outputs) {
+      for (let tap = 0; tap < taps; tap++) {
         const row = i * stride[0] + Math.floor(tap / across) * dilation[0];
         const from = (row * keys.cols + j * stride[1] + (tap % across) * dilation[1]) * keys.channels;
-        for (let c = 0; c < keys.channels; c++) patch[c * down * across + tap] = keys.data[from + c];
+        for (let c = 0; c < keys.channels; c++) patch[c * taps + tap] = keys.data[from + c];
       }
-      for (let o = 0; o < outputs; o++, at++) {
-        const length = width * down * across;
-        const first = Math.floor(o / (outputs / groups)) * length;
-        let sum = bias ? bias[o] : 0;
-        for (let k = 0; k < length; k++) sum += weight.data[o * length + k] * patch[first + k];
-        data[at] = sum;
+      if (bias) sums.set(bias, at);
+      for (let group = 0; group < groups; group++) {
+        const matrix = weight.data.subarray(group * height * length, (group + 1) * height * length);
+        addProduct(matrix, length, height, patch, group * length, sums, at + group * height);
       }
     }
   }
-  return { rows, cols, channels: outputs, data };
+  return { rows, cols, channels: outputs, data: new Float32Array(sums) };
 }
