@@ -17,7 +17,8 @@ export function setProp(element, name, value) {
     element.addEventListener(name.slice(2).toLowerCase(), /** @type {EventListener} */ (value));
   } else if (name === "style") {
     const style = /** @type {HTMLElement} */ (element).style;
-    for (const [key, text] of Object.entries(/** @type {Record<string, string>} */ (value))) style.setProperty(key, text);
+    for (const [key, text] of Object.entries(/** @type {Record<string, string>} */ (value)))
+      style.setProperty(key, text);
   } else if (name === "value") {
     /** @type {HTMLInputElement} */ (element).value = String(value);
   } else if (name === "checked") {

@@ -119,7 +119,9 @@ export function numberText(value, figures = 3) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   const text =
-    size !== 0 && (size < 0.001 || size >= 1e5) ? value.toExponential(figures - 1) : String(Number(value.toPrecision(figures)));
+    size !== 0 && (size < 0.001 || size >= 1e5)
+      ? value.toExponential(figures - 1)
+      : String(Number(value.toPrecision(figures)));
   return text.replaceAll("-", "−");
 }
 

@@ -80,7 +80,8 @@ export function createState(initial = {}) {
 
 /** @param {unknown} one @param {unknown} other @returns {boolean} */
 function sameValue(one, other) {
-  if (Array.isArray(one) && Array.isArray(other)) return one.length === other.length && one.every((item, n) => item === other[n]);
+  if (Array.isArray(one) && Array.isArray(other))
+    return one.length === other.length && one.every((item, n) => item === other[n]);
   return Object.is(one, other);
 }
 
@@ -93,7 +94,9 @@ function sameValue(one, other) {
 export function toHash(state, defaults = DEFAULT_STATE) {
   return Object.entries(state)
     .filter(([name, value]) => !sameValue(value, defaults[/** @type {keyof ViewState} */ (name)]))
-    .map(([name, value]) => `${name}=${Array.isArray(value) ? value.join(",") : value === null ? "none" : String(value)}`)
+    .map(
+      ([name, value]) => `${name}=${Array.isArray(value) ? value.join(",") : value === null ? "none" : String(value)}`,
+    )
     .join("&");
 }
 
