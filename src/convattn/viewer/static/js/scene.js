@@ -108,7 +108,8 @@ export function openScene(buffer) {
   const text = metadata["convattn.scene"];
   if (text === undefined) throw new Error("the file holds no scene");
   const scene = JSON.parse(text);
-  if (scene.schema !== SCENE_SCHEMA) throw new Error(`the scene is of version ${scene.schema}; this page reads ${SCENE_SCHEMA}`);
+  if (scene.schema !== SCENE_SCHEMA)
+    throw new Error(`the scene is of version ${scene.schema}; this page reads ${SCENE_SCHEMA}`);
   return { ...scene, tensors };
 }
 
