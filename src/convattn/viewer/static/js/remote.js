@@ -1,0 +1,86 @@
+import { decodeLevels, findQuery, spreadRow } from "./rows.js";
+import { bytesOf, floatsOf, readSafetensors } from "./safetensors.js";
+import { openScene } from "./scene.js";
+import { rowsInPage } from "./source.js";
+
+/**
+ * A source whose networks run elsewhere: in the server, or in the kernel of a notebook.
+ *
+ * @typedef {import("./source.js").Source} Source
+ * @typedef {import("./source.js").Scene} Scene
+ * @typedef {import("./source.js").RowsAsked} RowsAsked
+ * @typedef {import("./rows.js").LayerRows} LayerRows
+ *
+ * @typedef {object} Transport  every answer is a safetensors file
+ * @property {ArrayBuffer} scene
+ * @property {(asked: RowsAsked) => Promise<ArrayBuffer>} rows  `{layer}/levels` (heads, keys), `scales` and `lows` (heads)
+ * @property {(file: File) => Promise<ArrayBuffer>} upload  the picture, and in the metadata its number and description
+ */
+
+/** Rows that are kept: a query that moves to and fro is not asked twice. */
+const ROWS_KEPT = 64;
+
+/**
+ * Opens what is at the other end.
+ *
+ * @param {Transport} transport
+ * @returns {Source}
+ */
+export function remoteSource(transport) {
+  const scene = openScene(transport.scene);
+  /** @type {Map<string, Promise<LayerRows[]>>} */
+  const kept = new Map();
+  const rows = (/** @type {RowsAsked} */ asked) => {
+    const name = JSON.stringify(asked);
+    const found = kept.get(name) ?? askRows(scene, transport, asked);
+    kept.delete(name);
+    kept.set(name, found);
+    found.catch(() => kept.delete(name));
+    if (kept.size > ROWS_KEPT) kept.delete([...kept.keys()][0]);
+    return found;
+  };
+  return { scene, rows, upload: (file) => sendPicture(scene, transport, file) };
+}
+
+/**
+ * Computes in the page what can be, and asks for the rest.
+ *
+ * @param {Scene} scene
+ * @param {Transport} transport
+ * @param {RowsAsked} asked
+ * @returns {Promise<LayerRows[]>}
+ */
+async function askRows(scene, transport, asked) {
+  const { layers } = scene.networks[asked.network];
+  const here = rowsInPage(scene, asked);
+  const elsewhere = layers.some(({ attention }) => attention.kind === "maps" && !attention.stored);
+  if (!elsewhere) return here;
+  const answer = readSafetensors(await transport.rows(asked)).tensors;
+  const came = layers.flatMap((layer, number) => {
+    const levels = answer.get(`${number}/levels`);
+    const found = levels && findQuery(scene, layer, asked.query);
+    if (!found) return [];
+    const lows = answer.has(`${number}/lows`) ? floatsOf(answer, `${number}/lows`) : null;
+    const row = decodeLevels(bytesOf(answer, `${number}/levels`), floatsOf(answer, `${number}/scales`), lows);
+    return [spreadRow(scene, layer, number, found, row)];
+  });
+  return [...here, ...came].sort((one, other) => one.layer - other.layer);
+}
+
+/**
+ * Sends a picture, and adds to the scene what the network sees of it.
+ *
+ * @param {Scene} scene
+ * @param {Transport} transport
+ * @param {File} file
+ * @returns {Promise<number>}
+ */
+async function sendPicture(scene, transport, file) {
+  const { metadata, tensors } = readSafetensors(await transport.upload(file));
+  const { index, image } = JSON.parse(metadata["convattn.image"]);
+  const picture = tensors.get("picture");
+  if (!picture) throw new Error("the answer holds no picture");
+  scene.tensors.set(image.picture, picture);
+  scene.images[index] = image;
+  return index;
+}

@@ -1,0 +1,58 @@
+"""Pictures that come from outside: how large they may be, and how they are read."""
+
+import io
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from convattn.viewer.refusal import Refusal
+
+__all__ = ["Limits", "read_picture"]
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
+"""Formats of pillow that are read; its others have readers that are seldom used, some of which start programs."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what is uploaded and held."""
+
+    file_bytes: int = 10 * 2**20  # Of one file
+    pixels: int = 24_000_000  # Of one picture, before it is scaled for the network
+    pictures: int = 100  # Uploaded pictures that are held, as the network sees them
+    uploads: int = 4  # Uploads that are read at a time; others wait
+    seconds: float = 30.0  # For the body of one upload
+    map_bytes: int = 256 * 2**20  # Attention maps that are held; the image asked for longest ago goes first
+
+
+_one_at_a_time = threading.Lock()
+
+
+def read_picture(data: bytes, limits: Limits) -> Any:
+    """Decodes a picture, or raises Refusal: 415 if it is none, 413 if it is too large, 400 if it is damaged.
+
+    The size is read from the file's head, before anything is decoded. One picture is decoded at a time.
+    """
+    with _one_at_a_time, warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # of pillow, about what the pixel limit refuses and about odd but readable files
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+                if picture.width * picture.height > limits.pixels:
+                    raise Refusal(
+                        413,
+                        f"the picture has {picture.width} × {picture.height} pixels; at most {limits.pixels:,} are read",
+                    )
+                return ImageOps.exif_transpose(picture).convert("RGB")
+        except UnidentifiedImageError:
+            raise Refusal(415, f"this is no picture that can be read ({', '.join(FORMATS)})") from None
+        except Image.DecompressionBombError:
+            raise Refusal(413, f"the picture has more than {limits.pixels:,} pixels") from None
+        except Refusal:
+            raise
+        except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged files
+            raise Refusal(400, f"the picture is damaged ({type(error).__name__}: {error})") from None

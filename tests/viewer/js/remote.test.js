@@ -1,0 +1,117 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { remoteSource } from "../../../src/convattn/viewer/static/js/remote.js";
+import { rowsAddress } from "../../../src/convattn/viewer/static/js/server-source.js";
+import { safetensorsFile } from "./files.js";
+
+const LAYER = {
+  name: "blocks.0",
+  kind: "Attention",
+  pattern: "global",
+  heads: 2,
+  grid: [1, 3],
+  normalised: true,
+  place: { first: [0, 0], step: [1, 1] },
+  keys: { grid: [1, 3], first: [0, 0], step: [1, 1] },
+  prefix: ["class"],
+  sentence: null,
+  statistics: null,
+  attention: {
+    kind: "maps",
+    parts: ["both"],
+    position: null,
+    queries: "queries",
+    keys: "keys",
+    allowed: null,
+    signed: false,
+    stored: false,
+    images: [0],
+  },
+};
+const INDEX = { dtype: /** @type {const} */ ("I32"), shape: [1, 4], values: [-1, 0, 1, 2] };
+const SCENE = safetensorsFile(
+  { queries: INDEX, keys: INDEX },
+  {
+    "convattn.scene": JSON.stringify({
+      schema: 1,
+      title: "",
+      images: [{ name: "a", label: null, picture: "p" }],
+      networks: [
+        { name: "n", title: "", note: "", classes: null, input: null, program: null, layers: [LAYER], timeline: null },
+      ],
+    }),
+  },
+);
+const ASKED = /** @type {const} */ ({
+  network: 0,
+  image: 0,
+  query: /** @type {[number, number]} */ ([0, 1]),
+  part: "both",
+});
+
+/** @param {number} level */
+function answer(level) {
+  return safetensorsFile(
+    {
+      "0/levels": { dtype: "U8", shape: [2, 4], values: [255, 0, 51, 0, level, 0, 0, 255] },
+      "0/scales": { dtype: "F32", shape: [2], values: [0.5, 1] },
+    },
+    {},
+  );
+}
+
+/** @param {() => ArrayBuffer | Promise<ArrayBuffer>} rows */
+function source(rows) {
+  const counted = { calls: 0 };
+  const transport = {
+    scene: SCENE,
+    rows: async () => {
+      counted.calls++;
+      return rows();
+    },
+    upload: async () =>
+      safetensorsFile(
+        { picture: { dtype: "U8", shape: [1, 1, 3], values: [1, 2, 3] } },
+        { "convattn.image": JSON.stringify({ index: 1, image: { name: "b", label: null, picture: "pictures/1" } }) },
+      ),
+  };
+  return { made: remoteSource(transport), counted };
+}
+
+test("rows from elsewhere are spread over the lattice of keys, with prefix tokens apart", async () => {
+  const [row] = await source(() => answer(0)).made.rows(ASKED);
+  assert.deepEqual([row.layer, row.query, row.heads, row.keyRows, row.keyCols], [0, [0, 1], 2, 1, 3]);
+  assert.deepEqual([...row.prefix], [0.5, 0]);
+  assert.deepEqual([...row.weights].slice(3), [0, 0, 1]);
+  assert.deepEqual([...row.weights].slice(0, 3), [0, Math.fround((51 * Math.fround(0.5)) / 255), 0]);
+});
+
+test("a query that was asked is not asked again", async () => {
+  const { made, counted } = source(() => answer(0));
+  await made.rows(ASKED);
+  await made.rows({ ...ASKED });
+  assert.equal(counted.calls, 1);
+});
+
+test("a refusal is told, and not kept", async () => {
+  const answers = [() => Promise.reject(new Error("away")), () => answer(0)];
+  const { made, counted } = source(() => /** @type {() => ArrayBuffer} */ (answers.shift())());
+  await assert.rejects(made.rows(ASKED), /away/);
+  assert.equal((await made.rows(ASKED)).length, 1);
+  assert.equal(counted.calls, 2);
+});
+
+test("an uploaded picture joins the scene", async () => {
+  const { made } = source(() => answer(0));
+  assert.equal(await made.upload?.(new File(["x"], "b.png")), 1);
+  assert.equal(made.scene.images[1].name, "b");
+  assert.deepEqual([...(made.scene.tensors.get("pictures/1")?.data ?? [])], [1, 2, 3]);
+});
+
+test("what is asked is written into the address", () => {
+  const address = (/** @type {import("../../../src/convattn/viewer/static/js/rows.js").Query} */ query) =>
+    rowsAddress(new URL("http://127.0.0.1/rows"), { ...ASKED, query }).search;
+  assert.equal(address([3, 4]), "?network=0&image=0&part=both&row=3&col=4");
+  assert.equal(address({ prefix: 1 }), "?network=0&image=0&part=both&prefix=1");
+});
