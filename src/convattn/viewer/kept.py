@@ -1,6 +1,6 @@
-"""Networks in memory, whose attention maps are computed when they are asked for and held within a bound."""
+"""Values that are held within a number of bytes, each made once."""
 
-import math
+
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
