@@ -1,0 +1,7 @@
+"""The interactive page: a network and images as a scene, and the page that shows it."""
+
+from convattn.viewer.build import build_scene
+from convattn.viewer.exhibit import Exhibit
+from convattn.viewer.scene import Scene
+
+__all__ = ["Exhibit", "Scene", "build_scene"]

@@ -1,3 +1,4 @@
+import { addProduct } from "./product.js";
 import { tableShape } from "./scores.js";
 
 /**
@@ -272,13 +273,11 @@ function cutRow(table, corner, width, keys, row) {
  */
 function addMapped(mixed, { values, inputs, outputs, groups }, head, pixels, sums) {
   const [width, height] = [inputs / groups, outputs / groups];
-  const first = head * outputs * width;
-  for (let q = 0; q < pixels; q++) {
-    for (let o = 0; o < outputs; o++) {
-      const from = q * inputs + Math.floor(o / height) * width;
-      let sum = 0;
-      for (let c = 0, at = first + o * width; c < width; c++) sum += values[at + c] * mixed[from + c];
-      sums[q * outputs + o] += sum;
+  for (let group = 0; group < groups; group++) {
+    const first = (head * outputs + group * height) * width;
+    const matrix = values.subarray(first, first + height * width);
+    for (let pixel = 0; pixel < pixels; pixel++) {
+      addProduct(matrix, width, height, mixed, pixel * inputs + group * width, sums, pixel * outputs + group * height);
     }
   }
 }

@@ -1,0 +1,158 @@
+"""A scene: images, networks, the attention of their layers, in one safetensors file that the page opens."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from convattn.errors import ArgumentError, CheckpointError
+from convattn.files import as_path, write_atomically
+
+SCHEMA = 1
+"""Version of the format."""
+
+_KEY = "convattn.scene"
+_LISTS = ("images", "networks")
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What the interactive page shows.
+
+    Saved, it is one safetensors file: the header is JSON under "convattn.scene" in its metadata, and names the tensors.
+    `docs/viewer.md` describes the format.
+
+    Attributes:
+        header: Title, images, networks and their layers, as JSON types.
+        tensors: Pictures, scores, weights and maps, by the names that the header gives them.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "scene.safetensors")
+        ...     Scene({"schema": 1, "title": "empty", "images": [], "networks": []}, {}).save(file)
+        ...     Scene.load(file).header["title"]
+        'empty'
+    """
+
+    header: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def to_bytes(self) -> bytes:
+        """Returns the file's content."""
+        return save(self.tensors, {_KEY: json.dumps(self.header, allow_nan=False)})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves the scene; the file is there whole or not at all.
+
+        Args:
+            path: File to write; its folder must exist.
+
+        Raises:
+            WriteError: It cannot be written.
+            ArgumentError: There is no such folder.
+        """
+        write_atomically(as_path(path, "path"), self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Scene":
+        """Loads a scene.
+
+        Args:
+            path: A file that `save` wrote.
+
+        Returns:
+            The scene.
+
+        Raises:
+            CheckpointError: The file is missing or damaged, holds no scene, or one of another version.
+        """
+        path = as_path(path, "path")
+        try:
+            with safe_open(path, "pt") as file:
+                told = (file.metadata() or {}).get(_KEY)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot read a scene from {path}: {error}") from None
+        return cls(_read_header(path, told, tensors), tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors in bytes."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def _read_header(path: Path, told: str | None, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    if told is None:
+        raise CheckpointError(f"{path} holds no scene")
+    try:
+        header = json.loads(told)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: its header is no JSON ({error})") from None
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        found = header.get("schema") if isinstance(header, dict) else None
+        raise CheckpointError(f"{path} must be a scene of version {SCHEMA}, but is of {found!r}")
+    if not all(isinstance(header.get(name), list) for name in _LISTS):
+        raise CheckpointError(f"{path} is damaged: its header has no {' and '.join(_LISTS)}")
+    missing = sorted(name for name in _names(header) if name not in tensors)
+    if missing:
+        raise CheckpointError(f"{path} is damaged: it does not hold {', '.join(missing[:3])}")
+    return header
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Yields the names of tensors in a header: they are the texts that begin with "tensors/"."""
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _names(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _names(item)
+    elif isinstance(value, str) and value.startswith("tensors/"):
+        yield value
+
+
+class Collected:
+    """Tensors of a scene while it is made; their size is bounded."""
+
+    def __init__(self, largest: int) -> None:
+        """Starts with none; `largest` is the size in bytes that they may have together."""
+        self.tensors: dict[str, Tensor] = {}
+        self._largest = self._left = largest
+
+    def add(self, name: str, tensor: Tensor) -> str:
+        """Adds a tensor and returns the name that the header gives it; a scene that is too large raises ArgumentError.
+
+        Floating-point numbers become float16 if that changes none, else float32.
+        """
+        name = f"tensors/{name}"
+        kept = _compact(tensor.detach().cpu()).contiguous()
+        self.reserve(kept.nbytes)
+        self.tensors[name] = kept
+        return name
+
+    def reserve(self, count: int) -> None:
+        """Takes bytes away from those that are left; if there are too few, it raises ArgumentError."""
+        self._left -= count
+        if self._left < 0:
+            size, most = (self._largest - self._left) / 2**20, self._largest / 2**20
+            raise ArgumentError(
+                f"the scene would be {size:.0f} MB or more, and may be {most:.0f} MB: take fewer images, or name the"
+                " layers to show"
+            )
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """Returns a tensor of its own memory, as narrow as it can be without loss."""
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    wide = tensor.float()
+    narrow = wide.half()
+    return narrow if torch.equal(narrow.float(), wide) else wide.clone()

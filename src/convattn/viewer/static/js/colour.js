@@ -1,0 +1,133 @@
+// Colours of maps: one ramp from paper to ink. In the light theme strong weights are dark, in the dark theme bright, and
+// lightness falls or rises all the way, so that order can be read without hue.
+
+/** @typedef {"light" | "dark"} Theme */
+/** @typedef {[number, number, number]} Rgb */
+
+/** Stops of the ramp, from weak to strong, in the light theme: paper, sea green, blue, ink. @type {Rgb[]} */
+const LIGHT_STOPS = [
+  [250, 250, 240],
+  [230, 243, 200],
+  [180, 222, 190],
+  [110, 194, 190],
+  [52, 158, 188],
+  [36, 112, 170],
+  [36, 66, 140],
+  [16, 30, 92],
+];
+
+/** The same in the dark theme: night, blue, sea green, paper. @type {Rgb[]} */
+const DARK_STOPS = [
+  [18, 22, 38],
+  [30, 44, 98],
+  [34, 82, 150],
+  [34, 124, 172],
+  [60, 166, 182],
+  [124, 202, 178],
+  [196, 230, 170],
+  [254, 252, 216],
+];
+
+/** What is drawn where a query cannot look: no value, so no colour of the ramp. @type {Record<Theme, Rgb>} */
+const NOTHING = { light: [228, 228, 226], dark: [44, 46, 50] };
+
+/**
+ * Makes the 256 colours of a map.
+ * @param {Theme} theme
+ * @returns {Uint8ClampedArray} 256 × RGB
+ */
+export function ramp(theme) {
+  const stops = theme === "dark" ? DARK_STOPS : LIGHT_STOPS;
+  const made = new Uint8ClampedArray(256 * 3);
+  for (let level = 0; level < 256; level++) {
+    const place = (level / 255) * (stops.length - 1);
+    const from = Math.min(Math.floor(place), stops.length - 2);
+    for (let channel = 0; channel < 3; channel++) {
+      const low = stops[from][channel];
+      made[level * 3 + channel] = Math.round(low + (place - from) * (stops[from + 1][channel] - low));
+    }
+  }
+  return made;
+}
+
+/**
+ * Packs the colours into one 32-bit number each, as the pixels of a canvas lie in memory; the last is that of nothing.
+ * @param {Theme} theme
+ * @returns {Uint32Array} 257 colours
+ */
+export function packedRamp(theme) {
+  const colours = ramp(theme);
+  const bytes = new Uint8Array(257 * 4);
+  for (let level = 0; level < 257; level++) {
+    const [red, green, blue] = level < 256 ? colours.subarray(level * 3, level * 3 + 3) : NOTHING[theme];
+    bytes.set([red, green, blue, 255], level * 4);
+  }
+  return new Uint32Array(bytes.buffer);
+}
+
+/**
+ * Returns the level 0 … 255 of a value between two limits, 256 for no value.
+ * @param {number} value
+ * @param {number} low
+ * @param {number} high
+ * @returns {number}
+ */
+export function levelOf(value, low, high) {
+  if (Number.isNaN(value)) return 256;
+  if (!(value > low)) return 0;
+  return value >= high ? 255 : Math.round((255 * (value - low)) / (high - low));
+}
+
+/**
+ * Returns the colour of a level as CSS.
+ * @param {Theme} theme
+ * @param {number} level 0 … 255, or 256 for no value
+ * @returns {string}
+ */
+export function cssColour(theme, level) {
+  const [red, green, blue] = level > 255 ? NOTHING[theme] : ramp(theme).subarray(level * 3, level * 3 + 3);
+  return `rgb(${red} ${green} ${blue})`;
+}
+
+/** @param {number} byte @returns {number} */
+function linearLight(byte) {
+  const share = byte / 255;
+  return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+}
+
+/**
+ * Returns the relative luminance of WCAG 2: 0 for black, 1 for white.
+ * @param {ArrayLike<number>} rgb
+ * @returns {number}
+ */
+export function luminance(rgb) {
+  return 0.2126 * linearLight(rgb[0]) + 0.7152 * linearLight(rgb[1]) + 0.0722 * linearLight(rgb[2]);
+}
+
+/**
+ * Returns the contrast of WCAG 2 between two colours, 1 … 21.
+ * @param {ArrayLike<number>} one
+ * @param {ArrayLike<number>} other
+ * @returns {number}
+ */
+export function contrast(one, other) {
+  const [dark, bright] = [luminance(one), luminance(other)].sort((first, second) => first - second);
+  return (bright + 0.05) / (dark + 0.05);
+}
+
+/** Colours of heads in a figure of centres, by number: told apart also by those who see no red or green. */
+const HEAD_COLOURS = {
+  light: ["#0b62a8", "#b34700", "#00755c", "#9c3d78", "#5a5a00", "#3f51b5", "#7a4a1e", "#006d77", "#555555"],
+  dark: ["#6fb7ee", "#f29f5c", "#4fc6a4", "#e79ac6", "#d5cf5b", "#a3acf2", "#d0a37c", "#63cbd4", "#bdbdbd"],
+};
+
+/**
+ * Returns the colour of a head in figures.
+ * @param {Theme} theme
+ * @param {number} head
+ * @returns {string}
+ */
+export function headColour(theme, head) {
+  const colours = HEAD_COLOURS[theme];
+  return colours[head % colours.length];
+}

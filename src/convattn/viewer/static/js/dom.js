@@ -1,0 +1,133 @@
+// Elements made in code: no markup is ever built from data.
+
+/** @typedef {Node | string | number | null | undefined | false} Child */
+/** @typedef {Record<string, unknown>} Props */
+
+const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
+
+/**
+ * Sets one property of an element: "class", "style" (an object, also of custom properties), "on…" (a listener), an
+ * attribute otherwise. null, undefined and false leave the attribute out; true sets it empty, but "true" for aria-….
+ * @param {Element} element
+ * @param {string} name
+ * @param {unknown} value
+ */
+export function setProp(element, name, value) {
+  if (name.startsWith("on")) {
+    element.addEventListener(name.slice(2).toLowerCase(), /** @type {EventListener} */ (value));
+  } else if (name === "style") {
+    const style = /** @type {HTMLElement} */ (element).style;
+    for (const [key, text] of Object.entries(/** @type {Record<string, string>} */ (value)))
+      style.setProperty(key, text);
+  } else if (name === "value") {
+    /** @type {HTMLInputElement} */ (element).value = String(value);
+  } else if (name === "checked") {
+    /** @type {HTMLInputElement} */ (element).checked = Boolean(value);
+  } else if (name.startsWith("aria-") && typeof value === "boolean") {
+    element.setAttribute(name, String(value));
+  } else if (value === null || value === undefined || value === false) {
+    element.removeAttribute(name);
+  } else {
+    element.setAttribute(name, value === true ? "" : String(value));
+  }
+}
+
+/**
+ * @param {Element} element
+ * @param {Props | null | undefined} props
+ * @param {Child[]} children
+ */
+function furnish(element, props, children) {
+  element.append(...children.filter((child) => child !== null && child !== undefined && child !== false).map(nodeOf));
+  for (const [name, value] of Object.entries(props ?? {})) setProp(element, name, value);
+}
+
+/** @param {Child} child @returns {Node | string} */
+function nodeOf(child) {
+  return typeof child === "number" ? String(child) : /** @type {Node | string} */ (child);
+}
+
+/**
+ * Makes an HTML element with its children.
+ * @template {keyof HTMLElementTagNameMap} K
+ * @param {K} tag
+ * @param {Props | null} [props]
+ * @param {...Child} children
+ * @returns {HTMLElementTagNameMap[K]}
+ */
+export function h(tag, props, ...children) {
+  const element = document.createElement(tag);
+  furnish(element, props, children);
+  return element;
+}
+
+/**
+ * Makes an SVG element with its children.
+ * @template {keyof SVGElementTagNameMap} K
+ * @param {K} tag
+ * @param {Props | null} [props]
+ * @param {...Child} children
+ * @returns {SVGElementTagNameMap[K]}
+ */
+export function svg(tag, props, ...children) {
+  const element = /** @type {SVGElementTagNameMap[K]} */ (document.createElementNS(SVG_NAMESPACE, tag));
+  furnish(element, props, children);
+  return element;
+}
+
+/**
+ * Replaces the children of an element.
+ * @param {Element} parent
+ * @param {...Child} children
+ */
+export function fill(parent, ...children) {
+  parent.replaceChildren();
+  furnish(parent, null, children);
+}
+
+/**
+ * Writes a text, only if it is another: screen readers say what is written again.
+ * @param {Element} element
+ * @param {string} text
+ */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** @returns {boolean} whether the reader asked for less movement */
+export function calm() {
+  return typeof matchMedia === "function" && matchMedia("(prefers-reduced-motion: reduce)").matches;
+}
+
+let madeNames = 0;
+
+/**
+ * Returns a name for an id that no other element has.
+ * @param {string} stem
+ * @returns {string}
+ */
+export function freshId(stem) {
+  madeNames += 1;
+  return `convattn-${stem}-${madeNames}`;
+}
+
+/**
+ * Runs a function once per frame at most, however often it is asked.
+ * @param {() => void} run
+ * @returns {{ask: () => void, stop: () => void}}
+ */
+export function oncePerFrame(run) {
+  let asked = 0;
+  return {
+    ask() {
+      asked ||= requestAnimationFrame(() => {
+        asked = 0;
+        run();
+      });
+    },
+    stop() {
+      cancelAnimationFrame(asked);
+      asked = 0;
+    },
+  };
+}

@@ -1,0 +1,72 @@
+// The chosen head in other networks of the scene, beside each other: trained, untrained, converted.
+
+import { h, say } from "../dom.js";
+import { drawMap, fixedText } from "../draw.js";
+import { rowNumbers } from "../statistics.js";
+import { chooseNetwork } from "./controls.js";
+import { percent, shiftWords, unitOf } from "./words.js";
+
+/** @typedef {import("./model.js").Model} Model */
+
+/**
+ * @param {Model} model
+ * @returns {{element: HTMLElement, update: () => void}}
+ */
+export function createComparison(model) {
+  const { scene, state } = model;
+  const columns = scene.networks.map(({ title, note }, number) => {
+    const canvas = h("canvas", { class: "pixels" });
+    const text = h("p", { class: "compare-numbers" });
+    const beside = h("input", { type: "checkbox", onchange: () => toggle(number) });
+    const box = h("label", { class: "check" }, beside, h("span", null, title));
+    const open = h("button", { type: "button", onclick: () => chooseNetwork(model, number) }, "Show all its heads");
+    const figure = h("div", { class: "compare-map" }, canvas);
+    const element = h("div", { class: "compare-column" }, box, figure, text, open);
+    if (note) box.title = note;
+    return { element, canvas, text, beside, open, figure };
+  });
+  const element = h(
+    "section",
+    { class: "compare", "aria-label": "Networks side by side" },
+    h("h3", null, "This head in other networks"),
+    h("div", { class: "compare-columns" }, ...columns.map((column) => column.element)),
+  );
+  element.hidden = scene.networks.length < 2;
+
+  /** @param {number} number */
+  function toggle(number) {
+    const { compare } = state.get();
+    const next = compare.includes(number) ? compare.filter((other) => other !== number) : [...compare, number];
+    state.set({ compare: next.sort((one, other) => one - other) });
+  }
+
+  return {
+    element,
+    update() {
+      if (element.hidden) return;
+      const { layer: number, head, network, compare } = state.get();
+      for (const [at, { canvas, text, beside, open, figure }] of columns.entries()) {
+        const present = at === network;
+        beside.checked = present || compare.includes(at);
+        beside.disabled = present;
+        open.hidden = present || !beside.checked;
+        const layer = scene.networks[at].layers[number];
+        const shown = beside.checked ? model.shown(number, at) : null;
+        figure.hidden = !shown || !layer || head >= layer.heads;
+        if (figure.hidden || !shown) {
+          say(text, beside.checked ? "It has no such head." : "");
+          continue;
+        }
+        const [low, high] = model.limits(number, head, at);
+        const { keyRows, keyCols } = shown.rows;
+        drawMap(canvas, model.map(number, head, at), { rows: keyRows, cols: keyCols, low, high, theme: model.theme() });
+        const found = rowNumbers(layer, shown.rows, head);
+        const unit = unitOf(layer);
+        const where = found.shift
+          ? `${shiftWords(found.shift, unit)}, spread ${fixedText(found.spread, 1)} ${unit}, `
+          : "";
+        say(text, `${where}hard share ${percent(found.hardShare)}`);
+      }
+    },
+  };
+}

@@ -1,0 +1,204 @@
+// What is painted, and how: one line of choices above the maps, and the bar of their colours below it.
+
+import { freshId, h, say } from "../dom.js";
+import { drawRamp, numberText } from "../draw.js";
+import { positionOf } from "../live.js";
+
+/** @typedef {import("./model.js").Model} Model */
+/** @typedef {import("../state.js").SomeState} SomeState */
+/** @typedef {{value: string, text: string}} Choice */
+
+/**
+ * Makes a group of radio buttons that looks like one control.
+ * @param {string} legend
+ * @param {Choice[]} choices
+ * @param {(value: string) => void} chosen
+ * @returns {{element: HTMLElement, set: (value: string) => void, allow: (value: string, why: string | null) => void}}
+ */
+export function createSegments(legend, choices, chosen) {
+  const name = freshId("choice");
+  const inputs = choices.map(({ value }) => h("input", { type: "radio", name, value, onchange: () => chosen(value) }));
+  const labels = choices.map(({ text }, at) => h("label", null, inputs[at], h("span", null, text)));
+  const why = h("p", { class: "why", id: freshId("why"), hidden: true });
+  const element = h(
+    "fieldset",
+    { class: "segments", "aria-describedby": why.id },
+    h("legend", null, legend),
+    h("div", { class: "segment-row" }, ...labels),
+    why,
+  );
+  return {
+    element,
+    set: (value) => inputs.forEach((input) => void (input.checked = input.value === value)),
+    allow(value, reason) {
+      const at = choices.findIndex((choice) => choice.value === value);
+      inputs[at].disabled = reason !== null;
+      labels[at].title = reason ?? "";
+      const reasons = [...new Set(labels.map(({ title }) => title).filter(Boolean))];
+      say(why, reasons.join(" "));
+      why.hidden = !reasons.length;
+    },
+  };
+}
+
+/**
+ * @param {Model} model
+ * @returns {{element: HTMLElement, update: () => void}}
+ */
+export function createControls(model) {
+  const { state, scene } = model;
+  const network = h("select", {
+    "aria-label": "Network",
+    onchange: () => chooseNetwork(model, network.selectedIndex),
+  });
+  network.append(...scene.networks.map(({ title }) => h("option", null, title)));
+  const networkBox = h("label", { class: "control" }, h("span", null, "Network"), network);
+  networkBox.hidden = scene.networks.length < 2;
+
+  const values = createSegments(
+    "Show",
+    [
+      { value: "weights", text: "Weights" },
+      { value: "scores", text: "Before softmax" },
+    ],
+    (value) => {
+      const scale = typeof state.get().scale === "number" ? "own" : state.get().scale;
+      state.set({ values: /** @type {"weights" | "scores"} */ (value), scale });
+    },
+  );
+  const part = createSegments(
+    "Part",
+    [
+      { value: "both", text: "Both" },
+      { value: "position", text: "Position" },
+      { value: "content", text: "Content" },
+    ],
+    (value) => state.set({ part: /** @type {SomeState["part"]} */ (value) }),
+  );
+  const limit = h("input", {
+    type: "number",
+    class: "limit",
+    min: "0",
+    step: "any",
+    "aria-label": "Largest value of the colour scale",
+    onchange: () => Number(limit.value) > 0 && state.set({ scale: Number(limit.value) }),
+  });
+  const scale = createSegments(
+    "Colour scale",
+    [
+      { value: "own", text: "Each its own" },
+      { value: "common", text: "Common" },
+      { value: "fixed", text: "Fixed" },
+    ],
+    (value) => state.set({ scale: value === "fixed" ? fixedLimit(model) : /** @type {"own" | "common"} */ (value) }),
+  );
+  const average = h("input", { type: "checkbox", onchange: () => state.set({ average: average.checked }) });
+  const averageText = h("span", null, "Average over images");
+  const averageBox = h("label", { class: "check" }, average, averageText);
+
+  const element = h(
+    "div",
+    { class: "controls" },
+    networkBox,
+    values.element,
+    part.element,
+    h("div", { class: "with-limit" }, scale.element, limit),
+    averageBox,
+  );
+
+  return {
+    element,
+    update() {
+      const now = state.get();
+      network.selectedIndex = now.network;
+      values.set(now.values);
+      part.set(now.part);
+      scale.set(typeof now.scale === "number" ? "fixed" : now.scale);
+      limit.hidden = typeof now.scale !== "number";
+      if (typeof now.scale === "number" && document.activeElement !== limit) limit.value = String(now.scale);
+      const { layers } = model.network();
+      for (const value of /** @type {const} */ (["position", "content"])) part.allow(value, whyNoPart(layers, value));
+      average.checked = now.average;
+      const same = layers.every(({ attention }) => attention.kind === "position");
+      const missing = !layers.every(
+        ({ attention }) => attention.kind === "position" || attention.images.includes("mean") || !attention.stored,
+      );
+      average.disabled = same || missing;
+      averageBox.classList.toggle("disabled", average.disabled);
+      const reason = same ? " – these maps are the same for every image" : missing ? " – not in this page" : "";
+      say(averageText, `Average over images${reason}`);
+    },
+  };
+}
+
+/**
+ * Chooses another network, with the head at the same place if it has one.
+ * @param {Model} model
+ * @param {number} network
+ */
+export function chooseNetwork({ scene, state }, network) {
+  const { layers } = scene.networks[network];
+  const layer = Math.min(state.get().layer, layers.length - 1);
+  const head = Math.min(state.get().head, layers[layer].heads - 1);
+  const part = whyNoPart(layers, state.get().part) === null ? state.get().part : "both";
+  const { prefix } = state.get();
+  const known = prefix !== null && prefix < layers[layer].prefix.length ? prefix : null;
+  state.set({ network, layer, head, part, prefix: known });
+}
+
+/**
+ * Says why a part of the scores cannot be shown; null if it can.
+ * @param {import("../scene.js").SceneLayer[]} layers
+ * @param {"both" | "position" | "content"} part
+ * @returns {string | null}
+ */
+function whyNoPart(layers, part) {
+  if (part === "both") return null;
+  if (layers.every(({ attention }) => attention.kind === "position")) {
+    return "These heads look at displacements only: there is no content part to take away.";
+  }
+  const some = layers.some((layer) =>
+    layer.attention.kind === "maps"
+      ? layer.attention.parts.includes(part) || (part === "position" && positionOf(layer))
+      : part === "position",
+  );
+  return some ? null : "The scores of these heads do not come in parts.";
+}
+
+/** @param {Model} model @returns {number} the largest value now, to start a fixed scale from */
+function fixedLimit(model) {
+  const { layer, head, values } = model.state.get();
+  const [low, high] = model.limits(layer, head);
+  return Number((values === "scores" ? -low : high).toPrecision(2)) || 1;
+}
+
+/**
+ * @param {Model} model
+ * @returns {{element: HTMLElement, update: () => void}}
+ */
+export function createColourBar(model) {
+  const canvas = h("canvas", { class: "ramp", "aria-hidden": true });
+  const marks = Array.from({ length: 5 }, () => h("span", null));
+  const title = h("span", { class: "bar-title" });
+  const element = h(
+    "div",
+    { class: "colour-bar" },
+    title,
+    h("div", { class: "bar" }, canvas, h("div", { class: "bar-marks" }, ...marks)),
+  );
+  let drawn = "";
+  return {
+    element,
+    update() {
+      const { layer, head, scale, values } = model.state.get();
+      const theme = model.theme();
+      if (drawn !== theme) drawRamp(canvas, theme);
+      drawn = theme;
+      const [low, high] = model.limits(layer, head);
+      marks.forEach((mark, at) => say(mark, numberText(low + ((high - low) * at) / (marks.length - 1), 2)));
+      const what = values === "weights" ? "Weight" : "Log weight below the largest";
+      const whose = scale === "own" ? `, layer ${layer + 1} head ${head + 1} (each map has its own)` : ", all maps";
+      say(title, what + whose);
+    },
+  };
+}

@@ -1,0 +1,176 @@
+// One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
+
+import { h, say } from "../dom.js";
+import { drawBars, drawMap, fixedText, numberText } from "../draw.js";
+import { cellCentre, nearestCell } from "../scene.js";
+import { rowNumbers } from "../statistics.js";
+import { cellExtent, createField, extentOf, unionOf } from "./field.js";
+import { createHandle } from "./handle.js";
+import { drawImage, pictureSize, steerQuery } from "./query.js";
+import { headSentence, percent, shiftWords, unitOf } from "./words.js";
+
+/** @typedef {import("./model.js").Model} Model */
+/** @typedef {import("../scene.js").Statistic} Statistic */
+
+/** Numbers of a head report that are of many images, with what they are called here. @type {[string, string][]} */
+const REPORT_ONLY = [
+  ["position_score", "position score"],
+  ["content_share", "content share"],
+  ["distance", "attention distance"],
+];
+
+/**
+ * @param {Model} model
+ * @returns {{element: HTMLElement, map: HTMLElement, update: () => void}}
+ */
+export function createDetail(model) {
+  const { state } = model;
+  const picture = h("canvas", { class: "pixels" });
+  const canvas = h("canvas", { class: "pixels heat" });
+  const field = createField([picture, canvas]);
+  const handle = createHandle(model, field);
+  field.element.append(handle.element);
+  field.element.setAttribute("role", "application");
+  field.element.setAttribute("aria-roledescription", "attention map");
+  field.element.tabIndex = 0;
+  steerQuery(model, field);
+
+  const title = h("h2", null);
+  const sentence = h("p", { class: "sentence", "data-testid": "sentence" });
+  const bars = h("div", { class: "prefix-bars" });
+  const numbers = h("tbody", null);
+  const reportHead = h("th", { scope: "col" }, "Over images");
+  const table = h(
+    "table",
+    { class: "numbers" },
+    h("caption", null, "Numbers of this head"),
+    h(
+      "thead",
+      null,
+      h("tr", null, h("th", { scope: "col" }, "Number"), h("th", { scope: "col" }, "This query"), reportHead),
+    ),
+    numbers,
+  );
+  const layerSentence = h("p", { class: "layer-sentence" });
+  const opacity = h("input", {
+    type: "range",
+    min: "0",
+    max: "100",
+    value: "85",
+    oninput: () => canvas.style.setProperty("opacity", `${Number(opacity.value) / 100}`),
+  });
+  canvas.style.setProperty("opacity", "0.85");
+  const element = h(
+    "section",
+    { class: "detail", "aria-label": "Chosen head" },
+    title,
+    sentence,
+    h("div", { class: "detail-map" }, field.element, bars),
+    h(
+      "div",
+      { class: "under-map" },
+      h("label", { class: "slider" }, h("span", null, "Image"), opacity, h("span", null, "Map")),
+      handle.tools,
+    ),
+    table,
+    layerSentence,
+  );
+  let drawnImage = "";
+
+  function update() {
+    const { layer: number, head, query, prefix, image, average } = state.get();
+    const layer = model.layer();
+    const shown = model.shown(number);
+    say(title, `Layer ${number + 1}, head ${head + 1}`);
+    say(layerSentence, layer.sentence ?? "");
+    layerSentence.hidden = !layer.sentence;
+    const keys = extentOf(layer.keys, layer.keys.grid);
+    const [rows, cols] = pictureSize(model);
+    const edge = extentOf({ first: [0, 0], step: [1, 1] }, [rows, cols]);
+    field.setExtent(unionOf(keys, edge));
+    if (drawnImage !== `${image}`) drawImage(model, picture);
+    drawnImage = `${image}`;
+    picture.style.visibility = average ? "hidden" : "";
+    field.place(picture, edge);
+    field.place(canvas, keys);
+    const padded = keys.top < edge.top - 0.01 || keys.left < edge.left - 0.01;
+    field.showImageEdge(edge, padded);
+    const cell = nearestCell(layer.place, layer.grid, query);
+    field.showQuery(prefix === null ? cellExtent(layer, cell) : null);
+    handle.update(prefix === null ? cellCentre(layer.place, cell) : null);
+    canvas.hidden = table.hidden = !shown;
+    if (!shown) {
+      say(sentence, model.trouble());
+      bars.hidden = true;
+      return;
+    }
+    const [low, high] = model.limits(number, head);
+    const { keyRows, keyCols } = shown.rows;
+    drawMap(canvas, model.map(number, head), { rows: keyRows, cols: keyCols, low, high, theme: model.theme() });
+    const found = rowNumbers(layer, shown.rows, head);
+    const words = headSentence(layer, number, head, found);
+    say(sentence, `${words}.`);
+    field.element.setAttribute("aria-label", `${words}. Arrow keys move the query.`);
+    showPrefix(found.prefix);
+    showNumbers(found);
+  }
+
+  /** @param {number[]} shares */
+  function showPrefix(shares) {
+    const names = model.layer().prefix;
+    bars.hidden = !names.length;
+    bars.replaceChildren(
+      ...names.map((name, at) => {
+        const bar = h("canvas", { class: "pixels" });
+        drawBars(bar, [shares[at]], { bar: model.theme(), height: 100 });
+        return h("div", { class: "prefix-bar" }, h("span", null, percent(shares[at])), bar, h("span", null, name));
+      }),
+    );
+  }
+
+  /** @param {import("../statistics.js").RowNumbers} found */
+  function showNumbers(found) {
+    const { head } = state.get();
+    const layer = model.layer();
+    const report = layer.statistics?.[head];
+    const unit = unitOf(layer);
+    reportHead.hidden = !report;
+    /** @type {[string, string, string | null][]} name, of this query, of the report */
+    const lines = [
+      ["mean shift", found.shift ? shiftWords(found.shift, unit, 2) : "–", reportShift(report?.shift, unit)],
+      ["spread", `${fixedText(found.spread)} ${unit}`, withError(report?.spread, unit)],
+      ["entropy", `${fixedText(found.entropy)} nats`, withError(report?.entropy, "nats")],
+      ["hard share", percent(found.hardShare), withError(report?.hard_share)],
+    ];
+    if (layer.prefix.length) lines.push(["prefix share", percent(found.prefixShare), withError(report?.prefix_share)]);
+    if (report)
+      for (const [name, text] of REPORT_ONLY) if (report[name]) lines.push([text, "", withError(report[name])]);
+    numbers.replaceChildren(
+      ...lines.map(([name, here, there]) =>
+        h("tr", null, h("th", { scope: "row" }, name), h("td", null, here), report ? h("td", null, there) : null),
+      ),
+    );
+  }
+
+  return { element, map: field.element, update };
+}
+
+/** @param {number | null | undefined} error @returns {string} */
+function errorText(error) {
+  return error === null || error === undefined || Number.isNaN(error) ? "" : ` ± ${numberText(error, 2)}`;
+}
+
+/** @param {Statistic | undefined} statistic @param {string} [unit] @returns {string} */
+function withError(statistic, unit = "") {
+  if (!statistic || typeof statistic.value !== "number") return "";
+  const error = typeof statistic.error === "number" ? statistic.error : null;
+  return `${numberText(statistic.value)}${errorText(error)}${unit && ` ${unit}`}`;
+}
+
+/** @param {Statistic | undefined} statistic @param {string} unit @returns {string} */
+function reportShift(statistic, unit) {
+  if (!statistic || !Array.isArray(statistic.value)) return "";
+  const [down, right] = statistic.value;
+  const errors = Array.isArray(statistic.error) ? statistic.error : [];
+  return `${fixedText(down)}${errorText(errors[0])} down, ${fixedText(right)}${errorText(errors[1])} right ${unit}`;
+}

@@ -1,0 +1,183 @@
+// The Explore view: any network's heads, seen from a query.
+
+import { calm, h, say } from "../dom.js";
+import { createClasses } from "./classes.js";
+import { createComparison } from "./compare.js";
+import { createColourBar, createControls } from "./controls.js";
+import { createDetail } from "./detail.js";
+import { createImages } from "./images.js";
+import { createMatrix } from "./matrix.js";
+import { createModel } from "./model.js";
+import { createQueryPicture } from "./query.js";
+import { createSaving } from "./saving.js";
+import { createDisplacementTable } from "./table.js";
+import { createTimeline } from "./timeline.js";
+
+/** @typedef {import("../state.js").State} State */
+/** @typedef {import("../state.js").ViewState} ViewState */
+/** @typedef {import("../source.js").Source} Source */
+/** @typedef {import("../colour.js").Theme} Theme */
+
+/** Time after the last change at which it is said to screen readers, in ms. */
+const SAY_DELAY = 600;
+
+/**
+ * Keeps a state within a scene: what the scene does not have is replaced by what it has.
+ * @param {import("../scene.js").Scene} scene
+ * @param {ViewState} state
+ * @returns {Partial<ViewState>} what changes
+ */
+export function withinScene(scene, state) {
+  const below = (/** @type {number} */ value, /** @type {number} */ count) => Math.min(value, Math.max(count - 1, 0));
+  const network = below(state.network, scene.networks.length);
+  const { layers } = scene.networks[network];
+  const layer = below(state.layer, layers.length);
+  const image = below(state.image, scene.images.length);
+  const [rows, cols] = scene.tensors.get(scene.images[image].picture)?.shape ?? [1, 1];
+  return {
+    network,
+    layer,
+    image,
+    head: below(state.head, layers[layer].heads),
+    query: [below(state.query[0], rows), below(state.query[1], cols)],
+    compare: state.compare.filter((other) => other < scene.networks.length),
+    prefix: state.prefix !== null && layers[layer].prefix[state.prefix] === undefined ? null : state.prefix,
+  };
+}
+
+/**
+ * Shows the view in an element.
+ * @param {HTMLElement} root
+ * @param {Source} source
+ * @param {State} state
+ * @param {{theme?: () => Theme, address?: () => string | null}} [page]
+ * @returns {{destroy: () => void, repaint: () => void}}
+ */
+export function mountExplore(root, source, state, { theme = () => "light", address = () => null } = {}) {
+  state.set(withinScene(source.scene, state.get()));
+  const model = createModel(source, state, theme);
+  const said = h("p", { class: "only-heard", "aria-live": "polite", "data-testid": "said" });
+  const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
+  const picture = createQueryPicture(model);
+  const images = createImages(model, root);
+  const classes = createClasses(model);
+  const table = createDisplacementTable(model);
+  const controls = createControls(model);
+  const detail = createDetail(model);
+  const matrix = createMatrix(model, openDetail);
+  const bar = createColourBar(model);
+  const comparison = createComparison(model);
+  const timeline = createTimeline(model);
+  const note = h("p", { class: "caption network-note" });
+  const back = h("button", { type: "button", class: "back", onclick: () => showOverview() }, "← All heads");
+  detail.element.prepend(back);
+
+  const overview = h(
+    "section",
+    { class: "overview", "aria-label": "All heads" },
+    h("h2", null, "All heads"),
+    note,
+    trouble,
+    matrix.element,
+    bar.element,
+  );
+  const view = h(
+    "div",
+    { class: "explore" },
+    h("div", { class: "top" }, controls.element),
+    h(
+      "section",
+      { class: "subject", "aria-label": "Image and query" },
+      picture.element,
+      images.element,
+      classes.element,
+    ),
+    h("div", { class: "middle" }, overview, comparison.element),
+    detail.element,
+    h("div", { class: "beneath" }, table.element, timeline.element),
+    createSaving(model, address),
+    said,
+  );
+  root.append(view);
+
+  let saying = 0;
+  function updateAll() {
+    say(note, model.network().note ?? "");
+    note.hidden = !model.network().note;
+    say(trouble, model.trouble());
+    trouble.hidden = !model.trouble();
+    for (const part of [picture, controls, matrix, bar, detail, table, comparison, timeline, images]) part.update();
+    clearTimeout(saying);
+    saying = setTimeout(() => say(said, detail.element.querySelector(".sentence")?.textContent ?? ""), SAY_DELAY);
+  }
+
+  /** @param {HTMLElement} button the small map that grows into the large one */
+  function openDetail(button) {
+    const to = detail.map.getBoundingClientRect();
+    const wide = to.top < innerHeight && to.bottom > 0;
+    if (!wide) detail.element.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "start" });
+    else if (!calm()) grow(button, to);
+  }
+
+  function showOverview() {
+    overview.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "start" });
+    const chosen = overview.querySelector('button.map[aria-pressed="true"]');
+    if (chosen instanceof HTMLElement) chosen.focus({ preventScroll: true });
+  }
+
+  /** @param {HTMLElement} button @param {DOMRect} to */
+  function grow(button, to) {
+    const from = button.getBoundingClientRect();
+    const ghost = h("div", { class: "ghost", "aria-hidden": true });
+    view.append(ghost);
+    const place = (/** @type {DOMRect} */ box) => ({
+      transform: `translate(${box.left}px, ${box.top}px)`,
+      width: `${box.width}px`,
+      height: `${box.height}px`,
+    });
+    const flight = ghost.animate(
+      [
+        { ...place(from), opacity: 1 },
+        { ...place(to), opacity: 0.2 },
+      ],
+      { duration: 220, easing: "ease-out" },
+    );
+    flight.onfinish = flight.oncancel = () => ghost.remove();
+  }
+
+  const endings = [
+    model.listen((news) => {
+      if (news === "rows" || news === "error") updateAll();
+      if (news === "heads") classes.update();
+      if (news === "images") images.update();
+    }),
+    model.follow(),
+    state.subscribe((_, changed) => {
+      if (changed.has("image") || changed.has("network") || changed.has("average")) classes.update();
+      if (changed.has("query") || changed.has("prefix") || changed.has("image")) picture.update();
+      if (["layer", "head", "epoch"].some((field) => changed.has(/** @type {keyof ViewState} */ (field)))) chooseHead();
+    }),
+  ];
+
+  function chooseHead() {
+    for (const part of [picture, bar, detail, table, comparison, timeline]) part.update();
+    matrix.choose();
+    clearTimeout(saying);
+    saying = setTimeout(() => say(said, detail.element.querySelector(".sentence")?.textContent ?? ""), SAY_DELAY);
+  }
+
+  classes.update();
+  updateAll();
+  model.refresh();
+
+  return {
+    repaint: updateAll,
+    destroy() {
+      endings.forEach((end) => end());
+      clearTimeout(saying);
+      matrix.destroy();
+      timeline.destroy();
+      view.remove();
+    },
+  };
+}

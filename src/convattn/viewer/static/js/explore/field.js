@@ -1,0 +1,170 @@
+// A plane in pixels of the image: pictures and maps on top of each other, marks above them, and a query that is moved
+// by pointer or keys.
+
+import { freshId, h, setProp, svg } from "../dom.js";
+import { cellCentre } from "../scene.js";
+
+/** @typedef {import("../scene.js").Pair} Pair */
+/** @typedef {import("../scene.js").SceneLayer} SceneLayer */
+/** @typedef {{top: number, left: number, bottom: number, right: number}} Extent   edges, in pixels of the image */
+
+/**
+ * Returns the edges of a lattice of cells.
+ * @param {{first: Pair, step: Pair}} place
+ * @param {Pair} grid
+ * @returns {Extent}
+ */
+export function extentOf({ first, step }, grid) {
+  return {
+    top: first[0] - step[0] / 2,
+    left: first[1] - step[1] / 2,
+    bottom: first[0] + step[0] * (grid[0] - 0.5),
+    right: first[1] + step[1] * (grid[1] - 0.5),
+  };
+}
+
+/**
+ * Returns the edges of what holds both.
+ * @param {Extent} one
+ * @param {Extent} other
+ * @returns {Extent}
+ */
+export function unionOf(one, other) {
+  return {
+    top: Math.min(one.top, other.top),
+    left: Math.min(one.left, other.left),
+    bottom: Math.max(one.bottom, other.bottom),
+    right: Math.max(one.right, other.right),
+  };
+}
+
+/** @param {Extent} extent @returns {Record<string, number>} attributes of an SVG rectangle */
+export function rectangle({ top, left, bottom, right }) {
+  return { x: left, y: top, width: right - left, height: bottom - top };
+}
+
+/**
+ * @typedef {object} Field
+ * @property {HTMLElement} element
+ * @property {SVGSVGElement} marks    above the canvases, in pixels of the image
+ * @property {(extent: Extent) => void} setExtent
+ * @property {(canvas: HTMLCanvasElement, extent: Extent) => void} place   puts a canvas where it belongs
+ * @property {(point: HTMLElement, pixel: Pair) => void} placePoint   puts an element on a pixel, or on the edge nearest to it
+ * @property {(event: PointerEvent) => Pair} pixelAt   row and column under a pointer, with fractions
+ * @property {(image: Extent, padded: boolean) => void} showImageEdge   hatches what is outside the image
+ * @property {(cell: Extent | null) => void} showQuery   outlines the query
+ */
+
+/**
+ * @param {HTMLCanvasElement[]} canvases from the lowest to the highest
+ * @returns {Field}
+ */
+export function createField(canvases) {
+  /** @type {Extent} */
+  let extent = { top: -0.5, left: -0.5, bottom: 0.5, right: 0.5 };
+  const hatch = freshId("hatch");
+  const pattern = svg(
+    "pattern",
+    { id: hatch, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    svg("rect", { class: "hatch-line" }),
+  );
+  const outside = svg("path", { class: "outside", "fill-rule": "evenodd", fill: `url(#${hatch})` });
+  const edge = svg("rect", { class: "image-edge" });
+  const back = svg("rect", { class: "query-mark query-mark-back" });
+  const front = svg("rect", { class: "query-mark" });
+  const marks = svg(
+    "svg",
+    { class: "marks", "aria-hidden": true, preserveAspectRatio: "none", focusable: "false" },
+    svg("defs", null, pattern),
+    outside,
+    edge,
+    back,
+    front,
+  );
+  const element = h("div", { class: "field" }, ...canvases, marks);
+
+  return {
+    element,
+    marks,
+    setExtent(next) {
+      extent = next;
+      const { x, y, width, height } = rectangle(extent);
+      setProp(marks, "viewBox", `${x} ${y} ${width} ${height}`);
+      element.style.aspectRatio = `${width} / ${height}`;
+      const size = Math.max(width, height) / 60;
+      for (const [name, value] of Object.entries({ width: size, height: size })) setProp(pattern, name, value);
+      for (const [name, value] of Object.entries({ width: size / 4, height: size })) {
+        setProp(/** @type {Element} */ (pattern.firstChild), name, value);
+      }
+    },
+    place(canvas, { top, left, bottom, right }) {
+      const [width, height] = [extent.right - extent.left, extent.bottom - extent.top];
+      canvas.style.left = `${(100 * (left - extent.left)) / width}%`;
+      canvas.style.top = `${(100 * (top - extent.top)) / height}%`;
+      canvas.style.width = `${(100 * (right - left)) / width}%`;
+      canvas.style.height = `${(100 * (bottom - top)) / height}%`;
+    },
+    placePoint(point, [row, col]) {
+      const within = (/** @type {number} */ share) => `${100 * Math.min(Math.max(share, 0), 1)}%`;
+      point.style.left = within((col - extent.left) / (extent.right - extent.left));
+      point.style.top = within((row - extent.top) / (extent.bottom - extent.top));
+    },
+    pixelAt(event) {
+      const box = marks.getBoundingClientRect();
+      return [
+        extent.top + ((event.clientY - box.top) / box.height) * (extent.bottom - extent.top),
+        extent.left + ((event.clientX - box.left) / box.width) * (extent.right - extent.left),
+      ];
+    },
+    showImageEdge(image, padded) {
+      const { x, y, width, height } = rectangle(extent);
+      const inner = rectangle(image);
+      const hole = `M${inner.x} ${inner.y}h${inner.width}v${inner.height}h${-inner.width}z`;
+      setProp(outside, "d", padded ? `M${x} ${y}h${width}v${height}h${-width}z${hole}` : null);
+      for (const [name, value] of Object.entries(inner)) setProp(edge, name, value);
+      edge.style.display = padded ? "" : "none";
+    },
+    showQuery(cell) {
+      for (const mark of [back, front]) {
+        mark.style.display = cell ? "" : "none";
+        if (cell) for (const [name, value] of Object.entries(rectangle(cell))) setProp(mark, name, value);
+      }
+    },
+  };
+}
+
+/**
+ * Returns the edges of the cell of a layer's query.
+ * @param {SceneLayer} layer
+ * @param {Pair} cell
+ * @returns {Extent}
+ */
+export function cellExtent({ place }, cell) {
+  const [row, col] = cellCentre(place, cell);
+  const [down, across] = [place.step[0] / 2, place.step[1] / 2];
+  return { top: row - down, left: col - across, bottom: row + down, right: col + across };
+}
+
+/**
+ * Lets a pointer drag over an element: from its press until it is let go.
+ * @param {HTMLElement | SVGElement} element
+ * @param {(event: PointerEvent) => void} move called at the press, too
+ */
+export function onDrag(element, move) {
+  element.addEventListener("pointerdown", (event) => {
+    const pointer = /** @type {PointerEvent} */ (event);
+    if (pointer.button !== 0) return;
+    pointer.preventDefault();
+    pointer.stopPropagation();
+    element.setPointerCapture(pointer.pointerId);
+    element.focus({ preventScroll: true });
+    move(pointer);
+  });
+  element.addEventListener("pointermove", (event) => {
+    const pointer = /** @type {PointerEvent} */ (event);
+    if (element.hasPointerCapture(pointer.pointerId)) move(pointer);
+  });
+}
+
+/** Steps of the arrow keys: down and right. @type {Record<string, Pair>} */
+export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };

@@ -1,0 +1,69 @@
+// The images of the scene, and one's own: the query stays where it is when the image is swapped.
+
+import { h, say } from "../dom.js";
+import { drawImage } from "./query.js";
+
+/** @typedef {import("./model.js").Model} Model */
+
+/**
+ * @param {Model} model
+ * @param {HTMLElement} dropZone where files may be dropped
+ * @returns {{element: HTMLElement, update: () => void}}
+ */
+export function createImages(model, dropZone) {
+  const { scene, state, source } = model;
+  const strip = h("div", { class: "thumbs", role: "group", "aria-label": "Image" });
+  const status = h("p", { class: "caption", role: "status" });
+  const file = h("input", { type: "file", accept: "image/*", onchange: () => void take(file.files?.[0]) });
+  const own = h("label", { class: "button file-button" }, file, h("span", null, "Own image …"));
+  const element = h("div", { class: "images" }, strip, source.upload ? own : null, status);
+
+  /** @param {File | undefined} picked */
+  async function take(picked) {
+    if (!picked || !source.upload) return;
+    say(status, `Reading ${picked.name} …`);
+    try {
+      const image = await source.upload(picked);
+      model.tell("images");
+      state.set({ image, average: false });
+      say(status, "");
+    } catch (error) {
+      say(status, error instanceof Error ? error.message : String(error));
+    }
+    file.value = "";
+  }
+
+  if (source.upload) {
+    dropZone.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      dropZone.classList.add("drop-here");
+    });
+    dropZone.addEventListener("dragleave", () => dropZone.classList.remove("drop-here"));
+    dropZone.addEventListener("drop", (event) => {
+      event.preventDefault();
+      dropZone.classList.remove("drop-here");
+      void take(/** @type {DragEvent} */ (event).dataTransfer?.files[0]);
+    });
+  }
+
+  return {
+    element,
+    update() {
+      const { image, average } = state.get();
+      while (strip.children.length < scene.images.length) {
+        const number = strip.children.length;
+        const { name, label } = scene.images[number];
+        const canvas = h("canvas", { class: "pixels" });
+        drawImage(model, canvas, number);
+        const text = label && label !== name ? `${name}, ${label}` : name;
+        const choose = () => state.set({ image: number, average: false });
+        strip.append(
+          h("button", { type: "button", class: "thumb", "aria-label": text, title: text, onclick: choose }, canvas),
+        );
+      }
+      [...strip.children].forEach((button, at) =>
+        button.setAttribute("aria-pressed", String(at === image && !average)),
+      );
+    },
+  };
+}

@@ -1,0 +1,266 @@
+// What the parts of the page share: the rows of the present query, the heads that were moved, and who wants to know.
+
+import { positionScores } from "../attention.js";
+import { geometryOf, positionOf } from "../live.js";
+import { positionRows } from "../rows.js";
+import { floatsOf } from "../safetensors.js";
+import { quadraticAxes, sumOfAxes, tableShape } from "../scores.js";
+import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
+
+/** @typedef {import("../source.js").Source} Source */
+/** @typedef {import("../scene.js").Scene} Scene */
+/** @typedef {import("../scene.js").SceneLayer} SceneLayer */
+/** @typedef {import("../scene.js").SceneNetwork} SceneNetwork */
+/** @typedef {import("../rows.js").LayerRows} LayerRows */
+/** @typedef {import("../rows.js").Query} Query */
+/** @typedef {import("../state.js").State} State */
+/** @typedef {import("../state.js").ViewState} ViewState */
+/** @typedef {import("../colour.js").Theme} Theme */
+
+/**
+ * @typedef {object} ShownLayer
+ * @property {LayerRows} rows
+ * @property {Float32Array} values   heads × keys: what is painted, weights or scores
+ */
+
+/**
+ * @typedef {object} MovedHeads
+ * @property {Float32Array} centres  (heads, 2)
+ * @property {Float32Array} sharpness  (heads)
+ */
+
+/** @typedef {"rows" | "heads" | "images" | "error"} ModelNews */
+
+/**
+ * @typedef {object} Model
+ * @property {Source} source
+ * @property {Scene} scene
+ * @property {State} state
+ * @property {() => SceneNetwork} network
+ * @property {() => SceneLayer} layer       the chosen one
+ * @property {() => Theme} theme
+ * @property {(layer: number, network?: number) => ShownLayer | null} shown   null while there are no rows
+ * @property {(layer: number, head: number, network?: number) => Float32Array} map   what is painted of one head
+ * @property {(layer: number, head: number, network?: number) => [number, number]} limits   of its colours
+ * @property {() => string} trouble    why there are no rows; empty if there are
+ * @property {(layer: number) => MovedHeads | null} quadratic   centres and sharpness as they are now
+ * @property {() => boolean} anyMoved   whether any head is not where the network has it
+ * @property {(layer: number, head: number, centre: [number, number], sharpness?: number) => void} move
+ * @property {() => void} reset
+ * @property {() => number | null} firstMoved   first layer of the network with a moved head
+ * @property {() => Scene} liveScene   with the scores of moved heads
+ * @property {(layer: number) => Float32Array | null} table   scores of displacements as they are now
+ * @property {(news: ModelNews) => void} tell
+ * @property {(listener: (news: ModelNews) => void) => () => void} listen
+ * @property {() => void} refresh      asks for rows
+ * @property {() => () => void} follow    asks for rows whenever the state needs others; returns what ends it
+ */
+
+/** Fields of the state that need other rows. @type {(keyof ViewState)[]} */
+const ROW_FIELDS = ["network", "compare", "image", "query", "prefix", "part", "average"];
+
+/**
+ * @param {Source} source
+ * @param {State} state
+ * @param {() => Theme} theme
+ * @returns {Model}
+ */
+export function createModel(source, state, theme) {
+  const { scene } = source;
+  /** @type {Map<number, Map<number, ShownLayer>>} */
+  let rowsOf = new Map();
+  let trouble = "";
+  /** @type {Map<string, MovedHeads>} */
+  const movedHeads = new Map();
+  /** @type {Scene} */
+  let liveScene = scene;
+  /** @type {Set<(news: ModelNews) => void>} */
+  const listeners = new Set();
+  const tell = (/** @type {ModelNews} */ news) => listeners.forEach((listener) => listener(news));
+  /** @type {Map<string, [number, number]>} */
+  let knownLimits = new Map();
+  let [busy, again] = [false, false];
+
+  const networkNumber = () => state.get().network;
+  const keyOf = (/** @type {number} */ layer) => `${networkNumber()}/${layer}`;
+
+  /** @param {number} number @param {LayerRows} rows @returns {ShownLayer} */
+  function shownOf(number, rows) {
+    const { values, part } = state.get();
+    if (values === "weights") return { rows, values: rows.weights };
+    const layer = scene.networks[number].layers[rows.layer];
+    const position = positionOf(layer);
+    const exact = position && (layer.attention.kind === "position" || part === "position") && !("prefix" in rows.query);
+    if (!exact) return { rows, values: relativeScores(rows.weights, rows.heads) };
+    const tensors = (number === networkNumber() ? liveScene : scene).tensors;
+    const cell = /** @type {[number, number]} */ (rows.query);
+    const scores = positionScores(geometryOf(layer), floatsOf(tensors, position.scores), rows.heads, cell);
+    return { rows, values: belowLargest(scores, rows.heads) };
+  }
+
+  /** @param {number} number @returns {Promise<Map<number, ShownLayer>>} */
+  async function ask(number) {
+    const { query, prefix, image, average, part } = state.get();
+    /** @type {Query} */
+    const asked = prefix === null ? query : { prefix };
+    const found = await source.rows({ network: number, image: average ? "mean" : image, query: asked, part });
+    const layers = scene.networks[number].layers;
+    return new Map(
+      found.map((rows) => {
+        const live = number === networkNumber() && movedHeads.has(keyOf(rows.layer));
+        const row = live ? positionRows(liveScene, layers[rows.layer], rows.layer, asked) : null;
+        return [rows.layer, shownOf(number, row ?? rows)];
+      }),
+    );
+  }
+
+  async function refresh() {
+    if (busy) {
+      again = true;
+      return;
+    }
+    busy = true;
+    do {
+      again = false;
+      try {
+        const wanted = [...new Set([networkNumber(), ...state.get().compare])].filter(
+          (number) => scene.networks[number],
+        );
+        const made = await Promise.all(wanted.map(ask));
+        rowsOf = new Map(wanted.map((number, at) => [number, made[at]]));
+        trouble = made[0].size ? "" : "No maps of this query and image are in this page.";
+      } catch (error) {
+        rowsOf = new Map();
+        trouble = error instanceof Error ? error.message : String(error);
+      }
+    } while (again);
+    busy = false;
+    publish();
+  }
+
+  function publish() {
+    knownLimits = new Map();
+    tell(trouble ? "error" : "rows");
+  }
+
+  function rebuildLiveScene() {
+    if (!movedHeads.size) {
+      liveScene = scene;
+      return;
+    }
+    const tensors = new Map(scene.tensors);
+    for (const [key, { centres, sharpness }] of movedHeads) {
+      const [number, layerNumber] = key.split("/").map(Number);
+      const layer = scene.networks[number].layers[layerNumber];
+      const position = positionOf(layer);
+      if (!position) continue;
+      const axes = quadraticAxes(centres, sharpness, tableShape(geometryOf(layer)));
+      replaceFloats(tensors, position.scores, sumOfAxes(axes, layer.heads));
+      position.axes?.forEach((name, axis) => replaceFloats(tensors, name, axes[axis]));
+    }
+    liveScene = { ...scene, tensors };
+  }
+
+  /** @param {number} layerNumber @returns {MovedHeads | null} */
+  function quadratic(layerNumber) {
+    const known = movedHeads.get(keyOf(layerNumber));
+    if (known) return known;
+    const layer = scene.networks[networkNumber()].layers[layerNumber];
+    if (layer.attention.kind !== "position") return null;
+    const { centres, sharpness } = layer.attention.heads;
+    if (!centres || !sharpness) return null;
+    return { centres: floatsOf(scene.tensors, centres), sharpness: floatsOf(scene.tensors, sharpness) };
+  }
+
+  /** @param {number} layerNumber @param {number} head @param {number} [number] */
+  function map(layerNumber, head, number = networkNumber()) {
+    const shown = rowsOf.get(number)?.get(layerNumber);
+    if (!shown) return new Float32Array(0);
+    const size = shown.rows.keyRows * shown.rows.keyCols;
+    return shown.values.subarray(head * size, (head + 1) * size);
+  }
+
+  function* allMaps() {
+    for (const layers of rowsOf.values()) for (const { values } of layers.values()) yield values;
+  }
+
+  return {
+    source,
+    scene,
+    state,
+    theme,
+    tell,
+    map,
+    quadratic,
+    refresh,
+    network: () => scene.networks[networkNumber()],
+    layer: () => scene.networks[networkNumber()].layers[state.get().layer],
+    shown: (layer, number = networkNumber()) => rowsOf.get(number)?.get(layer) ?? null,
+    limits(layer, head, number = networkNumber()) {
+      const { scale, values } = state.get();
+      const key = scale === "own" ? `${number}/${layer}/${head}` : "";
+      const known = knownLimits.get(key);
+      if (known) return known;
+      const made = colourLimits(scale, values, map(layer, head, number), allMaps);
+      knownLimits.set(key, made);
+      return made;
+    },
+    trouble: () => trouble,
+    anyMoved: () => movedHeads.size > 0,
+    move(layer, head, centre, sharpness) {
+      const now = quadratic(layer);
+      if (!now) return;
+      const changed = { centres: now.centres.slice(), sharpness: now.sharpness.slice() };
+      changed.centres.set(centre, 2 * head);
+      if (sharpness !== undefined) changed.sharpness[head] = sharpness;
+      movedHeads.set(keyOf(layer), changed);
+      rebuildLiveScene();
+      tell("heads");
+      void refresh();
+    },
+    reset() {
+      movedHeads.clear();
+      rebuildLiveScene();
+      tell("heads");
+      void refresh();
+    },
+    firstMoved() {
+      const here = [...movedHeads.keys()]
+        .map((key) => key.split("/").map(Number))
+        .filter(([number]) => number === networkNumber());
+      return here.length ? Math.min(...here.map(([, layer]) => layer)) : null;
+    },
+    liveScene: () => liveScene,
+    table(layerNumber) {
+      const position = positionOf(scene.networks[networkNumber()].layers[layerNumber]);
+      return position ? floatsOf(liveScene.tensors, position.scores) : null;
+    },
+    listen(listener) {
+      listeners.add(listener);
+      return () => void listeners.delete(listener);
+    },
+    follow: () =>
+      state.subscribe((_, changed) => {
+        if (ROW_FIELDS.some((field) => changed.has(field))) return void refresh();
+        if (changed.has("values")) {
+          rowsOf = new Map(
+            [...rowsOf].map(([number, layers]) => [
+              number,
+              new Map([...layers].map(([layer, { rows }]) => [layer, shownOf(number, rows)])),
+            ]),
+          );
+        }
+        if (changed.has("values") || changed.has("scale")) publish();
+      }),
+  };
+}
+
+/**
+ * @param {Map<string, import("../safetensors.js").Tensor>} tensors
+ * @param {string} name
+ * @param {Float32Array} data
+ */
+function replaceFloats(tensors, name, data) {
+  const tensor = tensors.get(name);
+  if (tensor) tensors.set(name, { ...tensor, dtype: "F32", data });
+}

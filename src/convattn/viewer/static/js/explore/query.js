@@ -1,0 +1,133 @@
+// The image and its query: dragged, or moved by the arrow keys from cell to cell of the chosen layer.
+
+import { h, say } from "../dom.js";
+import { drawPicture } from "../draw.js";
+import { cellCentre, nearestCell } from "../scene.js";
+import { ARROWS, cellExtent, createField, extentOf, onDrag } from "./field.js";
+import { queryWords } from "./words.js";
+
+/** @typedef {import("./model.js").Model} Model */
+/** @typedef {import("../scene.js").Pair} Pair */
+
+/**
+ * Returns rows and columns of the picture that is shown.
+ * @param {Model} model
+ * @returns {Pair}
+ */
+export function pictureSize({ scene, state }) {
+  const tensor = scene.tensors.get(scene.images[state.get().image].picture);
+  return tensor ? [tensor.shape[0], tensor.shape[1]] : [1, 1];
+}
+
+/**
+ * Draws the picture of the state's image.
+ * @param {Model} model
+ * @param {HTMLCanvasElement} canvas
+ * @param {number} [image]
+ */
+export function drawImage({ scene, state }, canvas, image = state.get().image) {
+  const tensor = scene.tensors.get(scene.images[image].picture);
+  if (tensor) drawPicture(canvas, /** @type {Uint8Array} */ (tensor.data), tensor.shape[0], tensor.shape[1]);
+}
+
+/**
+ * Puts the query on a pixel: the nearest within the image.
+ * @param {Model} model
+ * @param {Pair} pixel
+ */
+export function setQuery(model, [row, col]) {
+  const [rows, cols] = pictureSize(model);
+  const inside = (/** @type {number} */ place, /** @type {number} */ size) =>
+    Math.min(Math.max(Math.round(place), 0), size - 1);
+  model.state.set({ query: [inside(row, rows), inside(col, cols)], prefix: null });
+}
+
+/**
+ * Lets keys and pointer move the query over an element.
+ * @param {Model} model
+ * @param {import("./field.js").Field} field
+ */
+export function steerQuery(model, field) {
+  onDrag(field.element, (event) => setQuery(model, field.pixelAt(event)));
+  field.element.addEventListener("keydown", (event) => {
+    const { query } = model.state.get();
+    const { place, grid } = model.layer();
+    const cell = nearestCell(place, grid, query);
+    const arrow = ARROWS[event.key];
+    const far = event.shiftKey ? 4 : 1;
+    /** @type {Pair | null} */
+    let next = null;
+    if (arrow) next = [cell[0] + far * arrow[0], cell[1] + far * arrow[1]];
+    else if (event.key === "Home") next = [cell[0], 0];
+    else if (event.key === "End") next = [cell[0], grid[1] - 1];
+    else if (event.key === "PageUp") next = [0, cell[1]];
+    else if (event.key === "PageDown") next = [grid[0] - 1, cell[1]];
+    if (!next) return;
+    event.preventDefault();
+    const within = /** @type {Pair} */ (next.map((place_, axis) => Math.min(Math.max(place_, 0), grid[axis] - 1)));
+    setQuery(model, cellCentre(place, within));
+  });
+}
+
+/**
+ * @param {Model} model
+ * @returns {{element: HTMLElement, update: () => void}}
+ */
+export function createQueryPicture(model) {
+  const { scene, state } = model;
+  const canvas = h("canvas", { class: "pixels" });
+  const field = createField([canvas]);
+  const { element } = field;
+  element.tabIndex = 0;
+  element.setAttribute("role", "application");
+  element.setAttribute("aria-roledescription", "query pixel");
+  element.dataset.testid = "picture";
+  steerQuery(model, field);
+
+  const place = h("output", { class: "query-place", "data-testid": "query" });
+  const prefixes = h("div", { class: "choices", role: "group", "aria-label": "Query" });
+  let drawn = -1;
+
+  function showPrefixes() {
+    const names = model.layer().prefix;
+    prefixes.hidden = !names.length;
+    const { prefix } = state.get();
+    const buttons = ["pixel", ...names].map((name, at) =>
+      h(
+        "button",
+        {
+          type: "button",
+          class: "choice",
+          "aria-pressed": prefix === (at ? at - 1 : null),
+          onclick: () => state.set({ prefix: at ? at - 1 : null }),
+        },
+        at ? `${name} token` : "pixel",
+      ),
+    );
+    const focused = [...prefixes.children].indexOf(/** @type {Element} */ (document.activeElement));
+    prefixes.replaceChildren(...buttons);
+    buttons[focused]?.focus();
+  }
+
+  function update() {
+    const { image, query, prefix } = state.get();
+    const [rows, cols] = pictureSize(model);
+    if (drawn !== image) {
+      const extent = extentOf({ first: [0, 0], step: [1, 1] }, [rows, cols]);
+      field.setExtent(extent);
+      field.place(canvas, extent);
+      field.showImageEdge(extent, false);
+      drawImage(model, canvas);
+      drawn = image;
+    }
+    const layer = model.layer();
+    field.showQuery(prefix === null ? cellExtent(layer, nearestCell(layer.place, layer.grid, query)) : null);
+    const words = queryWords(state.get(), layer.prefix);
+    element.setAttribute("aria-label", `${scene.images[image].name}. Query: ${words}. Arrow keys move it.`);
+    [place.dataset.row, place.dataset.col] = query.map(String);
+    say(place, `Query: ${words}`);
+    showPrefixes();
+  }
+
+  return { element: h("div", { class: "query" }, element, h("div", { class: "query-line" }, place, prefixes)), update };
+}

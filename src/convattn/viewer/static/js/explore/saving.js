@@ -1,0 +1,154 @@
+// What can be taken along: the address of the view, the view as a picture, its numbers.
+
+import { h, say } from "../dom.js";
+import { rowNumbers } from "../statistics.js";
+import { makeFigure } from "./figure.js";
+
+/** @typedef {import("./model.js").Model} Model */
+
+/** Pixels of a PNG for each unit of the figure. */
+const PNG_SCALE = 2;
+
+/**
+ * @param {(string | number | null | undefined)[]} fields
+ * @returns {string}
+ */
+export function csvLine(fields) {
+  return fields
+    .map((field) => {
+      const text = field === null || field === undefined || Number.isNaN(field) ? "" : String(field);
+      return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    })
+    .join(",");
+}
+
+/**
+ * Writes a line for each head of the network: its numbers from the present query.
+ * @param {Model} model
+ * @returns {string}
+ */
+export function headsCsv(model) {
+  const { query, prefix, image, average, part } = model.state.get();
+  const network = model.network();
+  const tokens = [...new Set(network.layers.flatMap((layer) => layer.prefix))];
+  const lines = [
+    csvLine(
+      ["network", "image", "part", "query_row", "query_col", "query_token", "layer", "name", "head"].concat(
+        ["shift_down", "shift_right", "spread", "entropy", "hard_share", "hard_down", "hard_right", "prefix_share"],
+        tokens,
+      ),
+    ),
+  ];
+  for (const [number, layer] of network.layers.entries()) {
+    const shown = model.shown(number);
+    if (!shown) continue;
+    for (let head = 0; head < layer.heads; head++) {
+      const found = rowNumbers(layer, shown.rows, head);
+      const token = prefix === null ? "" : (layer.prefix[prefix] ?? "");
+      const place = prefix === null ? query : [null, null];
+      const picture = average ? "mean" : model.scene.images[image].name;
+      lines.push(
+        csvLine([
+          ...[network.name, picture, part, ...place, token, number + 1, layer.name, head + 1],
+          ...(found.shift ?? [null, null]),
+          ...[found.spread, found.entropy, found.hardShare],
+          ...(found.hardShift ?? [null, null]),
+          found.prefixShare,
+          ...tokens.map((name) => found.prefix[layer.prefix.indexOf(name)]),
+        ]),
+      );
+    }
+  }
+  return `${lines.join("\n")}\n`;
+}
+
+/**
+ * Writes a line for each key of the chosen head: its place and its weight or score.
+ * @param {Model} model
+ * @returns {string}
+ */
+export function mapCsv(model) {
+  const { layer: number, head, values } = model.state.get();
+  const layer = model.layer();
+  const map = model.map(number, head);
+  const [, cols] = layer.keys.grid;
+  const lines = Array.from(map, (value, key) => {
+    const [row, col] = [Math.floor(key / cols), key % cols];
+    const { first, step } = layer.keys;
+    return csvLine([row, col, first[0] + step[0] * row, first[1] + step[1] * col, value]);
+  });
+  const value = values === "weights" ? "weight" : "score";
+  return `${["key_row,key_col,image_row,image_col," + value, ...lines].join("\n")}\n`;
+}
+
+/**
+ * Gives a file to the reader.
+ * @param {Blob} blob
+ * @param {string} name
+ */
+function offerFile(blob, name) {
+  const url = URL.createObjectURL(blob);
+  const link = h("a", { href: url, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** @param {Model} model @returns {string} */
+function figureMarkup(model) {
+  return new XMLSerializer().serializeToString(makeFigure(model).figure);
+}
+
+/** @param {Model} model @returns {Promise<Blob>} */
+async function figurePng(model) {
+  const { width, height } = makeFigure(model);
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(figureMarkup(model))}`;
+  await image.decode();
+  const canvas = h("canvas", { width: width * PNG_SCALE, height: height * PNG_SCALE });
+  canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  if (!(blob instanceof Blob)) throw new Error("this browser cannot write the picture");
+  return blob;
+}
+
+/**
+ * @param {Model} model
+ * @param {() => string | null} address of this view; null if the page has none of its own
+ * @returns {HTMLElement}
+ */
+export function createSaving(model, address) {
+  const status = h("span", { role: "status", class: "save-status" });
+  const name = (/** @type {string} */ ending) => {
+    const { layer, head } = model.state.get();
+    return `${model.network().name}-layer-${layer + 1}-head-${head + 1}.${ending}`.replaceAll(/[^\w.-]+/g, "-");
+  };
+  const csv = (/** @type {string} */ text) => new Blob([text], { type: "text/csv" });
+  /** @type {[string, () => void | Promise<void>][]} */
+  const actions = [
+    ["Save as PNG", async () => offerFile(await figurePng(model), name("png"))],
+    ["Save as SVG", () => offerFile(new Blob([figureMarkup(model)], { type: "image/svg+xml" }), name("svg"))],
+    ["Save numbers as CSV", () => offerFile(csv(headsCsv(model)), `${model.network().name}-heads.csv`)],
+    ["Save map as CSV", () => offerFile(csv(mapCsv(model)), name("csv"))],
+  ];
+  if (address() !== null) {
+    actions.unshift([
+      "Copy link",
+      async () => {
+        await navigator.clipboard.writeText(address() ?? "");
+        say(status, "The link to this view is on the clipboard.");
+      },
+    ]);
+  }
+  const run = async (/** @type {() => void | Promise<void>} */ action) => {
+    say(status, "");
+    try {
+      await action();
+    } catch (error) {
+      say(status, error instanceof Error ? error.message : String(error));
+    }
+  };
+  const buttons = actions.map(([text, action]) =>
+    h("button", { type: "button", onclick: () => void run(action) }, text),
+  );
+  return h("div", { class: "saving", role: "group", "aria-label": "Take this view along" }, ...buttons, status);
+}

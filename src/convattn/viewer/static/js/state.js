@@ -1,0 +1,170 @@
+// What is looked at: one object, listeners, and its text in the address.
+
+/**
+ * @typedef {object} ViewState
+ * @property {"explore" | "learn"} view
+ * @property {number} step           of the tour, from 0
+ * @property {number} network
+ * @property {number[]} compare      networks beside this one
+ * @property {number} image
+ * @property {[number, number]} query   pixel of the image: [row, col]
+ * @property {number | null} prefix  query that is no pixel: number of the prefix token
+ * @property {number} layer
+ * @property {number} head
+ * @property {"common" | "own" | number} scale
+ * @property {"weights" | "scores"} values
+ * @property {"both" | "position" | "content"} part
+ * @property {boolean} average       over the images of the scene
+ * @property {number | null} epoch   moment of the timeline; null for the last
+ * @property {"auto" | "light" | "dark"} theme
+ */
+
+/** @typedef {{[K in keyof ViewState]?: ViewState[K]}} SomeState */
+/** @typedef {(state: ViewState, changed: Set<keyof ViewState>) => void} StateListener */
+
+/**
+ * @typedef {object} State
+ * @property {() => ViewState} get
+ * @property {(change: SomeState) => void} set   tells the listeners once, of the fields that are other than before
+ * @property {(listener: StateListener) => () => void} subscribe   returns what ends it
+ */
+
+/** @type {Readonly<ViewState>} */
+export const DEFAULT_STATE = Object.freeze({
+  view: "explore",
+  step: 0,
+  network: 0,
+  compare: [],
+  image: 0,
+  query: /** @type {[number, number]} */ ([0, 0]),
+  prefix: null,
+  layer: 0,
+  head: 0,
+  scale: "own",
+  values: "weights",
+  part: "both",
+  average: false,
+  epoch: null,
+  theme: "auto",
+});
+
+/**
+ * Makes a state.
+ * @param {SomeState} [initial]
+ * @returns {State}
+ */
+export function createState(initial = {}) {
+  let current = { ...DEFAULT_STATE, ...initial };
+  /** @type {Set<StateListener>} */
+  const listeners = new Set();
+  return {
+    get: () => current,
+    set(change) {
+      const changed = /** @type {Set<keyof ViewState>} */ (
+        new Set(
+          Object.entries(change)
+            .filter(([name, value]) => !sameValue(value, current[/** @type {keyof ViewState} */ (name)]))
+            .map(([name]) => name),
+        )
+      );
+      if (!changed.size) return;
+      current = { ...current, ...change };
+      for (const listener of [...listeners]) listener(current, changed);
+    },
+    subscribe(listener) {
+      listeners.add(listener);
+      return () => void listeners.delete(listener);
+    },
+  };
+}
+
+/** @param {unknown} one @param {unknown} other @returns {boolean} */
+function sameValue(one, other) {
+  if (Array.isArray(one) && Array.isArray(other))
+    return one.length === other.length && one.every((item, n) => item === other[n]);
+  return Object.is(one, other);
+}
+
+/**
+ * Writes what differs from the defaults, as the part of an address after "#".
+ * @param {ViewState} state
+ * @param {Readonly<ViewState>} [defaults] what a page shows without a hash
+ * @returns {string} such as "layer=2&query=10,12"; empty if nothing differs
+ */
+export function toHash(state, defaults = DEFAULT_STATE) {
+  return Object.entries(state)
+    .filter(([name, value]) => !sameValue(value, defaults[/** @type {keyof ViewState} */ (name)]))
+    .map(
+      ([name, value]) => `${name}=${Array.isArray(value) ? value.join(",") : value === null ? "none" : String(value)}`,
+    )
+    .join("&");
+}
+
+/** @param {string} text @returns {number | undefined} a whole number from 0 */
+function wholeNumber(text) {
+  return /^\d{1,6}$/.test(text) ? Number(text) : undefined;
+}
+
+/** @param {string} text @returns {number[] | undefined} */
+function wholeNumbers(text) {
+  if (text === "") return [];
+  const found = text.split(",").map(wholeNumber);
+  return found.every((item) => item !== undefined) ? /** @type {number[]} */ (found) : undefined;
+}
+
+/** @param {readonly string[]} words @returns {(text: string) => string | undefined} */
+function oneOf(words) {
+  return (text) => (words.includes(text) ? text : undefined);
+}
+
+/** @type {Record<keyof ViewState, (text: string) => unknown>} */
+const HASH_READERS = {
+  view: oneOf(["explore", "learn"]),
+  step: wholeNumber,
+  network: wholeNumber,
+  compare: wholeNumbers,
+  image: wholeNumber,
+  query(text) {
+    const pair = wholeNumbers(text);
+    return pair?.length === 2 ? pair : undefined;
+  },
+  prefix: (text) => (text === "none" ? null : wholeNumber(text)),
+  layer: wholeNumber,
+  head: wholeNumber,
+  scale(text) {
+    if (text === "common" || text === "own") return text;
+    const limit = /^[\d.e+-]+$/i.test(text) ? Number(text) : NaN;
+    return limit > 0 && limit < Infinity ? limit : undefined;
+  },
+  values: oneOf(["weights", "scores"]),
+  part: oneOf(["both", "position", "content"]),
+  average: (text) => (text === "true" ? true : text === "false" ? false : undefined),
+  epoch: (text) => (text === "none" ? null : wholeNumber(text)),
+  theme: oneOf(["auto", "light", "dark"]),
+};
+
+/**
+ * Reads what an address says; what is unknown or makes no sense is left out.
+ * @param {string} hash with or without "#"
+ * @returns {SomeState}
+ */
+export function fromHash(hash) {
+  /** @type {Record<string, unknown>} */
+  const found = {};
+  for (const part of hash.replace(/^#/, "").split("&")) {
+    const [name, text = ""] = part.split("=", 2);
+    if (!Object.hasOwn(HASH_READERS, name)) continue;
+    const value = HASH_READERS[/** @type {keyof ViewState} */ (name)](safeDecode(text));
+    if (value !== undefined) found[name] = value;
+  }
+  return /** @type {SomeState} */ (found);
+}
+
+/** @param {string} text @returns {string} */
+function safeDecode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}

@@ -1,0 +1,177 @@
+// Numbers of one row of attention: what a head looks at from one query. `docs/analysis.md` names them; here they are of
+// one query, on the same units: steps of the layer's keys.
+
+import { cellCentre } from "./scene.js";
+
+/** @typedef {import("./scene.js").SceneLayer} SceneLayer */
+/** @typedef {import("./scene.js").Pair} Pair */
+/** @typedef {import("./rows.js").LayerRows} LayerRows */
+
+/**
+ * @typedef {object} RowNumbers
+ * @property {Pair | null} shift   mean displacement (down, right); null for a query without a place
+ * @property {number} spread       √(tr Cov δ); NaN for a query without a place
+ * @property {number} entropy      of the attention on positions, in nats
+ * @property {number} hardShare    largest weight on a position
+ * @property {Pair | null} hardShift   displacement of the key with that weight
+ * @property {number} prefixShare  attention on prefix tokens
+ * @property {number[]} prefix     weight on each of them
+ * @property {number} largest      largest weight on a position
+ */
+
+/**
+ * Returns the displacement of every key row and column from a query, in steps of the keys.
+ * @param {SceneLayer} layer
+ * @param {Pair} query cell on the layer's grid
+ * @returns {[Float64Array, Float64Array]}
+ */
+export function displacements(layer, query) {
+  const centre = cellCentre(layer.place, query);
+  const along = (/** @type {0 | 1} */ axis) =>
+    Float64Array.from(
+      { length: layer.keys.grid[axis] },
+      (_, key) => (layer.keys.first[axis] + layer.keys.step[axis] * key - centre[axis]) / layer.keys.step[axis],
+    );
+  return [along(0), along(1)];
+}
+
+/**
+ * Computes the numbers of a head from its row. Weights count by size, as in a head report; keys that the query cannot
+ * look at (NaN) do not.
+ * @param {SceneLayer} layer
+ * @param {LayerRows} rows
+ * @param {number} head
+ * @returns {RowNumbers}
+ */
+export function rowNumbers(layer, rows, head) {
+  const { keyRows, keyCols, query } = rows;
+  const size = keyRows * keyCols;
+  const weights = rows.weights.subarray(head * size, (head + 1) * size);
+  const tokens = rows.heads ? rows.prefix.length / rows.heads : 0;
+  const prefix = Array.from(rows.prefix.subarray(head * tokens, (head + 1) * tokens));
+  const placed = !("prefix" in query);
+  const [down, across] = displacements(layer, placed ? query : [0, 0]);
+
+  let [mass, sumDown, sumAcross, sumSquares, logs] = [0, 0, 0, 0, 0];
+  let [largest, at] = [0, 0];
+  for (let row = 0, key = 0; row < keyRows; row++) {
+    for (let col = 0; col < keyCols; col++, key++) {
+      const weight = Math.abs(weights[key]);
+      if (!(weight > 0)) continue;
+      mass += weight;
+      sumDown += weight * down[row];
+      sumAcross += weight * across[col];
+      sumSquares += weight * (down[row] ** 2 + across[col] ** 2);
+      logs += weight * Math.log(weight);
+      if (weight > largest) [largest, at] = [weight, key];
+    }
+  }
+  const shift = /** @type {Pair} */ ([sumDown / mass, sumAcross / mass]);
+  const variance = sumSquares / mass - shift[0] ** 2 - shift[1] ** 2;
+  const onPrefix = prefix.reduce((sum, weight) => sum + Math.abs(weight), 0);
+  return {
+    shift: placed && mass > 0 ? shift : null,
+    spread: placed && mass > 0 ? Math.sqrt(Math.max(variance, 0)) : NaN,
+    entropy: mass > 0 ? Math.max(Math.log(mass) - logs / mass, 0) : NaN,
+    hardShare: largest,
+    hardShift: placed && mass > 0 ? [down[Math.floor(at / keyCols)], across[at % keyCols]] : null,
+    prefixShare: mass + onPrefix > 0 ? onPrefix / (mass + onPrefix) : 0,
+    prefix,
+    largest,
+  };
+}
+
+/**
+ * Returns the logarithm of each weight relative to the largest of its head: scores before the softmax, up to a constant.
+ * @param {Float32Array} weights heads × keys
+ * @param {number} heads
+ * @returns {Float32Array} 0 for the largest, −∞ for a weight of zero, NaN where the query cannot look
+ */
+export function relativeScores(weights, heads) {
+  const size = weights.length / heads;
+  const made = new Float32Array(weights.length);
+  for (let head = 0; head < heads; head++) {
+    const end = (head + 1) * size;
+    let largest = 0;
+    for (let key = head * size; key < end; key++) if (weights[key] > largest) largest = weights[key];
+    const level = Math.log(largest);
+    for (let key = head * size; key < end; key++) {
+      made[key] = Number.isNaN(weights[key]) ? NaN : weights[key] > 0 ? Math.log(weights[key]) - level : -Infinity;
+    }
+  }
+  return made;
+}
+
+/**
+ * Takes the largest score of each head off its scores.
+ * @param {Float32Array} scores heads × keys
+ * @param {number} heads
+ * @returns {Float32Array}
+ */
+export function belowLargest(scores, heads) {
+  const size = scores.length / heads;
+  const made = new Float32Array(scores.length);
+  for (let head = 0; head < heads; head++) {
+    const largest = largestOf(scores.subarray(head * size, (head + 1) * size));
+    for (let key = head * size; key < (head + 1) * size; key++) made[key] = scores[key] - largest;
+  }
+  return made;
+}
+
+/**
+ * @param {ArrayLike<number>} values
+ * @returns {number} the largest finite value; −∞ if there is none
+ */
+export function largestOf(values) {
+  let largest = -Infinity;
+  for (let n = 0; n < values.length; n++) if (values[n] > largest && values[n] < Infinity) largest = values[n];
+  return largest;
+}
+
+/**
+ * @param {ArrayLike<number>} values
+ * @returns {number} the smallest finite value; ∞ if there is none
+ */
+export function smallestOf(values) {
+  let smallest = Infinity;
+  for (let n = 0; n < values.length; n++) if (values[n] < smallest && values[n] > -Infinity) smallest = values[n];
+  return smallest;
+}
+
+/** Lowest score of a scale that is shared, below which a weight is less than 1 / 20000 of the largest. */
+const COMMON_FLOOR = -10;
+
+/**
+ * Returns the limits of the colours of maps.
+ * @param {"common" | "own" | number} scale
+ * @param {"weights" | "scores"} values
+ * @param {ArrayLike<number>} own values of this map
+ * @param {() => Iterable<ArrayLike<number>>} all values of all maps
+ * @returns {[number, number]} low and high
+ */
+export function colourLimits(scale, values, own, all) {
+  if (values === "scores") {
+    if (typeof scale === "number") return [-scale, 0];
+    if (scale === "own") return [Math.min(smallestOf(own), -1e-6), 0];
+    let low = 0;
+    for (const map of all()) low = Math.min(low, Math.max(smallestOf(map), COMMON_FLOOR));
+    return [low || COMMON_FLOOR, 0];
+  }
+  if (typeof scale === "number") return [0, scale];
+  let [low, high] = [0, 0];
+  for (const map of scale === "own" ? [own] : all()) {
+    low = Math.min(low, smallestOf(map));
+    high = Math.max(high, largestOf(map));
+  }
+  return [low, high > low ? high : low + 1];
+}
+
+/**
+ * Returns the radius around a centre that holds a share of the attention exp(−α r²) in the plane.
+ * @param {number} sharpness α
+ * @param {number} share 0 … 1
+ * @returns {number}
+ */
+export function massRadius(sharpness, share) {
+  return Math.sqrt(-Math.log(1 - share) / sharpness);
+}
