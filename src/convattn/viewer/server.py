@@ -1,0 +1,163 @@
+"""The page on a local server, for networks in memory."""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, must_be
+from convattn.viewer.guard import Guard, policy
+from convattn.viewer.asked import Asked, Exhibition
+from convattn.viewer.page import page_html
+from convattn.viewer.refusal import Refusal
+from convattn.viewer.uploads import read_picture
+
+__all__ = ["make_app", "serve"]
+
+CLIENTS = 200
+"""Connections at a time; further ones are told to come later (503)."""
+
+
+def make_app(shown: Exhibition, title: str) -> Any:
+    """Makes the application (ASGI): the page and what it asks for; nothing is read from the disk."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import Request
+        from starlette.responses import HTMLResponse, PlainTextResponse, Response
+        from starlette.routing import Route
+    except ImportError:
+        raise MissingDependencyError("starlette", "view") from None
+    page = page_html(title, entry="start-server.js", start="openServerPage();")
+    uploads = asyncio.Semaphore(shown.limits.uploads)
+
+    async def index(request: Request) -> Response:  # noqa: ARG001 - what starlette calls it with
+        return HTMLResponse(page)
+
+    async def scene(request: Request) -> Response:  # noqa: ARG001
+        return _tensors(await run_in_threadpool(shown.scene_bytes))
+
+    async def rows(request: Request) -> Response:
+        asked = read_asked(request.query_params)
+        return _tensors(await run_in_threadpool(shown.rows, asked))
+
+    async def images(request: Request) -> Response:
+        async with uploads:
+            data = await _read_body(request, shown.limits.file_bytes, shown.limits.seconds)
+            picture = await run_in_threadpool(read_picture, data, shown.limits)
+        name = request.query_params.get("name", "picture")[:100]
+        return _tensors(await run_in_threadpool(shown.add, picture, name))
+
+    def _tensors(body: bytes) -> Response:
+        return Response(body, media_type="application/octet-stream")
+
+    async def refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        status = error.status if isinstance(error, Refusal) else 500
+        headers = {"connection": "close"} if status in (408, 413) else None
+        return PlainTextResponse(str(error), status, headers)
+
+    routes = [
+        Route("/", index),
+        Route("/scene", scene),
+        Route("/rows", rows),
+        Route("/images", images, methods=["POST"]),
+    ]
+    return Guard(Starlette(routes=routes, exception_handlers={ConvAttnError: refuse}), policy(page))
+
+
+async def _read_body(request: Any, limit: int, seconds: float) -> bytes:
+    """Reads what is sent, and no more than allowed; raises Refusal of 408 or 413."""
+    data, count = bytearray(), 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                count += len(chunk)
+                if count <= limit:
+                    data += chunk
+                else:
+                    data.clear()  # what is too large is read to its end all the same, or the sender sees no answer
+    except TimeoutError:
+        raise Refusal(408, f"the file did not come within {seconds:g} s") from None
+    if count > limit:
+        raise Refusal(413, f"the file has {count:,} bytes; at most {limit:,} are taken")
+    return bytes(data)
+
+
+def read_asked(given: Mapping[str, str]) -> Asked:
+    """Reads what the address of a request asks for, or raises Refusal of 400."""
+
+    def number(name: str) -> float:
+        if name not in given:
+            raise Refusal(400, f"{name} is missing")
+        with contextlib.suppress(ValueError):
+            if math.isfinite(found := float(given[name])):
+                return found
+        raise Refusal(400, must_be(name, "a number", given[name][:40]))
+
+    def whole(name: str) -> int:
+        found = number(name)
+        if not (found.is_integer() and found >= 0):
+            raise Refusal(400, must_be(name, "a whole number from 0", given[name][:40]))
+        return int(found)
+
+    network = whole("network")
+    query = whole("prefix") if "prefix" in given else (number("row"), number("col"))
+    image = "mean" if given.get("image") == "mean" else whole("image")
+    return Asked(network, image, query, given.get("part", "both"))
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Opens the socket that the server listens on; a port that is taken raises ArgumentError."""
+    if not 0 <= port <= 65535:
+        raise ArgumentError(must_be("port", "between 0 and 65535", port))
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ArgumentError(f"cannot serve at the host {host!r}: {error}") from None
+    with socket.socket(family, kind, protocol) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            opened.bind(address)
+        except OSError as error:
+            raise ArgumentError(
+                f"cannot serve at {host}, port {port} ({error.strerror}); give another port, or 0 for any that is free"
+            ) from None
+        opened.listen(128)
+        yield opened
+
+
+def serve(shown: Exhibition, opened: socket.socket, *, title: str) -> None:
+    """Serves until Ctrl-C or SIGTERM, and lets requests end before it returns.
+
+    Args:
+        shown: The networks and images.
+        opened: A socket that listens.
+        title: Title of the page.
+
+    Raises:
+        MissingDependencyError: uvicorn or starlette is not installed.
+    """
+    try:
+        import uvicorn
+    except ImportError:
+        raise MissingDependencyError("uvicorn", "view") from None
+    config = uvicorn.Config(
+        make_app(shown, title),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        limit_concurrency=CLIENTS,
+        timeout_graceful_shutdown=5,
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[opened])

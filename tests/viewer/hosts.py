@@ -1,0 +1,52 @@
+"""A server in a thread, with something small to show, for tests."""
+
+import contextlib
+import threading
+import time
+
+import httpx
+import uvicorn
+
+from convattn.viewer.refusal import Refusal
+from convattn.viewer.server import listening, make_app
+from convattn.viewer.uploads import Limits
+
+
+class Toy:
+    """An exhibition that counts what it was asked."""
+
+    def __init__(self, limits=None):
+        self.limits = limits or Limits()
+        self.asked, self.added = [], []
+
+    def scene_bytes(self):
+        return b"scene"
+
+    def rows(self, asked):
+        if asked.network:
+            raise Refusal(400, "network must be below 1")
+        self.asked.append(asked)
+        return b"rows"
+
+    def add(self, picture, name):
+        self.added.append((picture.size, name))
+        return b"picture"
+
+
+@contextlib.contextmanager
+def served(shown, **options):
+    """Serves in a thread, on a free port; yields a client of it."""
+    with listening("127.0.0.1", 0) as opened:
+        port = opened.getsockname()[1]
+        settings = {"lifespan": "off", "ws": "none", "http": "h11", "log_level": "error", **options}
+        server = uvicorn.Server(uvicorn.Config(make_app(shown, "Toy"), **settings))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+        thread.start()
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+                while not server.started:
+                    time.sleep(0.01)
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -1,0 +1,219 @@
+"""The server: what it answers, and what it refuses."""
+
+import io
+import re
+import socket
+import struct
+import zlib
+
+import pytest
+from PIL import Image
+from tests.viewer.hosts import Toy, served
+
+from convattn.errors import ArgumentError
+from convattn.viewer.asked import Asked
+from convattn.viewer.guard import names_this_machine
+from convattn.viewer.server import listening
+from convattn.viewer.uploads import Limits
+
+ROWS = "/rows?network=0&image=0&row=3&col=4.5"
+
+
+def picture(kind="PNG", size=(5, 7), mode="RGB"):
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, kind)
+    return file.getvalue()
+
+
+def noise(kind):
+    """A file of many bytes, to be cut."""
+    file = io.BytesIO()
+    Image.effect_noise((97, 89), 80).convert("RGB").save(file, kind)
+    return file.getvalue()
+
+
+def bomb(side):
+    """A PNG of few bytes that says it is a square of `side` pixels, all of them there."""
+
+    def chunk(name, body):
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    packer, row = zlib.compressobj(9), bytes(1 + side // 8)
+    packed = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
+    head = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return Toy(Limits(file_bytes=300_000, pixels=1_000_000))
+
+
+@pytest.fixture(scope="module")
+def client(toy):
+    with served(toy) as client:
+        yield client
+
+
+def raw(client, text):
+    """Sends bytes as they are, and returns the first line of the answer."""
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=30) as connection:
+        connection.sendall(text.encode("latin-1"))
+        return connection.makefile("rb").readline().decode()
+
+
+def test_it_serves_the_page_and_what_it_asks_for(client, toy):
+    assert client.get("/").headers["content-type"].startswith("text/html")
+    assert "<title>Toy</title>" in client.get("/").text
+    assert client.get("/scene").content == b"scene"
+    assert client.get(ROWS).content == b"rows"
+    assert toy.asked[-1] == Asked(0, 0, (3.0, 4.5), "both")
+    client.get("/rows?network=0&image=mean&prefix=1&part=content")
+    assert toy.asked[-1] == Asked(0, "mean", 1, "content")
+    assert client.get("/rows?network=1&image=0&row=0&col=0").status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/", "/scene", "/nothing", ROWS])
+def test_every_answer_forbids_what_comes_from_elsewhere(client, path):
+    headers = client.get(path).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert re.search("script-src 'sha256-[A-Za-z0-9+/=]+';", policy)
+    assert "http" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        ("localhost:8", True),
+        ("127.0.0.1:8", True),
+        ("[::1]:8", True),
+        ("192.168.0.3", True),
+        ("evil.example:8", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("", False),
+        ("[::1", False),
+        ("127.0.0.1@evil.example", False),
+    ],
+)
+def test_only_addresses_and_localhost_are_names_of_this_machine(host, own):
+    assert names_this_machine(host) == own
+
+
+@pytest.mark.parametrize("path", ["/", "/scene", ROWS])
+def test_another_host_is_misdirected(client, path):
+    answer = client.get(path, headers={"host": "evil.example"})
+    assert (answer.status_code, "does not answer for 'evil.example'" in answer.text) == (421, True)
+
+
+def test_pages_of_others_may_not_ask(client):
+    answer = client.post("/images", content=picture(), headers={"origin": "http://evil.example"})
+    assert answer.status_code == 403
+    origin = str(client.base_url).rstrip("/")
+    assert client.post("/images", content=picture(), headers={"origin": origin}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd",
+        "/..%2f..%2fetc%2fpasswd",
+        "/static/../server.py",
+        "//etc/passwd",
+        "/%00",
+        "/page.js/../../server.py",
+        "/style.css%00.py",
+        "/c:\\windows\\win.ini",
+        "/scene/../../../pyproject.toml",
+    ],
+)
+def test_no_path_leads_to_a_file(client, path):
+    assert raw(client, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n").split()[1] == "404"
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("", "network is missing"),
+        ("network=0&image=0&row=1", "col is missing"),
+        ("network=0&image=0&row=nan&col=0", "row must be a number, but is 'nan'"),
+        ("network=0&image=0&row=1&col=" + "9" * 400, "col must be a number"),
+        ("network=-1&image=0&row=1&col=1", "network must be a whole number from 0"),
+        ("network=0&image=1.5&row=1&col=1", "image must be a whole number from 0"),
+        ("network=0&image=x&row=1&col=1", "image must be a number, but is 'x'"),
+        ("network=0&image=0&prefix=one", "prefix must be a number"),
+    ],
+)
+def test_a_query_that_makes_no_sense_is_refused(client, query, told):
+    answer = client.get(f"/rows?{query}")
+    assert answer.status_code == 400
+    assert told in answer.text
+
+
+def test_wrong_methods_and_what_is_no_http(client):
+    assert client.put("/scene").status_code == 405
+    assert client.get("/images").status_code == 405
+    assert raw(client, "nonsense\r\n\r\n").split()[1] == "400"
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "GIF"])
+def test_pictures_are_taken(client, toy, kind):
+    assert client.post("/images?name=one", content=picture(kind)).content == b"picture"
+    assert toy.added[-1] == ((5, 7), "one")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b"", 415, "no picture"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415, "no picture"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 415, "no picture"),
+        (picture("TIFF"), 415, "no picture"),
+        (noise("PNG")[:5000], 400, "damaged"),
+        (noise("JPEG")[:2000], 400, "damaged"),
+        (noise("GIF")[:2000], 400, "damaged"),
+        (picture(size=(2000, 501)), 413, "at most 1,000,000"),
+        (bomb(20_000), 413, "pixels"),
+        (bytes(300_001), 413, "at most 300,000"),
+    ],
+    ids=["empty", "svg", "postscript", "tiff", "cut-png", "cut-jpeg", "cut-gif", "large", "bomb", "bytes"],
+)
+def test_what_is_no_picture_or_too_much_is_refused(client, body, status, told):
+    answer = client.post("/images", content=body)
+    assert (answer.status_code, told in answer.text) == (status, True), answer.text
+
+
+def test_a_file_that_grows_without_end_is_refused(client):
+    answer = client.post("/images", content=(bytes(100_000) for _ in range(10)))
+    assert answer.status_code == 413
+
+
+def test_a_file_that_does_not_come_is_not_waited_for():
+    with served(Toy(Limits(seconds=0.05))) as client:
+        text = raw(client, "POST /images HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\nx")
+        assert text.split()[1] == "408"
+        assert client.get("/scene").status_code == 200
+
+
+def test_a_port_that_is_taken_is_told():
+    with listening("127.0.0.1", 0) as opened:
+        port = opened.getsockname()[1]
+        with pytest.raises(ArgumentError, match=rf"port {port} \(Address already in use\); give another port, or 0"):
+            listening("127.0.0.1", port).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "told"),
+    [("127.0.0.1", 70000, "port must be between 0 and 65535"), ("no such host", 0, "cannot serve at the host")],
+)
+def test_a_host_or_a_port_that_cannot_be_is_told(host, port, told):
+    with pytest.raises(ArgumentError, match=told):
+        listening(host, port).__enter__()
+
+
+def test_it_serves_on_after_all_of_this(client):
+    assert client.get("/scene").content == b"scene"
