@@ -1,4 +1,5 @@
-# A fresh machine needs Python 3.11 or later and make; uv is used where it is on PATH, else venv and pip.
+# A fresh machine needs Python 3.11 or later and make; uv is used where it is on PATH, else venv and pip. Node comes as a
+# Python package; a browser for the tests of the page is installed if there is none (scripts/browser).
 PYTHON ?= python3
 VENV ?= .venv
 
@@ -34,14 +35,14 @@ help:                    ## List the commands
 demo: $(VENV)/.demo      ## Convert and certify on embedded data, and write a page
 	$(VENV)/bin/convattn demo
 
-test: $(VENV)/.dev       ## Run every test but the slow ones
+test: $(VENV)/.dev $(VENV)/.browser node_modules/.stamp ## Run every test but the slow ones
 	$(PYTEST)
 	$(AVX2) $(PYTEST) $(AGAIN)
 
-check: $(VENV)/.dev      ## Format, lint, types, imports and the quickest tests, in under two minutes
+check: $(VENV)/.dev node_modules/.stamp ## Format, lint, types, imports and the quickest tests, in under two minutes
 	VENV=$(VENV) scripts/check
 
-fix: $(VENV)/.dev        ## Repair what can be repaired
+fix: $(VENV)/.dev node_modules/.stamp ## Repair what can be repaired
 	VENV=$(VENV) scripts/fix
 
 docs: $(VENV)/.dev       ## Write docs/commands.md out of the commands' help
@@ -55,12 +56,20 @@ constraints:             ## Pin today's versions in constraints.txt (needs uv)
 	mv constraints.txt.new constraints.txt
 
 clean:                   ## Remove the environment and everything that is written by tools
-	rm -rf $(VENV) build dist demo demo-* bench-layers* bench-networks* bench-sequences* .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) node_modules build dist demo demo-* bench-layers* bench-networks* bench-sequences* .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp says which extras the environment holds; newer requirements make it stale.
 $(VENV)/.dev $(VENV)/.demo: pyproject.toml constraints.txt | $(PY)
 	$(INSTALL) --editable ".[$(if $(filter %.dev,$@),dev,train)]"
+	touch $@
+
+$(VENV)/.browser: scripts/browser | $(VENV)/.dev
+	VENV=$(VENV) scripts/browser --install
+	touch $@
+
+node_modules/.stamp: package.json package-lock.json .npmrc | $(VENV)/.dev
+	VENV=$(VENV) scripts/node npm ci
 	touch $@
 
 $(PY):
