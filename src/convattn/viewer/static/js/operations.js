@@ -1,0 +1,187 @@
+import { padFeatures } from "./attention.js";
+
+/**
+ * Operations between attention layers, each in float64 with float32 results.
+ *
+ * @typedef {import("./attention.js").Features} Features
+ * @typedef {import("./scene.js").Padding} Padding
+ */
+
+/**
+ * Applies a function to every number.
+ *
+ * @param {Features} features
+ * @param {(x: number) => number} change
+ * @returns {Features}
+ */
+export function changeEach(features, change) {
+  return { ...features, data: features.data.map(change) };
+}
+
+/**
+ * GELU: x Φ(x), with Φ the distribution function of the normal distribution.
+ *
+ * @param {number} x
+ * @returns {number}
+ */
+export function gelu(x) {
+  return (x * (1 + errorFunction(x * Math.SQRT1_2))) / 2;
+}
+
+/**
+ * The error function, by its series 2/√π e^−x² Σ 2ⁿ x²ⁿ⁺¹ / (1·3·…·(2n + 1)), whose terms are all of one sign.
+ *
+ * @param {number} x
+ * @returns {number}
+ */
+export function errorFunction(x) {
+  if (Math.abs(x) > 6) return Math.sign(x);
+  let term = x;
+  let sum = x;
+  for (let n = 1; Math.abs(term) > 1e-17 * Math.abs(sum); n++) {
+    term *= (2 * x * x) / (2 * n + 1);
+    sum += term;
+  }
+  return (2 / Math.sqrt(Math.PI)) * Math.exp(-x * x) * sum;
+}
+
+/**
+ * Multiplies each channel by a number and adds another.
+ *
+ * @param {Features} features
+ * @param {Float32Array} scale
+ * @param {Float32Array} shift
+ * @returns {Features}
+ */
+export function scaleChannels(features, scale, shift) {
+  const { channels } = features;
+  return { ...features, data: features.data.map((x, i) => x * scale[i % channels] + shift[i % channels]) };
+}
+
+/**
+ * Gives the channels of each pixel mean zero and variance one, then scales and shifts them.
+ *
+ * @param {Features} features
+ * @param {Float32Array} scale
+ * @param {Float32Array} shift
+ * @param {number} eps  added to the variance
+ * @returns {Features}
+ */
+export function normalisePixels(features, scale, shift, eps) {
+  const { channels } = features;
+  const data = new Float32Array(features.data.length);
+  for (let start = 0; start < data.length; start += channels) {
+    const pixel = features.data.subarray(start, start + channels);
+    const mean = pixel.reduce((sum, x) => sum + x, 0) / channels;
+    const variance = pixel.reduce((sum, x) => sum + (x - mean) ** 2, 0) / channels;
+    const factor = 1 / Math.sqrt(variance + eps);
+    for (let c = 0; c < channels; c++) data[start + c] = (pixel[c] - mean) * factor * scale[c] + shift[c];
+  }
+  return { ...features, data };
+}
+
+/**
+ * Adds two features of one size.
+ *
+ * @param {Features} one
+ * @param {Features} other
+ * @returns {Features}
+ */
+export function addFeatures(one, other) {
+  return { ...one, data: one.data.map((x, i) => x + other.data[i]) };
+}
+
+/**
+ * Takes the largest number of each square, and leaves out what fills no square.
+ *
+ * @param {Features} features
+ * @param {number} size
+ * @returns {Features}
+ */
+export function largestOfSquares({ rows, cols, channels, data }, size) {
+  const made = { rows: Math.floor(rows / size), cols: Math.floor(cols / size), channels };
+  const largest = new Float32Array(made.rows * made.cols * channels).fill(-Infinity);
+  for (let i = 0; i < made.rows * size; i++) {
+    for (let j = 0; j < made.cols * size; j++) {
+      const to = (Math.floor(i / size) * made.cols + Math.floor(j / size)) * channels;
+      const from = (i * cols + j) * channels;
+      for (let c = 0; c < channels; c++) largest[to + c] = Math.max(largest[to + c], data[from + c]);
+    }
+  }
+  return { ...made, data: largest };
+}
+
+/**
+ * Takes the largest number of each channel, or its mean.
+ *
+ * @param {Features} features
+ * @param {"max" | "mean"} what
+ * @returns {Features}
+ */
+export function overPixels({ channels, data }, what) {
+  const result = new Float64Array(channels).fill(what === "max" ? -Infinity : 0);
+  for (let i = 0; i < data.length; i++) {
+    const c = i % channels;
+    result[c] = what === "max" ? Math.max(result[c], data[i]) : result[c] + data[i];
+  }
+  if (what === "mean") for (let c = 0; c < channels; c++) result[c] /= data.length / channels;
+  return { rows: 1, cols: 1, channels, data: new Float32Array(result) };
+}
+
+/**
+ * Maps the channels of each pixel.
+ *
+ * @param {Features} features
+ * @param {Float32Array} weight  (outputs, channels)
+ * @param {Float32Array | null} bias
+ * @returns {Features}
+ */
+export function mapPixels(features, weight, bias) {
+  const { channels: inputs, rows, cols } = features;
+  const outputs = weight.length / inputs;
+  const data = new Float32Array(rows * cols * outputs);
+  for (let pixel = 0, at = 0; pixel < rows * cols; pixel++) {
+    for (let o = 0; o < outputs; o++, at++) {
+      let sum = bias ? bias[o] : 0;
+      for (let c = 0; c < inputs; c++) sum += weight[o * inputs + c] * features.data[pixel * inputs + c];
+      data[at] = sum;
+    }
+  }
+  return { rows, cols, channels: outputs, data };
+}
+
+/**
+ * Convolves as `torch.nn.Conv2d` does.
+ *
+ * @param {Features} features
+ * @param {{data: Float32Array, shape: number[]}} weight  (outputs, inputs / groups, rows, cols)
+ * @param {Float32Array | null} bias
+ * @param {{stride: number[], dilation: number[], groups: number, padding: Padding}} options
+ * @returns {Features}
+ */
+export function convolve(features, weight, bias, { stride, dilation, groups, padding }) {
+  const keys = padFeatures(features, padding);
+  const [outputs, width, down, across] = weight.shape;
+  const size = (/** @type {number} */ n, /** @type {number} */ taps, /** @type {0 | 1} */ axis) =>
+    Math.floor((n - dilation[axis] * (taps - 1) - 1) / stride[axis]) + 1;
+  const [rows, cols] = [size(keys.rows, down, 0), size(keys.cols, across, 1)];
+  const data = new Float32Array(rows * cols * outputs);
+  const patch = new Float32Array(keys.channels * down * across); // (channels, taps), as the weight has them
+  for (let i = 0, at = 0; i < rows; i++) {
+    for (let j = 0; j < cols; j++) {
+      for (let tap = 0; tap < down * across; tap++) {
+        const row = i * stride[0] + Math.floor(tap / across) * dilation[0];
+        const from = (row * keys.cols + j * stride[1] + (tap % across) * dilation[1]) * keys.channels;
+        for (let c = 0; c < keys.channels; c++) patch[c * down * across + tap] = keys.data[from + c];
+      }
+      for (let o = 0; o < outputs; o++, at++) {
+        const length = width * down * across;
+        const first = Math.floor(o / (outputs / groups)) * length;
+        let sum = bias ? bias[o] : 0;
+        for (let k = 0; k < length; k++) sum += weight.data[o * length + k] * patch[first + k];
+        data[at] = sum;
+      }
+    }
+  }
+  return { rows, cols, channels: outputs, data };
+}

@@ -1,0 +1,151 @@
+import { positionRow } from "./attention.js";
+import { geometryOf, positionOf } from "./live.js";
+import { bytesOf, floatsOf, integersOf } from "./safetensors.js";
+import { nearestCell } from "./scene.js";
+
+/**
+ * Rows of attention weights: of all heads of a layer, for one query.
+ *
+ * @typedef {import("./scene.js").Pair} Pair
+ * @typedef {import("./scene.js").Scene} Scene
+ * @typedef {import("./scene.js").SceneLayer} SceneLayer
+ * @typedef {import("./scene.js").MapsAttention} MapsAttention
+ * @typedef {"both" | "position" | "content"} Part
+ * @typedef {Pair | {prefix: number}} Query  in pixels of the image, or the number of a prefix token
+ *
+ * @typedef {object} LayerRows
+ * @property {number} layer
+ * @property {Pair | {prefix: number}} query  cell of the layer's grid, or the number of a prefix token
+ * @property {number} heads
+ * @property {number} keyRows
+ * @property {number} keyCols
+ * @property {Float32Array} weights  (heads, key rows, key cols); NaN where the query cannot look
+ * @property {Float32Array} prefix  (heads, prefix tokens)
+ *
+ * @typedef {{group: number, place: number}} QueryPlace
+ */
+
+/**
+ * Returns the rows of a layer that is computed from its scores; null if it has no such query.
+ *
+ * @param {Scene} scene
+ * @param {SceneLayer} layer
+ * @param {number} number
+ * @param {Query} query
+ * @returns {LayerRows | null}
+ */
+export function positionRows(scene, layer, number, query) {
+  const position = positionOf(layer);
+  if (!position || "prefix" in query) return null;
+  const cell = nearestCell(layer.place, layer.grid, query);
+  const weights = positionRow(geometryOf(layer), floatsOf(scene.tensors, position.scores), layer.heads, cell);
+  const [keyRows, keyCols] = layer.keys.grid;
+  const prefix = new Float32Array(layer.heads * layer.prefix.length);
+  return { layer: number, query: cell, heads: layer.heads, keyRows, keyCols, weights, prefix };
+}
+
+/**
+ * Finds a query in the groups of a layer; null if it is in none.
+ *
+ * @param {Scene} scene
+ * @param {SceneLayer} layer
+ * @param {Query} query
+ * @returns {{place: QueryPlace, cell: Pair | {prefix: number}} | null}
+ */
+export function findQuery(scene, layer, query) {
+  const { attention } = layer;
+  if (attention.kind !== "maps") return null;
+  const cell = "prefix" in query ? query : nearestCell(layer.place, layer.grid, query);
+  const index = "prefix" in cell ? -1 - cell.prefix : cell[0] * layer.grid[1] + cell[1];
+  const at = integersOf(scene.tensors, attention.queries).indexOf(index);
+  if (at < 0) return null;
+  const size = scene.tensors.get(attention.queries)?.shape[1] ?? 1;
+  return { place: { group: Math.floor(at / size), place: at % size }, cell };
+}
+
+/**
+ * Spreads the weights of one query over the lattice of keys.
+ *
+ * @param {Scene} scene
+ * @param {SceneLayer} layer
+ * @param {number} number
+ * @param {{place: QueryPlace, cell: Pair | {prefix: number}}} found
+ * @param {Float32Array} row  (heads, keys of the group)
+ * @returns {LayerRows}
+ */
+export function spreadRow(scene, layer, number, { place, cell }, row) {
+  const attention = /** @type {MapsAttention} */ (layer.attention);
+  const [keyRows, keyCols] = layer.keys.grid;
+  const { heads } = layer;
+  const count = scene.tensors.get(attention.keys)?.shape[1] ?? 0;
+  const queries = scene.tensors.get(attention.queries)?.shape[1] ?? 0;
+  const keys = integersOf(scene.tensors, attention.keys).subarray(place.group * count, (place.group + 1) * count);
+  const allowed = attention.allowed ? bytesOf(scene.tensors, attention.allowed) : null;
+  const first = (place.group * queries + place.place) * count;
+  const cells = keyRows * keyCols;
+  const tokens = layer.prefix.length;
+  const weights = new Float32Array(heads * cells).fill(NaN);
+  const prefix = new Float32Array(heads * tokens);
+  for (let k = 0; k < count; k++) {
+    if (allowed && !allowed[first + k]) continue;
+    const key = keys[k];
+    for (let head = 0; head < heads; head++) {
+      if (key >= 0) weights[head * cells + key] = row[head * count + k];
+      else if (-1 - key < tokens) prefix[head * tokens - 1 - key] = row[head * count + k];
+    }
+  }
+  return { layer: number, query: cell, heads, keyRows, keyCols, weights, prefix };
+}
+
+/**
+ * Decodes levels of bytes: weight = low + level / 255 · scale.
+ *
+ * @param {Uint8Array} levels  (heads, keys)
+ * @param {Float32Array} scales  (heads)
+ * @param {Float32Array | null} lows  (heads); null stands for zeros
+ * @returns {Float32Array}
+ */
+export function decodeLevels(levels, scales, lows) {
+  const count = levels.length / scales.length;
+  const weights = new Float32Array(levels.length);
+  for (let head = 0, at = 0; head < scales.length; head++) {
+    const [low, step] = [lows ? lows[head] : 0, scales[head] / 255];
+    for (let k = 0; k < count; k++, at++) weights[at] = low + levels[at] * step;
+  }
+  return weights;
+}
+
+/**
+ * Returns the rows of a layer whose maps are in the scene; null if it has none of this image or query.
+ *
+ * @param {Scene} scene
+ * @param {{network: number, image: number | "mean", query: Query, part: Part}} asked
+ * @param {number} number  of the layer
+ * @returns {LayerRows | null}
+ */
+export function storedRows(scene, { network, image, query, part }, number) {
+  const layer = scene.networks[network].layers[number];
+  const { attention } = layer;
+  const found = findQuery(scene, layer, query);
+  if (!found || attention.kind !== "maps" || !attention.stored) return null;
+  const name = `maps/${network}/${number}/${part}/${image}`;
+  const shape = scene.tensors.get(`${name}/levels`)?.shape;
+  if (!shape) return null;
+  const [, heads, queries, keys] = shape;
+  const { group, place } = found.place;
+  const levels = new Uint8Array(heads * keys);
+  const starts = Array.from({ length: heads }, (_, head) => (group * heads + head) * queries + place);
+  const all = bytesOf(scene.tensors, `${name}/levels`);
+  starts.forEach((start, head) => levels.set(all.subarray(start * keys, (start + 1) * keys), head * keys));
+  const of = (/** @type {string} */ kind) => {
+    const numbers = floatsOf(scene.tensors, `${name}/${kind}`);
+    return Float32Array.from(starts, (start) => numbers[start]);
+  };
+  return spreadRow(
+    scene,
+    layer,
+    number,
+    found,
+    decodeLevels(levels, of("scales"), attention.signed ? of("lows") : null),
+  );
+}

@@ -1,0 +1,126 @@
+/**
+ * Reads the safetensors format: eight bytes with the length of a JSON header, the header, the numbers.
+ *
+ * @typedef {Float32Array | Float64Array | Uint8Array | Int32Array | BigInt64Array} Numbers
+ * @typedef {{dtype: string, shape: number[], data: Numbers}} Tensor
+ * @typedef {{metadata: Record<string, string>, tensors: Map<string, Tensor>}} SafetensorsFile
+ */
+
+/** Names of the dtypes that are read, with the bytes of one number. */
+const SAFETENSORS_BYTES = { F16: 2, BF16: 2, F32: 4, F64: 8, I32: 4, I64: 8, U8: 1, BOOL: 1 };
+
+/**
+ * Reads a file. Numbers of 16 bits become float32; the others are views of the buffer where it is aligned.
+ *
+ * @param {ArrayBuffer} buffer
+ * @returns {SafetensorsFile}
+ */
+export function readSafetensors(buffer) {
+  const length = buffer.byteLength < 8 ? NaN : Number(new DataView(buffer).getBigUint64(0, true));
+  if (!(length <= buffer.byteLength - 8)) throw new Error("the file is no safetensors file, or is cut off");
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
+  const start = 8 + length;
+  /** @type {Map<string, Tensor>} */
+  const tensors = new Map();
+  for (const [name, entry] of Object.entries(header)) {
+    if (name === "__metadata__") continue;
+    const [from, to] = entry.data_offsets;
+    if (start + to > buffer.byteLength) throw new Error(`the file is cut off: it does not hold ${name}`);
+    const data = safetensorsNumbers(entry.dtype, buffer, start + from, to - from);
+    const size = entry.shape.reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
+    if (data.length !== size) throw new Error(`the file is damaged: ${name} has ${data.length} numbers, not ${size}`);
+    tensors.set(name, { dtype: entry.dtype, shape: entry.shape, data });
+  }
+  return { metadata: header.__metadata__ ?? {}, tensors };
+}
+
+/**
+ * @param {string} dtype
+ * @param {ArrayBuffer} buffer
+ * @param {number} from
+ * @param {number} bytes
+ * @returns {Numbers}
+ */
+function safetensorsNumbers(dtype, buffer, from, bytes) {
+  const width = SAFETENSORS_BYTES[/** @type {keyof typeof SAFETENSORS_BYTES} */ (dtype)];
+  if (width === undefined) throw new Error(`numbers of dtype ${dtype} cannot be read`);
+  const whole = from % width ? buffer.slice(from, from + bytes) : buffer;
+  const offset = from % width ? 0 : from;
+  const count = Math.floor(bytes / width);
+  if (dtype === "F16") return halvesToFloats(new Uint16Array(whole, offset, count));
+  if (dtype === "BF16") return brainFloatsToFloats(new Uint16Array(whole, offset, count));
+  if (dtype === "F32") return new Float32Array(whole, offset, count);
+  if (dtype === "F64") return new Float64Array(whole, offset, count);
+  if (dtype === "I32") return new Int32Array(whole, offset, count);
+  if (dtype === "I64") return new BigInt64Array(whole, offset, count);
+  return new Uint8Array(whole, offset, count);
+}
+
+/**
+ * Decodes numbers of 16 bits (IEEE 754 binary16).
+ *
+ * @param {Uint16Array} halves
+ * @returns {Float32Array}
+ */
+export function halvesToFloats(halves) {
+  const floats = new Float32Array(halves.length);
+  for (let i = 0; i < halves.length; i++) {
+    const half = halves[i];
+    const sign = half & 0x8000 ? -1 : 1;
+    const exponent = (half >> 10) & 31;
+    const fraction = half & 1023;
+    if (exponent === 31) floats[i] = fraction ? NaN : sign * Infinity;
+    else if (exponent === 0) floats[i] = sign * fraction * 2 ** -24;
+    else floats[i] = sign * (1024 + fraction) * 2 ** (exponent - 25);
+  }
+  return floats;
+}
+
+/**
+ * @param {Uint16Array} halves
+ * @returns {Float32Array}
+ */
+function brainFloatsToFloats(halves) {
+  const bits = new Uint32Array(halves.length);
+  for (let i = 0; i < halves.length; i++) bits[i] = halves[i] << 16;
+  return new Float32Array(bits.buffer);
+}
+
+/**
+ * Returns the numbers of a tensor that must be float32, under its name.
+ *
+ * @param {Map<string, Tensor>} tensors
+ * @param {string} name
+ * @returns {Float32Array}
+ */
+export function floatsOf(tensors, name) {
+  const data = tensors.get(name)?.data;
+  if (!(data instanceof Float32Array)) throw new Error(`the scene has no numbers ${name}`);
+  return data;
+}
+
+/**
+ * Returns the numbers of a tensor that must be int32, under its name.
+ *
+ * @param {Map<string, Tensor>} tensors
+ * @param {string} name
+ * @returns {Int32Array}
+ */
+export function integersOf(tensors, name) {
+  const data = tensors.get(name)?.data;
+  if (!(data instanceof Int32Array)) throw new Error(`the scene has no integers ${name}`);
+  return data;
+}
+
+/**
+ * Returns the numbers of a tensor that must be bytes, under its name.
+ *
+ * @param {Map<string, Tensor>} tensors
+ * @param {string} name
+ * @returns {Uint8Array}
+ */
+export function bytesOf(tensors, name) {
+  const data = tensors.get(name)?.data;
+  if (!(data instanceof Uint8Array)) throw new Error(`the scene has no bytes ${name}`);
+  return data;
+}

@@ -1,0 +1,42 @@
+/** Largest file and largest side of a picture that a user may drop on the page. */
+const LARGEST_FILE = 64 * 2 ** 20;
+
+/**
+ * Reads a picture as the page needs it: the middle of it, at the given size.
+ *
+ * @param {File} file
+ * @param {number} rows
+ * @param {number} cols
+ * @returns {Promise<Uint8Array>}  (rows, cols, 3)
+ */
+export async function readPicture(file, rows, cols) {
+  if (file.size > LARGEST_FILE) throw new Error(`${file.name} is larger than ${LARGEST_FILE / 2 ** 20} MB`);
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file);
+  } catch {
+    throw new Error(`${file.name} is no picture that this browser can read`);
+  }
+  const scale = Math.min(bitmap.width / cols, bitmap.height / rows);
+  const [width, height] = [cols * scale, rows * scale];
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [cols, rows];
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  if (!context) throw new Error("this browser cannot draw pictures");
+  context.imageSmoothingQuality = "high";
+  context.fillStyle = "white"; // behind what is transparent
+  context.fillRect(0, 0, cols, rows);
+  context.drawImage(bitmap, (bitmap.width - width) / 2, (bitmap.height - height) / 2, width, height, 0, 0, cols, rows);
+  bitmap.close();
+  return withoutAlpha(context.getImageData(0, 0, cols, rows).data);
+}
+
+/**
+ * @param {Uint8ClampedArray} data  (pixels, 4)
+ * @returns {Uint8Array}  (pixels, 3)
+ */
+export function withoutAlpha(data) {
+  const colours = new Uint8Array((data.length / 4) * 3);
+  for (let i = 0, at = 0; i < data.length; i++) if (i % 4 < 3) colours[at++] = data[i];
+  return colours;
+}
