@@ -15,10 +15,10 @@ const UNPADDED = { width: 0, mode: "zeros" };
  * @param {Picture} picture
  * @param {Tap[]} heads
  * @param {number} sharpness  α
- * @param {KeyPadding} padding  of the keys
+ * @param {KeyPadding} [padding]  of the keys
  * @returns {import("../attention.js").LiveLayer}
  */
-function layerOfHeads({ rows, cols }, heads, sharpness, { width, mode }) {
+export function layerOfHeads({ rows, cols }, heads, sharpness, { width, mode } = UNPADDED) {
   const geometry = /** @type {import("../scores.js").LayerGeometry} */ ({
     keys: [rows + 2 * width, cols + 2 * width],
     grid: [rows, cols],

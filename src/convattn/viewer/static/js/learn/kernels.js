@@ -6,13 +6,24 @@ import { padFeatures } from "../attention.js";
 /** @typedef {{offset: [number, number], weight: number}} Tap */
 /** @typedef {import("../scene.js").Padding["mode"]} PadMode */
 
-/** 3 × 3 kernels to choose from, row by row. */
+/** 3 × 3 kernels to choose from, row by row: whole numbers over a common divisor. */
 export const KERNELS = {
-  Blur: [1, 2, 1, 2, 4, 2, 1, 2, 1].map((tap) => tap / 16),
-  Sharpen: [-1, -2, -1, -2, 28, -2, -1, -2, -1].map((tap) => tap / 16),
-  Outline: [-1, -1, -1, -1, 8, -1, -1, -1, -1].map((tap) => tap / 8),
-  Slope: [-1, 0, 1, -2, 0, 2, -1, 0, 1].map((tap) => tap / 8),
+  Blur: { counts: [1, 2, 1, 2, 4, 2, 1, 2, 1], divisor: 16 },
+  Sharpen: { counts: [-1, -2, -1, -2, 28, -2, -1, -2, -1], divisor: 16 },
+  Outline: { counts: [-1, -1, -1, -1, 8, -1, -1, -1, -1], divisor: 8 },
+  Slope: { counts: [-1, 0, 1, -2, 0, 2, -1, 0, 1], divisor: 8 },
 };
+/** @typedef {keyof typeof KERNELS} KernelName */
+
+/**
+ * The taps of a named kernel.
+ * @param {KernelName} name
+ * @returns {Tap[]}
+ */
+export function namedTaps(name) {
+  const { counts, divisor } = KERNELS[name];
+  return tapsOf(counts.map((count) => count / divisor));
+}
 
 /** Numbers without a pattern, as training leaves them; a kernel of any size up to 5 takes the first ones. */
 const UNEVEN = [
