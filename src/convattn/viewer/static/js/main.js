@@ -13,14 +13,18 @@ import { createState, DEFAULT_STATE, fromHash, toHash } from "./state.js";
 const ADDRESS_DELAY = 300;
 
 /**
- * Returns what is shown first: the middle of the first image, so that no border is in the way.
+ * Returns what is shown first: the middle of the first image, where no border is in the way.
  * @param {Source} source
  * @returns {ViewState}
  */
 function firstState({ scene }) {
+  const { networks } = scene;
   const [rows, cols] = scene.tensors.get(scene.images[0].picture)?.shape ?? [1, 1];
-  const compare = scene.networks.map((_, number) => number).slice(1, 4);
-  return { ...DEFAULT_STATE, query: [Math.floor(rows / 2), Math.floor(cols / 2)], compare };
+  const compare = networks.map((_, number) => number).slice(1, 4);
+  const [first] = networks;
+  const large = first.layers.some(({ attention, grid }) => attention.kind === "position" && Math.max(...grid) > 20);
+  const extent = large ? "near" : "whole"; // heads of displacements look nearby: on a large image they are but a dot
+  return { ...DEFAULT_STATE, extent, query: [Math.floor(rows / 2), Math.floor(cols / 2)], compare };
 }
 
 /**

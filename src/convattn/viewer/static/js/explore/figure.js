@@ -7,6 +7,7 @@ import { nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
 import { cellExtent, extentOf, rectangle } from "./field.js";
 import { drawImage, pictureSize } from "./query.js";
+import { smallView } from "./small.js";
 import { headSentence, queryWords } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -86,7 +87,7 @@ export function makeFigure(model) {
     parts.push(
       figureText(`Layer ${chosenLayer + 1}, head ${chosenHead + 1}`, left, bottom + 34, { "font-weight": 600 }),
     );
-    parts.push(mapOf(model, chosenLayer, chosenHead, box));
+    parts.push(mapOf(model, chosenLayer, chosenHead, box, wholeView(layer)));
     if (cell) parts.push(figureQuery(keys, cell, box));
     bottom = box.y + box.height;
     const sentence = headSentence(layer, chosenLayer, chosenHead, rowNumbers(layer, shown.rows, chosenHead));
@@ -97,12 +98,13 @@ export function makeFigure(model) {
 
   const start = left + SIDE + 40;
   const most = Math.max(...network.layers.map(({ heads }) => heads));
-  for (const [number, { heads, keys, name }] of network.layers.entries()) {
+  for (const [number, { heads, name }] of network.layers.entries()) {
+    const view = smallView(model, number);
     const y = 64 + number * (CELL + GAP + 14);
     parts.push(figureText(`Layer ${number + 1}  ${name}`, start, y - 3, { "font-size": 10 }));
     for (let head = 0; head < heads; head++) {
-      const box = { x: start + head * (CELL + GAP), y, width: CELL, height: (CELL * keys.grid[0]) / keys.grid[1] };
-      if (model.shown(number)) parts.push(mapOf(model, number, head, box));
+      const box = { x: start + head * (CELL + GAP), y, width: CELL, height: view ? (CELL * view.rows) / view.cols : CELL };
+      if (view) parts.push(mapOf(model, number, head, box, view));
       const chosen = number === chosenLayer && head === chosenHead;
       if (chosen) parts.push(svg("rect", { ...box, fill: "none", stroke: "#d9480f", "stroke-width": 2.5 }));
     }
@@ -125,14 +127,23 @@ export function makeFigure(model) {
   return { figure, width, height };
 }
 
-/** @param {Model} model @param {number} layer @param {number} head @param {{x: number, y: number, width: number, height: number}} box */
-function mapOf(model, layer, head, box) {
-  const [rows, cols] = model.network().layers[layer].keys.grid;
+/**
+ * @param {Model} model
+ * @param {number} layer
+ * @param {number} head
+ * @param {{x: number, y: number, width: number, height: number}} box
+ * @param {Pick<import("./small.js").SmallView, "rows" | "cols" | "cut">} view
+ * @returns {SVGElement}
+ */
+function mapOf(model, layer, head, box, { rows, cols, cut }) {
   const [low, high] = model.limits(layer, head);
-  return figureImage(
-    (canvas) => drawMap(canvas, model.map(layer, head), { rows, cols, low, high, theme: model.theme() }),
-    box,
-  );
+  const values = cut(model.map(layer, head));
+  return figureImage((canvas) => drawMap(canvas, values, { rows, cols, low, high, theme: model.theme() }), box);
+}
+
+/** @param {import("../scene.js").SceneLayer} layer */
+function wholeView({ keys }) {
+  return { rows: keys.grid[0], cols: keys.grid[1], cut: (/** @type {Float32Array} */ values) => values };
 }
 
 /** @param {Model} model @param {number} x @param {number} y @returns {SVGElement[]} the colour bar */
