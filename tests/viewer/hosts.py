@@ -39,7 +39,7 @@ def served(shown, **options):
     with listening("127.0.0.1", 0) as opened:
         port = opened.getsockname()[1]
         settings = {"lifespan": "off", "ws": "none", "http": "h11", "log_level": "error", **options}
-        server = uvicorn.Server(uvicorn.Config(make_app(shown), **settings))
+        server = uvicorn.Server(uvicorn.Config(make_app(shown, "Toy"), **settings))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()
         try:

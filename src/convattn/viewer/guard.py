@@ -1,23 +1,32 @@
 """What every answer of the server says to browsers, and which requests it does not take."""
 
+import base64
+import hashlib
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["Guard", "names_this_machine"]
+__all__ = ["Guard", "names_this_machine", "policy"]
 
 Message = MutableMapping[str, Any]
 App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:;"
-    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""Nothing from elsewhere, and no script but the page's own."""
+_SCRIPT = re.compile(r'<script type="module">(.*?)</script>', re.DOTALL)
+
+
+def policy(page: str) -> str:
+    """Returns the rule for browsers: nothing from elsewhere, and no script but those of the page, by their digest."""
+    digests = [hashlib.sha256(text.encode()).digest() for text in _SCRIPT.findall(page)]
+    scripts = " ".join(f"'sha256-{base64.b64encode(one).decode()}'" for one in digests)
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:;"
+        " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
 
 HEADERS = {
-    "content-security-policy": POLICY,
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
@@ -48,9 +57,11 @@ def names_this_machine(host: str) -> bool:
 class Guard:
     """Middleware: refuses other names of this machine (421) and other pages (403), and adds the headers."""
 
-    def __init__(self, app: App) -> None:
-        """Takes the application that is behind."""
+    def __init__(self, app: App, rule: str) -> None:
+        """Takes the application that is behind, and the rule for browsers."""
         self._app = app
+        headers = {"content-security-policy": rule, **HEADERS}
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(
         self,
@@ -62,8 +73,7 @@ class Guard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message.get("headers", ()), *added]
+                message["headers"] = [*message.get("headers", ()), *self._headers]
             await send(message)
 
         if scope["type"] != "http":

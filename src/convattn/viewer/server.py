@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, must_be
-from convattn.viewer.guard import Guard
+from convattn.viewer.guard import Guard, policy
 from convattn.viewer.asked import Asked, Exhibition
-from convattn.viewer.page import server_page
+from convattn.viewer.page import page_html
 from convattn.viewer.refusal import Refusal
 from convattn.viewer.uploads import read_picture
 
@@ -20,26 +20,21 @@ CLIENTS = 200
 """Connections at a time; further ones are told to come later (503)."""
 
 
-def make_app(shown: Exhibition) -> Any:
+def make_app(shown: Exhibition, title: str) -> Any:
     """Makes the application (ASGI): the page and what it asks for; nothing is read from the disk."""
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
         from starlette.requests import Request
-        from starlette.responses import PlainTextResponse, Response
+        from starlette.responses import HTMLResponse, PlainTextResponse, Response
         from starlette.routing import Route
     except ImportError:
         raise MissingDependencyError("starlette", "view") from None
-    files = server_page()
+    page = page_html(title, entry="start-server.js", start="openServerPage();")
     uploads = asyncio.Semaphore(shown.limits.uploads)
 
-    def file(name: str, kind: str) -> Any:
-        body = files[name].encode()
-
-        async def answer(request: Request) -> Response:  # noqa: ARG001 - what starlette calls it with
-            return Response(body, media_type=kind)
-
-        return answer
+    async def index(request: Request) -> Response:  # noqa: ARG001 - what starlette calls it with
+        return HTMLResponse(page)
 
     async def scene(request: Request) -> Response:  # noqa: ARG001
         return _tensors(await run_in_threadpool(shown.scene_bytes))
@@ -64,14 +59,12 @@ def make_app(shown: Exhibition) -> Any:
         return PlainTextResponse(str(error), status, headers)
 
     routes = [
-        Route("/", file("index.html", "text/html")),
-        Route("/page.js", file("page.js", "text/javascript")),
-        Route("/style.css", file("style.css", "text/css")),
+        Route("/", index),
         Route("/scene", scene),
         Route("/rows", rows),
         Route("/images", images, methods=["POST"]),
     ]
-    return Guard(Starlette(routes=routes, exception_handlers={ConvAttnError: refuse}))
+    return Guard(Starlette(routes=routes, exception_handlers={ConvAttnError: refuse}), policy(page))
 
 
 async def _read_body(request: Any, limit: int, seconds: float) -> bytes:
@@ -138,12 +131,13 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield opened
 
 
-def serve(shown: Exhibition, opened: socket.socket) -> None:
+def serve(shown: Exhibition, opened: socket.socket, *, title: str) -> None:
     """Serves until Ctrl-C or SIGTERM, and lets requests end before it returns.
 
     Args:
         shown: The networks and images.
         opened: A socket that listens.
+        title: Title of the page.
 
     Raises:
         MissingDependencyError: uvicorn or starlette is not installed.
@@ -153,7 +147,7 @@ def serve(shown: Exhibition, opened: socket.socket) -> None:
     except ImportError:
         raise MissingDependencyError("uvicorn", "view") from None
     config = uvicorn.Config(
-        make_app(shown),
+        make_app(shown, title),
         loop="asyncio",
         http="h11",
         ws="none",
