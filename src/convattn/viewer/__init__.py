@@ -2,6 +2,7 @@
 
 from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
+from convattn.viewer.page import write_page
 from convattn.viewer.scene import Scene
 
-__all__ = ["Exhibit", "Scene", "build_scene"]
+__all__ = ["Exhibit", "Scene", "build_scene", "write_page"]

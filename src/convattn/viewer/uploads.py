@@ -37,7 +37,9 @@ def read_picture(data: bytes, limits: Limits) -> Any:
     The size is read from the file's head, before anything is decoded. One picture is decoded at a time.
     """
     with _one_at_a_time, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of pillow, about what the pixel limit refuses and about odd but readable files
+        warnings.simplefilter(
+            "ignore"
+        )  # of pillow, about what the pixel limit refuses and about odd but readable files
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
                 if picture.width * picture.height > limits.pixels:

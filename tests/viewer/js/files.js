@@ -29,3 +29,13 @@ export function safetensorsFile(tensors, metadata) {
     }
   return file.buffer;
 }
+
+/**
+ * Returns what a file holds as a buffer of its own.
+ *
+ * @param {Uint8Array} bytes
+ * @returns {ArrayBuffer}
+ */
+export function readBuffer(bytes) {
+  return /** @type {ArrayBuffer} */ (bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));
+}

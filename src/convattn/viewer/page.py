@@ -1,0 +1,76 @@
+"""The page: one HTML file with the module, the style and a scene inside."""
+
+import base64
+import html
+import os
+import re
+from importlib import resources
+from pathlib import Path
+
+from convattn.files import new_folder, write_atomically
+from convattn.viewer.module import joined_module
+from convattn.viewer.scene import Scene
+
+PAGE, SCENE = "index.html", "scene.safetensors"
+"""Files of a folder with a page."""
+
+_STYLES = ("style.css", "learn.css")
+_PLACE = re.compile(r"\{\{(\w+)\}\}")
+
+
+def write_page(scene: Scene, folder: str | os.PathLike[str]) -> Path:
+    """Writes the interactive page of a scene, which opens from the disk and asks nothing of any server.
+
+    The folder holds `index.html`, with everything inside, and the scene by itself, for other programs.
+
+    Args:
+        scene: The scene.
+        folder: Folder to make; it must be new or empty. It is there whole or not at all.
+
+    Returns:
+        The page.
+
+    Raises:
+        ArgumentError: The folder holds something, or is a file.
+        WriteError: It cannot be written.
+    """
+    with new_folder(folder) as temporary:
+        write_into(scene, temporary)
+    return Path(folder) / PAGE
+
+
+def write_into(scene: Scene, folder: Path) -> None:
+    """Writes the page and the scene into a folder that exists."""
+    content = scene.to_bytes()
+    write_atomically(folder / SCENE, content)
+    write_atomically(folder / PAGE, page_html(scene.header["title"], scene=content))
+
+
+def page_html(title: str, *, scene: bytes | None = None, entry: str = "start.js", start: str = "openPage();") -> str:
+    """Returns the page.
+
+    Args:
+        title: Its title.
+        scene: The content of a scene's file, to be inside; None leaves it out.
+        entry: The file of `static/js` whose functions `start` calls.
+        start: JavaScript that runs when the page is there.
+
+    Returns:
+        The HTML.
+    """
+    static = resources.files("convattn.viewer") / "static"
+    template, *styles = ((static / name).read_text(encoding="utf-8") for name in ("page.html", *_STYLES))
+    module = joined_module((entry,))
+    assert "</script" not in module.lower()
+    data = "" if scene is None else f'<script type="text/plain" id="convattn-scene">{_base64(scene)}</script>\n'
+    parts = {
+        "title": html.escape(title),
+        "style": "\n".join(styles),
+        "scripts": f'{data}<script type="module">\n{module}\n{start}\n</script>',
+    }
+    assert {*_PLACE.findall(template)} == {*parts}, "page.html has other places than it should"
+    return _PLACE.sub(lambda found: parts[found[1]], template)
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

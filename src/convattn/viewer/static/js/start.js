@@ -1,0 +1,20 @@
+import { mount } from "./main.js";
+import { staticSource } from "./source.js";
+
+/** Opens the scene that is inside the page. */
+export function openPage() {
+  const root = /** @type {HTMLElement} */ (document.getElementById("convattn"));
+  const text = document.getElementById("convattn-scene")?.textContent ?? "";
+  mount(root, staticSource(fromBase64(text)));
+}
+
+/**
+ * @param {string} text
+ * @returns {ArrayBuffer}
+ */
+export function fromBase64(text) {
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
+  return bytes.buffer;
+}
