@@ -20,6 +20,7 @@ from convattn.cli.reproduce import reproduce
 from convattn.cli.study import study
 from convattn.cli.threads import wait_without_spinning
 from convattn.cli.train import train
+from convattn.cli.view import view
 from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError
 from convattn.files import FULL
 
@@ -29,6 +30,7 @@ COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
         "convert": convert,
         "analyze": analyze,
         "compare": compare,
+        "view": view,
         "train": train,
         "study": study,
         "reproduce": reproduce,

@@ -33,6 +33,11 @@ class Pictures(Sequence[Tensor]):
         """Takes the name of each picture, for errors, with a function that returns a file or a path to open."""
         self._sources, self._prepare = sources, prepare
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name of each picture: of its file, or where it is in a table."""
+        return tuple(Path(name).name for name, _ in self._sources)
+
     def __len__(self) -> int:
         """Returns the number of pictures."""
         return len(self._sources)
@@ -141,7 +146,7 @@ def preparation(source: str | None, network: nn.Module, folder: Path | None) -> 
     timm and torchvision say it of theirs. A network that this library trained on CIFAR-10 says by its record, in the
     folder, what it saw. Of others nobody says it, and ArgumentError is raised.
     """
-    name = _trained_on(folder)
+    name = trained_on(folder)
     if name != "cifar10":
         return foreign_preparation(source, network)
 
@@ -153,7 +158,7 @@ def preparation(source: str | None, network: nn.Module, folder: Path | None) -> 
     return prepare
 
 
-def _trained_on(folder: Path | None) -> str | None:
+def trained_on(folder: Path | None) -> str | None:
     """Returns the name of the data that a network in a folder was trained on; None if nothing says it."""
     for file in () if folder is None else (folder / "card.json", folder / "record.json"):
         try:

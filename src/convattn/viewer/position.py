@@ -17,7 +17,8 @@ def describe_position(
 ) -> dict[str, Any]:
     """Describes the attention of a layer's displacements; `values` tells whether the page computes its output, too.
 
-    The scores are those of every displacement on the grid, in float32, from the lowest to the highest along each axis.
+    The scores are those of every displacement on the grid, in float32, from the lowest to the highest along each axis;
+    of an encoding that adds up over the axes, those of each axis, whose sum the page takes.
     """
     encoding, geometry = layer.encoding, layer.geometry
     device, add = next(layer.values.parameters()).device, collected.add
@@ -25,7 +26,7 @@ def describe_position(
     tables = encoding.axis_tables(axes, device=device) if additive else None
     described: dict[str, Any] = {
         "kind": "position",
-        "scores": add(f"{name}/scores", encoding.table(axes, device=device)),
+        "scores": add(f"{name}/scores", encoding.table(axes, device=device)) if tables is None else None,
         "axes": None if tables is None else [add(f"{name}/axes/{n}", table) for n, table in enumerate(tables)],
         "queries": {
             "first": [axis.queries.start for axis in axes],

@@ -1,4 +1,5 @@
-import { readSafetensors } from "./safetensors.js";
+import { floatsOf, readSafetensors } from "./safetensors.js";
+import { sumOfAxes } from "./scores.js";
 
 /**
  * What a page shows: images, networks, their layers. `docs/viewer.md` describes the format.
@@ -29,7 +30,8 @@ import { readSafetensors } from "./safetensors.js";
  *
  * @typedef {object} PositionAttention  attention that depends on nothing but the displacement
  * @property {"position"} kind
- * @property {string} scores  (heads, rows, cols): from the lowest to the highest displacement along each axis
+ * @property {string} scores  (heads, rows, cols): from the lowest to the highest displacement along each axis; where a
+ *   file has `axes` alone, their sum, which is computed when the scene is opened
  * @property {[string, string] | null} axes  (heads, rows), (heads, cols): scores whose sum over the axes is `scores`
  * @property {{first: Pair, stride: Pair}} queries  query (i, j) stands at key first + stride · (i, j)
  * @property {PositionHeads} heads
@@ -110,7 +112,28 @@ export function openScene(buffer) {
   const scene = JSON.parse(text);
   if (scene.schema !== SCENE_SCHEMA)
     throw new Error(`the scene is of version ${scene.schema}; this page reads ${SCENE_SCHEMA}`);
-  return { ...scene, tensors };
+  const opened = { ...scene, tensors };
+  addScores(opened);
+  return opened;
+}
+
+/**
+ * Adds up the scores of encodings of which the file has those of each axis.
+ *
+ * @param {Scene} scene
+ */
+function addScores({ networks, tensors }) {
+  for (const [network, { layers }] of networks.entries()) {
+    for (const [number, { attention }] of layers.entries()) {
+      const position = attention.kind === "position" ? attention : attention.position;
+      if (!position?.axes || position.scores) continue;
+      const axes = position.axes.map((name) => floatsOf(tensors, name));
+      const [heads, rows] = tensors.get(position.axes[0])?.shape ?? [0, 0];
+      const data = sumOfAxes([axes[0], axes[1]], heads);
+      position.scores = `computed/${network}/${number}/scores`;
+      tensors.set(position.scores, { dtype: "F32", shape: [heads, rows, axes[1].length / heads], data });
+    }
+  }
 }
 
 /**

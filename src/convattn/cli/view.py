@@ -1,0 +1,90 @@
+"""`convattn view`: the interactive page of a network."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from convattn.cli.convert_network import Origin
+from convattn.cli.options import OutputOrDefault, WholeNumber, key_values
+from convattn.cli.output import print_text
+from convattn.cli.threads import one_thread
+from convattn.errors import ArgumentError, must_be
+
+_Flag = Parameter(negative="", show_default=False)
+_Optional = Parameter(show_default=False)
+_Repeated = Parameter(negative="", show_default=False)
+
+
+def view(  # noqa: PLR0913 - the options of the command
+    source: str,
+    /,
+    *,
+    images: Annotated[Path | None, _Optional] = None,
+    output: OutputOrDefault = None,
+    weights: Annotated[Path | None, _Optional] = None,
+    pretrained: Annotated[bool, _Flag] = False,
+    random_weights: Annotated[bool, _Flag] = False,
+    arguments: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    limit: WholeNumber = 8,
+    layer: Annotated[tuple[str, ...], _Repeated] = (),
+    compare: Annotated[tuple[str, ...], _Repeated] = (),
+    kernel_size: WholeNumber = 3,
+    report: Annotated[Path | None, _Optional] = None,
+    no_verify: Annotated[bool, _Flag] = False,
+) -> int:
+    """Look at the attention of a network: an interactive page, which needs no network connection.
+
+    The folder gets index.html, which opens from the disk with everything inside, and scene.safetensors, the same as
+    numbers. Heads that attend by displacement alone are computed in the page; networks of this library that are made of
+    them run in it, also on a picture of your own. The maps of other networks are stored, so that a page of many images
+    is large. A network of timm or torchvision needs --weights, --pretrained or --random-weights.
+
+    Args:
+        source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists
+            them), or the folder of a network or a training run.
+        images: Folder of images; a .parquet file with a column image or img of pictures; or a .npy array of pictures
+            (bytes), or of what the network takes (floating-point numbers). Pictures are prepared as the network's own
+            configuration says. Default: twenty test images of CIFAR-10 that come with the package, for networks that
+            were trained on CIFAR-10.
+        output: Folder to make; it must be new or empty.
+        weights: File with the weights of a network of timm or torchvision, a state dict in safetensors or as torch.save
+            writes it; all names and shapes must fit.
+        pretrained: Fetch the weights that timm or torchvision has for the network.
+        random_weights: Draw the weights, with seed 0.
+        arguments: KEY=VALUE, an argument for the builder of a network of timm or torchvision. May be given more than
+            once.
+        limit: How many of the images to take, in the order of their names.
+        layer: Name of a layer to show; may be given more than once. Default: all.
+        compare: What to show beside the network: untrained for the same network with drawn weights, converted for what
+            conversion makes of it, or another source. May be given more than once.
+        kernel_size: Taps along each axis of a converted network of attention.
+        report: Folder or report.json of `convattn analyze` on this network, whose numbers the page shows.
+        no_verify: Accept a folder whose files were changed after it was saved.
+
+    Returns:
+        0.
+
+    Raises:
+        ArgumentError: The output folder holds something, or an option has a wrong value.
+    """
+    given = key_values(arguments, "--set")
+    for name, value in (("--limit", limit), ("--kernel-size", kernel_size)):
+        if value < 1:
+            raise ArgumentError(must_be(name, "at least 1", value))
+    if images is not None and not images.exists():
+        raise ArgumentError(must_be("--images", "a folder or a file that exists", str(images)))
+    if output is None:
+        raise ArgumentError(must_be("--output", "the folder to make", None))
+    from convattn.cli.view_networks import gather
+    from convattn.files import require_new_folder
+    from convattn.viewer import build_scene, write_page
+
+    require_new_folder(output, "--output")
+    origin = Origin(source, weights, pretrained, random_weights, given, verify=not no_verify)
+    with one_thread():
+        shown = gather(origin, images, limit=limit, layers=layer, compare=compare, kernel_size=kernel_size)
+        scene = build_scene(shown.exhibits_with(report), names=shown.names, labels=shown.labels)
+        page = write_page(scene, output)
+    print_text(f"wrote {output} ({page.stat().st_size / 1e6:.1f} MB); open {page}")
+    return 0

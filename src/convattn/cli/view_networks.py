@@ -1,0 +1,192 @@
+"""What `convattn view` shows: a network on images, and those beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convattn.adapters.attention import attention_layers
+from convattn.analysis import read_heads
+from convattn.cli.convert_network import Origin
+from convattn.convert import network_to_attention, network_to_conv
+from convattn.data import load_samples, normalise
+from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
+from convattn.layers import RelativeAttention
+from convattn.models.pretrained import network_folder, pretrained_names
+from convattn.networks import create_network
+from convattn.networks.image_files import Pictures, open_images, preparation, trained_on
+from convattn.networks.normalisation import normalisation
+from convattn.networks.source import HOMES
+from convattn.records import HeadReport
+from convattn.viewer import Exhibit
+
+UNTRAINED, CONVERTED = "untrained", "converted"
+"""What `--compare` takes besides sources."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """Networks on the same images."""
+
+    exhibits: tuple[Exhibit, ...]
+    names: tuple[str, ...]  # of the images
+    labels: tuple[str, ...]  # what they show; () if unknown
+
+    def exhibits_with(self, report: Path | None) -> tuple[Exhibit, ...]:
+        """Returns the exhibits, the first with a report of its heads."""
+        if report is None:
+            return self.exhibits
+        read = HeadReport.load(report / "report.json" if report.is_dir() else report)
+        return (replace(self.exhibits[0], report=read), *self.exhibits[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """A network with what is known of where it comes from."""
+
+    network: nn.Module
+    source: str | None  # What builds its architecture
+    options: dict[str, Any]
+    folder: Path | None  # Its folder
+    title: str
+
+    @property
+    def on_cifar10(self) -> bool:
+        """Whether it was trained on CIFAR-10, so that the embedded images suit it."""
+        return trained_on(self.folder) == "cifar10"
+
+
+def gather(
+    origin: Origin,
+    images: Path | None,
+    *,
+    limit: int,
+    layers: Sequence[str] = (),
+    compare: Sequence[str] = (),
+    kernel_size: int = 3,
+) -> Shown:
+    """Loads a network, its images, and what is shown beside it."""
+    subject = _load(origin)
+    prepared, names, labels, classes = _open(subject, images, limit)
+    first = _exhibit(subject, prepared, "trained" if subject.folder else "network", classes, tuple(layers) or None)
+    exhibits = [first] if _attends(subject.network) or not compare else []
+    for what in compare:
+        if what == UNTRAINED:
+            exhibits.append(_untrained(subject, first))
+        elif what == CONVERTED:
+            exhibits.append(_converted(subject, first, kernel_size))
+        else:
+            other = _load(replace(origin, source=what))
+            exhibits.append(_other(other, images, limit, len(exhibits), classes))
+    return Shown(tuple(exhibits), names, labels)
+
+
+def _load(origin: Origin) -> _Subject:
+    loaded = origin.load(weights_matter=True)
+    home, _, name = origin.source.partition(":")
+    packaged = home == "convattn" and name in pretrained_names()
+    folder = network_folder(origin.source) if packaged or home not in HOMES else None
+    title = name if packaged or home in HOMES else Path(origin.source).resolve().name
+    return _Subject(loaded.network, loaded.source, loaded.options, folder, title)
+
+
+def _open(
+    subject: _Subject, path: Path | None, limit: int
+) -> tuple[Tensor, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Returns the prepared images, their names, what they show, and the names of the classes."""
+    samples = load_samples()
+    classes = samples.classes if subject.on_cifar10 else ()
+    if path is None:
+        if not subject.on_cifar10:
+            raise ArgumentError(
+                must_be("--images", f"given for {subject.title}, which was not trained on CIFAR-10", None)
+            )
+        prepared = normalise(samples.split.images, CIFAR10_MEAN, CIFAR10_STD)
+        labels = tuple(classes[label] for label in samples.split.labels.tolist())
+        return prepared, tuple(f"test image {row}" for row in samples.rows), labels, classes
+    opened = open_images(path, lambda: preparation(subject.source, subject.network, subject.folder), limit=limit)
+    prepared = _stacked(opened, path)
+    names = opened.names if isinstance(opened, Pictures) else tuple(f"image {n + 1}" for n in range(len(prepared)))
+    return prepared.to(next(subject.network.parameters())), names, (), classes
+
+
+def _stacked(opened: "Sequence[Tensor] | Tensor", path: Path) -> Tensor:
+    made = list(opened)
+    if made[0].ndim != 3 or not made[0].is_floating_point():
+        raise ArgumentError(f"--images must hold images, but {path} holds tensors of shape {tuple(made[0].shape)}")
+    if len({tuple(image.shape) for image in made}) > 1:
+        raise ArgumentError(f"the images in {path} have different sizes when prepared for this network")
+    return torch.stack(made)
+
+
+def _exhibit(
+    subject: _Subject, images: Tensor, name: str, classes: tuple[str, ...], layers: tuple[str, ...] | None
+) -> Exhibit:
+    mean, std = normalisation(subject.source, subject.network, subject.folder) or ((), ())
+    try:
+        heads = read_heads(subject.folder) if subject.folder else []
+    except CheckpointError:  # not a run, or one of heads without centres
+        heads = []
+    return Exhibit(
+        network=subject.network,
+        images=images,
+        name=name,
+        title=subject.title,
+        mean=mean,
+        std=std,
+        classes=classes,
+        heads=heads,
+        layers=layers,
+    )
+
+
+def _untrained(subject: _Subject, first: Exhibit) -> Exhibit:
+    """Builds the network anew; its weights are rounded to 16 bits, which makes the page smaller."""
+    if subject.source is None:
+        raise ArgumentError(
+            f"--compare untrained builds the network anew, and nothing says what builds a {type(subject.network).__name__}"
+        )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        network = create_network(subject.source, subject.options).eval()
+        for parameter in network.parameters():
+            parameter.copy_(parameter.half())
+    note = "The same network before any training: weights drawn with seed 0, rounded to 16 bits."
+    return replace(first, network=network, name=UNTRAINED, title=f"{subject.title}, untrained", note=note, heads=())
+
+
+def _converted(subject: _Subject, first: Exhibit, kernel_size: int) -> Exhibit:
+    """Converts convolutions to attention, or attention to convolutions and those to attention with hard heads."""
+    network, images = subject.network, first.images
+    if any(isinstance(module, RelativeAttention) for module in network.modules()):
+        convolutions, _ = network_to_conv(network, kernel_size=kernel_size, images=images, fold=False)
+        made, _ = network_to_attention(convolutions, images=images)
+        how = f"Converted to convolutions of {kernel_size} × {kernel_size}, and back: every head is one tap."
+    else:
+        made, _ = network_to_attention(network, images=images)
+        how = "Its convolutions as attention: every head is one tap."
+    with torch.no_grad():
+        before, after = network(images), made(images)
+    note = how
+    if isinstance(before, Tensor) and before.ndim == 2:
+        same = int((before.argmax(1) == after.argmax(1)).sum())
+        note = f"{how} {same} of {len(images)} images get the same class."
+    return replace(
+        first, network=made, name=CONVERTED, title=f"{subject.title}, converted", note=note, heads=(), layers=None
+    )
+
+
+def _other(subject: _Subject, images: Path | None, limit: int, number: int, classes: tuple[str, ...]) -> Exhibit:
+    prepared, _, _, own = _open(subject, images, limit)
+    return _exhibit(subject, prepared, f"{subject.title} {number + 1}", own or classes, None)
+
+
+def _attends(network: nn.Module) -> bool:
+    try:
+        return bool(attention_layers(network))
+    except UnsupportedModelError:
+        return False

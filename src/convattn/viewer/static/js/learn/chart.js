@@ -1,0 +1,80 @@
+import { h, svg } from "../dom.js";
+
+// Charts with logarithmic axes, drawn as SVG.
+
+const WIDTH = 380;
+const EDGE = { left: 50, right: 12, top: 12, bottom: 40 };
+
+/** @typedef {{low: number, high: number, name: string, ticks: [number, string][]}} ChartAxis */
+/** @typedef {{name: string, kind: string, points: [number, number][], dots?: boolean}} Series */
+
+/**
+ * Makes an empty chart.
+ * @param {ChartAxis} x
+ * @param {ChartAxis} y
+ * @param {string} name  for screen readers
+ * @param {number} [height]
+ */
+export function logChart(x, y, name, height = 250) {
+  const across = (/** @type {number} */ value) =>
+    EDGE.left + ((WIDTH - EDGE.left - EDGE.right) * Math.log(value / x.low)) / Math.log(x.high / x.low);
+  const down = (/** @type {number} */ value) =>
+    EDGE.top +
+    (height - EDGE.top - EDGE.bottom) * (1 - Math.log(Math.max(value, y.low) / y.low) / Math.log(y.high / y.low));
+  const grid = svg("g", { class: "learn-grid" });
+  for (const [value, text] of x.ticks) {
+    grid.append(
+      svg("line", { x1: across(value), x2: across(value), y1: EDGE.top, y2: height - EDGE.bottom }),
+      svg("text", { x: across(value), y: height - EDGE.bottom + 15, "text-anchor": "middle" }, text),
+    );
+  }
+  for (const [value, text] of y.ticks) {
+    grid.append(
+      svg("line", { x1: EDGE.left, x2: WIDTH - EDGE.right, y1: down(value), y2: down(value) }),
+      svg("text", { x: EDGE.left - 6, y: down(value) + 4, "text-anchor": "end" }, text),
+    );
+  }
+  grid.append(svg("text", { class: "learn-axis", x: WIDTH - EDGE.right, y: height - 6, "text-anchor": "end" }, x.name));
+  const lines = svg("g");
+  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": name }, grid, lines);
+  const legend = h("div", { class: "learn-legend" });
+  return {
+    root: h("figure", { class: "learn-chart" }, h("figcaption", null, y.name), picture, legend),
+    picture,
+    across,
+    down,
+    /** @param {number} share  of the width of the chart @returns {number} the value there */
+    valueAt(share) {
+      const inside = (share * WIDTH - EDGE.left) / (WIDTH - EDGE.left - EDGE.right);
+      return x.low * (x.high / x.low) ** Math.min(Math.max(inside, 0), 1);
+    },
+    /** @param {Series[]} series */
+    draw(series) {
+      lines.replaceChildren(
+        ...series.flatMap(({ kind, points, dots }) => [
+          svg("polyline", {
+            class: `learn-line ${kind}`,
+            points: points.map(([at, value]) => `${across(at)},${down(value)}`).join(" "),
+          }),
+          ...(dots ? points : []).map(([at, value]) =>
+            svg("circle", { class: `learn-dot ${kind}`, cx: across(at), cy: down(value), r: 3 }),
+          ),
+        ]),
+      );
+      legend.replaceChildren(
+        ...series.map(({ name, kind }) =>
+          h(
+            "span",
+            null,
+            svg(
+              "svg",
+              { viewBox: "0 0 24 8", width: 24, height: 8, "aria-hidden": true },
+              svg("line", { class: `learn-line ${kind}`, x1: 0, x2: 24, y1: 4, y2: 4 }),
+            ),
+            name,
+          ),
+        ),
+      );
+    },
+  };
+}

@@ -1,0 +1,230 @@
+import { softmaxInPlace } from "../attention.js";
+
+// Encodings compared: each score is a sum v · r(δ); v is fitted so that the softmax comes near to a target.
+
+/** @typedef {{name: string, formula: string, additive: boolean, parameters: number, map: Float64Array, overlap: number}} Fitted */
+
+const EXTENT = 7; // offsets from −7 to 7
+export const SIDE = 2 * EXTENT + 1;
+const LINE = Array.from({ length: SIDE }, (_, at) => at - EXTENT);
+
+/** @param {ArrayLike<number>} scores */
+function softmaxOf(scores) {
+  const out = new Float64Array(scores);
+  softmaxInPlace(out, 0, out.length);
+  return out;
+}
+
+/**
+ * What a head is to look at: one pixel or so, or a slanted stripe, around an offset.
+ * @param {[number, number]} offset
+ * @param {"spot"|"stripe"} shape
+ * @returns {Float64Array}  SIDE × SIDE weights
+ */
+export function targetMap(offset, shape) {
+  return softmaxOf(
+    LINE.flatMap((row) =>
+      LINE.map((col) => {
+        const [down, right] = [row - offset[0], col - offset[1]];
+        if (shape === "spot") return -(down * down + right * right);
+        return -((down + right) ** 2) / 2 - (down - right) ** 2 / 16;
+      }),
+    ),
+  );
+}
+
+/**
+ * The weights v for which the softmax of v · r is nearest to a target (least Kullback–Leibler divergence), by Newton's
+ * method. The problem is convex; a small ridge keeps v finite.
+ * @param {number[][]} features  one list over all offsets for each number in v
+ * @param {ArrayLike<number>} target
+ * @returns {Float64Array}  the softmax
+ */
+export function fitSoftmax(features, target) {
+  const scaled = features.map(standardised);
+  const v = new Float64Array(scaled.length);
+  const wanted = scaled.map((feature) => meanUnder(feature, target));
+  let map = softmaxOf(new Float64Array(target.length));
+  let loss = divergence(target, map);
+  for (let step = 0; step < 25; step++) {
+    const means = scaled.map((feature) => meanUnder(feature, map));
+    const gradient = means.map((mean, at) => mean - wanted[at] + 1e-9 * v[at]);
+    const hessian = covarianceUnder(scaled, means, map);
+    const move = solveLinear(hessian, gradient);
+    if (gradient.reduce((sum, value, at) => sum + value * move[at], 0) < 1e-9) break; // twice what is left to gain
+    let size = 1;
+    let next = map;
+    let after = Infinity;
+    for (; size > 1e-3; size /= 2) {
+      const trial = v.map((value, at) => value - size * move[at]);
+      const scores = new Float64Array(target.length);
+      scaled.forEach((feature, i) => {
+        for (let at = 0; at < scores.length; at++) scores[at] += trial[i] * feature[at];
+      });
+      next = softmaxOf(scores);
+      after = divergence(target, next);
+      if (after <= loss) break;
+    }
+    if (!(after < loss - 1e-12)) break;
+    move.forEach((value, at) => (v[at] -= size * value));
+    [map, loss] = [next, after];
+  }
+  return map;
+}
+
+/** @param {number[]} feature */
+function standardised(feature) {
+  const mean = feature.reduce((sum, value) => sum + value, 0) / feature.length;
+  const spread = Math.sqrt(feature.reduce((sum, value) => sum + (value - mean) ** 2, 0) / feature.length) || 1;
+  return new Float64Array(feature.map((value) => (value - mean) / spread));
+}
+
+/**
+ * @param {Float64Array[]} features
+ * @param {number[]} means
+ * @param {Float64Array} weights
+ */
+function covarianceUnder(features, means, weights) {
+  const count = features.length;
+  const out = features.map(() => new Array(count).fill(0));
+  const left = new Float64Array(weights.length);
+  for (let i = 0; i < count; i++) {
+    for (let at = 0; at < left.length; at++) left[at] = weights[at] * (features[i][at] - means[i]);
+    for (let j = i; j < count; j++) {
+      const right = features[j];
+      let sum = i === j ? 1e-9 : 0;
+      for (let at = 0; at < left.length; at++) sum += left[at] * right[at]; // left has mean zero
+      out[i][j] = out[j][i] = sum;
+    }
+  }
+  return out;
+}
+
+/** @param {Float64Array} feature @param {ArrayLike<number>} weights */
+function meanUnder(feature, weights) {
+  let sum = 0;
+  for (let at = 0; at < feature.length; at++) sum += feature[at] * weights[at];
+  return sum;
+}
+
+/** @param {ArrayLike<number>} target @param {ArrayLike<number>} map */
+function divergence(target, map) {
+  let sum = 0;
+  for (let at = 0; at < map.length; at++)
+    if (target[at] > 0) sum += target[at] * Math.log(target[at] / Math.max(map[at], 1e-300));
+  return sum;
+}
+
+/** Gaussian elimination with pivots. @param {number[][]} matrix @param {number[]} right @returns {number[]} */
+export function solveLinear(matrix, right) {
+  const rows = matrix.map((row, at) => [...row, right[at]]);
+  const size = rows.length;
+  for (let at = 0; at < size; at++) {
+    let best = at;
+    for (let row = at + 1; row < size; row++) if (Math.abs(rows[row][at]) > Math.abs(rows[best][at])) best = row;
+    [rows[at], rows[best]] = [rows[best], rows[at]];
+    if (rows[at][at] === 0) continue;
+    for (let row = at + 1; row < size; row++) {
+      const share = rows[row][at] / rows[at][at];
+      for (let col = at; share && col <= size; col++) rows[row][col] -= share * rows[at][col];
+    }
+  }
+  const out = new Array(size).fill(0);
+  for (let at = size - 1; at >= 0; at--) {
+    let sum = rows[at][size];
+    for (let col = at + 1; col < size; col++) sum -= rows[at][col] * out[col];
+    out[at] = rows[at][at] === 0 ? 0 : sum / rows[at][at];
+  }
+  return out;
+}
+
+/** @param {(row: number, col: number) => number} f */
+const overLattice = (f) => LINE.flatMap((row) => LINE.map((col) => f(row, col)));
+/** @param {number} at */
+const bent = (at) => Math.sign(at) * Math.log1p(Math.abs(at));
+
+/**
+ * A score that is a sum over axes gives a product of two softmaxes; the best ones fit the target's row and column sums.
+ * @param {Float64Array} target
+ * @param {(axis: number, sums: Float64Array) => Float64Array} fitLine
+ */
+function productFit(target, fitLine) {
+  const rows = new Float64Array(SIDE);
+  const cols = new Float64Array(SIDE);
+  target.forEach((value, at) => {
+    rows[Math.floor(at / SIDE)] += value;
+    cols[at % SIDE] += value;
+  });
+  const [down, right] = [fitLine(0, rows), fitLine(1, cols)];
+  return target.map((_, at) => down[Math.floor(at / SIDE)] * right[at % SIDE]);
+}
+
+/**
+ * Waves of a sinusoidal encoding along one axis, ω_i = 10000^(−i/F), sines and cosines.
+ * @param {number} waves  F
+ */
+export function waveFeatures(waves) {
+  const rates = Array.from({ length: waves }, (_, at) => 10000 ** (-at / waves));
+  return rates.flatMap((rate) => [LINE.map((at) => Math.sin(rate * at)), LINE.map((at) => Math.cos(rate * at))]);
+}
+
+/**
+ * Fits every encoding to one target. Parameters are those of a layer of 9 heads on 16 × 16 pixels, width 400.
+ * @param {[number, number]} offset
+ * @param {"spot"|"stripe"} shape
+ * @param {number} waves
+ * @returns {Fitted[]}
+ */
+export function compareEncodings(offset, shape, waves) {
+  const target = targetMap(offset, shape);
+  const [down, right] = offset;
+  const quadratic = [
+    overLattice((row, col) => row * row + col * col),
+    overLattice((row) => row),
+    overLattice((_, col) => col),
+  ];
+  const general = [...quadratic, overLattice((row) => row * row), overLattice((row, col) => row * col)];
+  const bends = [
+    [1, 0],
+    [0, 1],
+    [1, 1],
+    [1, -1],
+  ].flatMap(([u, w]) =>
+    // eight units, each with its bend at the target
+    [1, -1].map((sign) =>
+      overLattice((row, col) => Math.max(0, sign * (u * (bent(row) - bent(down)) + w * (bent(col) - bent(right))))),
+    ),
+  );
+  const distance = [overLattice((row, col) => Math.abs(row - down) + Math.abs(col - right))];
+  const features = waveFeatures(waves);
+  /** @type {[string, string, boolean, number, Float64Array][]} */
+  const rows = [
+    ["Quadratic", "−α‖δ − Δ‖²", true, 9 * 3, fitSoftmax(quadratic, target)],
+    ["Generalised quadratic", "−½‖S(δ − Δ)‖²", false, 9 * 6, fitSoftmax(general, target)],
+    ["Learned table", "T[δ]", false, 9 * 31 * 31, target],
+    [
+      "Learned, one table per axis",
+      "a·r[δ₁] + b·s[δ₂]",
+      true,
+      2 * 31 * 400 + 2 * 9 * 400,
+      productFit(target, (_, sums) => sums),
+    ],
+    [
+      "Sinusoidal",
+      "Σ v·(sin ωδ, cos ωδ)",
+      true,
+      2 * 9 * 2 * waves,
+      productFit(target, (_, sums) => fitSoftmax(features, sums)),
+    ],
+    ["Function of distance", "V·relu(U·log δ + u)", false, 2 * 64 + 64 + 64 * 9, fitSoftmax(bends, target)],
+    ["Linear distance", "−m‖δ − Δ‖₁", true, 9 * 3, fitSoftmax(distance, target)],
+  ];
+  return rows.map(([name, formula, additive, parameters, map]) => ({
+    name,
+    formula,
+    additive,
+    parameters,
+    map,
+    overlap: map.reduce((sum, value, at) => sum + Math.min(value, target[at]), 0),
+  }));
+}

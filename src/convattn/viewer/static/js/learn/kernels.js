@@ -1,0 +1,133 @@
+import { padFeatures } from "../attention.js";
+
+// Kernels of the tour, their taps, and convolution as it is defined. Offsets are [row, column], key minus query.
+
+/** @typedef {{rows: number, cols: number, data: Float32Array}} Picture  one channel, values from 0 to 1 */
+/** @typedef {{offset: [number, number], weight: number}} Tap */
+/** @typedef {import("../scene.js").Padding["mode"]} PadMode */
+
+/** 3 × 3 kernels to choose from, row by row: whole numbers over a common divisor. */
+export const KERNELS = {
+  Blur: { counts: [1, 2, 1, 2, 4, 2, 1, 2, 1], divisor: 16 },
+  Sharpen: { counts: [-1, -2, -1, -2, 28, -2, -1, -2, -1], divisor: 16 },
+  Outline: { counts: [-1, -1, -1, -1, 8, -1, -1, -1, -1], divisor: 8 },
+  Slope: { counts: [-1, 0, 1, -2, 0, 2, -1, 0, 1], divisor: 8 },
+};
+/** @typedef {keyof typeof KERNELS} KernelName */
+
+/**
+ * The taps of a named kernel.
+ * @param {KernelName} name
+ * @returns {Tap[]}
+ */
+export function namedTaps(name) {
+  const { counts, divisor } = KERNELS[name];
+  return tapsOf(counts.map((count) => count / divisor));
+}
+
+/** Numbers without a pattern, as training leaves them; a kernel of any size up to 5 takes the first ones. */
+const UNEVEN = [
+  31, -12, 7, 18, -25, 9, -33, 14, 22, -6, 27, -17, 11, -29, 5, 20, -8, 35, -15, 3, 24, -21, 13, -10, 16,
+].map((tap) => tap / 100);
+
+/**
+ * The taps of a square kernel: the middle tap of an odd kernel is at offset 0, of an even one the tap before the middle.
+ * @param {number[]} kernel
+ * @returns {Tap[]}
+ */
+export function tapsOf(kernel) {
+  const size = Math.round(Math.sqrt(kernel.length));
+  const middle = Math.floor((size - 1) / 2);
+  return kernel.map((weight, index) => ({
+    offset: [Math.floor(index / size) - middle, (index % size) - middle],
+    weight,
+  }));
+}
+
+/**
+ * A kernel of any size: "blur" from binomial numbers, "uneven" without a pattern.
+ * @param {"blur"|"uneven"} kind
+ * @param {number} size  from 1 to 5
+ * @returns {number[]}
+ */
+export function kernelOfSize(kind, size) {
+  if (kind === "uneven") return UNEVEN.slice(0, size * size);
+  let line = [1];
+  while (line.length < size) line = [...line, 0].map((value, index) => value + (index ? line[index - 1] : 0));
+  const sum = 4 ** (size - 1);
+  return line.flatMap((row) => line.map((col) => (row * col) / sum));
+}
+
+/**
+ * Continues a picture by some pixels on every side.
+ * @param {Picture} picture
+ * @param {number} width
+ * @param {PadMode} mode
+ * @returns {Picture}
+ */
+export function padPicture(picture, width, mode) {
+  return padFeatures(
+    { ...picture, channels: 1 },
+    {
+      pairs: [
+        [width, width],
+        [width, width],
+      ],
+      mode,
+      spread: [1, 1],
+    },
+  );
+}
+
+/**
+ * Convolution by its definition, y[q] = Σ_t W[t] x[q + t], summed in float64.
+ * @param {Picture} picture
+ * @param {Tap[]} taps
+ * @param {PadMode} padding
+ * @returns {Picture}
+ */
+export function convolve(picture, taps, padding = "replicate") {
+  const reach = taps.reduce((most, { offset }) => Math.max(most, Math.abs(offset[0]), Math.abs(offset[1])), 0);
+  const { data, cols } = padPicture(picture, reach, padding);
+  const out = new Float32Array(picture.rows * picture.cols);
+  const steps = taps.map(({ offset }) => (offset[0] + reach) * cols + offset[1] + reach);
+  for (let row = 0, at = 0; row < picture.rows; row++) {
+    for (let col = 0; col < picture.cols; col++, at++) {
+      let sum = 0;
+      for (let tap = 0; tap < taps.length; tap++) sum += taps[tap].weight * data[row * cols + col + steps[tap]];
+      out[at] = sum;
+    }
+  }
+  return { rows: picture.rows, cols: picture.cols, data: out };
+}
+
+/**
+ * Largest absolute difference of two pictures, and where it is.
+ * @param {Picture} one
+ * @param {Picture} other
+ * @returns {{value: number, at: [number, number]}}
+ */
+export function largestDifference(one, other) {
+  let value = 0;
+  let index = 0;
+  for (let at = 0; at < one.data.length; at++) {
+    const apart = Math.abs(one.data[at] - other.data[at]);
+    if (apart > value) [value, index] = [apart, at];
+  }
+  return { value, at: [Math.floor(index / one.cols), index % one.cols] };
+}
+
+/**
+ * The taps that fewer one-pixel heads do best with, for the largest error over all images: those of largest weight.
+ * @param {Tap[]} taps
+ * @param {number} heads
+ * @returns {{kept: Tap[], lost: number}}  lost: Σ|W| of the others, the largest error on images of values up to 1
+ */
+export function bestTaps(taps, heads) {
+  const order = [...taps].sort((one, other) => Math.abs(other.weight) - Math.abs(one.weight));
+  const kept = new Set(order.slice(0, heads));
+  return {
+    kept: taps.filter((tap) => kept.has(tap)),
+    lost: order.slice(heads).reduce((sum, tap) => sum + Math.abs(tap.weight), 0),
+  };
+}

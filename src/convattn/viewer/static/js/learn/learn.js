@@ -1,0 +1,160 @@
+import { fill, h, say } from "../dom.js";
+import { tourPicture, tourQuery } from "./picture.js";
+import { bordersStep } from "./step-borders.js";
+import { costStep } from "./step-cost.js";
+import { countStep } from "./step-count.js";
+import { encodingsStep } from "./step-encodings.js";
+import { offsetStep } from "./step-offset.js";
+import { sharpnessStep } from "./step-sharpness.js";
+
+/** @typedef {import("../state.js").State} State */
+
+const STEPS = [offsetStep, sharpnessStep, bordersStep, countStep, encodingsStep, costStep];
+const NAMES = ["Offset", "Sharpness", "Borders", "Number of heads", "Encodings", "Cost", "A trained network"];
+
+/**
+ * The guided tour: six steps, and a way on to the trained network.
+ * @param {Element} root
+ * @param {import("../source.js").Source} source
+ * @param {State} state
+ * @returns {{destroy: () => void}}
+ */
+export function mountLearn(root, source, state) {
+  const picture = tourPicture(source.scene);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const heard = h("p", { class: "only-heard", "aria-live": "polite" });
+  let waiting = 0;
+  /** @type {import("./view.js").Tour} */
+  const tour = {
+    picture,
+    query: tourQuery(picture),
+    theme() {
+      const { theme } = state.get();
+      return theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
+    },
+    tell(text) {
+      clearTimeout(waiting);
+      waiting = window.setTimeout(() => say(heard, text), 600);
+    },
+  };
+
+  const dots = h("ol", { class: "learn-dots" });
+  const page = h("article", { class: "learn-step" });
+  const back = h("button", { type: "button", onClick: () => go(-1) }, "Back");
+  const next = h("button", { type: "button", class: "learn-next", onClick: () => go(1) }, "Next");
+  const tourRoot = h(
+    "section",
+    { class: "learn", "aria-label": "Guided tour" },
+    h("nav", { "aria-label": "Steps of the tour" }, dots),
+    page,
+    h("div", { class: "learn-moves" }, back, next),
+    heard,
+  );
+  root.append(tourRoot);
+  /** @type {import("./view.js").Step | null} */
+  let current = null;
+
+  const stepNow = () => Math.min(state.get().step, STEPS.length);
+  /** @param {number} by */
+  function go(by) {
+    const step = stepNow() + by;
+    if (step > STEPS.length) state.set({ view: "explore" });
+    else if (step >= 0) state.set({ step });
+  }
+
+  /** @param {boolean} focus  whether the reader came here by a button */
+  function lay(focus) {
+    current?.destroy?.();
+    clearTimeout(waiting);
+    heard.textContent = "";
+    const step = stepNow();
+    current = step < STEPS.length ? STEPS[step](tour) : null;
+    page.dataset.step = String(step + 1);
+    const title = h("h2", { tabindex: -1 }, current ? current.title : "Now look at a trained network");
+    fill(page, ...(current ? stepParts(title, current, step) : endParts(title)));
+    fill(
+      dots,
+      ...NAMES.map((name, at) =>
+        h(
+          "li",
+          null,
+          h(
+            "button",
+            {
+              type: "button",
+              title: name,
+              "aria-label": at < STEPS.length ? `Step ${at + 1}: ${name}` : name,
+              "aria-current": at === step ? "step" : null,
+              onClick: () => state.set({ step: at }),
+            },
+            at < STEPS.length ? at + 1 : "→",
+          ),
+        ),
+      ),
+    );
+    back.disabled = step === 0;
+    next.textContent = current ? "Next" : "Explore";
+    current?.paint();
+    if (focus) {
+      title.focus({ preventScroll: true });
+      if (tourRoot.getBoundingClientRect().top < 0) tourRoot.scrollIntoView();
+    }
+  }
+
+  const unsubscribe = state.subscribe((_, changed) => {
+    if (changed.has("step")) lay(true);
+    else if (changed.has("theme")) current?.paint();
+  });
+  const repaint = () => current?.paint();
+  dark.addEventListener("change", repaint);
+  lay(false);
+  return {
+    destroy() {
+      unsubscribe();
+      dark.removeEventListener("change", repaint);
+      clearTimeout(waiting);
+      current?.destroy?.();
+      tourRoot.remove();
+    },
+  };
+}
+
+/**
+ * @param {HTMLElement} title
+ * @param {import("./view.js").Step} step
+ * @param {number} number
+ */
+function stepParts(title, { words, formula, inWords, task, notice, more, stage }, number) {
+  return [
+    h(
+      "div",
+      { class: "learn-text" },
+      h("p", { class: "learn-count" }, `${number + 1} of ${STEPS.length}`),
+      title,
+      ...words.map((parts) => h("p", null, ...parts)),
+      h("p", { class: "learn-formula", role: "group", "aria-label": inWords }, ...formula),
+      h("p", { class: "learn-task" }, h("strong", null, "Do "), ...task),
+      h("p", { class: "learn-task" }, h("strong", null, "Notice "), ...notice),
+      h("p", { class: "learn-more" }, h("a", { href: more[1], target: "_blank", rel: "noreferrer" }, more[0])),
+    ),
+    h("div", { class: "learn-stage" }, stage),
+  ];
+}
+
+/** @param {HTMLElement} title */
+function endParts(title) {
+  return [
+    h(
+      "div",
+      { class: "learn-text learn-end" },
+      title,
+      h(
+        "p",
+        null,
+        "You have placed heads by hand. In a trained network nobody does: their offsets and sharpness are learned. In Explore you can see which heads " +
+          "became taps of a kernel, and which look at wide areas instead.",
+      ),
+      h("p", null, "Choose a pixel there, and compare the first layers with the last."),
+    ),
+  ];
+}

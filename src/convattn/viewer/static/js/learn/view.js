@@ -1,0 +1,235 @@
+import { h, svg, setProp, freshId } from "../dom.js";
+import { contextOf, drawMap, drawRamp, numberText, sizeCanvas } from "../draw.js";
+
+// Parts that the steps of the tour share: pictures with marks on them, controls, numbers.
+
+/** @typedef {import("./kernels.js").Picture} Picture */
+/** @typedef {import("../colour.js").Theme} Theme */
+/** @typedef {[number, number]} Place  row and column */
+
+/**
+ * @typedef {object} Tour  what every step is given
+ * @property {Picture} picture
+ * @property {Place} query  where steps start
+ * @property {() => Theme} theme
+ * @property {(text: string) => void} tell  says a sentence to screen readers, when things have settled
+ */
+
+/**
+ * @typedef {object} Step
+ * @property {string} title  the claim
+ * @property {import("../dom.js").Child[][]} words  paragraphs
+ * @property {import("../dom.js").Child[]} formula
+ * @property {string} inWords  the formula, for screen readers
+ * @property {import("../dom.js").Child[]} task
+ * @property {import("../dom.js").Child[]} notice
+ * @property {[string, string]} more  text and address
+ * @property {Element} stage
+ * @property {() => void} paint  draws everything again: at the start and when the theme changes
+ * @property {() => void} [destroy]
+ */
+
+/**
+ * A canvas of one pixel per cell, with a layer for marks in units of cells, and a caption.
+ * @param {number} rows
+ * @param {number} cols
+ * @param {string} name
+ * @param {string} [kind]  a class
+ */
+export function pictureView(rows, cols, name, kind = "") {
+  const canvas = h("canvas", { width: cols, height: rows, role: "img", "aria-label": name });
+  const marks = svg("svg", { viewBox: `-0.5 -0.5 ${cols} ${rows}`, "aria-hidden": true });
+  const frame = h("div", { class: "learn-frame", style: { "aspect-ratio": `${cols} / ${rows}` } }, canvas, marks);
+  const root = h("figure", { class: `learn-view ${kind}` }, frame, h("figcaption", null, name));
+  return {
+    root,
+    canvas,
+    frame,
+    marks,
+    /** @param {ArrayLike<number>} data  NaN is left transparent @param {number} [low] @param {number} [high] */
+    gray(data, low = 0, high = 1) {
+      sizeCanvas(canvas, cols, rows);
+      const image = contextOf(canvas).createImageData(cols, rows);
+      for (let at = 0; at < data.length; at++) {
+        const light = (255 * (data[at] - low)) / (high - low);
+        image.data.set([light, light, light, Number.isNaN(light) ? 0 : 255], at * 4);
+      }
+      contextOf(canvas).putImageData(image, 0, 0);
+    },
+    /** @param {ArrayLike<number>} data @param {number} high @param {Theme} theme */
+    heat(data, high, theme) {
+      drawMap(canvas, data, { rows, cols, low: 0, high, theme });
+    },
+  };
+}
+
+/**
+ * A square around one cell.
+ * @param {string} kind
+ * @param {number} [size]
+ */
+export function squareMark(kind, size = 1) {
+  const mark = svg(
+    "g",
+    { class: kind },
+    ...[0, 1].map(() => svg("rect", { x: -size / 2, y: -size / 2, width: size, height: size })),
+  );
+  return {
+    mark,
+    /** @param {Place} place */
+    to: ([row, col]) => setProp(mark, "transform", `translate(${col} ${row})`),
+  };
+}
+
+/**
+ * Follows mouse, pen or finger on an element that shows rows × cols cells. A start that returns false is not followed.
+ * @param {Element} target
+ * @param {() => Place} size
+ * @param {(place: Place, phase: "start" | "move" | "end") => unknown} moved  place in cells, not rounded
+ */
+export function followPointer(target, size, moved) {
+  /** @param {PointerEvent} event @returns {Place} */
+  const placeOf = (event) => {
+    const box = target.getBoundingClientRect();
+    const [rows, cols] = size();
+    return [
+      ((event.clientY - box.top) / box.height) * rows - 0.5,
+      ((event.clientX - box.left) / box.width) * cols - 0.5,
+    ];
+  };
+  let held = false;
+  const listen = (/** @type {string} */ name, /** @type {(event: PointerEvent) => void} */ run) =>
+    target.addEventListener(name, /** @type {EventListener} */ (run));
+  listen("pointerdown", (event) => {
+    if (event.button || moved(placeOf(event), "start") === false) return;
+    held = true;
+    target.setPointerCapture(event.pointerId);
+  });
+  listen("pointermove", (event) => void (held && moved(placeOf(event), "move")));
+  for (const name of ["pointerup", "pointercancel"]) {
+    listen(name, (event) => {
+      if (held) moved(placeOf(event), "end");
+      held = false;
+    });
+  }
+}
+
+/** @type {Record<string, Place>} */
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+/**
+ * Calls a function with the direction of an arrow key.
+ * @param {Element} target
+ * @param {(by: Place) => void} move
+ */
+export function followArrows(target, move) {
+  target.addEventListener("keydown", (event) => {
+    const by = ARROWS[/** @type {KeyboardEvent} */ (event).key];
+    if (!by) return;
+    event.preventDefault();
+    event.stopPropagation();
+    move(by);
+  });
+}
+
+/** @param {Place} place @param {number} rows @param {number} cols @returns {Place} the nearest cell */
+export function nearestInside([row, col], rows, cols) {
+  return [Math.min(Math.max(Math.round(row), 0), rows - 1), Math.min(Math.max(Math.round(col), 0), cols - 1)];
+}
+
+/**
+ * A slider with its name and its value in words.
+ * @param {string} name
+ * @param {{min: number, max: number, step: number | "any", value: number, text: (value: number) => string}} range
+ * @param {(value: number) => void} changed
+ */
+export function slider(name, { text, ...range }, changed) {
+  const id = freshId("slider");
+  const output = h("output", { for: id }, text(range.value));
+  const input = h("input", { id, type: "range", ...range, "aria-valuetext": text(range.value) });
+  const show = () => {
+    output.textContent = text(Number(input.value));
+    setProp(input, "aria-valuetext", output.textContent);
+  };
+  input.addEventListener("input", () => {
+    show();
+    changed(Number(input.value));
+  });
+  return {
+    root: h("div", { class: "learn-slider" }, h("label", { for: id }, name), input, output),
+    /** @param {number} value @param {number} [max] */
+    set(value, max = Number(input.max)) {
+      setProp(input, "max", max);
+      input.value = String(value);
+      show();
+    },
+  };
+}
+
+/**
+ * A row of words of which one is chosen.
+ * @template {string | number} T
+ * @param {string} name
+ * @param {readonly (readonly [T, string])[]} words  values, and what is written
+ * @param {T} value
+ * @param {(value: T) => void} changed
+ */
+export function choice(name, words, value, changed) {
+  const group = freshId("choice");
+  const items = words.map(([item, word]) => {
+    const input = h("input", { type: "radio", name: group, checked: item === value, onChange: () => changed(item) });
+    return h("label", null, input, h("span", null, word));
+  });
+  return h("fieldset", { class: "segments" }, h("legend", null, name), h("div", { class: "segment-row" }, ...items));
+}
+
+/**
+ * Numbers with their names.
+ * @template {string} T
+ * @param {readonly T[]} names
+ */
+export function numbersList(names) {
+  const values = /** @type {Record<T, HTMLElement>} */ ({});
+  const items = names.map((name) => h("div", null, h("dt", null, name), (values[name] = h("dd", null, "–"))));
+  return { root: h("dl", { class: "learn-numbers" }, ...items), values };
+}
+
+/**
+ * A bar of the map's colours from 0 to a number.
+ * @param {string} name
+ */
+export function colourBar(name) {
+  const canvas = h("canvas", { "aria-hidden": true });
+  const most = h("span", null, "1");
+  return {
+    root: h("div", { class: "learn-bar", "aria-label": name, role: "group" }, h("span", null, "0"), canvas, most),
+    /** @param {number} high @param {Theme} theme */
+    paint(high, theme) {
+      drawRamp(canvas, theme);
+      most.textContent = numberText(high, 2);
+    },
+  };
+}
+
+/**
+ * A difference as a student reads it: zero, rounding, or a number.
+ * @param {number} value
+ */
+export function differenceText(value) {
+  if (value === 0) return "0, exactly";
+  return value < 5e-7 ? `${powerText(value)}, rounding` : powerText(value);
+}
+
+const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+
+/**
+ * A number, small ones with a power of ten.
+ * @param {number} value
+ */
+export function powerText(value) {
+  if (Number.isNaN(value)) return "–";
+  if (value === 0 || (Math.abs(value) >= 0.001 && Math.abs(value) < 1e4)) return numberText(value, 2);
+  const [digits, power] = value.toExponential(1).split("e");
+  const raised = String(Math.abs(Number(power))).replace(/\d/g, (digit) => SUPERSCRIPTS[Number(digit)]);
+  return `${digits} · 10${Number(power) < 0 ? "⁻" : ""}${raised}`;
+}
