@@ -59,8 +59,7 @@ export async function measureCosts(tell, pause, sides = [8, 16, 32, 64]) {
       milliseconds[way] = run && (await medianTime(run, pause));
     }
     const difference =
-      ways["all pairs"] &&
-      largestDifference(ways["all pairs"](), /** @type {() => Picture} */ (ways.separable)()).value;
+      ways["all pairs"] && largestDifference(ways["all pairs"](), /** @type {() => Picture} */ (ways.separable)());
     tell({ side, milliseconds, difference });
   }
 }
