@@ -88,7 +88,7 @@ export function padPicture(picture, width, mode) {
  * @param {PadMode} padding
  * @returns {Picture}
  */
-export function convolve(picture, taps, padding = "replicate") {
+export function convolvePicture(picture, taps, padding = "replicate") {
   const reach = taps.reduce((most, { offset }) => Math.max(most, Math.abs(offset[0]), Math.abs(offset[1])), 0);
   const { data, cols } = padPicture(picture, reach, padding);
   const out = new Float32Array(picture.rows * picture.cols);

@@ -2,7 +2,7 @@ import { fill, h, svg } from "../dom.js";
 import { HARD, interiorKernel } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
-import { convolve, cutAround, namedTaps, padPicture } from "./kernels.js";
+import { convolvePicture, cutAround, namedTaps, padPicture } from "./kernels.js";
 import { choice, colourBar, differenceText, numbersList, pictureView, slider, squareMark } from "./view.js";
 import { sharpnessText } from "./step-sharpness.js";
 
@@ -48,7 +48,7 @@ export function bordersStep(tour) {
   function paint() {
     const padding = keys === "nothing" ? undefined : { width: 1, mode: MODES[keys] };
     const kernel = sharpness === HARD ? taps : interiorKernel(taps, sharpness, TAIL);
-    const wanted = convolve(picture, kernel, MODES[mode]);
+    const wanted = convolvePicture(picture, kernel, MODES[mode]);
     const made = attendHeads(picture, taps, sharpness, padding);
     strip.show(wanted, made, query);
     const shift = padding ? 1 : 0;

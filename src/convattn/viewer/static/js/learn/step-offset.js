@@ -3,7 +3,7 @@ import { fixedText } from "../draw.js";
 import { HARD } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads } from "./heads.js";
-import { KERNELS, convolve, cutAround, namedTaps } from "./kernels.js";
+import { KERNELS, convolvePicture, cutAround, namedTaps } from "./kernels.js";
 import {
   choice,
   differenceText,
@@ -33,7 +33,7 @@ export function offsetStep(tour) {
   let kernel = "Blur";
   let home = namedTaps(kernel);
   let heads = [...home];
-  let wanted = convolve(picture, home);
+  let wanted = convolvePicture(picture, home);
   let active = 2;
   let query = tour.query;
 
@@ -77,7 +77,7 @@ export function offsetStep(tour) {
   /** @param {string} name */
   function start(name) {
     [kernel, home, heads] = [name, namedTaps(name), namedTaps(name)];
-    wanted = convolve(picture, home);
+    wanted = convolvePicture(picture, home);
     tour.ask();
   }
   function paint() {

@@ -3,7 +3,7 @@ import { HARD, certifiedError } from "./bound.js";
 import { logChart } from "./chart.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
-import { KERNELS, convolve, cutAround, largestDifference, largestOf, namedTaps } from "./kernels.js";
+import { KERNELS, convolvePicture, cutAround, largestDifference, largestOf, namedTaps } from "./kernels.js";
 import {
   choice,
   colourBar,
@@ -39,7 +39,7 @@ export const sharpnessText = (sharpness) => (sharpness >= HARD ? "hard" : `α = 
 export function sharpnessStep(tour) {
   const { picture } = tour;
   let taps = namedTaps("Sharpen");
-  let wanted = convolve(picture, taps);
+  let wanted = convolvePicture(picture, taps);
   let sharpness = 1;
   let query = tour.query;
   /** @type {number[]} */
@@ -82,7 +82,7 @@ export function sharpnessStep(tour) {
   /** @param {string} name */
   function start(name) {
     taps = namedTaps(name);
-    wanted = convolve(picture, taps);
+    wanted = convolvePicture(picture, taps);
     measured = [];
     clearTimeout(later);
     measureMore();
