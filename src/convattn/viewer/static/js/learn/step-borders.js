@@ -8,8 +8,8 @@ import { sharpnessText } from "./step-sharpness.js";
 
 /** @typedef {import("./kernels.js").PadMode} PadMode */
 
-const REACH = 2;
-const WINDOW = 2 * REACH + 1;
+const BORDERS_REACH = 2;
+const BORDERS_WINDOW = 2 * BORDERS_REACH + 1;
 const TAIL = 6; // soft heads see this far
 
 /** @type {Record<string, PadMode>} */
@@ -29,12 +29,12 @@ export function bordersStep(tour) {
   /** @type {import("./view.js").Place} */
   let query = [0, 0];
 
-  const around = pictureView(WINDOW, WINDOW, "Where the nine heads look", "learn-outside");
-  const corner = pictureView(WINDOW, WINDOW, "Weights of the head up and left", "learn-outside");
+  const around = pictureView(BORDERS_WINDOW, BORDERS_WINDOW, "Where the nine heads look", "learn-outside");
+  const corner = pictureView(BORDERS_WINDOW, BORDERS_WINDOW, "Weights of the head up and left", "learn-outside");
   const bar = colourBar("Colours of the weights");
   corner.root.append(bar.root);
   const pixel = squareMark("learn-query");
-  pixel.to([REACH, REACH]);
+  pixel.to([BORDERS_REACH, BORDERS_REACH]);
   const strip = comparison(tour, (place) => void (query = place));
   const numbers = numbersList("Largest difference at the border", "Largest difference inside");
   const sharpnessAt = (/** @type {number} */ value) => (value >= 2 ? HARD : 10 ** value);
@@ -53,7 +53,7 @@ export function bordersStep(tour) {
     strip.show(wanted, made, query);
     const shift = padding ? 1 : 0;
     const cut = (/** @type {import("./kernels.js").Picture} */ plane) =>
-      cutAround(plane, [query[0] + shift, query[1] + shift], REACH);
+      cutAround(plane, [query[0] + shift, query[1] + shift], BORDERS_REACH);
     around.gray(cut(padding ? padPicture(picture, 1, padding.mode) : picture));
     const maps = taps.map(({ offset }) => cut(headMap(picture, offset, sharpness, query, padding)));
     paintRings(maps.map((map) => map.reduce((most, value, at) => (value > (map[most] || 0) ? at : most), 0)));
@@ -70,7 +70,7 @@ export function bordersStep(tour) {
       const heads = looks.filter((look) => look === at).length;
       return svg(
         "g",
-        { class: "learn-head", transform: `translate(${at % WINDOW} ${Math.floor(at / WINDOW)})` },
+        { class: "learn-head", transform: `translate(${at % BORDERS_WINDOW} ${Math.floor(at / BORDERS_WINDOW)})` },
         ...[0, 1].map(() => svg("circle", { r: 0.36 })),
         heads > 1 && svg("text", null, heads),
       );

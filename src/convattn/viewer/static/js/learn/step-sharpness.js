@@ -16,8 +16,8 @@ import {
   squareMark,
 } from "./view.js";
 
-const REACH = 4;
-const WINDOW = 2 * REACH + 1;
+const SHARPNESS_REACH = 4;
+const SHARPNESS_WINDOW = 2 * SHARPNESS_REACH + 1;
 const [LEAST, MOST] = [0.1, 100];
 const CURVE = Array.from({ length: 31 }, (_, at) => LEAST * (MOST / LEAST) ** (at / 30));
 const HEAD = 2; // the head that is shown: up and right
@@ -46,10 +46,10 @@ export function sharpnessStep(tour) {
   let measured = [];
   let later = window.setTimeout(measureMore, 0);
 
-  const around = pictureView(WINDOW, WINDOW, "Weights of one head around the pixel");
+  const around = pictureView(SHARPNESS_WINDOW, SHARPNESS_WINDOW, "Weights of one head around the pixel");
   for (const [kind, place] of /** @type {const} */ ([
-    ["learn-centre", [REACH - 1, REACH + 1]],
-    ["learn-query", [REACH, REACH]],
+    ["learn-centre", [SHARPNESS_REACH - 1, SHARPNESS_REACH + 1]],
+    ["learn-query", [SHARPNESS_REACH, SHARPNESS_REACH]],
   ])) {
     const mark = squareMark(kind);
     mark.to([...place]);
@@ -117,7 +117,7 @@ export function sharpnessStep(tour) {
     const largest = strip.show(wanted, attendHeads(picture, taps, sharpness), query);
     const map = headMap(picture, taps[HEAD].offset, sharpness, query);
     const most = largestOf(map.data);
-    around.heat(cutAround(map, query, REACH), most, tour.theme());
+    around.heat(cutAround(map, query, SHARPNESS_REACH), most, tour.theme());
     bar.paint(most, tour.theme());
     const [error, bound] = [differenceText(largest), powerText(certifiedError(sharpness, taps))];
     numbers.show(error, bound, `${(100 * most).toPrecision(3)} %`);
