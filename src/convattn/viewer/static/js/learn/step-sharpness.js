@@ -18,7 +18,8 @@ import {
 
 const SHARPNESS_REACH = 4;
 const SHARPNESS_WINDOW = 2 * SHARPNESS_REACH + 1;
-const [LEAST, MOST] = [0.1, 100];
+const LEAST = 0.1;
+const MOST = 100;
 const CURVE = Array.from({ length: 31 }, (_, at) => LEAST * (MOST / LEAST) ** (at / 30));
 const HEAD = 2; // the head that is shown: up and right
 
