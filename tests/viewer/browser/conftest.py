@@ -1,0 +1,147 @@
+"""A real browser for the tests of the page, what the page shows, and what every test of it must hold to."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+import timm
+import torch
+from playwright.sync_api import sync_playwright
+from tests.viewer.hosts import served
+
+from convattn import load_network
+from convattn.data import normalise
+from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.data.samples import load_samples
+from convattn.viewer import Exhibit, Scene, build_scene
+from convattn.viewer.live import Live
+from convattn.viewer.page import write_page
+
+ROOT = Path(__file__).parents[3]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+NEAR = {"127.0.0.1", "localhost", "[::1]", "::1"}
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A browser that a user would have; if there is none, this fails and says what to do."""
+    found = subprocess.run([ROOT / "scripts/browser"], capture_output=True, text=True, check=False, env=_environment())
+    if found.returncode:
+        pytest.fail(found.stderr)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found.stdout.strip(), args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def _environment():
+    return {**os.environ, "VENV": str(Path(sys.executable).parents[1])}
+
+
+class Watched:
+    """What happened in a page that must not happen."""
+
+    def __init__(self):
+        self.outside, self.errors = [], []
+
+    def watch(self, context):
+        """Stops and notes requests that would leave this machine."""
+
+        def stop(route):
+            self.outside.append(route.request.url)
+            route.abort()
+
+        context.route(is_outside, stop)
+
+    def listen(self, page):
+        """Notes errors."""
+        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+
+def is_outside(url):
+    """Tells whether a request would leave this machine."""
+    parts = urlsplit(url)
+    return parts.scheme not in ("file", "data", "blob", "about") and parts.hostname not in NEAR
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens pages, each in a profile of its own; afterwards no error may be in a console, and no request have left."""
+    watched, contexts = Watched(), []
+
+    def open_page(url, *, width=1200, height=900, dark=False, calm=True, **options):
+        context = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            reduced_motion="reduce" if calm else "no-preference",
+            accept_downloads=True,
+            **options,
+        )
+        contexts.append(context)
+        context.set_default_timeout(30_000)
+        watched.watch(context)
+        page = context.new_page()
+        watched.listen(page)
+        page.goto(url)
+        return page
+
+    open_page.watched = watched
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert watched.outside == []
+    assert watched.errors == []
+
+
+@pytest.fixture(scope="session")
+def exhibits():
+    """The trained network of the package, and a small vision transformer with a class token, on two images."""
+    images = normalise(load_samples().split.images[:2], CIFAR10_MEAN, CIFAR10_STD)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=2)
+    shared = {"mean": CIFAR10_MEAN, "std": CIFAR10_STD}
+    return [
+        Exhibit(load_network("convattn:cifar10-small"), images, name="trained", **shared),
+        Exhibit(vit.eval(), images, name="transformer", **shared),
+    ]
+
+
+class Shown(NamedTuple):
+    """What the pages show."""
+
+    exhibits: list
+    scene: Scene
+
+    @property
+    def header(self):
+        return self.scene.header
+
+
+@pytest.fixture(scope="session")
+def shown(exhibits):
+    return Shown(exhibits, build_scene(exhibits, title="A page"))
+
+
+@pytest.fixture(scope="session")
+def folder_page(shown, tmp_path_factory):
+    """The address of a static page."""
+    return write_page(shown.scene, tmp_path_factory.mktemp("pages") / "page").as_uri()
+
+
+@pytest.fixture(scope="session")
+def server_page(exhibits):
+    """The address of a server."""
+    with served(Live(exhibits, title="A page")) as client:
+        yield str(client.base_url)

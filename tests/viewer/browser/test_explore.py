@@ -1,0 +1,131 @@
+"""The Explore view in a browser, from a folder and from a server: what is seen, pressed and saved."""
+
+import csv
+
+import pytest
+from playwright.sync_api import expect
+from tests.viewer.browser.reading import (
+    choose,
+    download,
+    expect_map,
+    map_of,
+    own_weights,
+    query_of,
+    read_weights,
+)
+
+HOSTS = ["folder_page", "server_page"]
+
+
+@pytest.fixture(params=HOSTS)
+def address(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_every_head_is_a_map_and_its_numbers_are_the_librarys(opened, address, shown):
+    page = opened(address)
+    expect(page.locator("button.map").first).to_be_visible()
+    for layer, head in ((0, 0), (2, 4), (5, 8)):
+        choose(page, layer, head)
+        expect_map(page, *own_weights(shown, layer, head, query_of(page)))
+
+
+def test_the_mouse_moves_the_query(opened, address, shown):
+    page = opened(address)
+    picture = page.get_by_test_id("picture")
+    picture.click(position={"x": 20, "y": 40})
+    first = query_of(page)
+    box = picture.bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.6 * box["height"], steps=4)
+    page.mouse.up()
+    assert query_of(page)[0] > first[0]
+    assert query_of(page)[1] > first[1]
+    choose(page, 1, 3)
+    expect_map(page, *own_weights(shown, 1, 3, query_of(page)))
+
+
+def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
+    page = opened(address)
+    page.get_by_test_id("picture").focus()
+    row, col = query_of(page)
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowLeft")
+    assert query_of(page)[0] > row
+    assert query_of(page)[1] < col
+    page.keyboard.press("PageUp")
+    page.keyboard.press("Home")
+    assert max(query_of(page)) <= 1
+    page.locator('button.map[data-layer="0"][data-head="0"]').focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    chosen = page.locator('button.map[aria-pressed="true"]')
+    assert (chosen.get_attribute("data-layer"), chosen.get_attribute("data-head")) == ("1", "1")
+    expect_map(page, *own_weights(shown, 1, 1, query_of(page)))
+
+
+@pytest.mark.parametrize("image", [0, 1])
+def test_maps_of_content_are_the_librarys_to_half_a_level(opened, address, shown, image):
+    page = opened(f"{address}#network=1&compare=&image={image}&query=9,22&layer=1&head=2")
+    expect_map(page, *read_weights(shown, image, 1, 2, (9, 22)))
+
+
+def test_the_address_brings_the_view_back(opened, address):
+    page = opened(address)
+    choose(page, 3, 2)
+    page.get_by_test_id("picture").click(position={"x": 30, "y": 30})
+    page.wait_for_function("location.hash.includes('query') && location.hash.includes('head=2')")
+    before, where = map_of(page), query_of(page)
+    again = opened(page.url)
+    assert query_of(again) == where
+    assert map_of(again).equal(before)
+
+
+def test_the_view_and_its_numbers_are_saved(opened, address):
+    page = opened(address)
+    assert download(page, "Save as PNG").startswith(b"\x89PNG\r\n")
+    drawn = download(page, "Save as SVG").decode()
+    assert drawn.startswith("<svg")
+    assert 'href="http' not in drawn
+    lines = list(csv.DictReader(download(page, "Save numbers as CSV").decode().splitlines()))
+    assert len(lines) == 6 * 9
+    assert {line["network"] for line in lines} == {"trained"}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_theme_is_the_systems_until_one_is_chosen(opened, folder_page, dark):
+    page = opened(folder_page, dark=dark)
+    root = page.locator(".convattn")
+    expect(root).to_have_attribute("data-theme", "dark" if dark else "light")
+    page.get_by_label("Theme").select_option("light" if dark else "dark")
+    expect(root).to_have_attribute("data-theme", "light" if dark else "dark")
+
+
+def test_it_fits_a_phone(opened, folder_page):
+    page = opened(folder_page, width=360, height=740, has_touch=True, is_mobile=True)
+    expect(page.locator("button.map").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.get_by_test_id("picture").tap(position={"x": 50, "y": 60})
+    choose(page, 4, 7)
+
+
+def test_an_own_image_is_taken(opened, address, tmp_path):
+    from PIL import Image
+
+    Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
+    page = opened(f"{address}#network=1&compare=")
+    thumbs = page.locator("button.thumb")
+    expect(thumbs).to_have_count(2)
+    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
+    expect(thumbs).to_have_count(3)
+    expect(thumbs.last).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_file_that_is_no_picture_is_told(opened, address, tmp_path):
+    (tmp_path / "own.png").write_bytes(b"nothing")
+    page = opened(address)
+    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
+    expect(page.get_by_text("no picture")).to_be_visible()
+    opened.watched.errors[:] = [one for one in opened.watched.errors if "415" not in one]
