@@ -37,8 +37,9 @@ export function drawImage({ scene, state }, canvas, image = state.get().image) {
  */
 export function setQuery(model, [row, col]) {
   const [rows, cols] = pictureSize(model);
+  // A centre between two pixels goes to the lower one, whose nearest cell it is: `nearestCell` rounds up.
   const inside = (/** @type {number} */ place, /** @type {number} */ size) =>
-    Math.min(Math.max(Math.round(place), 0), size - 1);
+    Math.min(Math.max(Math.ceil(place - 0.5), 0), size - 1);
   model.state.set({ query: [inside(row, rows), inside(col, cols)], prefix: null });
 }
 
