@@ -12,6 +12,11 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 WRITTEN = ROOT / "src/convattn/viewer/static/js/learn/recorded-costs.js"
 HEAD = "// Measured costs, out of docs/results/{layers,sequences}.json; scripts/tour_costs.py writes this file.\n\n"
+TYPE = """/**
+ * @type {{machine: string, torch: string, charts: {name: string, unit: string, note: string, lines:
+ *   {name: string, points: [number, number][]}[]}[]}}
+ */
+"""
 MIB = 2**20
 
 IMAGES_NOTE = "400 channels, 9 heads, forward, time of one image. All pairs and the convolution ran on 25, 4 and 1 images."
@@ -113,8 +118,8 @@ def costs() -> dict[str, Any]:
 
 def main() -> None:
     """Writes the file."""
-    text = json.dumps(costs(), indent=2, ensure_ascii=False)
-    WRITTEN.write_text(f"{HEAD}export const RECORDED_COSTS = {text};\n", encoding="utf-8")
+    text = json.dumps(costs(), ensure_ascii=False)
+    WRITTEN.write_text(f"{HEAD}{TYPE}export const RECORDED_COSTS = JSON.parse(\n  `{text}`,\n);\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

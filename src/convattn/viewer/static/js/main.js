@@ -1,7 +1,8 @@
 // The page: title, tabs, theme, and the address that brings back the view.
 
-import { h } from "./dom.js";
+import { freshId, h } from "./dom.js";
 import { mountExplore } from "./explore/explore.js";
+import { mountLearn } from "./learn/learn.js";
 import { createState, DEFAULT_STATE, fromHash, toHash } from "./state.js";
 
 /** @typedef {import("./source.js").Source} Source */
@@ -13,14 +14,18 @@ import { createState, DEFAULT_STATE, fromHash, toHash } from "./state.js";
 const ADDRESS_DELAY = 300;
 
 /**
- * Returns what is shown first: the middle of the first image, so that no border is in the way.
+ * Returns what is shown first: the middle of the first image, where no border is in the way.
  * @param {Source} source
  * @returns {ViewState}
  */
 function firstState({ scene }) {
+  const { networks } = scene;
   const [rows, cols] = scene.tensors.get(scene.images[0].picture)?.shape ?? [1, 1];
-  const compare = scene.networks.map((_, number) => number).slice(1, 4);
-  return { ...DEFAULT_STATE, query: [Math.floor(rows / 2), Math.floor(cols / 2)], compare };
+  const compare = networks.map((_, number) => number).slice(1, 4);
+  const [first] = networks;
+  const large = first.layers.some(({ attention, grid }) => attention.kind === "position" && Math.max(...grid) > 20);
+  const extent = large ? "near" : "whole"; // heads of displacements look nearby: on a large image they are but a dot
+  return { ...DEFAULT_STATE, compare, extent, query: [Math.floor(rows / 2), Math.floor(cols / 2)] };
 }
 
 /**
@@ -60,11 +65,15 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
     h("label", { class: "control theme" }, h("span", null, "Theme"), themes),
   );
   const stage = h("main", { class: "stage" });
+  const views = createTabs(state, {
+    explore: (panel) => mountExplore(panel, source, state, { theme: themeNow, address: () => (address ? link() : null) }),
+    learn: (panel) => mountLearn(panel, source, state, { theme: themeNow }),
+  });
   root.classList.add("convattn");
-  root.append(header, stage);
+  stage.append(...views.panels);
+  root.append(header, views.tabs, stage);
 
   const link = () => `${location.href.replace(/#.*/, "")}#${toHash(state.get(), defaults)}`;
-  const explore = mountExplore(stage, source, state, { theme: themeNow, address: () => (address ? link() : null) });
 
   function dress() {
     root.dataset.theme = themeNow();
@@ -84,9 +93,10 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
   const readAddress = () => state.set({ ...defaults, ...fromHash(location.hash) });
   const nightFell = () => {
     dress();
-    explore.repaint();
+    views.repaint();
   };
   const end = state.subscribe((_, changed) => {
+    if (changed.has("view")) views.open();
     if (changed.has("theme")) nightFell();
     if (!address) return;
     clearTimeout(writing);
@@ -95,6 +105,7 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
   night.addEventListener("change", nightFell);
   if (address) addEventListener("hashchange", readAddress);
   dress();
+  views.open();
 
   return {
     state: () => state.get(),
@@ -103,8 +114,55 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
       clearTimeout(writing);
       night.removeEventListener("change", nightFell);
       removeEventListener("hashchange", readAddress);
-      explore.destroy();
+      views.destroy();
       root.replaceChildren();
     },
+  };
+}
+
+/** @typedef {"explore" | "learn"} ViewName */
+/** @typedef {{destroy: () => void, repaint: () => void}} MountedView */
+
+/**
+ * Makes the tabs of the page; a view is made when it is first opened.
+ * @param {import("./state.js").State} state
+ * @param {Record<ViewName, (panel: HTMLElement) => MountedView>} makers
+ */
+function createTabs(state, makers) {
+  const names = /** @type {ViewName[]} */ (Object.keys(makers));
+  /** @type {Map<ViewName, MountedView>} */
+  const made = new Map();
+  const ids = names.map((name) => freshId(name));
+  const panels = names.map((_, at) => h("div", { role: "tabpanel", id: ids[at], "aria-labelledby": `${ids[at]}-tab` }));
+  const buttons = names.map((name, at) =>
+    h(
+      "button",
+      { type: "button", role: "tab", id: `${ids[at]}-tab`, "aria-controls": ids[at], onclick: () => state.set({ view: name }) },
+      name[0].toUpperCase() + name.slice(1),
+    ),
+  );
+  const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Views" }, ...buttons);
+  tabs.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    const at = (names.indexOf(state.get().view) + step + names.length) % names.length;
+    state.set({ view: names[at] });
+    buttons[at].focus();
+  });
+  return {
+    tabs,
+    panels,
+    open() {
+      const { view } = state.get();
+      for (const [at, name] of names.entries()) {
+        const open = name === view;
+        panels[at].hidden = !open;
+        buttons[at].setAttribute("aria-selected", String(open));
+        buttons[at].tabIndex = open ? 0 : -1;
+        if (open && !made.has(name)) made.set(name, makers[name](panels[at]));
+      }
+    },
+    repaint: () => made.forEach((view) => view.repaint()),
+    destroy: () => made.forEach((view) => view.destroy()),
   };
 }

@@ -13,6 +13,7 @@
  * @property {number} head
  * @property {"common" | "own" | number} scale
  * @property {"weights" | "scores"} values
+ * @property {"whole" | "near"} extent   of the small maps: the whole image, or what is near the query
  * @property {"both" | "position" | "content"} part
  * @property {boolean} average       over the images of the scene
  * @property {number | null} epoch   moment of the timeline; null for the last
@@ -42,6 +43,7 @@ export const DEFAULT_STATE = Object.freeze({
   head: 0,
   scale: "own",
   values: "weights",
+  extent: "whole",
   part: "both",
   average: false,
   epoch: null,
@@ -137,6 +139,7 @@ const HASH_READERS = {
     return limit > 0 && limit < Infinity ? limit : undefined;
   },
   values: oneOf(["weights", "scores"]),
+  extent: oneOf(["whole", "near"]),
   part: oneOf(["both", "position", "content"]),
   average: (text) => (text === "true" ? true : text === "false" ? false : undefined),
   epoch: (text) => (text === "none" ? null : wholeNumber(text)),

@@ -4,6 +4,8 @@ import { h, say } from "../dom.js";
 import { drawMap, fixedText } from "../draw.js";
 import { rowNumbers } from "../statistics.js";
 import { chooseNetwork } from "./controls.js";
+import { pictureSize } from "./query.js";
+import { placeMarks, smallView } from "./small.js";
 import { percent, shiftWords, unitOf } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -20,7 +22,7 @@ export function createComparison(model) {
     const beside = h("input", { type: "checkbox", onchange: () => toggle(number) });
     const box = h("label", { class: "check" }, beside, h("span", null, title));
     const open = h("button", { type: "button", onclick: () => chooseNetwork(model, number) }, "Show all its heads");
-    const figure = h("div", { class: "compare-map" }, canvas);
+    const figure = h("div", { class: "compare-map" }, h("span", { class: "frame" }, canvas, h("i")));
     const element = h("div", { class: "compare-column" }, box, figure, text, open);
     if (note) box.title = note;
     return { element, canvas, text, beside, open, figure };
@@ -52,14 +54,16 @@ export function createComparison(model) {
         open.hidden = present || !beside.checked;
         const layer = scene.networks[at].layers[number];
         const shown = beside.checked ? model.shown(number, at) : null;
+        const view = smallView(model, number, at);
         figure.hidden = !shown || !layer || head >= layer.heads;
-        if (figure.hidden || !shown) {
+        if (figure.hidden || !shown || !view) {
           say(text, beside.checked ? "It has no such head." : "");
           continue;
         }
         const [low, high] = model.limits(number, head, at);
-        const { keyRows, keyCols } = shown.rows;
-        drawMap(canvas, model.map(number, head, at), { rows: keyRows, cols: keyCols, low, high, theme: model.theme() });
+        placeMarks(figure, view, pictureSize(model));
+        const values = view.cut(model.map(number, head, at));
+        drawMap(canvas, values, { rows: view.rows, cols: view.cols, low, high, theme: model.theme() });
         const found = rowNumbers(layer, shown.rows, head);
         const unit = unitOf(layer);
         const where = found.shift

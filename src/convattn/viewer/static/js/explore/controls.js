@@ -19,13 +19,11 @@ export function createSegments(legend, choices, chosen) {
   const name = freshId("choice");
   const inputs = choices.map(({ value }) => h("input", { type: "radio", name, value, onchange: () => chosen(value) }));
   const labels = choices.map(({ text }, at) => h("label", null, inputs[at], h("span", null, text)));
-  const why = h("p", { class: "why", id: freshId("why"), hidden: true });
   const element = h(
     "fieldset",
-    { class: "segments", "aria-describedby": why.id },
+    { class: "segments" },
     h("legend", null, legend),
     h("div", { class: "segment-row" }, ...labels),
-    why,
   );
   return {
     element,
@@ -34,9 +32,6 @@ export function createSegments(legend, choices, chosen) {
       const at = choices.findIndex((choice) => choice.value === value);
       inputs[at].disabled = reason !== null;
       labels[at].title = reason ?? "";
-      const reasons = [...new Set(labels.map(({ title }) => title).filter(Boolean))];
-      say(why, reasons.join(" "));
-      why.hidden = !reasons.length;
     },
   };
 }
@@ -75,6 +70,14 @@ export function createControls(model) {
     ],
     (value) => state.set({ part: /** @type {SomeState["part"]} */ (value) }),
   );
+  const extent = createSegments(
+    "Small maps",
+    [
+      { value: "whole", text: "Whole image" },
+      { value: "near", text: "Near the query" },
+    ],
+    (value) => state.set({ extent: /** @type {"whole" | "near"} */ (value) }),
+  );
   const limit = h("input", {
     type: "number",
     class: "limit",
@@ -93,8 +96,10 @@ export function createControls(model) {
     (value) => state.set({ scale: value === "fixed" ? fixedLimit(model) : /** @type {"own" | "common"} */ (value) }),
   );
   const average = h("input", { type: "checkbox", onchange: () => state.set({ average: average.checked }) });
-  const averageText = h("span", null, "Average over images");
-  const averageBox = h("label", { class: "check" }, average, averageText);
+  const averageBox = h("label", { class: "check" }, average, h("span", null, "Average over images"));
+  const why = h("p", { class: "why", id: freshId("why") });
+  part.element.setAttribute("aria-describedby", why.id);
+  average.setAttribute("aria-describedby", why.id);
 
   const element = h(
     "div",
@@ -103,7 +108,9 @@ export function createControls(model) {
     values.element,
     part.element,
     h("div", { class: "with-limit" }, scale.element, limit),
+    extent.element,
     averageBox,
+    why,
   );
 
   return {
@@ -113,20 +120,21 @@ export function createControls(model) {
       network.selectedIndex = now.network;
       values.set(now.values);
       part.set(now.part);
+      extent.set(now.extent);
       scale.set(typeof now.scale === "number" ? "fixed" : now.scale);
       limit.hidden = typeof now.scale !== "number";
       if (typeof now.scale === "number" && document.activeElement !== limit) limit.value = String(now.scale);
       const { layers } = model.network();
-      for (const value of /** @type {const} */ (["position", "content"])) part.allow(value, whyNoPart(layers, value));
+      const noPart = ["position", "content"].map((value) => {
+        const reason = whyNoPart(layers, /** @type {"position" | "content"} */ (value));
+        part.allow(value, reason);
+        return reason;
+      });
       average.checked = now.average;
-      const same = layers.every(({ attention }) => attention.kind === "position");
-      const missing = !layers.every(
-        ({ attention }) => attention.kind === "position" || attention.images.includes("mean") || !attention.stored,
-      );
-      average.disabled = same || missing;
+      const noAverage = whyNoAverage(layers);
+      average.disabled = noAverage !== null;
       averageBox.classList.toggle("disabled", average.disabled);
-      const reason = same ? " – these maps are the same for every image" : missing ? " – not in this page" : "";
-      say(averageText, `Average over images${reason}`);
+      say(why, [...new Set([...noPart, noAverage])].filter(Boolean).join(" "));
     },
   };
 }
@@ -155,7 +163,7 @@ export function chooseNetwork({ scene, state }, network) {
 function whyNoPart(layers, part) {
   if (part === "both") return null;
   if (layers.every(({ attention }) => attention.kind === "position")) {
-    return "These heads look at displacements only: there is no content part to take away.";
+    return "These heads look at displacements only, so there is no content part to take away.";
   }
   const some = layers.some((layer) =>
     layer.attention.kind === "maps"
@@ -163,6 +171,19 @@ function whyNoPart(layers, part) {
       : part === "position",
   );
   return some ? null : "The scores of these heads do not come in parts.";
+}
+
+/**
+ * Says why maps cannot be averaged over images; null if they can.
+ * @param {import("../scene.js").SceneLayer[]} layers
+ * @returns {string | null}
+ */
+function whyNoAverage(layers) {
+  const maps = layers.flatMap(({ attention }) => (attention.kind === "maps" ? [attention] : []));
+  if (!maps.length) return "Their maps are the same for every image.";
+  return maps.some((attention) => attention.images.includes("mean") || !attention.stored)
+    ? null
+    : "The average over images is not in this page.";
 }
 
 /** @param {Model} model @returns {number} the largest value now, to start a fixed scale from */

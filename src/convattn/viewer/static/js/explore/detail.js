@@ -1,7 +1,7 @@
 // One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
 
 import { h, say } from "../dom.js";
-import { drawBars, drawMap, fixedText, numberText } from "../draw.js";
+import { drawBars, drawMap, fixedText } from "../draw.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
 import { cellExtent, createField, extentOf, unionOf } from "./field.js";
@@ -56,10 +56,10 @@ export function createDetail(model) {
     type: "range",
     min: "0",
     max: "100",
-    value: "85",
+    value: "75",
     oninput: () => canvas.style.setProperty("opacity", `${Number(opacity.value) / 100}`),
   });
-  canvas.style.setProperty("opacity", "0.85");
+  canvas.style.setProperty("opacity", "0.75");
   const element = h(
     "section",
     { class: "detail", "aria-label": "Chosen head" },
@@ -155,22 +155,20 @@ export function createDetail(model) {
   return { element, map: field.element, update };
 }
 
-/** @param {number | null | undefined} error @returns {string} */
-function errorText(error) {
-  return error === null || error === undefined || Number.isNaN(error) ? "" : ` ± ${numberText(error, 2)}`;
-}
-
-/** @param {Statistic | undefined} statistic @param {string} [unit] @returns {string} */
+/** @param {Statistic | undefined} statistic @param {string} [unit] @returns {string} a number with its standard error */
 function withError(statistic, unit = "") {
-  if (!statistic || typeof statistic.value !== "number") return "";
-  const error = typeof statistic.error === "number" ? statistic.error : null;
-  return `${numberText(statistic.value)}${errorText(error)}${unit && ` ${unit}`}`;
+  if (!statistic || typeof statistic.value !== "number") return "–";
+  const error = typeof statistic.error === "number" ? ` ± ${fixedText(statistic.error)}` : "";
+  return `${fixedText(statistic.value)}${error}${unit && ` ${unit}`}`;
 }
 
 /** @param {Statistic | undefined} statistic @param {string} unit @returns {string} */
 function reportShift(statistic, unit) {
-  if (!statistic || !Array.isArray(statistic.value)) return "";
+  if (!statistic || !Array.isArray(statistic.value)) return "–";
   const [down, right] = statistic.value;
   const errors = Array.isArray(statistic.error) ? statistic.error : [];
-  return `${fixedText(down)}${errorText(errors[0])} down, ${fixedText(right)}${errorText(errors[1])} right ${unit}`;
+  const of = (/** @type {number} */ size, /** @type {number | undefined} */ error) =>
+    fixedText(Math.abs(size)) + (error === undefined ? "" : ` ± ${fixedText(error)}`);
+  const ways = [down < 0 ? "up" : "down", right < 0 ? "left" : "right"];
+  return `${of(down, errors[0])} ${unit} ${ways[0]}, ${of(right, errors[1])} ${ways[1]}`;
 }

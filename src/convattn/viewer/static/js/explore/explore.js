@@ -77,24 +77,19 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     { class: "overview", "aria-label": "All heads" },
     h("h2", null, "All heads"),
     note,
+    controls.element,
     trouble,
     matrix.element,
     bar.element,
   );
+  const subject = h("section", { class: "subject", "aria-label": "Image and query" }, picture.element, images.element);
   const view = h(
     "div",
     { class: "explore" },
-    h("div", { class: "top" }, controls.element),
-    h(
-      "section",
-      { class: "subject", "aria-label": "Image and query" },
-      picture.element,
-      images.element,
-      classes.element,
-    ),
-    h("div", { class: "middle" }, overview, comparison.element),
+    h("div", { class: "left" }, subject, table.element, classes.element),
+    overview,
     detail.element,
-    h("div", { class: "beneath" }, table.element, timeline.element),
+    h("div", { class: "lower" }, comparison.element, timeline.element),
     createSaving(model, address),
     said,
   );

@@ -3,7 +3,8 @@
 import { h } from "../dom.js";
 import { drawBars, drawMap } from "../draw.js";
 import { rowNumbers } from "../statistics.js";
-import { cellExtent, extentOf } from "./field.js";
+import { pictureSize } from "./query.js";
+import { placeMarks, smallView } from "./small.js";
 import { headSentence } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -54,10 +55,6 @@ export function createMatrix(model, opened) {
     );
     rows = layers.map((layer, number) => buildRow(layer, number));
     body.replaceChildren(head, ...rows.map(({ row }) => row));
-    body.classList.toggle(
-      "has-prefix",
-      layers.some(({ prefix }) => prefix.length > 0),
-    );
   }
 
   /** @param {SceneLayer} layer @param {number} number @returns {MapRow} */
@@ -74,7 +71,7 @@ export function createMatrix(model, opened) {
         "aria-label": label,
         tabindex: -1,
       };
-      const button = h("button", props, h("span", { class: "frame" }, canvas), bars);
+      const button = h("button", props, h("span", { class: "frame" }, canvas, h("i")), bars);
       return { button, canvas, bars };
     });
     const title = h(
@@ -89,43 +86,24 @@ export function createMatrix(model, opened) {
       title,
       ...cells.map(({ button }) => h("span", { role: "gridcell" }, button)),
     );
-    const whole = extentOf(layer.keys, layer.keys.grid);
-    const inside = extentOf(layer.place, layer.grid);
-    const [width, height] = [whole.right - whole.left, whole.bottom - whole.top];
-    row.style.setProperty("--shape", `${width} / ${height}`);
-    const padded = inside.left > whole.left + 1e-6 || inside.top > whole.top + 1e-6;
-    row.classList.toggle("padded", padded);
-    const edges = [
-      inside.top - whole.top,
-      whole.right - inside.right,
-      whole.bottom - inside.bottom,
-      inside.left - whole.left,
-    ];
-    const lengths = [height, width, height, width];
-    row.style.setProperty("--inside", edges.map((edge, at) => `${(100 * Math.max(edge, 0)) / lengths[at]}%`).join(" "));
+    row.classList.toggle("has-prefix", layer.prefix.length > 0);
+    row.style.setProperty("--tokens", String(layer.prefix.length));
     return { row, cells, scene: layer };
   }
 
   function paint() {
     const theme = model.theme();
-    for (const [number, { row, cells, scene }] of rows.entries()) {
+    for (const [number, { row, cells }] of rows.entries()) {
       const shown = model.shown(number);
-      row.classList.toggle("empty", !shown);
-      if (!shown) continue;
-      const { query, keyRows, keyCols, heads, prefix } = shown.rows;
-      const placed = !("prefix" in query);
-      row.classList.toggle("placeless", !placed);
-      if (placed) {
-        const whole = extentOf(scene.keys, scene.keys.grid);
-        const cell = cellExtent(scene, query);
-        const middle = [(cell.top + cell.bottom) / 2, (cell.left + cell.right) / 2];
-        row.style.setProperty("--query-top", `${(100 * (middle[0] - whole.top)) / (whole.bottom - whole.top)}%`);
-        row.style.setProperty("--query-left", `${(100 * (middle[1] - whole.left)) / (whole.right - whole.left)}%`);
-      }
+      const view = smallView(model, number);
+      row.classList.toggle("empty", !view);
+      if (!shown || !view) continue;
+      placeMarks(row, view, pictureSize(model));
+      const { heads, prefix } = shown.rows;
       const tokens = prefix.length / heads;
       for (const [head, { canvas, bars }] of cells.entries()) {
         const [low, high] = model.limits(number, head);
-        drawMap(canvas, model.map(number, head), { rows: keyRows, cols: keyCols, low, high, theme });
+        drawMap(canvas, view.cut(model.map(number, head)), { rows: view.rows, cols: view.cols, low, high, theme });
         if (bars) drawBars(bars, prefix.subarray(head * tokens, (head + 1) * tokens), { bar: theme });
       }
     }

@@ -250,7 +250,7 @@ export function createModel(source, state, theme) {
             ]),
           );
         }
-        if (changed.has("values") || changed.has("scale")) publish();
+        if (changed.has("values") || changed.has("scale") || changed.has("extent")) publish();
       }),
   };
 }

@@ -3,7 +3,7 @@
 import { h, say } from "../dom.js";
 import { drawPicture } from "../draw.js";
 import { cellCentre, nearestCell } from "../scene.js";
-import { ARROWS, cellExtent, createField, extentOf, onDrag } from "./field.js";
+import { ARROW_STEPS, cellExtent, createField, extentOf, onDrag } from "./field.js";
 import { queryWords } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -54,7 +54,7 @@ export function steerQuery(model, field) {
     const { query } = model.state.get();
     const { place, grid } = model.layer();
     const cell = nearestCell(place, grid, query);
-    const arrow = ARROWS[event.key];
+    const arrow = ARROW_STEPS[event.key];
     const far = event.shiftKey ? 4 : 1;
     /** @type {Pair | null} */
     let next = null;

@@ -1,12 +1,19 @@
 import { h, svg } from "../dom.js";
+import { tenTo } from "./view.js";
 
 // Charts with logarithmic axes, drawn as SVG.
 
 const WIDTH = 380;
 const EDGE = { left: 50, right: 12, top: 12, bottom: 40 };
 
-/** @typedef {{low: number, high: number, name: string, ticks: [number, string][]}} ChartAxis */
+/** @typedef {{low: number, high: number, name: string, ticks: number[]}} ChartAxis */
 /** @typedef {{name: string, kind: string, points: [number, number][], dots?: boolean}} Series */
+
+/** @param {number} value  powers of ten from 1000 on are written as powers */
+function tickText(value) {
+  const power = Math.round(Math.log10(value));
+  return Math.abs(power) > 2 && 10 ** power === value ? tenTo(power) : value.toLocaleString("en");
+}
 
 /**
  * Makes an empty chart.
@@ -22,16 +29,16 @@ export function logChart(x, y, name, height = 250) {
     EDGE.top +
     (height - EDGE.top - EDGE.bottom) * (1 - Math.log(Math.max(value, y.low) / y.low) / Math.log(y.high / y.low));
   const grid = svg("g", { class: "learn-grid" });
-  for (const [value, text] of x.ticks) {
+  for (const value of x.ticks) {
     grid.append(
       svg("line", { x1: across(value), x2: across(value), y1: EDGE.top, y2: height - EDGE.bottom }),
-      svg("text", { x: across(value), y: height - EDGE.bottom + 15, "text-anchor": "middle" }, text),
+      svg("text", { x: across(value), y: height - EDGE.bottom + 15, "text-anchor": "middle" }, tickText(value)),
     );
   }
-  for (const [value, text] of y.ticks) {
+  for (const value of y.ticks) {
     grid.append(
       svg("line", { x1: EDGE.left, x2: WIDTH - EDGE.right, y1: down(value), y2: down(value) }),
-      svg("text", { x: EDGE.left - 6, y: down(value) + 4, "text-anchor": "end" }, text),
+      svg("text", { x: EDGE.left - 6, y: down(value) + 4, "text-anchor": "end" }, tickText(value)),
     );
   }
   grid.append(svg("text", { class: "learn-axis", x: WIDTH - EDGE.right, y: height - 6, "text-anchor": "end" }, x.name));

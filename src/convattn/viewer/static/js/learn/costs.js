@@ -1,7 +1,7 @@
 import { attend } from "../attention.js";
 import { quadraticScores, tableShape } from "../scores.js";
 import { attendHeads, layerOfHeads } from "./heads.js";
-import { convolve, largestDifference, namedTaps } from "./kernels.js";
+import { convolvePicture, largestDifference, namedTaps } from "./kernels.js";
 
 // Three ways to compute, timed where the page runs.
 
@@ -51,7 +51,7 @@ export async function measureCosts(tell, pause, sides = [8, 16, 32, 64]) {
     const ways = {
       "all pairs": side <= 32 ? () => attendAllPairs(picture) : null,
       separable: () => attendHeads(picture, namedTaps("Blur"), SHARPNESS),
-      convolution: () => convolve(picture, namedTaps("Blur")),
+      convolution: () => convolvePicture(picture, namedTaps("Blur")),
     };
     const milliseconds = /** @type {Record<Way, number | null>} */ ({});
     for (const [way, run] of /** @type {[Way, (() => Picture) | null][]} */ (Object.entries(ways))) {
@@ -59,8 +59,7 @@ export async function measureCosts(tell, pause, sides = [8, 16, 32, 64]) {
       milliseconds[way] = run && (await medianTime(run, pause));
     }
     const difference =
-      ways["all pairs"] &&
-      largestDifference(ways["all pairs"](), /** @type {() => Picture} */ (ways.separable)()).value;
+      ways["all pairs"] && largestDifference(ways["all pairs"](), /** @type {() => Picture} */ (ways.separable)());
     tell({ side, milliseconds, difference });
   }
 }

@@ -18,7 +18,7 @@ function softmaxOf(scores) {
 /**
  * What a head is to look at: one pixel or so, or a slanted stripe, around an offset.
  * @param {[number, number]} offset
- * @param {"spot"|"stripe"} shape
+ * @param {string} shape
  * @returns {Float64Array}  SIDE × SIDE weights
  */
 export function targetMap(offset, shape) {
@@ -26,7 +26,7 @@ export function targetMap(offset, shape) {
     LINE.flatMap((row) =>
       LINE.map((col) => {
         const [down, right] = [row - offset[0], col - offset[1]];
-        if (shape === "spot") return -(down * down + right * right);
+        if (shape === "a spot") return -(down * down + right * right);
         return -((down + right) ** 2) / 2 - (down - right) ** 2 / 16;
       }),
     ),
@@ -171,7 +171,7 @@ export function waveFeatures(waves) {
 /**
  * Fits every encoding to one target. Parameters are those of a layer of 9 heads on 16 × 16 pixels, width 400.
  * @param {[number, number]} offset
- * @param {"spot"|"stripe"} shape
+ * @param {string} shape
  * @param {number} waves
  * @returns {Fitted[]}
  */

@@ -6,18 +6,20 @@ import { padFeatures } from "../attention.js";
 /** @typedef {{offset: [number, number], weight: number}} Tap */
 /** @typedef {import("../scene.js").Padding["mode"]} PadMode */
 
-/** 3 × 3 kernels to choose from, row by row: whole numbers over a common divisor. */
+/**
+ * 3 × 3 kernels to choose from, row by row: whole numbers over a common divisor.
+ * @type {Record<string, {counts: number[], divisor: number}>}
+ */
 export const KERNELS = {
   Blur: { counts: [1, 2, 1, 2, 4, 2, 1, 2, 1], divisor: 16 },
   Sharpen: { counts: [-1, -2, -1, -2, 28, -2, -1, -2, -1], divisor: 16 },
   Outline: { counts: [-1, -1, -1, -1, 8, -1, -1, -1, -1], divisor: 8 },
   Slope: { counts: [-1, 0, 1, -2, 0, 2, -1, 0, 1], divisor: 8 },
 };
-/** @typedef {keyof typeof KERNELS} KernelName */
 
 /**
  * The taps of a named kernel.
- * @param {KernelName} name
+ * @param {string} name
  * @returns {Tap[]}
  */
 export function namedTaps(name) {
@@ -46,7 +48,7 @@ export function tapsOf(kernel) {
 
 /**
  * A kernel of any size: "blur" from binomial numbers, "uneven" without a pattern.
- * @param {"blur"|"uneven"} kind
+ * @param {string} kind
  * @param {number} size  from 1 to 5
  * @returns {number[]}
  */
@@ -86,7 +88,7 @@ export function padPicture(picture, width, mode) {
  * @param {PadMode} padding
  * @returns {Picture}
  */
-export function convolve(picture, taps, padding = "replicate") {
+export function convolvePicture(picture, taps, padding = "replicate") {
   const reach = taps.reduce((most, { offset }) => Math.max(most, Math.abs(offset[0]), Math.abs(offset[1])), 0);
   const { data, cols } = padPicture(picture, reach, padding);
   const out = new Float32Array(picture.rows * picture.cols);
@@ -102,26 +104,36 @@ export function convolve(picture, taps, padding = "replicate") {
 }
 
 /**
- * Largest absolute difference of two pictures, and where it is.
- * @param {Picture} one
- * @param {Picture} other
- * @returns {{value: number, at: [number, number]}}
+ * The square around a pixel; NaN outside the picture.
+ * @param {Picture} picture
+ * @param {[number, number]} pixel
+ * @param {number} reach  the square is 2 reach + 1 wide
  */
+export function cutAround({ rows, cols, data }, [row, col], reach) {
+  const width = 2 * reach + 1;
+  return Float32Array.from({ length: width * width }, (_, at) => {
+    const [i, j] = [row - reach + Math.floor(at / width), col - reach + (at % width)];
+    return i >= 0 && i < rows && j >= 0 && j < cols ? data[i * cols + j] : NaN;
+  });
+}
+
+/** @param {ArrayLike<number>} values @returns {number} the largest absolute value */
+export function largestOf(values) {
+  let most = 0;
+  for (let at = 0; at < values.length; at++) most = Math.max(most, Math.abs(values[at]));
+  return most;
+}
+
+/** @param {Picture} one @param {Picture} other @returns {number} */
 export function largestDifference(one, other) {
-  let value = 0;
-  let index = 0;
-  for (let at = 0; at < one.data.length; at++) {
-    const apart = Math.abs(one.data[at] - other.data[at]);
-    if (apart > value) [value, index] = [apart, at];
-  }
-  return { value, at: [Math.floor(index / one.cols), index % one.cols] };
+  return largestOf(one.data.map((value, at) => value - other.data[at]));
 }
 
 /**
  * The taps that fewer one-pixel heads do best with, for the largest error over all images: those of largest weight.
  * @param {Tap[]} taps
  * @param {number} heads
- * @returns {{kept: Tap[], lost: number}}  lost: Σ|W| of the others, the largest error on images of values up to 1
+ * @returns {{kept: Tap[], lost: number}}  lost: Σ|W| of the others, the largest error on pixels in ±1
  */
 export function bestTaps(taps, heads) {
   const order = [...taps].sort((one, other) => Math.abs(other.weight) - Math.abs(one.weight));

@@ -1,4 +1,4 @@
-import { fill, h, say } from "../dom.js";
+import { fill, h, oncePerFrame, say } from "../dom.js";
 import { tourPicture, tourQuery } from "./picture.js";
 import { bordersStep } from "./step-borders.js";
 import { costStep } from "./step-cost.js";
@@ -17,21 +17,19 @@ const NAMES = ["Offset", "Sharpness", "Borders", "Number of heads", "Encodings",
  * @param {Element} root
  * @param {import("../source.js").Source} source
  * @param {State} state
- * @returns {{destroy: () => void}}
+ * @param {{theme: () => import("../colour.js").Theme}} options  theme: the one that is shown, also if the system chose it
+ * @returns {{destroy: () => void, repaint: () => void}}
  */
-export function mountLearn(root, source, state) {
+export function mountLearn(root, source, state, { theme }) {
   const picture = tourPicture(source.scene);
-  const dark = matchMedia("(prefers-color-scheme: dark)");
   const heard = h("p", { class: "only-heard", "aria-live": "polite" });
   let waiting = 0;
   /** @type {import("./view.js").Tour} */
   const tour = {
     picture,
     query: tourQuery(picture),
-    theme() {
-      const { theme } = state.get();
-      return theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
-    },
+    theme,
+    ask: () => frame.ask(),
     tell(text) {
       clearTimeout(waiting);
       waiting = window.setTimeout(() => say(heard, text), 600);
@@ -53,6 +51,8 @@ export function mountLearn(root, source, state) {
   root.append(tourRoot);
   /** @type {import("./view.js").Step | null} */
   let current = null;
+  const repaint = () => current?.paint();
+  const frame = oncePerFrame(repaint);
 
   const stepNow = () => Math.min(state.get().step, STEPS.length);
   /** @param {number} by */
@@ -94,7 +94,7 @@ export function mountLearn(root, source, state) {
     );
     back.disabled = step === 0;
     next.textContent = current ? "Next" : "Explore";
-    current?.paint();
+    repaint();
     if (focus) {
       title.focus({ preventScroll: true });
       if (tourRoot.getBoundingClientRect().top < 0) tourRoot.scrollIntoView();
@@ -103,19 +103,18 @@ export function mountLearn(root, source, state) {
 
   const unsubscribe = state.subscribe((_, changed) => {
     if (changed.has("step")) lay(true);
-    else if (changed.has("theme")) current?.paint();
+    else if (changed.has("theme")) repaint();
   });
-  const repaint = () => current?.paint();
-  dark.addEventListener("change", repaint);
   lay(false);
   return {
     destroy() {
       unsubscribe();
-      dark.removeEventListener("change", repaint);
+      frame.stop();
       clearTimeout(waiting);
       current?.destroy?.();
       tourRoot.remove();
     },
+    repaint,
   };
 }
 
@@ -135,9 +134,13 @@ function stepParts(title, { words, formula, inWords, task, notice, more, stage }
       h("p", { class: "learn-formula", role: "group", "aria-label": inWords }, ...formula),
       h("p", { class: "learn-task" }, h("strong", null, "Do "), ...task),
       h("p", { class: "learn-task" }, h("strong", null, "Notice "), ...notice),
-      h("p", { class: "learn-more" }, h("a", { href: more[1], target: "_blank", rel: "noreferrer" }, more[0])),
+      h(
+        "p",
+        { class: "learn-more" },
+        h("a", { href: `https://arxiv.org/pdf/1911.03584#${more[1]}`, target: "_blank", rel: "noreferrer" }, more[0]),
+      ),
     ),
-    h("div", { class: "learn-stage" }, stage),
+    h("div", { class: "learn-parts" }, ...stage),
   ];
 }
 

@@ -1,4 +1,5 @@
 import { fill, h } from "../dom.js";
+import { numberText } from "../draw.js";
 import { logChart } from "./chart.js";
 import { measureCosts } from "./costs.js";
 import { RECORDED_COSTS } from "./recorded-costs.js";
@@ -6,79 +7,55 @@ import { choice, powerText } from "./view.js";
 
 /** Colours by what is measured, the same in all charts. @type {Record<string, string>} */
 const KINDS = {
-  "all pairs": "learn-pairs",
-  "any function of the offset (FFT)": "learn-fourier",
-  "convolution, N taps": "learn-fourier",
-  "separable heads": "learn-separable",
-  "nine soft heads": "learn-separable",
-  "hard heads": "learn-hard",
-  "nine hard heads": "learn-hard",
+  "all pairs": "learn-second",
+  "any function of the offset (FFT)": "learn-fourth",
+  "convolution, N taps": "learn-fourth",
+  "separable heads": "learn-first",
+  "nine soft heads": "learn-first",
+  "hard heads": "learn-third",
+  "nine hard heads": "learn-third",
 };
 const HERE = "this browser";
 
-/** @param {string[]} words */
-const pairs = (words) => words.map((word) => /** @type {[string, string]} */ ([word, word]));
-
 /** @typedef {{name: string, points: [number, number][]}} CostLine */
 
+/** @param {CostLine[]} lines */
+const sizesOf = (lines) =>
+  [...new Set(lines.flatMap(({ points }) => points.map(([at]) => at)))].sort((one, other) => one - other);
+
 /**
- * A chart of lines over N, with ticks at round powers.
+ * A chart of lines over N, with a line of the grid for each power of ten.
  * @param {CostLine[]} lines
- * @param {string} unit
+ * @param {string} name
  */
-function costChart(lines, unit) {
-  const all = lines.flatMap(({ points }) => points);
-  const [low, high] = [Math.min(...all.map(([, value]) => value)), Math.max(...all.map(([, value]) => value))];
-  const [from, to] = [10 ** Math.floor(Math.log10(low)), 10 ** Math.ceil(Math.log10(high))];
-  /** @type {[number, string][]} */
-  const ticks = [];
-  for (let tick = from; tick <= to * 1.01; tick *= 10)
-    ticks.push([tick, powerText(Number(tick.toPrecision(1))).replace("1.0 · ", "")]);
-  const sizes = [...new Set(all.map(([at]) => at))].sort((one, other) => one - other);
-  const name = `${unit} against the number of pixels N; the table below has the numbers`;
+function costChart(lines, name) {
+  const values = lines.flatMap(({ points }) => points.map(([, value]) => value));
+  const [from, to] = [Math.floor(Math.log10(Math.min(...values))), Math.ceil(Math.log10(Math.max(...values)))];
+  const powers = Array.from({ length: to - from + 1 }, (_, at) => 10 ** (from + at));
+  const sizes = sizesOf(lines);
   const chart = logChart(
-    {
-      low: sizes[0],
-      high: sizes[sizes.length - 1],
-      name: "number of pixels N",
-      ticks: sizes.map((at) => [at, at.toLocaleString("en")]),
-    },
-    { low: from, high: to, name: unit, ticks },
-    name,
+    { low: sizes[0], high: sizes[sizes.length - 1], name: "number of pixels N", ticks: sizes },
+    { low: powers[0], high: powers[powers.length - 1], name, ticks: powers },
+    `${name} against the number of pixels N; the table below has the numbers`,
   );
-  chart.draw(lines.map(({ name, points }) => ({ name, points, kind: KINDS[name] ?? "learn-convolution", dots: true })));
-  return chart;
+  chart.draw(lines.map((line) => ({ ...line, kind: KINDS[line.name] ?? "learn-fifth", dots: true })));
+  return chart.root;
 }
 
-/** @param {CostLine[]} lines @param {string} unit */
-function costTable(lines, unit) {
-  const sizes = [...new Set(lines.flatMap(({ points }) => points.map(([at]) => at)))].sort((one, other) => one - other);
+/** @param {CostLine[]} lines @param {string} name */
+function costTable(lines, name) {
+  const sizes = sizesOf(lines);
+  const head = sizes.map((size) => h("th", { scope: "col" }, size.toLocaleString("en")));
+  const rows = lines.map(({ name, points }) => {
+    const cells = sizes.map((size) => h("td", null, numberText(points.find(([at]) => at === size)?.[1] ?? NaN)));
+    return h("tr", null, h("th", { scope: "row" }, name), ...cells);
+  });
   return h(
     "table",
-    { class: "learn-table" },
-    h("caption", null, `${unit}, medians`),
-    h(
-      "thead",
-      null,
-      h(
-        "tr",
-        null,
-        h("th", { scope: "col" }, "N"),
-        ...sizes.map((size) => h("th", { scope: "col" }, size.toLocaleString("en"))),
-      ),
-    ),
-    h(
-      "tbody",
-      null,
-      ...lines.map(({ name, points }) =>
-        h(
-          "tr",
-          null,
-          h("th", { scope: "row" }, name),
-          ...sizes.map((size) => h("td", null, powerText(points.find(([at]) => at === size)?.[1] ?? NaN))),
-        ),
-      ),
-    ),
+    { class: "learn-table", tabindex: 0 },
+    h("caption", null, `${name}, medians`),
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, "N"), ...head)),
+    h("tbody", null, ...rows),
   );
 }
 
@@ -109,8 +86,8 @@ export function costStep(tour) {
     };
     fill(
       menu,
-      choice("Measured on", pairs(places), place, (to) => show(to === HERE ? HERE : `${to}: ${kind ?? "time"}`)),
-      place !== HERE && choice("What", pairs(["time", "memory"]), kind, (to) => show(`${place}: ${to}`)),
+      choice("Measured on", places, place, (to) => show(to === HERE ? HERE : `${to}: ${kind ?? "time"}`)),
+      place !== HERE && choice("What", ["time", "memory"], kind, (to) => show(`${place}: ${to}`)),
     );
   }
   async function measure() {
@@ -140,7 +117,7 @@ export function costStep(tour) {
       found?.lines ?? Object.entries(here).map(([name, points]) => ({ name, points }))
     );
     const several = lines.some(({ points }) => points.length > 1);
-    fill(chart, several && costChart(lines, unit).root, costTable(lines, unit));
+    fill(chart, several && costChart(lines, unit), costTable(lines, unit));
     note.textContent = found
       ? `${found.note} Recorded on ${RECORDED_COSTS.machine}, torch ${RECORDED_COSTS.torch}; docs/results holds every sample.`
       : "Nine heads of sharpness 1 on one channel, JavaScript, one thread: medians of 5 samples. Both ways of attention gave the " +
@@ -161,10 +138,12 @@ export function costStep(tour) {
     formula: ["all pairs N² · separable N (H + W) · Fourier N log N · hard N"],
     inWords:
       "All pairs cost N squared, separable scores N times height plus width, Fourier transforms N log N, hard heads N.",
-    task: ["Look at the four records, then measure in this browser."],
-    notice: ["Lines of slope 1 grow with the number of pixels. All pairs rise twice as steeply, and their memory too."],
-    more: ["The paper, section 4", "https://arxiv.org/pdf/1911.03584#section.4"],
-    stage: h("div", { class: "learn-parts" }, h("div", { class: "learn-line-up" }, menu, button), chart, note),
+    task: ["Switch between images and sequences, time and memory. Then measure in this browser."],
+    notice: [
+      "Ten times the pixels are ten times the time of separable and of hard heads: the line rises one square for each. All pairs rise twice as steeply from 1,024 pixels on.",
+    ],
+    more: ["The paper, section 4", "section.4"],
+    stage: [h("div", { class: "learn-line-up" }, menu, button), chart, note],
     paint,
     destroy: () => void (stopped = true),
   };

@@ -1,5 +1,6 @@
-import { fill, h, oncePerFrame, svg } from "../dom.js";
+import { fill, h, setProp, svg } from "../dom.js";
 import { SIDE, compareEncodings, targetMap } from "./fit.js";
+import { largestOf } from "./kernels.js";
 import { choice, colourBar, followArrows, followPointer, pictureView, slider, squareMark } from "./view.js";
 
 const MIDDLE = (SIDE - 1) / 2;
@@ -16,14 +17,13 @@ const matchText = (share) => `${Number((100 * share).toPrecision(3))} %`;
 export function encodingsStep(tour) {
   /** @type {[number, number]} */
   let offset = [-2, 3];
-  let shape = /** @type {"spot" | "stripe"} */ ("spot");
+  let shape = "a spot";
   let waves = 1;
 
   const target = pictureView(SIDE, SIDE, "Target: drag it", "learn-touch learn-target");
+  const views = compareEncodings(offset, shape, waves).map(({ name }) => pictureView(SIDE, SIDE, name));
   const bar = colourBar("Colours of all maps");
   target.root.append(bar.root);
-  const names = compareEncodings(offset, shape, waves).map(({ name }) => name);
-  const views = names.map((name) => pictureView(SIDE, SIDE, name));
   for (const { marks } of [target, ...views]) {
     const pixel = squareMark("learn-query");
     pixel.to([MIDDLE, MIDDLE]);
@@ -32,44 +32,38 @@ export function encodingsStep(tour) {
   const handle = svg("circle", { class: "learn-handle", r: 1.6 });
   target.marks.append(handle);
   target.frame.tabIndex = 0;
-  target.frame.setAttribute("role", "group");
-  target.frame.setAttribute("aria-label", "Target of the head. Arrow keys move it.");
-  const place = (/** @type {number} */ row, /** @type {number} */ col) => {
-    const inside = (/** @type {number} */ at) => Math.min(Math.max(at, -LIMIT), LIMIT);
-    offset = [inside(row), inside(col)];
-    frame.ask();
+  setProp(target.frame, "role", "group");
+  setProp(target.frame, "aria-label", "Target of the head. Arrow keys move it.");
+  const place = (/** @type {number[]} */ ...wanted) => {
+    const [row, col] = wanted.map((at) => Math.min(Math.max(at, -LIMIT), LIMIT));
+    offset = [row, col];
+    tour.ask();
   };
-  followPointer(
-    target.frame,
-    () => [SIDE, SIDE],
-    ([row, col]) => place(row - MIDDLE, col - MIDDLE),
-  );
+  followPointer(target.frame, SIDE, SIDE, ([row, col]) => place(row - MIDDLE, col - MIDDLE));
   followArrows(target.frame, ([down, right]) => place(Math.round(offset[0]) + down, Math.round(offset[1]) + right));
 
   function paint() {
     const wanted = targetMap(offset, shape);
-    const most = wanted.reduce((one, other) => Math.max(one, other), 0);
+    const most = largestOf(wanted);
     target.heat(wanted, most, tour.theme());
     bar.paint(most, tour.theme());
-    handle.setAttribute("cx", String(MIDDLE + offset[1]));
-    handle.setAttribute("cy", String(MIDDLE + offset[0]));
+    setProp(handle, "cx", MIDDLE + offset[1]);
+    setProp(handle, "cy", MIDDLE + offset[0]);
     const fitted = compareEncodings(offset, shape, waves);
     fitted.forEach(({ name, formula, parameters, additive, map, overlap }, at) => {
       views[at].heat(map, most, tour.theme());
-      const match = matchText(overlap);
-      views[at].canvas.setAttribute("aria-label", `${name}: matches ${match} of the target`);
+      setProp(views[at].canvas, "aria-label", `${name}: matches ${matchText(overlap)} of the target`);
       fill(
-        /** @type {Element} */ (views[at].root.lastElementChild),
+        views[at].caption,
         h("strong", null, name),
-        h("span", { class: "learn-score" }, formula),
-        h("span", null, `match ${match}`),
+        h("span", null, formula),
+        h("span", null, `match ${matchText(overlap)}`),
         h("span", null, `${parameters.toLocaleString("en")} parameters`),
         h("span", null, additive ? "sum over axes" : "not a sum over axes"),
       );
     });
     tour.tell(fitted.map(({ name, overlap }) => `${name} ${matchText(overlap)}`).join(", "));
   }
-  const frame = oncePerFrame(paint);
 
   return {
     title: "Any function of the offset can be a score",
@@ -80,8 +74,7 @@ export function encodingsStep(tour) {
         ".",
       ],
       [
-        "Here each encoding is fitted to the same target while you drag. If the score is a sum of a part for rows and a part for columns, the map is a product of " +
-          "the two: quick to compute, but it cannot be slanted.",
+        "Here each encoding is fitted to the same target while you drag. If the score is a sum of a part for rows and a part for columns, the map is a product of the two: quick to compute, but it cannot be slanted.",
       ],
     ],
     formula: [
@@ -95,39 +88,31 @@ export function encodingsStep(tour) {
     notice: [
       "One wave repeats itself every 2π ≈ 6.3 pixels; a second, slower one removes the copies. Sums over axes fail at the stripe, however many parameters they have.",
     ],
-    more: ["The paper, section 4 and appendix", "https://arxiv.org/pdf/1911.03584#section.4"],
-    stage: h(
-      "div",
-      { class: "learn-parts" },
+    more: ["The paper, section 4 and appendix", "section.4"],
+    stage: [
       h(
         "div",
         { class: "learn-line-up" },
-        choice(
-          "Target",
-          /** @type {const} */ ([
-            ["spot", "a spot"],
-            ["stripe", "a slanted stripe"],
-          ]),
-          shape,
+        choice("Target", ["a spot", "a slanted stripe"], shape, (word) => {
+          shape = word;
+          tour.ask();
+        }),
+        slider(
+          "Waves of the sinusoidal, per axis",
+          { min: 1, max: 8, step: 1, value: waves, text: String },
           (value) => {
-            shape = value;
-            frame.ask();
+            waves = value;
+            tour.ask();
           },
-        ),
-        slider("Waves per axis", { min: 1, max: 8, step: 1, value: waves, text: String }, (value) => {
-          waves = value;
-          frame.ask();
-        }).root,
+        ).root,
       ),
       h("div", { class: "learn-gallery" }, target.root, ...views.map((view) => view.root)),
       h(
         "p",
         { class: "learn-small" },
-        "Match: the share of attention that lies where the target has it. Parameters: those of a layer of 9 heads on 16 × 16 pixels; width 400 for the tables per " +
-          "axis, 64 hidden units for the function of distance, of which 8 are fitted here, with their bends at the target.",
+        "Match: the share of attention that lies where the target has it. Parameters: those of a layer of 9 heads on 16 × 16 pixels; width 400 for the tables per axis, 64 hidden units for the function of distance, of which 8 are fitted here, with their bends at the target.",
       ),
-    ),
+    ],
     paint,
-    destroy: () => frame.stop(),
   };
 }

@@ -1,9 +1,9 @@
-import { h, oncePerFrame, setProp, svg } from "../dom.js";
+import { h, setProp, svg } from "../dom.js";
 import { HARD, certifiedError } from "./bound.js";
 import { logChart } from "./chart.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
-import { KERNELS, convolve, largestDifference, namedTaps } from "./kernels.js";
+import { KERNELS, convolvePicture, cutAround, largestDifference, largestOf, namedTaps } from "./kernels.js";
 import {
   choice,
   colourBar,
@@ -16,9 +16,10 @@ import {
   squareMark,
 } from "./view.js";
 
-const REACH = 4;
-const WINDOW = 2 * REACH + 1;
-const [LEAST, MOST] = [0.1, 100];
+const SHARPNESS_REACH = 4;
+const SHARPNESS_WINDOW = 2 * SHARPNESS_REACH + 1;
+const LEAST = 0.1;
+const MOST = 100;
 const CURVE = Array.from({ length: 31 }, (_, at) => LEAST * (MOST / LEAST) ** (at / 30));
 const HEAD = 2; // the head that is shown: up and right
 
@@ -26,11 +27,9 @@ const HEAD = 2; // the head that is shown: up and right
  * What float32 can tell apart: both outputs are rounded to it.
  * @param {import("./kernels.js").Picture} output
  */
-export function float32Floor(output) {
-  return 2 ** -23 * output.data.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
-}
+export const float32Floor = (output) => 2 ** -23 * largestOf(output.data);
 
-/** Writes a sharpness. @param {number} sharpness */
+/** @param {number} sharpness */
 export const sharpnessText = (sharpness) => (sharpness >= HARD ? "hard" : `α = ${sharpness.toPrecision(2)}`);
 
 /**
@@ -40,146 +39,100 @@ export const sharpnessText = (sharpness) => (sharpness >= HARD ? "hard" : `α = 
  */
 export function sharpnessStep(tour) {
   const { picture } = tour;
-  let kernel = /** @type {import("./kernels.js").KernelName} */ ("Sharpen");
-  let taps = namedTaps(kernel);
-  let wanted = convolve(picture, taps);
+  let taps = namedTaps("Sharpen");
+  let wanted = convolvePicture(picture, taps);
   let sharpness = 1;
   let query = tour.query;
   /** @type {number[]} */
   let measured = [];
-  let later = 0;
+  let later = window.setTimeout(measureMore, 0);
 
-  const around = pictureView(WINDOW, WINDOW, "Weights of one head around the pixel");
-  const [pixel, centre] = [squareMark("learn-query"), squareMark("learn-centre")];
-  pixel.to([REACH, REACH]);
-  centre.to([REACH - 1, REACH + 1]);
-  around.marks.append(centre.mark, pixel.mark);
+  const around = pictureView(SHARPNESS_WINDOW, SHARPNESS_WINDOW, "Weights of one head around the pixel");
+  for (const [kind, place] of /** @type {const} */ ([
+    ["learn-centre", [SHARPNESS_REACH - 1, SHARPNESS_REACH + 1]],
+    ["learn-query", [SHARPNESS_REACH, SHARPNESS_REACH]],
+  ])) {
+    const mark = squareMark(kind);
+    mark.to([...place]);
+    around.marks.append(mark.mark);
+  }
   const bar = colourBar("Colours of the weights");
   around.root.append(bar.root);
   const chart = logChart(
-    {
-      low: LEAST,
-      high: MOST,
-      name: "sharpness α",
-      ticks: [
-        [0.1, "0.1"],
-        [1, "1"],
-        [10, "10"],
-        [100, "100"],
-      ],
-    },
-    {
-      low: 1e-9,
-      high: 10,
-      name: "Largest error",
-      ticks: [
-        [1, "1"],
-        [1e-3, "10⁻³"],
-        [1e-6, "10⁻⁶"],
-        [1e-9, "10⁻⁹"],
-      ],
-    },
+    { low: LEAST, high: MOST, name: "sharpness α", ticks: [0.1, 1, 10, 100] },
+    { low: 1e-9, high: 10, name: "Largest error", ticks: [1e-9, 1e-6, 1e-3, 1] },
     "Largest error against sharpness: what is measured lies below the bound until both reach the rounding of float32.",
     320,
   );
   const rule = svg("line", { class: "learn-rule", y1: 12, y2: 280 });
   const dot = svg("circle", { class: "learn-point", r: 6 });
   chart.picture.append(rule, dot);
-  followPointer(
-    chart.picture,
-    () => [1, 1],
-    ([, col]) => change(chart.valueAt(col + 0.5)),
-  );
-  const control = slider(
-    "Sharpness",
-    { min: -1, max: 2, step: 0.01, value: 0, text: (value) => sharpnessText(10 ** value) },
-    (value) => change(10 ** value, false),
-  );
-  const numbers = numbersList(["Largest error, measured", "Bound of the certificate", "Weight on the centre"]);
-  const strip = comparison(tour, (place) => {
-    query = place;
-    frame.ask();
+  followPointer(chart.picture, 1, 1, ([, col]) => {
+    sharpness = chart.valueAt(col + 0.5);
+    control.set(Math.log10(sharpness));
+    tour.ask();
   });
+  const range = { min: -1, max: 2, step: 0.01, value: 0, text: (/** @type {number} */ at) => sharpnessText(10 ** at) };
+  const control = slider("Sharpness", range, (value) => {
+    sharpness = 10 ** value;
+    tour.ask();
+  });
+  const numbers = numbersList("Largest error, measured", "Bound of the certificate", "Weight on the centre");
+  const strip = comparison(tour, (place) => void (query = place));
 
-  /** @param {number} value @param {boolean} [tellSlider] */
-  function change(value, tellSlider = true) {
-    sharpness = value;
-    if (tellSlider) control.set(Math.log10(value));
-    frame.ask();
-  }
-  /** @param {typeof kernel} name */
+  /** @param {string} name */
   function start(name) {
-    [kernel, taps] = [name, namedTaps(name)];
-    wanted = convolve(picture, taps);
+    taps = namedTaps(name);
+    wanted = convolvePicture(picture, taps);
     measured = [];
-    frame.ask();
     clearTimeout(later);
     measureMore();
+    tour.ask();
   }
   function measureMore() {
     const until = performance.now() + 8;
     while (measured.length < CURVE.length && performance.now() < until) {
-      measured.push(largestDifference(wanted, attendHeads(picture, taps, CURVE[measured.length])).value);
+      measured.push(largestDifference(wanted, attendHeads(picture, taps, CURVE[measured.length])));
     }
-    paintCurve();
-    if (measured.length < CURVE.length) later = window.setTimeout(measureMore, 16);
-  }
-  function paintCurve() {
     const floor = float32Floor(wanted);
-    const curve = measured
-      .map((error, at) => /** @type {[number, number]} */ ([CURVE[at], error]))
-      .filter(([, error]) => error > 0);
+    const points = measured.map((error, at) => /** @type {[number, number]} */ ([CURVE[at], error]));
     chart.draw([
       {
         name: "bound of the certificate",
-        kind: "learn-bound",
+        kind: "learn-second",
         points: CURVE.map((at) => [at, certifiedError(at, taps)]),
       },
-      { name: "measured", kind: "learn-measured", points: curve },
+      { name: "measured", kind: "learn-first", points: points.filter(([, error]) => error > 0) },
       {
         name: "rounding of float32",
-        kind: "learn-floor",
+        kind: "learn-fourth",
         points: [
           [LEAST, floor],
           [MOST, floor],
         ],
       },
     ]);
+    if (measured.length < CURVE.length) later = window.setTimeout(measureMore, 16);
   }
   function paint() {
-    const made = attendHeads(picture, taps, sharpness);
-    const largest = strip.show(wanted, made, query);
+    const largest = strip.show(wanted, attendHeads(picture, taps, sharpness), query);
     const map = headMap(picture, taps[HEAD].offset, sharpness, query);
-    const view = new Float32Array(WINDOW * WINDOW).fill(NaN);
-    for (let at = 0; at < view.length; at++) {
-      const row = query[0] + Math.floor(at / WINDOW) - REACH;
-      const col = query[1] + (at % WINDOW) - REACH;
-      if (row >= 0 && row < map.rows && col >= 0 && col < map.cols) view[at] = map.data[row * map.cols + col];
-    }
-    const most = map.data.reduce((one, other) => Math.max(one, other), 0);
-    around.heat(view, most, tour.theme());
+    const most = largestOf(map.data);
+    around.heat(cutAround(map, query, SHARPNESS_REACH), most, tour.theme());
     bar.paint(most, tour.theme());
-    const bound = certifiedError(sharpness, taps);
-    numbers.values["Largest error, measured"].textContent = differenceText(largest.value);
-    numbers.values["Bound of the certificate"].textContent = powerText(bound);
-    numbers.values["Weight on the centre"].textContent = `${(100 * most).toPrecision(3)} %`;
+    const [error, bound] = [differenceText(largest), powerText(certifiedError(sharpness, taps))];
+    numbers.show(error, bound, `${(100 * most).toPrecision(3)} %`);
     for (const name of ["x1", "x2"]) setProp(rule, name, chart.across(sharpness));
     setProp(dot, "cx", chart.across(sharpness));
-    setProp(dot, "cy", chart.down(largest.value));
-    tour.tell(
-      `Sharpness ${sharpness.toPrecision(2)}: largest error ${differenceText(largest.value)}, bound ${powerText(bound)}.`,
-    );
+    setProp(dot, "cy", chart.down(largest));
+    tour.tell(`${sharpnessText(sharpness)}: largest error ${error}, bound ${bound}.`);
   }
-  const frame = oncePerFrame(paint);
-  later = window.setTimeout(measureMore, 0);
 
-  const sub = (/** @type {string} */ text) => h("sub", null, text);
   return {
     title: "Sharp heads see one pixel, soft heads blur",
     words: [
       [
-        "A head gives every pixel a score, and a softmax turns the scores into weights that add up to 1. Here the score falls with the " +
-          "distance from the head's centre: the larger the ",
+        "A head gives every pixel a score, and a softmax turns the scores into weights that add up to 1. Here the score falls with the distance from the head's centre: the larger the ",
         h("em", null, "sharpness"),
         " α, the faster.",
       ],
@@ -193,10 +146,10 @@ export function sharpnessStep(tour) {
         "span",
         { class: "learn-where" },
         "error ≤ 2 ε(α) · max|x| · Σ",
-        sub("h"),
+        h("sub", null, "h"),
         "|W",
-        sub("h"),
-        "|,  ε(α) ≈ 4 e",
+        h("sub", null, "h"),
+        "|, ε(α) ≈ 4 e",
         h("sup", null, "−α"),
       ),
     ],
@@ -208,28 +161,15 @@ export function sharpnessStep(tour) {
       h("sup", null, "−α"),
       ", below the bound, until only the rounding of float32 is left, near α = 16. From then on the heads are a convolution.",
     ],
-    more: ["The paper, section 3 and appendix", "https://arxiv.org/pdf/1911.03584#section.3"],
-    stage: h(
-      "div",
-      { class: "learn-parts" },
+    more: ["The paper, section 3 and appendix", "section.3"],
+    stage: [
       control.root,
-      h("div", { class: "learn-pair" }, around.root, chart.root),
+      h("div", { class: "learn-pair learn-stack" }, around.root, chart.root),
       numbers.root,
       strip.root,
-      choice(
-        "Kernel",
-        Object.keys(KERNELS).map((name) => /** @type {[typeof kernel, string]} */ ([name, name])),
-        kernel,
-        start,
-      ),
-    ),
-    paint() {
-      paintCurve();
-      paint();
-    },
-    destroy() {
-      frame.stop();
-      clearTimeout(later);
-    },
+      choice("Kernel", Object.keys(KERNELS), "Sharpen", start),
+    ],
+    paint,
+    destroy: () => clearTimeout(later),
   };
 }

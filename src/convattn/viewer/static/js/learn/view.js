@@ -1,4 +1,4 @@
-import { h, svg, setProp, freshId } from "../dom.js";
+import { freshId, h, say, setProp, svg } from "../dom.js";
 import { contextOf, drawMap, drawRamp, numberText, sizeCanvas } from "../draw.js";
 
 // Parts that the steps of the tour share: pictures with marks on them, controls, numbers.
@@ -12,6 +12,7 @@ import { contextOf, drawMap, drawRamp, numberText, sizeCanvas } from "../draw.js
  * @property {Picture} picture
  * @property {Place} query  where steps start
  * @property {() => Theme} theme
+ * @property {() => void} ask  for the step to be painted in the next frame
  * @property {(text: string) => void} tell  says a sentence to screen readers, when things have settled
  */
 
@@ -23,8 +24,8 @@ import { contextOf, drawMap, drawRamp, numberText, sizeCanvas } from "../draw.js
  * @property {string} inWords  the formula, for screen readers
  * @property {import("../dom.js").Child[]} task
  * @property {import("../dom.js").Child[]} notice
- * @property {[string, string]} more  text and address
- * @property {Element} stage
+ * @property {[string, string]} more  text, and section of the paper
+ * @property {Element[]} stage
  * @property {() => void} paint  draws everything again: at the start and when the theme changes
  * @property {() => void} [destroy]
  */
@@ -39,11 +40,13 @@ import { contextOf, drawMap, drawRamp, numberText, sizeCanvas } from "../draw.js
 export function pictureView(rows, cols, name, kind = "") {
   const canvas = h("canvas", { width: cols, height: rows, role: "img", "aria-label": name });
   const marks = svg("svg", { viewBox: `-0.5 -0.5 ${cols} ${rows}`, "aria-hidden": true });
+  const caption = h("figcaption", null, name);
   const frame = h("div", { class: "learn-frame", style: { "aspect-ratio": `${cols} / ${rows}` } }, canvas, marks);
-  const root = h("figure", { class: `learn-view ${kind}` }, frame, h("figcaption", null, name));
+  const root = h("figure", { class: `learn-view ${kind}` }, frame, caption);
   return {
     root,
     canvas,
+    caption,
     frame,
     marks,
     /** @param {ArrayLike<number>} data  NaN is left transparent @param {number} [low] @param {number} [high] */
@@ -84,14 +87,14 @@ export function squareMark(kind, size = 1) {
 /**
  * Follows mouse, pen or finger on an element that shows rows × cols cells. A start that returns false is not followed.
  * @param {Element} target
- * @param {() => Place} size
+ * @param {number} rows
+ * @param {number} cols
  * @param {(place: Place, phase: "start" | "move" | "end") => unknown} moved  place in cells, not rounded
  */
-export function followPointer(target, size, moved) {
+export function followPointer(target, rows, cols, moved) {
   /** @param {PointerEvent} event @returns {Place} */
   const placeOf = (event) => {
     const box = target.getBoundingClientRect();
-    const [rows, cols] = size();
     return [
       ((event.clientY - box.top) / box.height) * rows - 0.5,
       ((event.clientX - box.left) / box.width) * cols - 0.5,
@@ -168,16 +171,15 @@ export function slider(name, { text, ...range }, changed) {
 
 /**
  * A row of words of which one is chosen.
- * @template {string | number} T
  * @param {string} name
- * @param {readonly (readonly [T, string])[]} words  values, and what is written
- * @param {T} value
- * @param {(value: T) => void} changed
+ * @param {readonly string[]} words
+ * @param {string} value
+ * @param {(word: string) => void} changed
  */
 export function choice(name, words, value, changed) {
   const group = freshId("choice");
-  const items = words.map(([item, word]) => {
-    const input = h("input", { type: "radio", name: group, checked: item === value, onChange: () => changed(item) });
+  const items = words.map((word) => {
+    const input = h("input", { type: "radio", name: group, checked: word === value, onChange: () => changed(word) });
     return h("label", null, input, h("span", null, word));
   });
   return h("fieldset", { class: "segments" }, h("legend", null, name), h("div", { class: "segment-row" }, ...items));
@@ -185,13 +187,16 @@ export function choice(name, words, value, changed) {
 
 /**
  * Numbers with their names.
- * @template {string} T
- * @param {readonly T[]} names
+ * @param {string[]} names
  */
-export function numbersList(names) {
-  const values = /** @type {Record<T, HTMLElement>} */ ({});
-  const items = names.map((name) => h("div", null, h("dt", null, name), (values[name] = h("dd", null, "–"))));
-  return { root: h("dl", { class: "learn-numbers" }, ...items), values };
+export function numbersList(...names) {
+  const values = names.map(() => h("dd"));
+  const items = names.map((name, at) => h("div", null, h("dt", null, name), values[at]));
+  return {
+    root: h("dl", { class: "learn-numbers" }, ...items),
+    /** @param {string[]} texts */
+    show: (...texts) => texts.forEach((text, at) => say(values[at], text)),
+  };
 }
 
 /**
@@ -220,7 +225,9 @@ export function differenceText(value) {
   return value < 5e-7 ? `${powerText(value)}, rounding` : powerText(value);
 }
 
-const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+/** @param {number} power  a whole number */
+export const tenTo = (power) =>
+  `10${String(power).replace(/./g, (sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)])}`;
 
 /**
  * A number, small ones with a power of ten.
@@ -230,6 +237,5 @@ export function powerText(value) {
   if (Number.isNaN(value)) return "–";
   if (value === 0 || (Math.abs(value) >= 0.001 && Math.abs(value) < 1e4)) return numberText(value, 2);
   const [digits, power] = value.toExponential(1).split("e");
-  const raised = String(Math.abs(Number(power))).replace(/\d/g, (digit) => SUPERSCRIPTS[Number(digit)]);
-  return `${digits} · 10${Number(power) < 0 ? "⁻" : ""}${raised}`;
+  return `${digits} · ${tenTo(Number(power))}`;
 }
