@@ -67,7 +67,8 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
   );
   const stage = h("main", { class: "stage" });
   const views = createTabs(state, {
-    explore: (panel) => mountExplore(panel, source, state, { theme: themeNow, address: () => (address ? link() : null) }),
+    explore: (panel) =>
+      mountExplore(panel, source, state, { theme: themeNow, address: () => (address ? link() : null) }),
     learn: (panel) => mountLearn(panel, source, state, { theme: themeNow }),
   });
   root.classList.add("convattn");
@@ -138,7 +139,13 @@ function createTabs(state, makers) {
   const buttons = names.map((name, at) =>
     h(
       "button",
-      { type: "button", role: "tab", id: `${ids[at]}-tab`, "aria-controls": ids[at], onclick: () => state.set({ view: name }) },
+      {
+        type: "button",
+        role: "tab",
+        id: `${ids[at]}-tab`,
+        "aria-controls": ids[at],
+        onclick: () => state.set({ view: name }),
+      },
       name[0].toUpperCase() + name.slice(1),
     ),
   );

@@ -138,7 +138,7 @@ export function createDetail(model) {
     /** @type {[string, string, string | null][]} name, of this query, of the report */
     const lines = [
       ["mean shift", found.shift ? shiftWords(found.shift, unit, 2) : "–", reportShift(report?.shift, unit)],
-      ["spread", `${fixedText(found.spread)} ${unit}`, withError(report?.spread, unit)],
+      ["spread", found.shift ? `${fixedText(found.spread)} ${unit}` : "–", withError(report?.spread, unit)],
       ["entropy", `${fixedText(found.entropy)} nats`, withError(report?.entropy, "nats")],
       ["hard share", percent(found.hardShare), withError(report?.hard_share)],
     ];

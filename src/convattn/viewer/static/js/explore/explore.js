@@ -163,7 +163,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     state.subscribe((_, changed) => {
       const has = (/** @type {(keyof ViewState)[]} */ ...fields) => fields.some((field) => changed.has(field));
       if (has("image", "network", "average")) scoreSoon();
-      if (has("query", "prefix", "image")) picture.update();
+      if (has("query", "prefix", "image", "average")) picture.update();
       if (changed.size > Number(has("query"))) paintChoices();
       if (has("layer", "head")) paintRows();
     }),

@@ -103,7 +103,12 @@ export function makeFigure(model) {
     const y = 64 + number * (FIGURE_CELL + FIGURE_GAP + 14);
     parts.push(figureText(`Layer ${number + 1}  ${name}`, start, y - 3, { "font-size": 10 }));
     for (let head = 0; head < heads; head++) {
-      const box = { x: start + head * (FIGURE_CELL + FIGURE_GAP), y, width: FIGURE_CELL, height: view ? (FIGURE_CELL * view.rows) / view.cols : FIGURE_CELL };
+      const box = {
+        x: start + head * (FIGURE_CELL + FIGURE_GAP),
+        y,
+        width: FIGURE_CELL,
+        height: view ? (FIGURE_CELL * view.rows) / view.cols : FIGURE_CELL,
+      };
       if (view) parts.push(mapOf(model, number, head, box, view));
       const chosen = number === chosenLayer && head === chosenHead;
       if (chosen) parts.push(svg("rect", { ...box, fill: "none", stroke: "#d9480f", "stroke-width": 2.5 }));
