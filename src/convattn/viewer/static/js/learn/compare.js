@@ -1,5 +1,5 @@
 import { h, setProp } from "../dom.js";
-import { largestOf } from "./kernels.js";
+import { largestSize } from "./kernels.js";
 import { colourBar, followArrows, followPointer, nearestInside, pictureView, squareMark } from "./view.js";
 
 /** @typedef {import("./view.js").Picture} Picture */
@@ -56,7 +56,7 @@ export function comparison(tour, chosen) {
       bar.paint((high - low) / 2, tour.theme());
       at = query;
       for (const mark of marks) mark.to(query);
-      return largestOf(apart);
+      return largestSize(apart);
     },
   };
 }

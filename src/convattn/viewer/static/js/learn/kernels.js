@@ -88,7 +88,7 @@ export function padPicture(picture, width, mode) {
  * @param {PadMode} padding
  * @returns {Picture}
  */
-export function convolve(picture, taps, padding = "replicate") {
+export function convolvePicture(picture, taps, padding = "replicate") {
   const reach = taps.reduce((most, { offset }) => Math.max(most, Math.abs(offset[0]), Math.abs(offset[1])), 0);
   const { data, cols } = padPicture(picture, reach, padding);
   const out = new Float32Array(picture.rows * picture.cols);
@@ -118,7 +118,7 @@ export function cutAround({ rows, cols, data }, [row, col], reach) {
 }
 
 /** @param {ArrayLike<number>} values @returns {number} the largest absolute value */
-export function largestOf(values) {
+export function largestSize(values) {
   let most = 0;
   for (let at = 0; at < values.length; at++) most = Math.max(most, Math.abs(values[at]));
   return most;
@@ -126,7 +126,7 @@ export function largestOf(values) {
 
 /** @param {Picture} one @param {Picture} other @returns {number} */
 export function largestDifference(one, other) {
-  return largestOf(one.data.map((value, at) => value - other.data[at]));
+  return largestSize(one.data.map((value, at) => value - other.data[at]));
 }
 
 /**

@@ -3,10 +3,10 @@ import { numberText } from "../draw.js";
 import { HARD } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads } from "./heads.js";
-import { bestTaps, convolve, kernelOfSize, tapsOf } from "./kernels.js";
+import { bestTaps, convolvePicture, kernelOfSize, tapsOf } from "./kernels.js";
 import { choice, differenceText, numbersList, slider } from "./view.js";
 
-const SIZES = [1, 2, 3, 4, 5].map((size) => `${size} × ${size}`);
+const KERNEL_SIZES = [1, 2, 3, 4, 5].map((size) => `${size} × ${size}`);
 
 /**
  * Step 4: one head for each tap.
@@ -18,7 +18,7 @@ export function countStep(tour) {
   let size = 3;
   let taps = tapsOf(kernelOfSize(kind, size));
   let kept = new Set(bestTaps(taps, 5).kept);
-  let wanted = convolve(tour.picture, taps);
+  let wanted = convolvePicture(tour.picture, taps);
 
   const board = h("div", { class: "learn-board" });
   const bars = svg("svg", { class: "learn-bars", role: "img", preserveAspectRatio: "none" });
@@ -33,7 +33,7 @@ export function countStep(tour) {
 
   function start() {
     taps = tapsOf(kernelOfSize(kind, size));
-    wanted = convolve(tour.picture, taps);
+    wanted = convolvePicture(tour.picture, taps);
     kept = new Set(bestTaps(taps, Math.ceil(taps.length * 0.55)).kept);
     control.set(kept.size, taps.length);
     layBoard();
@@ -102,7 +102,7 @@ export function countStep(tour) {
       h(
         "div",
         { class: "learn-line-up" },
-        choice("Size of the kernel", SIZES, SIZES[size - 1], (word) => {
+        choice("Size of the kernel", KERNEL_SIZES, KERNEL_SIZES[size - 1], (word) => {
           size = Number(word[0]);
           start();
         }),

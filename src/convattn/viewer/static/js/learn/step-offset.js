@@ -3,7 +3,7 @@ import { fixedText } from "../draw.js";
 import { HARD } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads } from "./heads.js";
-import { KERNELS, convolve, cutAround, namedTaps } from "./kernels.js";
+import { KERNELS, convolvePicture, cutAround, namedTaps } from "./kernels.js";
 import {
   choice,
   differenceText,
@@ -17,8 +17,8 @@ import {
 
 /** @typedef {import("./view.js").Place} Place */
 
-const REACH = 2; // heads can be moved this far
-const WINDOW = 2 * REACH + 1;
+const OFFSET_REACH = 2; // heads can be moved this far
+const OFFSET_WINDOW = 2 * OFFSET_REACH + 1;
 
 /** @param {Place} offset */
 const offsetText = (offset) => `(${offset.map((at) => (at > 0 ? `+${at}` : String(at).replace("-", "−"))).join(", ")})`;
@@ -33,19 +33,19 @@ export function offsetStep(tour) {
   let kernel = "Blur";
   let home = namedTaps(kernel);
   let heads = [...home];
-  let wanted = convolve(picture, home);
+  let wanted = convolvePicture(picture, home);
   let active = 2;
   let query = tour.query;
 
-  const around = pictureView(WINDOW, WINDOW, "Around the pixel: where the heads look", "learn-touch");
-  const board = pictureView(WINDOW, WINDOW, "The kernel that the heads make", "learn-kernel");
+  const around = pictureView(OFFSET_WINDOW, OFFSET_WINDOW, "Around the pixel: where the heads look", "learn-touch");
+  const board = pictureView(OFFSET_WINDOW, OFFSET_WINDOW, "The kernel that the heads make", "learn-kernel");
   const strip = comparison(tour, (place) => void (query = place));
   const numbers = numbersList("Convolution at the pixel", "Attention at the pixel", "Largest difference anywhere");
   const reset = h("button", { type: "button", onClick: () => start(kernel) }, "Put the heads back");
   const live = h("b");
-  const arrow = svg("line", { class: "learn-arrow", x1: REACH, y1: REACH });
+  const arrow = svg("line", { class: "learn-arrow", x1: OFFSET_REACH, y1: OFFSET_REACH });
   const pixel = squareMark("learn-query");
-  pixel.to([REACH, REACH]);
+  pixel.to([OFFSET_REACH, OFFSET_REACH]);
   const rings = heads.map((_, head) => {
     const circles = [0, 1].map(() => svg("circle", { r: 0.36 }));
     const ring = svg("g", { tabindex: 0, role: "button", onFocus: () => move(head, heads[head].offset) }, ...circles);
@@ -57,10 +57,10 @@ export function offsetStep(tour) {
   });
   around.marks.removeAttribute("aria-hidden");
   around.marks.append(pixel.mark, arrow, ...rings);
-  followPointer(around.marks, WINDOW, WINDOW, (place, phase) => {
-    const [row, col] = nearestInside(place, WINDOW, WINDOW);
+  followPointer(around.marks, OFFSET_WINDOW, OFFSET_WINDOW, (place, phase) => {
+    const [row, col] = nearestInside(place, OFFSET_WINDOW, OFFSET_WINDOW);
     /** @type {Place} */
-    const offset = [row - REACH, col - REACH];
+    const offset = [row - OFFSET_REACH, col - OFFSET_REACH];
     const found = heads.map((head) => String(head.offset)).lastIndexOf(String(offset));
     if (phase === "start" && found < 0) return false;
     move(phase === "start" ? found : active, offset);
@@ -69,7 +69,7 @@ export function offsetStep(tour) {
 
   /** @param {number} head @param {Place} offset */
   function move(head, offset) {
-    const [row, col] = offset.map((at) => Math.min(Math.max(at, -REACH), REACH));
+    const [row, col] = offset.map((at) => Math.min(Math.max(at, -OFFSET_REACH), OFFSET_REACH));
     active = head;
     heads[head] = { ...heads[head], offset: [row, col] };
     tour.ask();
@@ -77,14 +77,14 @@ export function offsetStep(tour) {
   /** @param {string} name */
   function start(name) {
     [kernel, home, heads] = [name, namedTaps(name), namedTaps(name)];
-    wanted = convolve(picture, home);
+    wanted = convolvePicture(picture, home);
     tour.ask();
   }
   function paint() {
     const made = attendHeads(picture, heads, HARD);
     const largest = differenceText(strip.show(wanted, made, query));
     const at = query[0] * picture.cols + query[1];
-    around.gray(cutAround(picture, query, REACH));
+    around.gray(cutAround(picture, query, OFFSET_REACH));
     paintHeads();
     paintKernel();
     numbers.show(fixedText(wanted.data[at], 4), fixedText(made.data[at], 4), largest);
@@ -97,22 +97,22 @@ export function offsetStep(tour) {
     rings.forEach((ring, head) => {
       const { offset, weight } = heads[head];
       const name = `Head ${head + 1}: offset ${offsetText(offset)}, weight ${fixedText(weight, 3)}. Arrow keys move it.`;
-      setProp(ring, "transform", `translate(${offset[1] + REACH} ${offset[0] + REACH})`);
+      setProp(ring, "transform", `translate(${offset[1] + OFFSET_REACH} ${offset[0] + OFFSET_REACH})`);
       setProp(ring, "class", head === active ? "learn-head learn-on" : "learn-head");
       setProp(ring, "aria-label", name);
     });
-    setProp(arrow, "x2", heads[active].offset[1] + REACH);
-    setProp(arrow, "y2", heads[active].offset[0] + REACH);
+    setProp(arrow, "x2", heads[active].offset[1] + OFFSET_REACH);
+    setProp(arrow, "y2", heads[active].offset[0] + OFFSET_REACH);
   }
   function paintKernel() {
     const { counts, divisor } = KERNELS[kernel];
     const lit = String(heads[active].offset);
-    const cells = cutAround(picture, query, REACH).length;
+    const cells = cutAround(picture, query, OFFSET_REACH).length;
     fill(
       board.marks,
       ...Array.from({ length: cells }, (_, at) => {
-        const [row, col] = [Math.floor(at / WINDOW), at % WINDOW];
-        const offset = String([row - REACH, col - REACH]);
+        const [row, col] = [Math.floor(at / OFFSET_WINDOW), at % OFFSET_WINDOW];
+        const offset = String([row - OFFSET_REACH, col - OFFSET_REACH]);
         const here = counts.filter((_, head) => String(heads[head].offset) === offset);
         const sum = here.reduce((total, count) => total + count, 0);
         return svg(
@@ -122,7 +122,7 @@ export function offsetStep(tour) {
           here.length && svg("text", null, String(sum).replace("-", "−")),
         );
       }),
-      svg("rect", { class: "learn-home", x: REACH - 1.5, y: REACH - 1.5, width: 3, height: 3 }),
+      svg("rect", { class: "learn-home", x: OFFSET_REACH - 1.5, y: OFFSET_REACH - 1.5, width: 3, height: 3 }),
     );
     say(board.caption, `The kernel that the heads make, × 1/${divisor}`);
   }
