@@ -42,7 +42,7 @@ export function tapsOf(kernel) {
   const middle = Math.floor((size - 1) / 2);
   return kernel.map((weight, index) => ({
     offset: [Math.floor(index / size) - middle, (index % size) - middle],
-    weight,
+    weight: Math.fround(weight),
   }));
 }
 
