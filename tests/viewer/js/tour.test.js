@@ -11,7 +11,7 @@ import { attendAllPairs, measureCosts } from "../../../src/convattn/viewer/stati
 import {
   compareEncodings,
   fitSoftmax,
-  solveLinear,
+  solvePositive,
   targetMap,
 } from "../../../src/convattn/viewer/static/js/learn/fit.js";
 import { attendHeads, headMap } from "../../../src/convattn/viewer/static/js/learn/heads.js";
@@ -206,12 +206,12 @@ test("the fit finds the least divergence", () => {
   const scores = feature.map((value) => Math.exp(0.8 * value));
   const target = scores.map((value) => value / scores.reduce((sum, other) => sum + other, 0));
   fitSoftmax([feature], target).forEach((value, at) => assertNear(value, target[at], 1e-5));
-  solveLinear(
+  solvePositive(
     [
-      [0, 2],
-      [3, 1],
+      [2, 1],
+      [1, 3],
     ],
-    [4, 5],
+    [4, 7],
   ).forEach((value, at) => assertNear(value, [1, 2][at]));
 });
 

@@ -52,8 +52,8 @@ export function comparison(tour, chosen) {
       views[0].gray(data);
       views[1].gray(wanted.data, low, high);
       views[2].gray(made.data, low, high);
-      views[3].heat(apart, (high - low) / 2, tour.theme());
-      bar.paint((high - low) / 2, tour.theme());
+      views[3].heat(apart, (high - low) / 4, tour.theme());
+      bar.paint((high - low) / 4, tour.theme());
       at = query;
       for (const mark of marks) mark.to(query);
       return largestSize(apart);

@@ -50,7 +50,7 @@ export function fitSoftmax(features, target) {
     const means = scaled.map((feature) => meanUnder(feature, map));
     const gradient = means.map((mean, at) => mean - wanted[at] + 1e-9 * v[at]);
     const hessian = covarianceUnder(scaled, means, map);
-    const move = solveLinear(hessian, gradient);
+    const move = solvePositive(hessian, gradient);
     if (gradient.reduce((sum, value, at) => sum + value * move[at], 0) < 1e-9) break; // twice what is left to gain
     let size = 1;
     let next = map;
@@ -115,25 +115,26 @@ function divergence(target, map) {
   return sum;
 }
 
-/** Gaussian elimination with pivots. @param {number[][]} matrix @param {number[]} right @returns {number[]} */
-export function solveLinear(matrix, right) {
+/**
+ * Gaussian elimination; a positive definite matrix needs no pivots.
+ * @param {number[][]} matrix
+ * @param {number[]} right
+ * @returns {number[]}
+ */
+export function solvePositive(matrix, right) {
   const rows = matrix.map((row, at) => [...row, right[at]]);
   const size = rows.length;
-  for (let at = 0; at < size; at++) {
-    let best = at;
-    for (let row = at + 1; row < size; row++) if (Math.abs(rows[row][at]) > Math.abs(rows[best][at])) best = row;
-    [rows[at], rows[best]] = [rows[best], rows[at]];
-    if (rows[at][at] === 0) continue;
-    for (let row = at + 1; row < size; row++) {
-      const share = rows[row][at] / rows[at][at];
-      for (let col = at; share && col <= size; col++) rows[row][col] -= share * rows[at][col];
+  rows.forEach((lead, at) => {
+    for (const row of rows.slice(at + 1)) {
+      const share = row[at] / lead[at];
+      for (let col = at; col <= size; col++) row[col] -= share * lead[col];
     }
-  }
-  const out = new Array(size).fill(0);
+  });
+  const out = [...right];
   for (let at = size - 1; at >= 0; at--) {
-    let sum = rows[at][size];
-    for (let col = at + 1; col < size; col++) sum -= rows[at][col] * out[col];
-    out[at] = rows[at][at] === 0 ? 0 : sum / rows[at][at];
+    out[at] = rows[at][size];
+    for (let col = at + 1; col < size; col++) out[at] -= rows[at][col] * out[col];
+    out[at] /= rows[at][at];
   }
   return out;
 }

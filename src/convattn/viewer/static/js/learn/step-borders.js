@@ -110,10 +110,15 @@ export function bordersStep(tour) {
           mode = word;
           tour.ask();
         }),
-        choice("The attention sees", [...Object.keys(BORDER_MODES).slice(0, 3), keys], keys, (word) => {
-          keys = word;
-          tour.ask();
-        }),
+        choice(
+          "Beyond the border, the attention sees",
+          [...Object.keys(BORDER_MODES).slice(0, 3), keys],
+          keys,
+          (word) => {
+            keys = word;
+            tour.ask();
+          },
+        ),
       ),
       control.root,
       h("div", { class: "learn-pair" }, around.root, corner.root),

@@ -131,7 +131,7 @@ export function costStep(tour) {
     title: "All pairs are costly, and not needed",
     words: [
       [
-        "Attention as it is usually written gives each of N pixels a weight for each of N pixels: N² numbers per head. Twice the width of an image is then 16 times the work.",
+        "Attention as it is usually written gives each of N pixels a weight for each of N pixels: N² numbers per head. An image twice as wide and high then takes 16 times the work.",
       ],
       [
         "If the score depends on the offset alone, that is not needed. A score that is a sum over axes takes two short softmaxes per head; any other goes by Fourier transforms; hard heads are a convolution.",
@@ -142,7 +142,7 @@ export function costStep(tour) {
       "All pairs cost N squared, separable scores N times height plus width, Fourier transforms N log N, hard heads N.",
     task: ["Switch between images and sequences, time and memory. Then measure in this browser."],
     notice: [
-      "Ten times the pixels are ten times the time of separable and of hard heads: the line rises one square for each. All pairs rise twice as steeply from 1,024 pixels on.",
+      "On images, ten times the pixels take about ten times as long with separable and with hard heads. All pairs rise twice as steeply from 1,024 pixels on.",
     ],
     more: ["The paper, section 4", "section.4"],
     stage: [h("div", { class: "learn-line-up" }, menu, button), chart, note],
