@@ -1,7 +1,7 @@
 // The page: title, tabs, theme, and the address that brings back the view.
 
 import { freshId, h } from "./dom.js";
-import { mountExplore } from "./explore/explore.js";
+import { mountExplore, withinScene } from "./explore/explore.js";
 import { mountLearn } from "./learn/learn.js";
 import { createState, DEFAULT_STATE, fromHash, toHash } from "./state.js";
 
@@ -40,7 +40,8 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
   const defaults = firstState(source);
   const said = address ? fromHash(location.hash) : {};
   const options = { ...(view && { view }), ...(theme && { theme }) };
-  const state = createState({ ...defaults, ...options, ...given, ...said });
+  const within = (/** @type {SomeState} */ wanted) => withinScene(source.scene, { ...defaults, ...wanted });
+  const state = createState(within({ ...options, ...given, ...said }));
   const night = matchMedia("(prefers-color-scheme: dark)");
   const themeNow = () => {
     const chosen = state.get().theme;
@@ -90,7 +91,7 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
     }
   }
 
-  const readAddress = () => state.set({ ...defaults, ...fromHash(location.hash) });
+  const readAddress = () => state.set(within(fromHash(location.hash)));
   const nightFell = () => {
     dress();
     views.repaint();

@@ -112,7 +112,7 @@ export function belowLargest(scores, heads) {
   const size = scores.length / heads;
   const made = new Float32Array(scores.length);
   for (let head = 0; head < heads; head++) {
-    const largest = largestOf(scores.subarray(head * size, (head + 1) * size));
+    const largest = largestFinite(scores.subarray(head * size, (head + 1) * size));
     for (let key = head * size; key < (head + 1) * size; key++) made[key] = scores[key] - largest;
   }
   return made;
@@ -122,7 +122,7 @@ export function belowLargest(scores, heads) {
  * @param {ArrayLike<number>} values
  * @returns {number} the largest finite value; −∞ if there is none
  */
-export function largestOf(values) {
+export function largestFinite(values) {
   let largest = -Infinity;
   for (let n = 0; n < values.length; n++) if (values[n] > largest && values[n] < Infinity) largest = values[n];
   return largest;
@@ -132,7 +132,7 @@ export function largestOf(values) {
  * @param {ArrayLike<number>} values
  * @returns {number} the smallest finite value; ∞ if there is none
  */
-export function smallestOf(values) {
+export function smallestFinite(values) {
   let smallest = Infinity;
   for (let n = 0; n < values.length; n++) if (values[n] < smallest && values[n] > -Infinity) smallest = values[n];
   return smallest;
@@ -152,16 +152,16 @@ const COMMON_FLOOR = -10;
 export function colourLimits(scale, values, own, all) {
   if (values === "scores") {
     if (typeof scale === "number") return [-scale, 0];
-    if (scale === "own") return [Math.min(smallestOf(own), -1e-6), 0];
+    if (scale === "own") return [Math.min(smallestFinite(own), -1e-6), 0];
     let low = 0;
-    for (const map of all()) low = Math.min(low, Math.max(smallestOf(map), COMMON_FLOOR));
+    for (const map of all()) low = Math.min(low, Math.max(smallestFinite(map), COMMON_FLOOR));
     return [low || COMMON_FLOOR, 0];
   }
   if (typeof scale === "number") return [0, scale];
   let [low, high] = [0, 0];
   for (const map of scale === "own" ? [own] : all()) {
-    low = Math.min(low, smallestOf(map));
-    high = Math.max(high, largestOf(map));
+    low = Math.min(low, smallestFinite(map));
+    high = Math.max(high, largestFinite(map));
   }
   return [low, high > low ? high : low + 1];
 }

@@ -21,7 +21,7 @@ const REPORT_ONLY = [
 
 /**
  * @param {Model} model
- * @returns {{element: HTMLElement, map: HTMLElement, update: () => void}}
+ * @returns {{element: HTMLElement, map: HTMLElement, update: () => void, said: () => string}}
  */
 export function createDetail(model) {
   const { state } = model;
@@ -152,7 +152,7 @@ export function createDetail(model) {
     );
   }
 
-  return { element, map: field.element, update };
+  return { element, map: field.element, update, said: () => sentence.textContent ?? "" };
 }
 
 /** @param {Statistic | undefined} statistic @param {string} [unit] @returns {string} a number with its standard error */

@@ -21,11 +21,14 @@ import { createTimeline } from "./timeline.js";
 /** Time after the last change at which it is said to screen readers, in ms. */
 const SAY_DELAY = 600;
 
+/** Time that a network waits before it runs again while its heads are moved, in ms: the map comes first. */
+const SCORE_DELAY = 100;
+
 /**
  * Keeps a state within a scene: what the scene does not have is replaced by what it has.
  * @param {import("../scene.js").Scene} scene
  * @param {ViewState} state
- * @returns {Partial<ViewState>} what changes
+ * @returns {ViewState}
  */
 export function withinScene(scene, state) {
   const below = (/** @type {number} */ value, /** @type {number} */ count) => Math.min(value, Math.max(count - 1, 0));
@@ -35,6 +38,7 @@ export function withinScene(scene, state) {
   const image = below(state.image, scene.images.length);
   const [rows, cols] = scene.tensors.get(scene.images[image].picture)?.shape ?? [1, 1];
   return {
+    ...state,
     network,
     layer,
     image,
@@ -54,7 +58,6 @@ export function withinScene(scene, state) {
  * @returns {{destroy: () => void, repaint: () => void}}
  */
 export function mountExplore(root, source, state, { theme = () => "light", address = () => null } = {}) {
-  state.set(withinScene(source.scene, state.get()));
   const model = createModel(source, state, theme);
   const said = h("p", { class: "only-heard", "aria-live": "polite", "data-testid": "said" });
   const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
@@ -96,14 +99,17 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   root.append(view);
 
   let saying = 0;
-  function updateAll() {
-    say(note, model.network().note ?? "");
-    note.hidden = !model.network().note;
+  function paintRows() {
     say(trouble, model.trouble());
     trouble.hidden = !model.trouble();
-    for (const part of [picture, controls, matrix, bar, detail, table, comparison, timeline, images]) part.update();
+    for (const part of [picture, matrix, bar, detail, table, comparison]) part.update();
     clearTimeout(saying);
-    saying = setTimeout(() => say(said, detail.element.querySelector(".sentence")?.textContent ?? ""), SAY_DELAY);
+    saying = setTimeout(() => say(said, detail.said()), SAY_DELAY);
+  }
+
+  function paintChoices() {
+    say(note, model.network().note);
+    for (const part of [controls, images, timeline]) part.update();
   }
 
   /** @param {HTMLElement} button the small map that grows into the large one */
@@ -140,36 +146,43 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     flight.onfinish = flight.oncancel = () => ghost.remove();
   }
 
+  let scoring = 0;
+  function scoreSoon() {
+    scoring ||= setTimeout(() => {
+      scoring = 0;
+      classes.update();
+    }, SCORE_DELAY);
+  }
+
   const endings = [
     model.listen((news) => {
-      if (news === "rows" || news === "error") updateAll();
-      if (news === "heads") classes.update();
-      if (news === "images") images.update();
+      if (news === "rows") paintRows();
+      if (news === "heads") scoreSoon();
     }),
     model.follow(),
     state.subscribe((_, changed) => {
-      if (changed.has("image") || changed.has("network") || changed.has("average")) classes.update();
-      if (changed.has("query") || changed.has("prefix") || changed.has("image")) picture.update();
-      if (["layer", "head", "epoch"].some((field) => changed.has(/** @type {keyof ViewState} */ (field)))) chooseHead();
+      const has = (/** @type {(keyof ViewState)[]} */ ...fields) => fields.some((field) => changed.has(field));
+      if (has("image", "network", "average")) scoreSoon();
+      if (has("query", "prefix", "image")) picture.update();
+      if (changed.size > Number(has("query"))) paintChoices();
+      if (has("layer", "head")) paintRows();
     }),
   ];
 
-  function chooseHead() {
-    for (const part of [picture, bar, detail, table, comparison, timeline]) part.update();
-    matrix.choose();
-    clearTimeout(saying);
-    saying = setTimeout(() => say(said, detail.element.querySelector(".sentence")?.textContent ?? ""), SAY_DELAY);
-  }
-
-  classes.update();
-  updateAll();
-  model.refresh();
+  paintChoices();
+  paintRows();
+  scoreSoon();
+  void model.refresh();
 
   return {
-    repaint: updateAll,
+    repaint() {
+      paintChoices();
+      paintRows();
+    },
     destroy() {
       endings.forEach((end) => end());
       clearTimeout(saying);
+      clearTimeout(scoring);
       matrix.destroy();
       timeline.destroy();
       view.remove();

@@ -167,4 +167,4 @@ export function onDrag(element, move) {
 }
 
 /** Steps of the arrow keys: down and right. @type {Record<string, Pair>} */
-export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+export const ARROW_STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };

@@ -13,15 +13,15 @@ import { headSentence, queryWords } from "./words.js";
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./field.js").Extent} Extent */
 
-const CELL = 56;
-const GAP = 6;
-const SIDE = 300;
-const MARGIN = 24;
-const FONT = "system-ui, sans-serif";
+const FIGURE_CELL = 56;
+const FIGURE_GAP = 6;
+const FIGURE_SIDE = 300;
+const FIGURE_MARGIN = 24;
+const FIGURE_FONT = "system-ui, sans-serif";
 
 /** @param {string} text @param {number} x @param {number} y @param {Record<string, unknown>} [props] @returns {SVGElement} */
 function figureText(text, x, y, props = {}) {
-  return svg("text", { x, y, "font-family": FONT, "font-size": 13, fill: "currentColor", ...props }, text);
+  return svg("text", { x, y, "font-family": FIGURE_FONT, "font-size": 13, fill: "currentColor", ...props }, text);
 }
 
 /**
@@ -71,8 +71,8 @@ export function makeFigure(model) {
   const cell = prefix === null ? cellExtent(layer, nearestCell(layer.place, layer.grid, query)) : null;
   /** @type {SVGElement[]} */
   const parts = [];
-  const left = MARGIN;
-  const pictureBox = { x: left, y: 64, width: SIDE, height: (SIDE * size[0]) / size[1] };
+  const left = FIGURE_MARGIN;
+  const pictureBox = { x: left, y: 64, width: FIGURE_SIDE, height: (FIGURE_SIDE * size[0]) / size[1] };
   parts.push(figureText(`${scene.title}: ${network.title}`, left, 36, { "font-size": 18, "font-weight": 600 }));
   parts.push(figureText(`${scene.images[image].name}, query ${queryWords(state.get(), layer.prefix)}`, left, 56));
   parts.push(figureImage((canvas) => drawImage(model, canvas), pictureBox));
@@ -83,7 +83,7 @@ export function makeFigure(model) {
   if (shown) {
     const keys = extentOf(layer.keys, layer.keys.grid);
     const { width, height } = rectangle(keys);
-    const box = { x: left, y: bottom + 44, width: SIDE, height: (SIDE * height) / width };
+    const box = { x: left, y: bottom + 44, width: FIGURE_SIDE, height: (FIGURE_SIDE * height) / width };
     parts.push(
       figureText(`Layer ${chosenLayer + 1}, head ${chosenHead + 1}`, left, bottom + 34, { "font-weight": 600 }),
     );
@@ -96,21 +96,21 @@ export function makeFigure(model) {
     bottom += 52;
   }
 
-  const start = left + SIDE + 40;
+  const start = left + FIGURE_SIDE + 40;
   const most = Math.max(...network.layers.map(({ heads }) => heads));
   for (const [number, { heads, name }] of network.layers.entries()) {
     const view = smallView(model, number);
-    const y = 64 + number * (CELL + GAP + 14);
+    const y = 64 + number * (FIGURE_CELL + FIGURE_GAP + 14);
     parts.push(figureText(`Layer ${number + 1}  ${name}`, start, y - 3, { "font-size": 10 }));
     for (let head = 0; head < heads; head++) {
-      const box = { x: start + head * (CELL + GAP), y, width: CELL, height: view ? (CELL * view.rows) / view.cols : CELL };
+      const box = { x: start + head * (FIGURE_CELL + FIGURE_GAP), y, width: FIGURE_CELL, height: view ? (FIGURE_CELL * view.rows) / view.cols : FIGURE_CELL };
       if (view) parts.push(mapOf(model, number, head, box, view));
       const chosen = number === chosenLayer && head === chosenHead;
       if (chosen) parts.push(svg("rect", { ...box, fill: "none", stroke: "#d9480f", "stroke-width": 2.5 }));
     }
   }
-  const width = start + most * (CELL + GAP) + MARGIN;
-  const height = Math.max(bottom, 64 + network.layers.length * (CELL + GAP + 14)) + MARGIN;
+  const width = start + most * (FIGURE_CELL + FIGURE_GAP) + FIGURE_MARGIN;
+  const height = Math.max(bottom, 64 + network.layers.length * (FIGURE_CELL + FIGURE_GAP + 14)) + FIGURE_MARGIN;
   const paper = svg("rect", { width, height, fill: dark ? "#15171a" : "#ffffff" });
   const figure = svg(
     "svg",
@@ -153,15 +153,15 @@ function figureBar(model, x, y) {
   const count = 64;
   const bars = Array.from({ length: count }, (_, at) =>
     svg("rect", {
-      x: x + (SIDE * at) / count,
+      x: x + (FIGURE_SIDE * at) / count,
       y,
-      width: SIDE / count + 0.5,
+      width: FIGURE_SIDE / count + 0.5,
       height: 10,
       fill: cssColour(model.theme(), Math.round((255 * at) / (count - 1))),
     }),
   );
   const marks = [0, 0.5, 1].map((share) =>
-    figureText(numberText(low + share * (high - low), 2), x + share * SIDE, y + 26, {
+    figureText(numberText(low + share * (high - low), 2), x + share * FIGURE_SIDE, y + 26, {
       "font-size": 11,
       "text-anchor": ["start", "middle", "end"][2 * share],
     }),

@@ -2,7 +2,7 @@
 
 import { h, say } from "../dom.js";
 import { fixedText } from "../draw.js";
-import { ARROWS, onDrag } from "./field.js";
+import { ARROW_STEPS, onDrag } from "./field.js";
 import { shiftWords, unitOf } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -68,7 +68,7 @@ export function createHandle(model, field) {
     moveTo([(pixel[0] - stand[0]) / step[0], (pixel[1] - stand[1]) / step[1]]);
   });
   element.addEventListener("keydown", (event) => {
-    const arrow = ARROWS[event.key];
+    const arrow = ARROW_STEPS[event.key];
     if (!arrow) return;
     event.preventDefault();
     event.stopPropagation();

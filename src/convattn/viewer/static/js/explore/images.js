@@ -24,7 +24,6 @@ export function createImages(model, dropZone) {
     say(status, `Reading ${picked.name} …`);
     try {
       const image = await source.upload(picked);
-      model.tell("images");
       state.set({ image, average: false });
       say(status, "");
     } catch (error) {

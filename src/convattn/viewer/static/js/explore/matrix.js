@@ -18,7 +18,7 @@ const TEXT_DELAY = 250;
 /**
  * @param {Model} model
  * @param {(button: HTMLElement) => void} opened called when a head was chosen by pointer or Enter
- * @returns {{element: HTMLElement, update: () => void, choose: () => void, destroy: () => void}}
+ * @returns {{element: HTMLElement, update: () => void, destroy: () => void}}
  */
 export function createMatrix(model, opened) {
   const { state } = model;
@@ -170,7 +170,6 @@ export function createMatrix(model, opened) {
       choose();
       paint();
     },
-    choose,
     destroy: () => clearTimeout(texts),
   };
 }

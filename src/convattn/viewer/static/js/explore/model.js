@@ -29,7 +29,7 @@ import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
  * @property {Float32Array} sharpness  (heads)
  */
 
-/** @typedef {"rows" | "heads" | "images" | "error"} ModelNews */
+/** @typedef {"rows" | "heads"} ModelNews   other rows, or the reason for none; heads that were moved */
 
 /**
  * @typedef {object} Model
@@ -50,7 +50,6 @@ import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
  * @property {() => number | null} firstMoved   first layer of the network with a moved head
  * @property {() => Scene} liveScene   with the scores of moved heads
  * @property {(layer: number) => Float32Array | null} table   scores of displacements as they are now
- * @property {(news: ModelNews) => void} tell
  * @property {(listener: (news: ModelNews) => void) => () => void} listen
  * @property {() => void} refresh      asks for rows
  * @property {() => () => void} follow    asks for rows whenever the state needs others; returns what ends it
@@ -140,7 +139,7 @@ export function createModel(source, state, theme) {
 
   function publish() {
     knownLimits = new Map();
-    tell(trouble ? "error" : "rows");
+    tell("rows");
   }
 
   function rebuildLiveScene() {
@@ -189,7 +188,6 @@ export function createModel(source, state, theme) {
     scene,
     state,
     theme,
-    tell,
     map,
     quadratic,
     refresh,

@@ -3,7 +3,7 @@
 import { h, say } from "../dom.js";
 import { drawPicture } from "../draw.js";
 import { cellCentre, nearestCell } from "../scene.js";
-import { ARROWS, cellExtent, createField, extentOf, onDrag } from "./field.js";
+import { ARROW_STEPS, cellExtent, createField, extentOf, onDrag } from "./field.js";
 import { queryWords } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -37,8 +37,9 @@ export function drawImage({ scene, state }, canvas, image = state.get().image) {
  */
 export function setQuery(model, [row, col]) {
   const [rows, cols] = pictureSize(model);
+  // A centre between two pixels goes to the lower one, whose nearest cell it is: `nearestCell` rounds up.
   const inside = (/** @type {number} */ place, /** @type {number} */ size) =>
-    Math.min(Math.max(Math.round(place), 0), size - 1);
+    Math.min(Math.max(Math.ceil(place - 0.5), 0), size - 1);
   model.state.set({ query: [inside(row, rows), inside(col, cols)], prefix: null });
 }
 
@@ -53,7 +54,7 @@ export function steerQuery(model, field) {
     const { query } = model.state.get();
     const { place, grid } = model.layer();
     const cell = nearestCell(place, grid, query);
-    const arrow = ARROWS[event.key];
+    const arrow = ARROW_STEPS[event.key];
     const far = event.shiftKey ? 4 : 1;
     /** @type {Pair | null} */
     let next = null;

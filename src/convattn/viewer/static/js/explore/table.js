@@ -6,7 +6,7 @@ import { drawMap } from "../draw.js";
 import { geometryOf } from "../live.js";
 import { nearestCell } from "../scene.js";
 import { tableShape } from "../scores.js";
-import { largestOf } from "../statistics.js";
+import { largestFinite } from "../statistics.js";
 import { createField, extentOf, rectangle } from "./field.js";
 import { drawImage, pictureSize, setQuery } from "./query.js";
 
@@ -59,7 +59,7 @@ export function createDisplacementTable(model) {
       const { lowest, size: cells } = tableShape(geometryOf(layer));
       const count = cells[0] * cells[1];
       const table = scores.subarray(head * count, (head + 1) * count);
-      const high = largestOf(table);
+      const high = largestFinite(table);
       const first = /** @type {Pair} */ (lowest.map((cell, axis) => cell * layer.keys.step[axis]));
       const extent = extentOf({ first, step: layer.keys.step }, cells);
       return { table, rows: cells[0], cols: cells[1], low: high + FLOOR, high, extent };
