@@ -25,6 +25,7 @@ class StoredMaps:
     lattice: Lattice
     heads: int
     normalised: bool
+    parts: list[str]  # Parts of the attention that have maps, stored or not
     rows: dict[tuple[str, int | str], Rows] = field(default_factory=dict)  # by part and image
     _sums: dict[str, Tensor] = field(default_factory=dict)
     _images: int = 0
@@ -38,7 +39,8 @@ class StoredMaps:
             lattice = key_lattice(layout)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{read.name}: {error}") from None
-        return cls(read.name, read.call.kind, layout, lattice, read.call.weights.shape[2], read.call.normalised)
+        call = read.call
+        return cls(read.name, call.kind, layout, lattice, call.weights.shape[2], call.normalised, list(read.parts))
 
     def add(self, parts: Mapping[str, Tensor], image: int, *, mean: bool) -> int:
         """Adds the next image; with `mean` its weights count in the mean. Returns how many bytes it takes."""
@@ -63,7 +65,6 @@ class StoredMaps:
 
     def describe(self, name: str, number: str, position: dict[str, Any] | None, collected: Collected) -> dict[str, Any]:
         """Describes the attention; `number` is "network/layer", by which the maps are named."""
-        parts = list(dict.fromkeys(part for part, _ in self.rows)) or ["both"]
         signed = any(bool(rows.lows.any()) for rows in self.rows.values())
         for (part, image), rows in self.rows.items():
             held = {"levels": rows.levels, "scales": rows.scales} | ({"lows": rows.lows} if signed else {})
@@ -74,7 +75,7 @@ class StoredMaps:
         allowed = self.layout.allowed
         return {
             "kind": "maps",
-            "parts": ["both", *(["position"] if position else []), *parts[1:]],
+            "parts": [self.parts[0], *(["position"] if position else []), *self.parts[1:]],
             "position": position,
             "queries": collected.add(f"{name}/queries", query_indices(self.layout)),
             "keys": collected.add(f"{name}/keys", self.lattice.keys),

@@ -1,6 +1,7 @@
 """The Explore view in a browser, from a folder and from a server: what is seen, pressed and saved."""
 
 import csv
+import re
 
 import pytest
 from playwright.sync_api import expect
@@ -76,7 +77,7 @@ def test_the_address_brings_the_view_back(opened, address):
     page = opened(address)
     choose(page, 3, 2)
     page.get_by_test_id("picture").click(position={"x": 30, "y": 30})
-    page.wait_for_function("location.hash.includes('query') && location.hash.includes('head=2')")
+    expect(page).to_have_url(re.compile(r'#(?=.*query=)(?=.*head=2)'))
     before, where = map_of(page), query_of(page)
     again = opened(page.url)
     assert query_of(again) == where

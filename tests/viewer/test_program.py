@@ -1,0 +1,161 @@
+"""Networks that run in the page against the same networks in torch."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.viewer.node import run_node
+from torch import Tensor, nn
+
+from convattn.convert import network_to_attention, network_to_conv
+from convattn.data import load_samples, normalise
+from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.functional.rounding import rounded_differently, rounding_budget
+from convattn.layers import RelativeAttention2d
+from convattn.models import AttentionNet, SpeedNet
+from convattn.networks import load_network
+from convattn.viewer import Exhibit, build_scene
+from convattn.viewer.program import make_program
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
+
+
+def _pictures(count: int, size: int, channels: int = 3) -> Tensor:
+    """Draws images whose pixels are bytes, so that the page sees exactly them."""
+    draw = torch.Generator().manual_seed(size)
+    return torch.randint(0, 256, (count, channels, size, size), generator=draw, dtype=torch.uint8)
+
+
+def _speed_net(mixing: str = "attention") -> SpeedNet:
+    network = SpeedNet(mixing, widths=[6, 10], num_classes=7)
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.2, 2)
+                module.bias.normal_()
+    return network
+
+
+def _attention_net() -> AttentionNet:
+    network = AttentionNet("learned_table", width=12, depth=2, heads=4, ffn=16, patch=2, image_size=16)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return network
+
+
+def _converted() -> nn.Module:
+    convolutions, _ = network_to_conv(_speed_net(), kernel_size=3, images=torch.randn(1, 3, 16, 16), fold=False)
+    return network_to_attention(convolutions, images=torch.randn(1, 3, 16, 16))[0]
+
+
+NETWORKS = {
+    "speed net": _speed_net,
+    "hard heads": lambda: _speed_net("hard"),
+    "attention net": _attention_net,
+    "fused": lambda: _attention_net().fused(),
+    "converted": _converted,
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_page_runs_what_torch_runs(name, tmp_path):
+    torch.manual_seed(3)
+    network = NETWORKS[name]().eval()
+    pictures = _pictures(2, 16)
+    images = normalise(pictures, MEAN, STD)
+    scene = build_scene(Exhibit(network, images, mean=MEAN, std=STD))
+    assert torch.equal(torch.stack([scene.tensors[f"tensors/pictures/{n}"] for n in range(2)]).movedim(3, 1), pictures)
+    scene.save(tmp_path / "scene")
+    run_node("run.js", tmp_path / "scene", tmp_path)
+    for image in range(2):
+        _assert_same(network, images[image : image + 1], tmp_path, f"0-{image}")
+
+
+@pytest.mark.slow
+def test_the_page_runs_the_trained_network(tmp_path):
+    samples, network = load_samples(), load_network("convattn:cifar10-small")
+    images = normalise(samples.split.images, CIFAR10_MEAN, CIFAR10_STD)
+    build_scene(Exhibit(network, images, mean=CIFAR10_MEAN, std=CIFAR10_STD)).save(tmp_path / "scene")
+    run_node("run.js", tmp_path / "scene", tmp_path)
+    for image in range(20):
+        _assert_same(network, images[image : image + 1], tmp_path, f"0-{image}")
+
+
+def test_a_fault_is_seen(tmp_path):
+    """The network in the page is one whose centres were moved by 0.01 cells."""
+    torch.manual_seed(3)
+    network, images = _speed_net().eval(), normalise(_pictures(1, 16), MEAN, STD)
+    moved = copy.deepcopy(network)
+    with torch.no_grad():
+        moved.stages[0].first.encoding.centres[4, 0] += 0.01
+    build_scene(Exhibit(moved, images, mean=MEAN, std=STD)).save(tmp_path / "scene")
+    run_node("run.js", tmp_path / "scene", tmp_path)
+    with pytest.raises(AssertionError, match="0-output: 0.00"):
+        _assert_same(network, images, tmp_path, "0-0")
+
+
+def test_what_the_page_cannot_run_has_no_program():
+    with_content = AttentionNet("quadratic", content=True, width=8, depth=1, heads=4, ffn=8).eval()
+    assert make_program(with_content, {}) is None
+    assert make_program(nn.Sequential(RelativeAttention2d(3, 5, 4, "quadratic")), {"0": 0}) is None
+    changed = _speed_net()
+    changed.stages[0].second_norm = nn.InstanceNorm2d(6)
+    names = [name for name, part in changed.named_modules() if isinstance(part, RelativeAttention2d)]
+    assert make_program(changed, {name: number for number, name in enumerate(names)}) is None
+
+
+@torch.no_grad()
+def _assert_same(network: nn.Module, image: Tensor, folder: Path, place: str) -> None:
+    """Compares scores and the features around every attention layer, as they are and with the last layer doubled."""
+    wide, layers = copy.deepcopy(network).double(), _layers(network)
+    exact = _seen(wide, image.double())
+    lows = [_seen(low, x) for low in (network, _by_definition(network)) for x in (image, rounded_differently(image, 0))]
+    for what, hi in exact.items():
+        made = _numbers(folder / f"{place}-{what}", hi)
+        error, allowed = (made.double() - hi).abs().max().item(), rounding_budget(hi, [low[what] for low in lows])
+        assert error <= allowed, f"{what}: {error} > {allowed}"
+    doubled = copy.deepcopy(network)
+    for parameter in _layers(doubled)[-1].values.parameters():
+        parameter.mul_(2)
+    hi = copy.deepcopy(doubled).double()(image.double())[0]
+    found = _numbers(folder / f"{place}-doubled", hi)
+    assert (found.double() - hi).abs().max().item() <= rounding_budget(
+        hi, [doubled(image)[0], _by_definition(doubled)(image)[0]]
+    )
+    assert torch.equal(found, _numbers(folder / f"{place}-resumed", hi))
+    assert len(layers) * 2 + 1 == len(exact)
+
+
+def _seen(network: nn.Module, image: Tensor) -> dict[str, Tensor]:
+    """Returns the scores, and what each attention layer takes and gives."""
+    seen: dict[str, Tensor] = {}
+    hooks = []
+    for number, layer in enumerate(_layers(network)):
+
+        def note(_: nn.Module, given: tuple[Tensor, ...], out: Tensor, number: int = number) -> None:
+            seen[f"{number}-input"], seen[f"{number}-output"] = (x[0].movedim(0, -1).clone() for x in (given[0], out))
+
+        hooks.append(layer.register_forward_hook(note))
+    seen["scores"] = network(image)[0]
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def _layers(network: nn.Module) -> list[RelativeAttention2d]:
+    return [module for module in network.modules() if isinstance(module, RelativeAttention2d)]
+
+
+def _by_definition(network: nn.Module) -> nn.Module:
+    made = copy.deepcopy(network)
+    for layer in _layers(made):
+        layer.impl = "reference"
+    return made
+
+
+def _numbers(file: Path, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.fromfile(file, np.float32)).view(like.shape)

@@ -1,0 +1,184 @@
+"""Rows that the page shows against the weights that the library reads: maps, windows, prefix tokens, content."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.viewer.node import run_node
+from torch import Tensor, nn
+
+from convattn.adapters.attention import AttentionCall, Layout, watch
+from convattn.functional import attention_weights, pad_keys, position_weights
+from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d
+from convattn.viewer import Exhibit, Scene, build_scene
+from convattn.viewer.maps import encode_rows
+
+timm = pytest.importorskip("timm")
+
+ALL, FIRST_PREFIX = (
+    [{"query": [row, col]} for row in range(0, 64, 5) for col in range(1, 64, 7)],
+    {"query": {"prefix": 0}},
+)
+
+
+def _vit() -> nn.Module:
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=(48, 64), depth=2, embed_dim=24, num_heads=3, reg_tokens=2
+    )
+
+
+def _swin() -> nn.Module:
+    return timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=(64, 64), embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4
+    )
+
+
+class _Own(nn.Module):
+    """Layers with content: added scores with stride and padding, and a gate that subtracts content."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shape = {"kernel_size": 3, "stride": (2, 3), "padding": (1, 2)}
+        self.added = RelativeAttention2d(3, 4, 2, "quadratic", content=Content(key_width=5), **shape)
+        self.gated = GatedRelativeAttention2d(4, 4, 3, "sinusoidal", gate="tanh")
+        self.placed = RelativeAttention2d(4, 2, 4, "distance")
+        with torch.no_grad():
+            self.gated.gate.copy_(torch.tensor([-0.5, 0.0, 0.7]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.placed(self.gated(self.added(x)))
+
+
+NETWORKS = {"vit": (_vit, (48, 64)), "swin": (_swin, (64, 64)), "own": (_Own, (13, 17))}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_rows_are_the_weights_within_the_rounding_of_bytes(name, tmp_path):
+    torch.manual_seed(1)
+    make, size = NETWORKS[name]
+    network, images = make().eval(), torch.randn(2, 3, *size)
+    scene = build_scene(Exhibit(network, images))
+    calls = {image: _calls(network, images[image : image + 1]) for image in range(2)}
+    mean = {key: (calls[0][key][1] + calls[1][key][1]) / 2 for key in calls[0]}
+    asked = [{**query, "network": 0, "image": image, "part": "both"} for query in ALL for image in (1, "mean")]
+    asked += [{**FIRST_PREFIX, "network": 0, "image": 1, "part": "both"}]
+    met = set()
+    for rows in _ask(scene, asked, tmp_path):
+        one, layer = asked[rows["asked"]], scene.header["networks"][0]["layers"][rows["layer"]]
+        layout, weights = calls[1][layer["name"]]
+        weights = mean[layer["name"]] if one["image"] == "mean" else weights
+        index = _index(layer, rows["query"])
+        if not isinstance(rows["query"], dict):
+            _require_nearest(layer, one["query"], rows["query"])
+        group, place = (int(n) for n in (layout.queries == index).nonzero()[0])
+        _require_row(layout, weights[group, :, place], group, place, rows, tmp_path)
+        met.add(layer["name"])
+    assert met == set(calls[0])
+
+
+def test_parts_of_layers_with_content(tmp_path):
+    """Position is the softmax of its scores, content that of the others; both are what the layer uses."""
+    torch.manual_seed(2)
+    network, image = _Own().eval(), torch.randn(1, 3, 13, 17)
+    scene = build_scene(Exhibit(network, image))
+    assert [layer["attention"].get("parts") for layer in scene.header["networks"][0]["layers"]] == [
+        ["both", "position", "content"],
+        ["both", "position", "content"],
+        None,
+    ]
+    asked = [{"query": [4, 9], "network": 0, "image": 0, "part": part} for part in ("position", "content")]
+    x = image
+    for number, layer in enumerate((network.added, network.gated)):
+        axes = layer.geometry.axes(x.shape[2:])
+        keys = pad_keys(x, layer.geometry)
+        wanted = [
+            position_weights(layer.encoding.table(axes), axes),
+            attention_weights(layer.content(keys, axes, layer.encoding))[0],
+        ]
+        x = layer(x)
+        found = [rows for rows in _ask(scene, asked, tmp_path) if rows["layer"] == number]
+        for rows, weights in zip(found, wanted, strict=True):
+            query = rows["query"][0] * len(axes[1].queries) + rows["query"][1]
+            row = weights.detach()[:, query]
+            difference = (_numbers(tmp_path / rows["weights"]).view_as(row) - row).abs().amax(-1)
+            assert (difference <= row.amax(-1) / 510 + 1e-6).all()
+
+
+@pytest.mark.parametrize("low", [0.0, -0.3])
+def test_bytes_are_within_half_a_step(low):
+    weights = torch.rand(3, 2, 5, 7) + low
+    rows = encode_rows(weights)
+    decoded = rows.lows[..., None] + rows.levels / 255 * rows.scales[..., None]
+    assert ((decoded - weights).abs() <= rows.scales[..., None] / 510 + 1e-7).all()
+    assert bool(rows.lows.any()) == (low < 0)
+    assert encode_rows(torch.full((1, 2), torch.nan)).levels.tolist() == [[0, 0]]
+
+
+def test_a_fault_is_seen(tmp_path):
+    """Rows of another image are not taken for those of this one."""
+    torch.manual_seed(1)
+    network, images = _vit().eval(), torch.randn(2, 3, 48, 64)
+    scene = build_scene(Exhibit(network, images))
+    (rows, *_) = _ask(scene, [{"query": [20, 20], "network": 0, "image": 0, "part": "both"}], tmp_path)
+    layer = scene.header["networks"][0]["layers"][0]
+    layout, weights = _calls(network, images[1:])[layer["name"]]
+    group, place = (int(n) for n in (layout.queries == _index(layer, rows["query"])).nonzero()[0])
+    with pytest.raises(AssertionError, match="half a step"):
+        _require_row(layout, weights[group, :, place], group, place, rows, tmp_path)
+
+
+def _calls(network: nn.Module, image: Tensor) -> dict[str, tuple[Layout, Tensor]]:
+    found = {}
+
+    def note(call: AttentionCall) -> None:
+        found[call.name] = (call.layout, call.weights[0].clone())
+
+    watch(network, image, note)
+    return found
+
+
+def _ask(scene: Scene, asked: list[dict], folder: Path) -> list[dict]:
+    scene.save(folder / "scene")
+    (folder / "asked.json").write_text(json.dumps(asked))
+    return json.loads(run_node("ask.js", folder / "scene", folder / "asked.json", folder))
+
+
+def _index(layer: dict, query: object) -> int:
+    return -1 - query["prefix"] if isinstance(query, dict) else query[0] * layer["grid"][1] + query[1]
+
+
+def _require_nearest(layer: dict, pixel: list[int], cell: list[int]) -> None:
+    """Asserts that no cell of the layer is nearer to the pixel along an axis."""
+    for axis in range(2):
+        centres = [layer["place"]["first"][axis] + layer["place"]["step"][axis] * n for n in range(layer["grid"][axis])]
+        distances = [abs(centre - pixel[axis]) for centre in centres]
+        assert distances[cell[axis]] == min(distances)
+
+
+def _require_row(layout: Layout, weights: Tensor, group: int, place: int, rows: dict, folder: Path) -> None:
+    """Asserts that each key of the library is on the page's map where it stands, and nothing else is."""
+    heads, keys = rows["heads"], layout.keys[group]
+    shown = _numbers(folder / rows["weights"]).view(heads, rows["keyRows"], rows["keyCols"]).clone()
+    prefix = _numbers(folder / rows["prefix"]).view(heads, -1)
+    low, high = weights.amin(-1).clamp(max=0), weights.amax(-1)
+    step = (high - low) / 510 + 1e-6
+    first = torch.stack([layout.keys[:, ~layout.key_prefix].amin((0, 1))])[0]
+    apart = [layout.keys[:, ~layout.key_prefix, axis].unique().diff() for axis in range(2)]
+    pitch = [gaps.min().item() if len(gaps) else 1.0 for gaps in apart]
+    for key in range(len(keys)):
+        if layout.allowed is not None and not layout.allowed[group, place, key]:
+            continue
+        if layout.key_prefix[key]:
+            found = prefix[:, int(layout.key_prefix[:key].sum())]
+        else:
+            row, col = (round(((keys[key] - first)[axis] / pitch[axis]).item()) for axis in range(2))
+            found = shown[:, row, col].clone()
+            shown[:, row, col] = torch.nan
+        assert ((found - weights[:, key]).abs() <= step).all(), "a weight is off by more than half a step"
+    assert shown.isnan().all()
+
+
+def _numbers(file: Path) -> Tensor:
+    return torch.from_numpy(np.fromfile(file, np.float32))
