@@ -1,6 +1,6 @@
-"""Writes the measured costs that the guided tour shows, out of docs/results: python scripts/tour_costs.py, then make fix.
+"""Writes the measured costs that the guided tour shows: python scripts/tour_costs.py, then make fix.
 
-The tour's sixth step draws them; a test holds the file against the records.
+They are out of docs/results. The tour's sixth step draws them; a test holds the file against the records.
 """
 
 import json
@@ -19,7 +19,7 @@ TYPE = """/**
 """
 MIB = 2**20
 
-IMAGES_NOTE = "400 channels, 9 heads, forward, time of one image. All pairs and the convolution ran on 25, 4 and 1 images."
+IMAGES_NOTE = "400 channels, 9 heads, forward, per image. All pairs and the convolution ran on 25, 4 and 1 images."
 MEMORY_NOTE = "400 channels, 9 heads, forward: weights and working memory, divided by those of nn.Conv2d 3 × 3."
 SEQUENCES_NOTE = "16 channels, 9 heads or taps, forward, one sequence."
 

@@ -33,17 +33,14 @@ export function tourPicture(scene) {
   return { rows, cols, data: out };
 }
 
-/** A house at night: edges in several directions, and soft light. @returns {Picture} */
+/** A moon above a house: edges, and soft light. @returns {Picture} */
 function madePicture() {
   const side = LARGEST_SIDE;
   const data = Float32Array.from({ length: side * side }, (_, at) => {
     const [row, col] = [Math.floor(at / side), at % side];
-    if ((row - 6) ** 2 + (col - 25) ** 2 < 11) return 0.95;
-    const roof = row >= 8 && row < 16 && Math.abs(col - 13) <= row - 7;
-    if (roof) return 0.3;
-    const wall = row >= 16 && row < 27 && col >= 7 && col <= 19;
-    if (wall) return row >= 19 && row < 23 && col >= 10 && col < 14 ? 0.9 : 0.55;
-    return row >= 27 ? 0.2 : 0.1 + 0.2 * (row / side);
+    if ((row - 7) ** 2 + (col - 24) ** 2 < 14) return 0.95;
+    if (row > 8 && row < 28 && Math.abs(col - 12) < Math.min(row - 7, 8)) return row < 16 ? 0.35 : 0.6;
+    return 0.1 + (0.2 * row) / side;
   });
   return { rows: side, cols: side, data };
 }

@@ -3,10 +3,10 @@ import { numberText } from "../draw.js";
 import { logChart } from "./chart.js";
 import { measureCosts } from "./costs.js";
 import { RECORDED_COSTS } from "./recorded-costs.js";
-import { choice, powerText } from "./view.js";
+import { choice, differenceText } from "./view.js";
 
 /** Colours by what is measured, the same in all charts. @type {Record<string, string>} */
-const KINDS = {
+const LINE_KINDS = {
   "all pairs": "learn-second",
   "any function of the offset (FFT)": "learn-fourth",
   "convolution, N taps": "learn-fourth",
@@ -15,7 +15,7 @@ const KINDS = {
   "hard heads": "learn-third",
   "nine hard heads": "learn-third",
 };
-const HERE = "this browser";
+const THIS_BROWSER = "this browser";
 
 /** @typedef {{name: string, points: [number, number][]}} CostLine */
 
@@ -38,7 +38,7 @@ function costChart(lines, name) {
     { low: powers[0], high: powers[powers.length - 1], name, ticks: powers },
     `${name} against the number of pixels N; the table below has the numbers`,
   );
-  chart.draw(lines.map((line) => ({ ...line, kind: KINDS[line.name] ?? "learn-fifth", dots: true })));
+  chart.draw(lines.map((line) => ({ ...line, kind: LINE_KINDS[line.name] ?? "learn-fifth", dots: true })));
   return chart.root;
 }
 
@@ -77,7 +77,7 @@ export function costStep(tour) {
 
   function layMenu() {
     const places = [...new Set(RECORDED_COSTS.charts.map(({ name }) => name.split(": ")[0]))];
-    if (Object.keys(here).length) places.push(HERE);
+    if (Object.keys(here).length) places.push(THIS_BROWSER);
     const [place, kind] = shown.split(": ");
     const show = (/** @type {string} */ next) => {
       shown = next;
@@ -86,8 +86,10 @@ export function costStep(tour) {
     };
     fill(
       menu,
-      choice("Measured on", places, place, (to) => show(to === HERE ? HERE : `${to}: ${kind ?? "time"}`)),
-      place !== HERE && choice("What", ["time", "memory"], kind, (to) => show(`${place}: ${to}`)),
+      choice("Measured on", places, place, (to) =>
+        show(to === THIS_BROWSER ? THIS_BROWSER : `${to}: ${kind ?? "time"}`),
+      ),
+      place !== THIS_BROWSER && choice("What", ["time", "memory"], kind, (to) => show(`${place}: ${to}`)),
     );
   }
   async function measure() {
@@ -103,7 +105,7 @@ export function costStep(tour) {
         (here[name] ??= []).push([side * side, time]);
       }
       largest = Math.max(largest, difference ?? 0);
-      shown = HERE;
+      shown = THIS_BROWSER;
       layMenu();
       paint();
       tour.tell(`Measured ${side} × ${side} pixels.`);
@@ -120,8 +122,8 @@ export function costStep(tour) {
     fill(chart, several && costChart(lines, unit), costTable(lines, unit));
     note.textContent = found
       ? `${found.note} Recorded on ${RECORDED_COSTS.machine}, torch ${RECORDED_COSTS.torch}; docs/results holds every sample.`
-      : "Nine heads of sharpness 1 on one channel, JavaScript, one thread: medians of 5 samples. Both ways of attention gave the " +
-        `same output, within ${powerText(largest)}. All pairs stop at 32 × 32.`;
+      : "Nine heads of sharpness 1 on one channel, JavaScript, one thread: medians of 5 samples. Largest difference of both ways of attention: " +
+        `${differenceText(largest)}. All pairs stop at 32 × 32.`;
   }
   layMenu();
 
@@ -129,7 +131,7 @@ export function costStep(tour) {
     title: "All pairs are costly, and not needed",
     words: [
       [
-        "Attention as it is usually written gives each of N pixels a weight for each of N pixels: N² numbers per head. Twice the width of an image is then 16 times the work.",
+        "Attention as it is usually written gives each of N pixels a weight for each of N pixels: N² numbers per head. An image twice as wide and high then takes 16 times the work.",
       ],
       [
         "If the score depends on the offset alone, that is not needed. A score that is a sum over axes takes two short softmaxes per head; any other goes by Fourier transforms; hard heads are a convolution.",
@@ -140,7 +142,7 @@ export function costStep(tour) {
       "All pairs cost N squared, separable scores N times height plus width, Fourier transforms N log N, hard heads N.",
     task: ["Switch between images and sequences, time and memory. Then measure in this browser."],
     notice: [
-      "Ten times the pixels are ten times the time of separable and of hard heads: the line rises one square for each. All pairs rise twice as steeply from 1,024 pixels on.",
+      "On images, ten times the pixels take about ten times as long with separable and with hard heads. All pairs rise twice as steeply from 1,024 pixels on.",
     ],
     more: ["The paper, section 4", "section.4"],
     stage: [h("div", { class: "learn-line-up" }, menu, button), chart, note],

@@ -6,7 +6,7 @@ import { attendHeads } from "./heads.js";
 import { bestTaps, convolvePicture, kernelOfSize, tapsOf } from "./kernels.js";
 import { choice, differenceText, numbersList, slider } from "./view.js";
 
-const SIZES = [1, 2, 3, 4, 5].map((size) => `${size} × ${size}`);
+const KERNEL_SIZES = [1, 2, 3, 4, 5].map((size) => `${size} × ${size}`);
 
 /**
  * Step 4: one head for each tap.
@@ -102,7 +102,7 @@ export function countStep(tour) {
       h(
         "div",
         { class: "learn-line-up" },
-        choice("Size of the kernel", SIZES, SIZES[size - 1], (word) => {
+        choice("Size of the kernel", KERNEL_SIZES, KERNEL_SIZES[size - 1], (word) => {
           size = Number(word[0]);
           start();
         }),

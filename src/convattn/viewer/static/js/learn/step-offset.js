@@ -107,10 +107,9 @@ export function offsetStep(tour) {
   function paintKernel() {
     const { counts, divisor } = KERNELS[kernel];
     const lit = String(heads[active].offset);
-    const cells = cutAround(picture, query, OFFSET_REACH).length;
     fill(
       board.marks,
-      ...Array.from({ length: cells }, (_, at) => {
+      ...Array.from({ length: OFFSET_WINDOW ** 2 }, (_, at) => {
         const [row, col] = [Math.floor(at / OFFSET_WINDOW), at % OFFSET_WINDOW];
         const offset = String([row - OFFSET_REACH, col - OFFSET_REACH]);
         const here = counts.filter((_, head) => String(heads[head].offset) === offset);
@@ -157,9 +156,9 @@ export function offsetStep(tour) {
     ],
     more: ["The paper, theorem 1", "section.3"],
     stage: [
-      choice("Kernel", Object.keys(KERNELS), kernel, start),
+      h("div", { class: "learn-line-up" }, choice("Kernel", Object.keys(KERNELS), kernel, start), reset),
       h("div", { class: "learn-pair" }, around.root, board.root),
-      h("div", { class: "learn-line-up" }, numbers.root, reset),
+      numbers.root,
       strip.root,
     ],
     paint,

@@ -3,7 +3,7 @@ import { HARD, certifiedError } from "./bound.js";
 import { logChart } from "./chart.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
-import { KERNELS, convolvePicture, cutAround, largestDifference, largestOf, namedTaps } from "./kernels.js";
+import { KERNELS, convolvePicture, cutAround, largestDifference, largestSize, namedTaps } from "./kernels.js";
 import {
   choice,
   colourBar,
@@ -16,18 +16,18 @@ import {
   squareMark,
 } from "./view.js";
 
-const SHARPNESS_REACH = 4;
-const SHARPNESS_WINDOW = 2 * SHARPNESS_REACH + 1;
-const LEAST = 0.1;
-const MOST = 100;
-const CURVE = Array.from({ length: 31 }, (_, at) => LEAST * (MOST / LEAST) ** (at / 30));
-const HEAD = 2; // the head that is shown: up and right
+const MAP_REACH = 4;
+const MAP_WINDOW = 2 * MAP_REACH + 1;
+const SOFTEST = 0.1;
+const SHARPEST = 100;
+const CURVE_AT = Array.from({ length: 31 }, (_, at) => SOFTEST * (SHARPEST / SOFTEST) ** (at / 30));
+const SHOWN_HEAD = 2; // the head that is shown: up and right
 
 /**
  * What float32 can tell apart: both outputs are rounded to it.
  * @param {import("./kernels.js").Picture} output
  */
-export const float32Floor = (output) => 2 ** -23 * largestOf(output.data);
+export const float32Floor = (output) => 2 ** -23 * largestSize(output.data);
 
 /** @param {number} sharpness */
 export const sharpnessText = (sharpness) => (sharpness >= HARD ? "hard" : `α = ${sharpness.toPrecision(2)}`);
@@ -47,10 +47,10 @@ export function sharpnessStep(tour) {
   let measured = [];
   let later = window.setTimeout(measureMore, 0);
 
-  const around = pictureView(SHARPNESS_WINDOW, SHARPNESS_WINDOW, "Weights of one head around the pixel");
+  const around = pictureView(MAP_WINDOW, MAP_WINDOW, "Weights of one head around the pixel");
   for (const [kind, place] of /** @type {const} */ ([
-    ["learn-centre", [SHARPNESS_REACH - 1, SHARPNESS_REACH + 1]],
-    ["learn-query", [SHARPNESS_REACH, SHARPNESS_REACH]],
+    ["learn-centre", [MAP_REACH - 1, MAP_REACH + 1]],
+    ["learn-query", [MAP_REACH, MAP_REACH]],
   ])) {
     const mark = squareMark(kind);
     mark.to([...place]);
@@ -59,7 +59,7 @@ export function sharpnessStep(tour) {
   const bar = colourBar("Colours of the weights");
   around.root.append(bar.root);
   const chart = logChart(
-    { low: LEAST, high: MOST, name: "sharpness α", ticks: [0.1, 1, 10, 100] },
+    { low: SOFTEST, high: SHARPEST, name: "sharpness α", ticks: [0.1, 1, 10, 100] },
     { low: 1e-9, high: 10, name: "Largest error", ticks: [1e-9, 1e-6, 1e-3, 1] },
     "Largest error against sharpness: what is measured lies below the bound until both reach the rounding of float32.",
     320,
@@ -91,34 +91,34 @@ export function sharpnessStep(tour) {
   }
   function measureMore() {
     const until = performance.now() + 8;
-    while (measured.length < CURVE.length && performance.now() < until) {
-      measured.push(largestDifference(wanted, attendHeads(picture, taps, CURVE[measured.length])));
+    while (measured.length < CURVE_AT.length && performance.now() < until) {
+      measured.push(largestDifference(wanted, attendHeads(picture, taps, CURVE_AT[measured.length])));
     }
     const floor = float32Floor(wanted);
-    const points = measured.map((error, at) => /** @type {[number, number]} */ ([CURVE[at], error]));
+    const points = measured.map((error, at) => /** @type {[number, number]} */ ([CURVE_AT[at], error]));
     chart.draw([
       {
         name: "bound of the certificate",
         kind: "learn-second",
-        points: CURVE.map((at) => [at, certifiedError(at, taps)]),
+        points: CURVE_AT.map((at) => [at, certifiedError(at, taps)]),
       },
       { name: "measured", kind: "learn-first", points: points.filter(([, error]) => error > 0) },
       {
         name: "rounding of float32",
         kind: "learn-fourth",
         points: [
-          [LEAST, floor],
-          [MOST, floor],
+          [SOFTEST, floor],
+          [SHARPEST, floor],
         ],
       },
     ]);
-    if (measured.length < CURVE.length) later = window.setTimeout(measureMore, 16);
+    if (measured.length < CURVE_AT.length) later = window.setTimeout(measureMore, 16);
   }
   function paint() {
     const largest = strip.show(wanted, attendHeads(picture, taps, sharpness), query);
-    const map = headMap(picture, taps[HEAD].offset, sharpness, query);
-    const most = largestOf(map.data);
-    around.heat(cutAround(map, query, SHARPNESS_REACH), most, tour.theme());
+    const map = headMap(picture, taps[SHOWN_HEAD].offset, sharpness, query);
+    const most = largestSize(map.data);
+    around.heat(cutAround(map, query, MAP_REACH), most, tour.theme());
     bar.paint(most, tour.theme());
     const [error, bound] = [differenceText(largest), powerText(certifiedError(sharpness, taps))];
     numbers.show(error, bound, `${(100 * most).toPrecision(3)} %`);

@@ -118,7 +118,7 @@ export function followPointer(target, rows, cols, moved) {
 }
 
 /** @type {Record<string, Place>} */
-const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const TOUR_ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 /**
  * Calls a function with the direction of an arrow key.
@@ -127,7 +127,7 @@ const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowR
  */
 export function followArrows(target, move) {
   target.addEventListener("keydown", (event) => {
-    const by = ARROWS[/** @type {KeyboardEvent} */ (event).key];
+    const by = TOUR_ARROWS[/** @type {KeyboardEvent} */ (event).key];
     if (!by) return;
     event.preventDefault();
     event.stopPropagation();
