@@ -2,10 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  contrast,
   headColour,
   levelOf,
-  luminance,
   packedRamp,
   ramp,
 } from "../../../src/convattn/viewer/static/js/colour.js";
@@ -47,6 +45,15 @@ function colours(theme) {
 
 /** @param {number} byte */
 const linear = (byte) => (byte / 255 <= 0.04045 ? byte / 255 / 12.92 : ((byte / 255 + 0.055) / 1.055) ** 2.4);
+
+/** @param {number[]} rgb @returns {number} the relative luminance of WCAG 2: 0 for black, 1 for white */
+const luminance = ([red, green, blue]) => 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
+
+/** @param {number[]} one @param {number[]} other @returns {number} the contrast of WCAG 2, 1 … 21 */
+function contrast(one, other) {
+  const [dark, bright] = [luminance(one), luminance(other)].sort((first, second) => first - second);
+  return (bright + 0.05) / (dark + 0.05);
+}
 
 /** @param {number[][]} matrix @param {number[]} rgb @returns {number} the luminance that is left */
 function luminanceSeen(matrix, rgb) {

@@ -1,7 +1,8 @@
 // The page: title, tabs, theme, and the address that brings back the view.
 
 import { freshId, h } from "./dom.js";
-import { mountExplore, withinScene } from "./explore/explore.js";
+import { mountExplore } from "./explore/explore.js";
+import { withinScene } from "./explore/within.js";
 import { mountLearn } from "./learn/learn.js";
 import { createState, DEFAULT_STATE, fromHash, toHash } from "./state.js";
 
