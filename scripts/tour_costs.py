@@ -19,7 +19,9 @@ TYPE = """/**
 """
 MIB = 2**20
 
-IMAGES_NOTE = "400 channels, 9 heads, forward, time of one image. All pairs and the convolution ran on 25, 4 and 1 images."
+IMAGES_NOTE = (
+    "400 channels, 9 heads, forward, time of one image. All pairs and the convolution ran on 25, 4 and 1 images."
+)
 MEMORY_NOTE = "400 channels, 9 heads, forward: weights and working memory, divided by those of nn.Conv2d 3 × 3."
 SEQUENCES_NOTE = "16 channels, 9 heads or taps, forward, one sequence."
 
