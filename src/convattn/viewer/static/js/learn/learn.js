@@ -130,7 +130,7 @@ function stepParts(title, { words, formula, inWords, task, notice, more, stage }
       { class: "learn-text" },
       h("p", { class: "learn-count" }, `${number + 1} of ${TOUR_STEPS.length}`),
       title,
-      ...words.map((parts) => h("p", null, ...parts)),
+      h("p", null, ...words),
       h("p", { class: "learn-formula", role: "group", "aria-label": inWords }, ...formula),
       h("p", { class: "learn-task" }, h("strong", null, "Do "), ...task),
       h("p", { class: "learn-task" }, h("strong", null, "Notice "), ...notice),

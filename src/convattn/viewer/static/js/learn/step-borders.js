@@ -3,7 +3,7 @@ import { HARD, interiorKernel } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
 import { convolvePicture, cutAround, namedTaps, padPicture } from "./kernels.js";
-import { choice, colourBar, differenceText, numbersList, pictureView, slider, squareMark } from "./view.js";
+import { choice, colourBar, differenceText, numbersList, pictureView, slider, squareMark, sup } from "./view.js";
 import { sharpnessText } from "./step-sharpness.js";
 
 /** @typedef {import("./kernels.js").PadMode} PadMode */
@@ -82,24 +82,19 @@ export function bordersStep(tour) {
   return {
     title: "At the border, a head sees the nearest pixel there is",
     words: [
-      [
-        "A convolution must invent pixels beyond the border: zeros, a mirror, the other side. Attention does not have to. A softmax runs over the pixels that exist, so a head whose centre lies outside looks at the nearest one inside, as if the edge were repeated.",
-      ],
-      [
-        "For another border, the picture is padded first, and the heads look at the padding too. Soft heads differ in one more way: near the border, less of their spread fits in, and the softmax divides it anew.",
-      ],
+      "A convolution must invent pixels beyond the border. A softmax runs over the pixels that exist, so a head whose centre lies outside looks at the nearest one inside. For another border, pad the picture: then the heads look at the padding too.",
     ],
     formula: [
       "A[q, k] = e",
-      h("sup", null, "s(k − q)"),
+      sup("s(k − q)"),
       " / Σ e",
-      h("sup", null, "s(k′ − q)"),
+      sup("s(k′ − q)"),
       h("span", { class: "learn-where" }, "k′ runs over the pixels that exist"),
     ],
     inWords: "The weight of key k for query q is e to the score, divided by the sum over the keys that exist.",
     task: ["Choose what the attention sees beyond the border until the difference vanishes. Then make the heads soft."],
     notice: [
-      "Hard heads can equal any of the four borders exactly. Soft heads, compared with the blurred kernel they make, differ only near the border.",
+      "Hard heads can equal any of the four borders exactly. Soft heads differ from the blurred kernel they make only near the border, where less of their spread fits in.",
     ],
     more: ["The paper, section 3", "section.3"],
     stage: [

@@ -1,7 +1,7 @@
 import { fill, h, setProp, svg } from "../dom.js";
 import { FIT_SIDE, compareEncodings, targetMap } from "./fit.js";
 import { largestSize } from "./kernels.js";
-import { choice, colourBar, followArrows, followPointer, pictureView, slider, squareMark } from "./view.js";
+import { choice, colourBar, em, followArrows, followPointer, pictureView, slider, squareMark, sup } from "./view.js";
 
 const FIT_MIDDLE = (FIT_SIDE - 1) / 2;
 const FIT_LIMIT = FIT_MIDDLE - 2;
@@ -68,20 +68,11 @@ export function encodingsStep(tour) {
   return {
     title: "Any function of the offset can be a score",
     words: [
-      [
-        "What makes these layers convolutional is only that the score depends on the offset δ, from the pixel to what it looks at. How it depends is called the ",
-        h("em", null, "encoding"),
-        ".",
-      ],
-      [
-        "Here each encoding is fitted to the same target while you drag. If the score is a sum of a part for rows and a part for columns, the map is a product of the two: quick to compute, but it cannot be slanted.",
-      ],
+      "These layers are convolutional because the score depends on the offset δ alone. How it does is called the ",
+      em("encoding"),
+      "; here each is fitted to the same target while you drag. If the score is a part for rows plus a part for columns, the map is a product: quick to compute, never slanted.",
     ],
-    formula: [
-      "A(δ) ∝ e",
-      h("sup", null, "s(δ)"),
-      h("span", { class: "learn-where" }, "s(δ) = f(δ₁) + g(δ₂) makes A a product"),
-    ],
+    formula: ["A(δ) ∝ e", sup("s(δ)"), h("span", { class: "learn-where" }, "s(δ) = f(δ₁) + g(δ₂) makes A a product")],
     inWords:
       "The weight at an offset is proportional to e to the score. A score that is a sum over axes makes a product.",
     task: ["Drag the target. Then make it a stripe, and give the sinusoidal encoding more waves."],

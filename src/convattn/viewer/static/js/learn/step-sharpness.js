@@ -8,12 +8,15 @@ import {
   choice,
   colourBar,
   differenceText,
+  em,
   followPointer,
   numbersList,
   pictureView,
   powerText,
   slider,
   squareMark,
+  sub,
+  sup,
 } from "./view.js";
 
 const MAP_REACH = 4;
@@ -131,14 +134,9 @@ export function sharpnessStep(tour) {
   return {
     title: "Sharp heads see one pixel, soft heads blur",
     words: [
-      [
-        "A head gives every pixel a score, and a softmax turns the scores into weights that add up to 1. Here the score falls with the distance from the head's centre: the larger the ",
-        h("em", null, "sharpness"),
-        " α, the faster.",
-      ],
-      [
-        "So nine soft heads only resemble the convolution. How far off they can be is known beforehand, for every picture: that is the certificate.",
-      ],
+      "A head scores every pixel, and a softmax turns the scores into weights that add up to 1. Here the score falls with the distance from the head's centre, the faster the larger the ",
+      em("sharpness"),
+      " α. Soft heads only resemble the convolution; the certificate says beforehand how far off they can be, on any picture.",
     ],
     formula: [
       "weight ∝ exp(−α ‖δ − Δ‖²)",
@@ -146,19 +144,19 @@ export function sharpnessStep(tour) {
         "span",
         { class: "learn-where" },
         "error ≤ 2 ε(α) · max|x| · Σ",
-        h("sub", null, "h"),
+        sub("h"),
         "|W",
-        h("sub", null, "h"),
+        sub("h"),
         "|, ε(α) ≈ 4 e",
-        h("sup", null, "−α"),
+        sup("−α"),
       ),
     ],
     inWords:
-      "The weight is proportional to e to the minus alpha times the squared distance of offset and centre. The error is at most two epsilon times the largest pixel times the sum of absolute head weights; epsilon is about four times e to the minus alpha.",
+      "The weight falls like e to the minus alpha times the squared distance from the centre. The error is at most two epsilon times the largest pixel times the sum of the heads' absolute weights; epsilon is about four e to the minus alpha.",
     task: ["Move the slider, or drag along the curve."],
     notice: [
       "The error falls like e",
-      h("sup", null, "−α"),
+      sup("−α"),
       ", below the bound, until only the rounding of float32 is left, near α = 16. From then on the heads are a convolution.",
     ],
     more: ["The paper, section 3 and appendix", "section.3"],
