@@ -1,6 +1,6 @@
-"""Writes the measured costs that the guided tour shows, out of docs/results: python scripts/tour_costs.py, then make fix.
+"""Writes the measured costs that the guided tour shows: python scripts/tour_costs.py, then make fix.
 
-The tour's sixth step draws them; a test holds the file against the records.
+They are out of docs/results. The tour's sixth step draws them; a test holds the file against the records.
 """
 
 import json
@@ -19,7 +19,7 @@ TYPE = """/**
 """
 MIB = 2**20
 
-IMAGES_NOTE = "400 channels, 9 heads, forward, time of one image. All pairs and the convolution ran on 25, 4 and 1 images."
+IMAGES_NOTE = "400 channels, 9 heads, forward, per image. All pairs and the convolution ran on 25, 4 and 1 images."
 MEMORY_NOTE = "400 channels, 9 heads, forward: weights and working memory, divided by those of nn.Conv2d 3 × 3."
 SEQUENCES_NOTE = "16 channels, 9 heads or taps, forward, one sequence."
 
@@ -40,12 +40,12 @@ def memory(measured: dict[str, Any]) -> int:
 
 
 def points(record: dict[str, Any], prefix: str, contender: str, value: Any) -> list[list[float]]:
-    """Returns [N, value] of a contender in the cases whose names begin with a prefix, by N; four figures."""
+    """Returns [N, value] of a contender in the cases whose names begin with a prefix, by N; three figures."""
     found = []
     for case in record["cases"]:
         by_name = {measured["contender"]: measured for measured in case["measurements"]}
         if case["name"].startswith(prefix) and "training" not in case["name"]:
-            found.append([case["pixels"], float(f"{value(case, by_name[contender], by_name):.4g}")])
+            found.append([case["pixels"], float(f"{value(case, by_name[contender], by_name):.3g}")])
     return sorted(found)
 
 
@@ -73,7 +73,7 @@ def costs() -> dict[str, Any]:
     )
     charts = [
         {
-            "name": "images: time",
+            "name": "time, images",
             "unit": "ms per image",
             "note": IMAGES_NOTE,
             "lines": lines(
@@ -87,7 +87,7 @@ def costs() -> dict[str, Any]:
             ),
         },
         {
-            "name": "images: memory",
+            "name": "memory, images",
             "unit": "times that of the convolution",
             "note": MEMORY_NOTE,
             "lines": lines(
@@ -99,13 +99,13 @@ def costs() -> dict[str, Any]:
             ),
         },
         {
-            "name": "sequences: time",
+            "name": "time, sequences",
             "unit": "ms",
             "note": SEQUENCES_NOTE,
             "lines": lines(sequences, time, *long),
         },
         {
-            "name": "sequences: memory",
+            "name": "memory, sequences",
             "unit": "MiB",
             "note": SEQUENCES_NOTE,
             "lines": lines(sequences, mebibytes, *long),
@@ -118,7 +118,7 @@ def costs() -> dict[str, Any]:
 
 def main() -> None:
     """Writes the file."""
-    text = json.dumps(costs(), ensure_ascii=False)
+    text = json.dumps(costs(), ensure_ascii=False, separators=(",", ":"))
     WRITTEN.write_text(f"{HEAD}{TYPE}export const RECORDED_COSTS = JSON.parse(\n  `{text}`,\n);\n", encoding="utf-8")
 
 

@@ -3,8 +3,8 @@ import { tenTo } from "./view.js";
 
 // Charts with logarithmic axes, drawn as SVG.
 
-const WIDTH = 380;
-const EDGE = { left: 50, right: 12, top: 12, bottom: 40 };
+const CHART_WIDTH = 380;
+const CHART_EDGE = { left: 50, right: 12, top: 12, bottom: 40 };
 
 /** @typedef {{low: number, high: number, name: string, ticks: number[]}} ChartAxis */
 /** @typedef {{name: string, kind: string, points: [number, number][], dots?: boolean}} Series */
@@ -24,26 +24,34 @@ function tickText(value) {
  */
 export function logChart(x, y, name, height = 250) {
   const across = (/** @type {number} */ value) =>
-    EDGE.left + ((WIDTH - EDGE.left - EDGE.right) * Math.log(value / x.low)) / Math.log(x.high / x.low);
+    CHART_EDGE.left +
+    ((CHART_WIDTH - CHART_EDGE.left - CHART_EDGE.right) * Math.log(value / x.low)) / Math.log(x.high / x.low);
   const down = (/** @type {number} */ value) =>
-    EDGE.top +
-    (height - EDGE.top - EDGE.bottom) * (1 - Math.log(Math.max(value, y.low) / y.low) / Math.log(y.high / y.low));
+    CHART_EDGE.top +
+    (height - CHART_EDGE.top - CHART_EDGE.bottom) *
+      (1 - Math.log(Math.max(value, y.low) / y.low) / Math.log(y.high / y.low));
   const grid = svg("g", { class: "learn-grid" });
   for (const value of x.ticks) {
     grid.append(
-      svg("line", { x1: across(value), x2: across(value), y1: EDGE.top, y2: height - EDGE.bottom }),
-      svg("text", { x: across(value), y: height - EDGE.bottom + 15, "text-anchor": "middle" }, tickText(value)),
+      svg("line", { x1: across(value), x2: across(value), y1: CHART_EDGE.top, y2: height - CHART_EDGE.bottom }),
+      svg("text", { x: across(value), y: height - CHART_EDGE.bottom + 15, "text-anchor": "middle" }, tickText(value)),
     );
   }
   for (const value of y.ticks) {
     grid.append(
-      svg("line", { x1: EDGE.left, x2: WIDTH - EDGE.right, y1: down(value), y2: down(value) }),
-      svg("text", { x: EDGE.left - 6, y: down(value) + 4, "text-anchor": "end" }, tickText(value)),
+      svg("line", { x1: CHART_EDGE.left, x2: CHART_WIDTH - CHART_EDGE.right, y1: down(value), y2: down(value) }),
+      svg("text", { x: CHART_EDGE.left - 6, y: down(value) + 4, "text-anchor": "end" }, tickText(value)),
     );
   }
-  grid.append(svg("text", { class: "learn-axis", x: WIDTH - EDGE.right, y: height - 6, "text-anchor": "end" }, x.name));
+  grid.append(
+    svg(
+      "text",
+      { class: "learn-axis", x: CHART_WIDTH - CHART_EDGE.right, y: height - 6, "text-anchor": "end" },
+      x.name,
+    ),
+  );
   const lines = svg("g");
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": name }, grid, lines);
+  const picture = svg("svg", { viewBox: `0 0 ${CHART_WIDTH} ${height}`, role: "img", "aria-label": name }, grid, lines);
   const legend = h("div", { class: "learn-legend" });
   return {
     root: h("figure", { class: "learn-chart" }, h("figcaption", null, y.name), picture, legend),
@@ -52,7 +60,7 @@ export function logChart(x, y, name, height = 250) {
     down,
     /** @param {number} share  of the width of the chart @returns {number} the value there */
     valueAt(share) {
-      const inside = (share * WIDTH - EDGE.left) / (WIDTH - EDGE.left - EDGE.right);
+      const inside = (share * CHART_WIDTH - CHART_EDGE.left) / (CHART_WIDTH - CHART_EDGE.left - CHART_EDGE.right);
       return x.low * (x.high / x.low) ** Math.min(Math.max(inside, 0), 1);
     },
     /** @param {Series[]} series */

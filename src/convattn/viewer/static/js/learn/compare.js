@@ -1,5 +1,5 @@
 import { h, setProp } from "../dom.js";
-import { largestOf } from "./kernels.js";
+import { largestSize } from "./kernels.js";
 import { colourBar, followArrows, followPointer, nearestInside, pictureView, squareMark } from "./view.js";
 
 /** @typedef {import("./view.js").Picture} Picture */
@@ -52,11 +52,11 @@ export function comparison(tour, chosen) {
       views[0].gray(data);
       views[1].gray(wanted.data, low, high);
       views[2].gray(made.data, low, high);
-      views[3].heat(apart, (high - low) / 2, tour.theme());
-      bar.paint((high - low) / 2, tour.theme());
+      views[3].heat(apart, (high - low) / 4, tour.theme());
+      bar.paint((high - low) / 4, tour.theme());
       at = query;
       for (const mark of marks) mark.to(query);
-      return largestOf(apart);
+      return largestSize(apart);
     },
   };
 }

@@ -5,15 +5,15 @@ import { convolvePicture, largestDifference, namedTaps } from "./kernels.js";
 
 // Three ways to compute, timed where the page runs.
 
-const SHARPNESS = 1;
-const SAMPLES = 5;
+const TIMED_SHARPNESS = 1;
+const TIMED_SAMPLES = 5;
 
 /** @typedef {import("./kernels.js").Picture} Picture */
 /** @typedef {{side: number, milliseconds: Record<Way, number | null>, difference: number | null}} Measured */
 /** @typedef {"all pairs" | "separable" | "convolution"} Way */
 
 /** @param {number} side @returns {Picture} */
-function noise(side) {
+function noisePicture(side) {
   let seed = 1;
   return {
     rows: side,
@@ -29,10 +29,10 @@ function noise(side) {
  */
 export function attendAllPairs(picture) {
   const heads = namedTaps("Blur");
-  const layer = layerOfHeads(picture, heads, SHARPNESS);
+  const layer = layerOfHeads(picture, heads, TIMED_SHARPNESS);
   const scores = quadraticScores(
     heads.flatMap(({ offset }) => offset),
-    heads.map(() => SHARPNESS),
+    heads.map(() => TIMED_SHARPNESS),
     tableShape(layer.geometry),
   );
   return attend({ ...picture, channels: 1 }, { ...layer, axes: null, scores });
@@ -46,11 +46,11 @@ export function attendAllPairs(picture) {
  */
 export async function measureCosts(tell, pause, sides = [8, 16, 32, 64]) {
   for (const side of sides) {
-    const picture = noise(side);
+    const picture = noisePicture(side);
     /** @type {Record<Way, (() => Picture) | null>} */
     const ways = {
       "all pairs": side <= 32 ? () => attendAllPairs(picture) : null,
-      separable: () => attendHeads(picture, namedTaps("Blur"), SHARPNESS),
+      separable: () => attendHeads(picture, namedTaps("Blur"), TIMED_SHARPNESS),
       convolution: () => convolvePicture(picture, namedTaps("Blur")),
     };
     const milliseconds = /** @type {Record<Way, number | null>} */ ({});
@@ -72,7 +72,7 @@ export async function measureCosts(tell, pause, sides = [8, 16, 32, 64]) {
 async function medianTime(run, pause) {
   run();
   const samples = [];
-  for (let sample = 0; sample < SAMPLES; sample++) {
+  for (let sample = 0; sample < TIMED_SAMPLES; sample++) {
     await pause();
     const start = performance.now();
     let calls = 0;
@@ -82,5 +82,5 @@ async function medianTime(run, pause) {
     } while (performance.now() - start < 8);
     samples.push((performance.now() - start) / calls);
   }
-  return samples.sort((one, other) => one - other)[(SAMPLES - 1) / 2];
+  return samples.sort((one, other) => one - other)[(TIMED_SAMPLES - 1) / 2];
 }

@@ -4,9 +4,9 @@ import { softmaxInPlace } from "../attention.js";
 
 /** @typedef {{name: string, formula: string, additive: boolean, parameters: number, map: Float64Array, overlap: number}} Fitted */
 
-const EXTENT = 7; // offsets from −7 to 7
-export const SIDE = 2 * EXTENT + 1;
-const LINE = Array.from({ length: SIDE }, (_, at) => at - EXTENT);
+const FIT_EXTENT = 7; // offsets from −7 to 7
+export const FIT_SIDE = 2 * FIT_EXTENT + 1;
+const FIT_LINE = Array.from({ length: FIT_SIDE }, (_, at) => at - FIT_EXTENT);
 
 /** @param {ArrayLike<number>} scores */
 function softmaxOf(scores) {
@@ -19,12 +19,12 @@ function softmaxOf(scores) {
  * What a head is to look at: one pixel or so, or a slanted stripe, around an offset.
  * @param {[number, number]} offset
  * @param {string} shape
- * @returns {Float64Array}  SIDE × SIDE weights
+ * @returns {Float64Array}  FIT_SIDE × FIT_SIDE weights
  */
 export function targetMap(offset, shape) {
   return softmaxOf(
-    LINE.flatMap((row) =>
-      LINE.map((col) => {
+    FIT_LINE.flatMap((row) =>
+      FIT_LINE.map((col) => {
         const [down, right] = [row - offset[0], col - offset[1]];
         if (shape === "a spot") return -(down * down + right * right);
         return -((down + right) ** 2) / 2 - (down - right) ** 2 / 16;
@@ -50,7 +50,7 @@ export function fitSoftmax(features, target) {
     const means = scaled.map((feature) => meanUnder(feature, map));
     const gradient = means.map((mean, at) => mean - wanted[at] + 1e-9 * v[at]);
     const hessian = covarianceUnder(scaled, means, map);
-    const move = solveLinear(hessian, gradient);
+    const move = solvePositive(hessian, gradient);
     if (gradient.reduce((sum, value, at) => sum + value * move[at], 0) < 1e-9) break; // twice what is left to gain
     let size = 1;
     let next = map;
@@ -72,10 +72,10 @@ export function fitSoftmax(features, target) {
   return map;
 }
 
-/** @param {number[]} feature */
+/** @param {number[]} feature  @returns {Float64Array} with mean 0 and variance 1 */
 function standardised(feature) {
   const mean = feature.reduce((sum, value) => sum + value, 0) / feature.length;
-  const spread = Math.sqrt(feature.reduce((sum, value) => sum + (value - mean) ** 2, 0) / feature.length) || 1;
+  const spread = Math.hypot(...feature.map((value) => value - mean)) / Math.sqrt(feature.length) || 1;
   return new Float64Array(feature.map((value) => (value - mean) / spread));
 }
 
@@ -115,31 +115,32 @@ function divergence(target, map) {
   return sum;
 }
 
-/** Gaussian elimination with pivots. @param {number[][]} matrix @param {number[]} right @returns {number[]} */
-export function solveLinear(matrix, right) {
+/**
+ * Gaussian elimination; a positive definite matrix needs no pivots.
+ * @param {number[][]} matrix
+ * @param {number[]} right
+ * @returns {number[]}
+ */
+export function solvePositive(matrix, right) {
   const rows = matrix.map((row, at) => [...row, right[at]]);
   const size = rows.length;
-  for (let at = 0; at < size; at++) {
-    let best = at;
-    for (let row = at + 1; row < size; row++) if (Math.abs(rows[row][at]) > Math.abs(rows[best][at])) best = row;
-    [rows[at], rows[best]] = [rows[best], rows[at]];
-    if (rows[at][at] === 0) continue;
-    for (let row = at + 1; row < size; row++) {
-      const share = rows[row][at] / rows[at][at];
-      for (let col = at; share && col <= size; col++) rows[row][col] -= share * rows[at][col];
+  rows.forEach((lead, at) => {
+    for (const row of rows.slice(at + 1)) {
+      const share = row[at] / lead[at];
+      for (let col = at; col <= size; col++) row[col] -= share * lead[col];
     }
-  }
-  const out = new Array(size).fill(0);
+  });
+  const out = [...right];
   for (let at = size - 1; at >= 0; at--) {
-    let sum = rows[at][size];
-    for (let col = at + 1; col < size; col++) sum -= rows[at][col] * out[col];
-    out[at] = rows[at][at] === 0 ? 0 : sum / rows[at][at];
+    out[at] = rows[at][size];
+    for (let col = at + 1; col < size; col++) out[at] -= rows[at][col] * out[col];
+    out[at] /= rows[at][at];
   }
   return out;
 }
 
 /** @param {(row: number, col: number) => number} f */
-const overLattice = (f) => LINE.flatMap((row) => LINE.map((col) => f(row, col)));
+const overLattice = (f) => FIT_LINE.flatMap((row) => FIT_LINE.map((col) => f(row, col)));
 /** @param {number} at */
 const bent = (at) => Math.sign(at) * Math.log1p(Math.abs(at));
 
@@ -149,14 +150,14 @@ const bent = (at) => Math.sign(at) * Math.log1p(Math.abs(at));
  * @param {(axis: number, sums: Float64Array) => Float64Array} fitLine
  */
 function productFit(target, fitLine) {
-  const rows = new Float64Array(SIDE);
-  const cols = new Float64Array(SIDE);
+  const rows = new Float64Array(FIT_SIDE);
+  const cols = new Float64Array(FIT_SIDE);
   target.forEach((value, at) => {
-    rows[Math.floor(at / SIDE)] += value;
-    cols[at % SIDE] += value;
+    rows[Math.floor(at / FIT_SIDE)] += value;
+    cols[at % FIT_SIDE] += value;
   });
   const [down, right] = [fitLine(0, rows), fitLine(1, cols)];
-  return target.map((_, at) => down[Math.floor(at / SIDE)] * right[at % SIDE]);
+  return target.map((_, at) => down[Math.floor(at / FIT_SIDE)] * right[at % FIT_SIDE]);
 }
 
 /**
@@ -165,7 +166,10 @@ function productFit(target, fitLine) {
  */
 export function waveFeatures(waves) {
   const rates = Array.from({ length: waves }, (_, at) => 10000 ** (-at / waves));
-  return rates.flatMap((rate) => [LINE.map((at) => Math.sin(rate * at)), LINE.map((at) => Math.cos(rate * at))]);
+  return rates.flatMap((rate) => [
+    FIT_LINE.map((at) => Math.sin(rate * at)),
+    FIT_LINE.map((at) => Math.cos(rate * at)),
+  ]);
 }
 
 /**

@@ -42,7 +42,7 @@ export function tapsOf(kernel) {
   const middle = Math.floor((size - 1) / 2);
   return kernel.map((weight, index) => ({
     offset: [Math.floor(index / size) - middle, (index % size) - middle],
-    weight,
+    weight: Math.fround(weight),
   }));
 }
 
@@ -118,7 +118,7 @@ export function cutAround({ rows, cols, data }, [row, col], reach) {
 }
 
 /** @param {ArrayLike<number>} values @returns {number} the largest absolute value */
-export function largestOf(values) {
+export function largestSize(values) {
   let most = 0;
   for (let at = 0; at < values.length; at++) most = Math.max(most, Math.abs(values[at]));
   return most;
@@ -126,7 +126,7 @@ export function largestOf(values) {
 
 /** @param {Picture} one @param {Picture} other @returns {number} */
 export function largestDifference(one, other) {
-  return largestOf(one.data.map((value, at) => value - other.data[at]));
+  return largestSize(one.data.map((value, at) => value - other.data[at]));
 }
 
 /**

@@ -9,8 +9,8 @@ import { sharpnessStep } from "./step-sharpness.js";
 
 /** @typedef {import("../state.js").State} State */
 
-const STEPS = [offsetStep, sharpnessStep, bordersStep, countStep, encodingsStep, costStep];
-const NAMES = ["Offset", "Sharpness", "Borders", "Number of heads", "Encodings", "Cost", "A trained network"];
+const TOUR_STEPS = [offsetStep, sharpnessStep, bordersStep, countStep, encodingsStep, costStep];
+const STEP_NAMES = ["Offset", "Sharpness", "Borders", "Number of heads", "Encodings", "Cost", "A trained network"];
 
 /**
  * The guided tour: six steps, and a way on to the trained network.
@@ -54,11 +54,11 @@ export function mountLearn(root, source, state, { theme }) {
   const repaint = () => current?.paint();
   const frame = oncePerFrame(repaint);
 
-  const stepNow = () => Math.min(state.get().step, STEPS.length);
+  const stepNow = () => Math.min(state.get().step, TOUR_STEPS.length);
   /** @param {number} by */
   function go(by) {
     const step = stepNow() + by;
-    if (step > STEPS.length) state.set({ view: "explore" });
+    if (step > TOUR_STEPS.length) state.set({ view: "explore" });
     else if (step >= 0) state.set({ step });
   }
 
@@ -68,13 +68,13 @@ export function mountLearn(root, source, state, { theme }) {
     clearTimeout(waiting);
     heard.textContent = "";
     const step = stepNow();
-    current = step < STEPS.length ? STEPS[step](tour) : null;
+    current = step < TOUR_STEPS.length ? TOUR_STEPS[step](tour) : null;
     page.dataset.step = String(step + 1);
     const title = h("h2", { tabindex: -1 }, current ? current.title : "Now look at a trained network");
     fill(page, ...(current ? stepParts(title, current, step) : endParts(title)));
     fill(
       dots,
-      ...NAMES.map((name, at) =>
+      ...STEP_NAMES.map((name, at) =>
         h(
           "li",
           null,
@@ -83,11 +83,11 @@ export function mountLearn(root, source, state, { theme }) {
             {
               type: "button",
               title: name,
-              "aria-label": at < STEPS.length ? `Step ${at + 1}: ${name}` : name,
+              "aria-label": at < TOUR_STEPS.length ? `Step ${at + 1}: ${name}` : name,
               "aria-current": at === step ? "step" : null,
               onClick: () => state.set({ step: at }),
             },
-            at < STEPS.length ? at + 1 : "→",
+            at < TOUR_STEPS.length ? at + 1 : "→",
           ),
         ),
       ),
@@ -128,9 +128,9 @@ function stepParts(title, { words, formula, inWords, task, notice, more, stage }
     h(
       "div",
       { class: "learn-text" },
-      h("p", { class: "learn-count" }, `${number + 1} of ${STEPS.length}`),
+      h("p", { class: "learn-count" }, `${number + 1} of ${TOUR_STEPS.length}`),
       title,
-      ...words.map((parts) => h("p", null, ...parts)),
+      h("p", null, ...words),
       h("p", { class: "learn-formula", role: "group", "aria-label": inWords }, ...formula),
       h("p", { class: "learn-task" }, h("strong", null, "Do "), ...task),
       h("p", { class: "learn-task" }, h("strong", null, "Notice "), ...notice),

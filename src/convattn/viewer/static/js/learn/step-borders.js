@@ -3,17 +3,17 @@ import { HARD, interiorKernel } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
 import { convolvePicture, cutAround, namedTaps, padPicture } from "./kernels.js";
-import { choice, colourBar, differenceText, numbersList, pictureView, slider, squareMark } from "./view.js";
+import { choice, colourBar, differenceText, numbersList, pictureView, slider, squareMark, sup } from "./view.js";
 import { sharpnessText } from "./step-sharpness.js";
 
 /** @typedef {import("./kernels.js").PadMode} PadMode */
 
-const BORDERS_REACH = 2;
-const BORDERS_WINDOW = 2 * BORDERS_REACH + 1;
-const TAIL = 6; // soft heads see this far
+const BORDER_REACH = 2;
+const BORDER_WINDOW = 2 * BORDER_REACH + 1;
+const BORDER_TAIL = 6; // soft heads see this far
 
 /** @type {Record<string, PadMode>} */
-const MODES = { zeros: "zeros", "a mirror": "reflect", "other side": "circular", "the edge": "replicate" };
+const BORDER_MODES = { zeros: "zeros", "a mirror": "reflect", "other side": "circular", "the edge": "replicate" };
 
 /**
  * Step 3: what heads see beyond the border.
@@ -29,12 +29,12 @@ export function bordersStep(tour) {
   /** @type {import("./view.js").Place} */
   let query = [0, 0];
 
-  const around = pictureView(BORDERS_WINDOW, BORDERS_WINDOW, "Where the nine heads look", "learn-outside");
-  const corner = pictureView(BORDERS_WINDOW, BORDERS_WINDOW, "Weights of the head up and left", "learn-outside");
+  const around = pictureView(BORDER_WINDOW, BORDER_WINDOW, "Where the nine heads look", "learn-outside");
+  const corner = pictureView(BORDER_WINDOW, BORDER_WINDOW, "Weights of the head up and left", "learn-outside");
   const bar = colourBar("Colours of the weights");
   corner.root.append(bar.root);
   const pixel = squareMark("learn-query");
-  pixel.to([BORDERS_REACH, BORDERS_REACH]);
+  pixel.to([BORDER_REACH, BORDER_REACH]);
   const strip = comparison(tour, (place) => void (query = place));
   const numbers = numbersList("Largest difference at the border", "Largest difference inside");
   const sharpnessAt = (/** @type {number} */ value) => (value >= 2 ? HARD : 10 ** value);
@@ -46,14 +46,14 @@ export function bordersStep(tour) {
   });
 
   function paint() {
-    const padding = keys === "nothing" ? undefined : { width: 1, mode: MODES[keys] };
-    const kernel = sharpness === HARD ? taps : interiorKernel(taps, sharpness, TAIL);
-    const wanted = convolvePicture(picture, kernel, MODES[mode]);
+    const padding = keys === "nothing" ? undefined : { width: 1, mode: BORDER_MODES[keys] };
+    const kernel = sharpness === HARD ? taps : interiorKernel(taps, sharpness, BORDER_TAIL);
+    const wanted = convolvePicture(picture, kernel, BORDER_MODES[mode]);
     const made = attendHeads(picture, taps, sharpness, padding);
     strip.show(wanted, made, query);
     const shift = padding ? 1 : 0;
     const cut = (/** @type {import("./kernels.js").Picture} */ plane) =>
-      cutAround(plane, [query[0] + shift, query[1] + shift], BORDERS_REACH);
+      cutAround(plane, [query[0] + shift, query[1] + shift], BORDER_REACH);
     around.gray(cut(padding ? padPicture(picture, 1, padding.mode) : picture));
     const maps = taps.map(({ offset }) => cut(headMap(picture, offset, sharpness, query, padding)));
     paintRings(maps.map((map) => map.reduce((most, value, at) => (value > (map[most] || 0) ? at : most), 0)));
@@ -70,7 +70,7 @@ export function bordersStep(tour) {
       const heads = looks.filter((look) => look === at).length;
       return svg(
         "g",
-        { class: "learn-head", transform: `translate(${at % BORDERS_WINDOW} ${Math.floor(at / BORDERS_WINDOW)})` },
+        { class: "learn-head", transform: `translate(${at % BORDER_WINDOW} ${Math.floor(at / BORDER_WINDOW)})` },
         ...[0, 1].map(() => svg("circle", { r: 0.36 })),
         heads > 1 && svg("text", null, heads),
       );
@@ -82,38 +82,38 @@ export function bordersStep(tour) {
   return {
     title: "At the border, a head sees the nearest pixel there is",
     words: [
-      [
-        "A convolution must invent pixels beyond the border: zeros, a mirror, the other side. Attention does not have to. A softmax runs over the pixels that exist, so a head whose centre lies outside looks at the nearest one inside, as if the edge were repeated.",
-      ],
-      [
-        "For another border, the picture is padded first, and the heads look at the padding too. Soft heads differ in one more way: near the border, less of their spread fits in, and the softmax divides it anew.",
-      ],
+      "A convolution must invent pixels beyond the border. A softmax runs over the pixels that exist, so a head whose centre lies outside looks at the nearest one inside. For another border, pad the picture: then the heads look at the padding too.",
     ],
     formula: [
       "A[q, k] = e",
-      h("sup", null, "s(k − q)"),
+      sup("s(k − q)"),
       " / Σ e",
-      h("sup", null, "s(k′ − q)"),
+      sup("s(k′ − q)"),
       h("span", { class: "learn-where" }, "k′ runs over the pixels that exist"),
     ],
     inWords: "The weight of key k for query q is e to the score, divided by the sum over the keys that exist.",
     task: ["Choose what the attention sees beyond the border until the difference vanishes. Then make the heads soft."],
     notice: [
-      "Hard heads can equal any of the four borders exactly. Soft heads, compared with the blurred kernel they make, differ only near the border.",
+      "Hard heads can equal any of the four borders exactly. Soft heads differ from the blurred kernel they make only near the border, where less of their spread fits in.",
     ],
     more: ["The paper, section 3", "section.3"],
     stage: [
       h(
         "div",
         { class: "learn-line-up" },
-        choice("Beyond the border, the convolution sees", Object.keys(MODES), mode, (word) => {
+        choice("Beyond the border, the convolution sees", Object.keys(BORDER_MODES), mode, (word) => {
           mode = word;
           tour.ask();
         }),
-        choice("The attention sees", [...Object.keys(MODES).slice(0, 3), keys], keys, (word) => {
-          keys = word;
-          tour.ask();
-        }),
+        choice(
+          "Beyond the border, the attention sees",
+          [...Object.keys(BORDER_MODES).slice(0, 3), keys],
+          keys,
+          (word) => {
+            keys = word;
+            tour.ask();
+          },
+        ),
       ),
       control.root,
       h("div", { class: "learn-pair" }, around.root, corner.root),
@@ -131,7 +131,7 @@ export function bordersStep(tour) {
  */
 export function bordersApart(one, other) {
   let [border, inside] = [0, 0];
-  const edge = Math.min(TAIL, Math.floor((Math.min(one.rows, one.cols) - 1) / 3));
+  const edge = Math.min(BORDER_TAIL, Math.floor((Math.min(one.rows, one.cols) - 1) / 3));
   one.data.forEach((value, at) => {
     const [row, col] = [Math.floor(at / one.cols), at % one.cols];
     const depth = Math.min(row, col, one.rows - 1 - row, one.cols - 1 - col);

@@ -1,12 +1,12 @@
-import { fill, h } from "../dom.js";
+import { fill, h, setProp } from "../dom.js";
 import { numberText } from "../draw.js";
 import { logChart } from "./chart.js";
 import { measureCosts } from "./costs.js";
 import { RECORDED_COSTS } from "./recorded-costs.js";
-import { choice, powerText } from "./view.js";
+import { choice, differenceText } from "./view.js";
 
 /** Colours by what is measured, the same in all charts. @type {Record<string, string>} */
-const KINDS = {
+const LINE_KINDS = {
   "all pairs": "learn-second",
   "any function of the offset (FFT)": "learn-fourth",
   "convolution, N taps": "learn-fourth",
@@ -15,7 +15,6 @@ const KINDS = {
   "hard heads": "learn-third",
   "nine hard heads": "learn-third",
 };
-const HERE = "this browser";
 
 /** @typedef {{name: string, points: [number, number][]}} CostLine */
 
@@ -38,7 +37,7 @@ function costChart(lines, name) {
     { low: powers[0], high: powers[powers.length - 1], name, ticks: powers },
     `${name} against the number of pixels N; the table below has the numbers`,
   );
-  chart.draw(lines.map((line) => ({ ...line, kind: KINDS[line.name] ?? "learn-fifth", dots: true })));
+  chart.draw(lines.map((line) => ({ ...line, kind: LINE_KINDS[line.name] ?? "learn-fifth", dots: true })));
   return chart.root;
 }
 
@@ -65,82 +64,72 @@ function costTable(lines, name) {
  * @returns {import("./view.js").Step}
  */
 export function costStep(tour) {
-  let shown = RECORDED_COSTS.charts[0].name;
+  const charts = RECORDED_COSTS.charts.map((chart) => ({
+    ...chart,
+    note: `${chart.note} Recorded on ${RECORDED_COSTS.machine}, torch ${RECORDED_COSTS.torch}; docs/results holds every sample.`,
+  }));
+  let shown = charts[0].name;
   let stopped = false;
-  /** @type {Record<string, [number, number][]>} */
-  let here = {};
-  let largest = 0;
+  let measuring = false;
   const chart = h("div", { class: "learn-wide" });
   const note = h("p", { class: "learn-small" });
   const button = h("button", { type: "button", onClick: () => void measure() }, "Measure in this browser");
-  const menu = h("div", { class: "learn-line-up" });
+  const menu = h("div");
 
   function layMenu() {
-    const places = [...new Set(RECORDED_COSTS.charts.map(({ name }) => name.split(": ")[0]))];
-    if (Object.keys(here).length) places.push(HERE);
-    const [place, kind] = shown.split(": ");
-    const show = (/** @type {string} */ next) => {
-      shown = next;
-      layMenu();
+    const words = charts.map(({ name }) => name);
+    const pick = (/** @type {string} */ word) => {
+      shown = word;
       paint();
     };
-    fill(
-      menu,
-      choice("Measured on", places, place, (to) => show(to === HERE ? HERE : `${to}: ${kind ?? "time"}`)),
-      place !== HERE && choice("What", ["time", "memory"], kind, (to) => show(`${place}: ${to}`)),
-    );
+    fill(menu, choice("Measured", words, shown, pick));
   }
   async function measure() {
-    button.disabled = true;
-    here = {};
-    largest = 0;
-    const pause = () => new Promise((/** @type {(value: void) => void} */ resume) => setTimeout(resume, 0));
+    if (measuring) return;
+    measuring = true;
+    setProp(button, "aria-disabled", true);
+    /** @type {Record<string, CostLine>} */
+    const lines = {};
+    let largest = 0;
+    charts.splice(RECORDED_COSTS.charts.length);
+    const pause = () => new Promise((/** @type {(value: void) => void} */ resume) => stopped || setTimeout(resume, 0));
     await measureCosts(({ side, milliseconds, difference }) => {
-      if (stopped) return;
       for (const [way, time] of Object.entries(milliseconds)) {
-        if (time === null) continue;
         const name = { separable: "separable heads", convolution: "convolution 3 × 3" }[way] ?? way;
-        (here[name] ??= []).push([side * side, time]);
+        if (time !== null) (lines[name] ??= { name, points: [] }).points.push([side * side, time]);
       }
       largest = Math.max(largest, difference ?? 0);
-      shown = HERE;
+      charts[RECORDED_COSTS.charts.length] = {
+        name: (shown = "this browser"),
+        unit: "ms per image",
+        note: `Nine heads of sharpness 1 on one channel, JavaScript, one thread: medians of 5 samples. Largest difference of both ways of attention: ${differenceText(largest)}. All pairs stop at 32 × 32.`,
+        lines: Object.values(lines),
+      };
       layMenu();
       paint();
       tour.tell(`Measured ${side} × ${side} pixels.`);
     }, pause);
-    button.disabled = false;
+    measuring = false;
+    setProp(button, "aria-disabled", false);
   }
   function paint() {
-    const found = RECORDED_COSTS.charts.find(({ name }) => name === shown);
-    const unit = found?.unit ?? "ms per image";
-    const lines = /** @type {CostLine[]} */ (
-      found?.lines ?? Object.entries(here).map(([name, points]) => ({ name, points }))
-    );
-    const several = lines.some(({ points }) => points.length > 1);
-    fill(chart, several && costChart(lines, unit), costTable(lines, unit));
-    note.textContent = found
-      ? `${found.note} Recorded on ${RECORDED_COSTS.machine}, torch ${RECORDED_COSTS.torch}; docs/results holds every sample.`
-      : "Nine heads of sharpness 1 on one channel, JavaScript, one thread: medians of 5 samples. Both ways of attention gave the " +
-        `same output, within ${powerText(largest)}. All pairs stop at 32 × 32.`;
+    const { unit, lines, note: text } = charts.find(({ name }) => name === shown) ?? charts[0];
+    fill(chart, lines[0].points.length > 1 && costChart(lines, unit), costTable(lines, unit));
+    note.textContent = text;
   }
   layMenu();
 
   return {
     title: "All pairs are costly, and not needed",
     words: [
-      [
-        "Attention as it is usually written gives each of N pixels a weight for each of N pixels: N² numbers per head. Twice the width of an image is then 16 times the work.",
-      ],
-      [
-        "If the score depends on the offset alone, that is not needed. A score that is a sum over axes takes two short softmaxes per head; any other goes by Fourier transforms; hard heads are a convolution.",
-      ],
+      "Attention as it is usually written needs N² weights per head: an image twice as wide and high takes 16 times the work. If the score depends on the offset alone, it costs less: a sum over axes takes two short softmaxes, any other Fourier transforms, and hard heads are a convolution.",
     ],
     formula: ["all pairs N² · separable N (H + W) · Fourier N log N · hard N"],
     inWords:
       "All pairs cost N squared, separable scores N times height plus width, Fourier transforms N log N, hard heads N.",
     task: ["Switch between images and sequences, time and memory. Then measure in this browser."],
     notice: [
-      "Ten times the pixels are ten times the time of separable and of hard heads: the line rises one square for each. All pairs rise twice as steeply from 1,024 pixels on.",
+      "On images, ten times the pixels take about ten times as long with separable and with hard heads. All pairs rise twice as steeply from 1,024 pixels on.",
     ],
     more: ["The paper, section 4", "section.4"],
     stage: [h("div", { class: "learn-line-up" }, menu, button), chart, note],

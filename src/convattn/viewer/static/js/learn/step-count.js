@@ -4,9 +4,9 @@ import { HARD } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads } from "./heads.js";
 import { bestTaps, convolvePicture, kernelOfSize, tapsOf } from "./kernels.js";
-import { choice, differenceText, numbersList, slider } from "./view.js";
+import { choice, differenceText, numbersList, slider, sub } from "./view.js";
 
-const SIZES = [1, 2, 3, 4, 5].map((size) => `${size} × ${size}`);
+const KERNEL_SIZES = [1, 2, 3, 4, 5].map((size) => `${size} × ${size}`);
 
 /**
  * Step 4: one head for each tap.
@@ -84,25 +84,18 @@ export function countStep(tour) {
   return {
     title: "A kernel of K × K taps needs K² heads",
     words: [
-      [
-        "A hard head fetches one pixel, so it can do the work of one tap. A 2 × 2 kernel needs four heads, a 3 × 3 kernel nine, a 5 × 5 kernel twenty-five.",
-      ],
-      [
-        "With fewer heads, some taps stay without one. It is best to leave out those of smallest weight: with pixels between −1 and 1, the error can reach the sum of what is left out, and no other choice of as many one-pixel heads has a smaller worst case.",
-      ],
+      "A hard head fetches one pixel, so it does the work of one tap: four heads for 2 × 2, nine for 3 × 3. With fewer, leave out the taps of smallest weight: for pixels between −1 and 1 the error can reach the sum of what is left out, and no other choice of as many one-pixel heads has a smaller worst case.",
     ],
-    formula: ["worst error = max|x| · Σ", h("sub", null, "left out"), " |W", h("sub", null, "t"), "|"],
+    formula: ["worst error = max|x| · Σ", sub("left out"), " |W", sub("t"), "|"],
     inWords: "The worst error is the largest pixel times the sum of the absolute weights left out.",
-    task: ["Move the number of heads, or press taps of the kernel to give them a head and to take it away."],
-    notice: [
-      "The difference is zero only when every tap has its head. The bars show the best worst case for 1, 2, 3 … heads.",
-    ],
+    task: ["Move the number of heads, or press taps to give them a head and to take it away."],
+    notice: ["The difference is zero only when every tap has its head."],
     more: ["The paper, theorem 1", "section.3"],
     stage: [
       h(
         "div",
         { class: "learn-line-up" },
-        choice("Size of the kernel", SIZES, SIZES[size - 1], (word) => {
+        choice("Size of the kernel", KERNEL_SIZES, KERNEL_SIZES[size - 1], (word) => {
           size = Number(word[0]);
           start();
         }),

@@ -1,10 +1,10 @@
 import { fill, h, setProp, svg } from "../dom.js";
-import { SIDE, compareEncodings, targetMap } from "./fit.js";
-import { largestOf } from "./kernels.js";
-import { choice, colourBar, followArrows, followPointer, pictureView, slider, squareMark } from "./view.js";
+import { FIT_SIDE, compareEncodings, targetMap } from "./fit.js";
+import { largestSize } from "./kernels.js";
+import { choice, colourBar, em, followArrows, followPointer, pictureView, slider, squareMark, sup } from "./view.js";
 
-const MIDDLE = (SIDE - 1) / 2;
-const LIMIT = MIDDLE - 2;
+const FIT_MIDDLE = (FIT_SIDE - 1) / 2;
+const FIT_LIMIT = FIT_MIDDLE - 2;
 
 /** @param {number} share */
 const matchText = (share) => `${Number((100 * share).toPrecision(3))} %`;
@@ -20,13 +20,13 @@ export function encodingsStep(tour) {
   let shape = "a spot";
   let waves = 1;
 
-  const target = pictureView(SIDE, SIDE, "Target: drag it", "learn-touch learn-target");
-  const views = compareEncodings(offset, shape, waves).map(({ name }) => pictureView(SIDE, SIDE, name));
+  const target = pictureView(FIT_SIDE, FIT_SIDE, "Target: drag it", "learn-touch learn-target");
+  const views = compareEncodings(offset, shape, waves).map(({ name }) => pictureView(FIT_SIDE, FIT_SIDE, name));
   const bar = colourBar("Colours of all maps");
   target.root.append(bar.root);
   for (const { marks } of [target, ...views]) {
     const pixel = squareMark("learn-query");
-    pixel.to([MIDDLE, MIDDLE]);
+    pixel.to([FIT_MIDDLE, FIT_MIDDLE]);
     marks.append(pixel.mark);
   }
   const handle = svg("circle", { class: "learn-handle", r: 1.6 });
@@ -35,20 +35,20 @@ export function encodingsStep(tour) {
   setProp(target.frame, "role", "group");
   setProp(target.frame, "aria-label", "Target of the head. Arrow keys move it.");
   const place = (/** @type {number[]} */ ...wanted) => {
-    const [row, col] = wanted.map((at) => Math.min(Math.max(at, -LIMIT), LIMIT));
+    const [row, col] = wanted.map((at) => Math.min(Math.max(at, -FIT_LIMIT), FIT_LIMIT));
     offset = [row, col];
     tour.ask();
   };
-  followPointer(target.frame, SIDE, SIDE, ([row, col]) => place(row - MIDDLE, col - MIDDLE));
+  followPointer(target.frame, FIT_SIDE, FIT_SIDE, ([row, col]) => place(row - FIT_MIDDLE, col - FIT_MIDDLE));
   followArrows(target.frame, ([down, right]) => place(Math.round(offset[0]) + down, Math.round(offset[1]) + right));
 
   function paint() {
     const wanted = targetMap(offset, shape);
-    const most = largestOf(wanted);
+    const most = largestSize(wanted);
     target.heat(wanted, most, tour.theme());
     bar.paint(most, tour.theme());
-    setProp(handle, "cx", MIDDLE + offset[1]);
-    setProp(handle, "cy", MIDDLE + offset[0]);
+    setProp(handle, "cx", FIT_MIDDLE + offset[1]);
+    setProp(handle, "cy", FIT_MIDDLE + offset[0]);
     const fitted = compareEncodings(offset, shape, waves);
     fitted.forEach(({ name, formula, parameters, additive, map, overlap }, at) => {
       views[at].heat(map, most, tour.theme());
@@ -68,20 +68,11 @@ export function encodingsStep(tour) {
   return {
     title: "Any function of the offset can be a score",
     words: [
-      [
-        "What makes these layers convolutional is only that the score depends on the offset δ, from the pixel to what it looks at. How it depends is called the ",
-        h("em", null, "encoding"),
-        ".",
-      ],
-      [
-        "Here each encoding is fitted to the same target while you drag. If the score is a sum of a part for rows and a part for columns, the map is a product of the two: quick to compute, but it cannot be slanted.",
-      ],
+      "These layers are convolutional because the score depends on the offset δ alone. How it does is called the ",
+      em("encoding"),
+      "; here each is fitted to the same target while you drag. If the score is a part for rows plus a part for columns, the map is a product: quick to compute, never slanted.",
     ],
-    formula: [
-      "A(δ) ∝ e",
-      h("sup", null, "s(δ)"),
-      h("span", { class: "learn-where" }, "s(δ) = f(δ₁) + g(δ₂) makes A a product"),
-    ],
+    formula: ["A(δ) ∝ e", sup("s(δ)"), h("span", { class: "learn-where" }, "s(δ) = f(δ₁) + g(δ₂) makes A a product")],
     inWords:
       "The weight at an offset is proportional to e to the score. A score that is a sum over axes makes a product.",
     task: ["Drag the target. Then make it a stripe, and give the sinusoidal encoding more waves."],

@@ -7,12 +7,14 @@ import { KERNELS, convolvePicture, cutAround, namedTaps } from "./kernels.js";
 import {
   choice,
   differenceText,
+  em,
   followArrows,
   followPointer,
   nearestInside,
   numbersList,
   pictureView,
   squareMark,
+  sub,
 } from "./view.js";
 
 /** @typedef {import("./view.js").Place} Place */
@@ -107,10 +109,9 @@ export function offsetStep(tour) {
   function paintKernel() {
     const { counts, divisor } = KERNELS[kernel];
     const lit = String(heads[active].offset);
-    const cells = cutAround(picture, query, OFFSET_REACH).length;
     fill(
       board.marks,
-      ...Array.from({ length: cells }, (_, at) => {
+      ...Array.from({ length: OFFSET_WINDOW ** 2 }, (_, at) => {
         const [row, col] = [Math.floor(at / OFFSET_WINDOW), at % OFFSET_WINDOW];
         const offset = String([row - OFFSET_REACH, col - OFFSET_REACH]);
         const here = counts.filter((_, head) => String(heads[head].offset) === offset);
@@ -130,36 +131,29 @@ export function offsetStep(tour) {
   return {
     title: "A head is an offset",
     words: [
-      [
-        "A 3 × 3 convolution takes nine neighbours of a pixel, multiplies each by a weight, and adds them up. In self-attention, a ",
-        h("em", null, "head"),
-        " decides where the pixel looks, and multiplies what it finds there by a weight of its own.",
-      ],
-      [
-        "So nine heads that look at the nine neighbours are a 3 × 3 convolution. Each head stands for one tap of the kernel, not for a filter.",
-      ],
+      "A 3 × 3 convolution multiplies nine neighbours of a pixel by nine weights and adds them up. In self-attention, each ",
+      em("head"),
+      " looks somewhere, and multiplies what it finds there by a weight of its own. So nine heads that look at the nine neighbours are a 3 × 3 convolution: a head stands for one tap of the kernel.",
     ],
     formula: [
       "y[q] = Σ",
-      h("sub", null, "h"),
+      sub("h"),
       " W",
-      h("sub", null, "h"),
+      sub("h"),
       " x[q + Δ",
-      h("sub", null, "h"),
+      sub("h"),
       "]",
       h("span", { class: "learn-where" }, "this head: ", live),
     ],
     inWords:
       "The output at pixel q is the sum over heads of the head's weight times the pixel at q plus the head's offset.",
-    task: ["Drag one of the rings to another pixel, or choose it with Tab and press the arrow keys."],
-    notice: [
-      "The tap of the kernel moves with the head, and the outputs part. Put it back, and the difference is zero again.",
-    ],
+    task: ["Drag a ring to another pixel, or choose it with Tab and press the arrow keys."],
+    notice: ["The tap moves with its head, and the outputs part. Put it back, and the difference is zero again."],
     more: ["The paper, theorem 1", "section.3"],
     stage: [
-      choice("Kernel", Object.keys(KERNELS), kernel, start),
+      h("div", { class: "learn-line-up" }, choice("Kernel", Object.keys(KERNELS), kernel, start), reset),
       h("div", { class: "learn-pair" }, around.root, board.root),
-      h("div", { class: "learn-line-up" }, numbers.root, reset),
+      numbers.root,
       strip.root,
     ],
     paint,

@@ -3,31 +3,34 @@ import { HARD, certifiedError } from "./bound.js";
 import { logChart } from "./chart.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
-import { KERNELS, convolvePicture, cutAround, largestDifference, largestOf, namedTaps } from "./kernels.js";
+import { KERNELS, convolvePicture, cutAround, largestDifference, largestSize, namedTaps } from "./kernels.js";
 import {
   choice,
   colourBar,
   differenceText,
+  em,
   followPointer,
   numbersList,
   pictureView,
   powerText,
   slider,
   squareMark,
+  sub,
+  sup,
 } from "./view.js";
 
-const SHARPNESS_REACH = 4;
-const SHARPNESS_WINDOW = 2 * SHARPNESS_REACH + 1;
-const LEAST = 0.1;
-const MOST = 100;
-const CURVE = Array.from({ length: 31 }, (_, at) => LEAST * (MOST / LEAST) ** (at / 30));
-const HEAD = 2; // the head that is shown: up and right
+const MAP_REACH = 4;
+const MAP_WINDOW = 2 * MAP_REACH + 1;
+const SOFTEST = 0.1;
+const SHARPEST = 100;
+const CURVE_AT = Array.from({ length: 31 }, (_, at) => SOFTEST * (SHARPEST / SOFTEST) ** (at / 30));
+const SHOWN_HEAD = 2; // the head that is shown: up and right
 
 /**
  * What float32 can tell apart: both outputs are rounded to it.
  * @param {import("./kernels.js").Picture} output
  */
-export const float32Floor = (output) => 2 ** -23 * largestOf(output.data);
+export const float32Floor = (output) => 2 ** -23 * largestSize(output.data);
 
 /** @param {number} sharpness */
 export const sharpnessText = (sharpness) => (sharpness >= HARD ? "hard" : `α = ${sharpness.toPrecision(2)}`);
@@ -47,10 +50,10 @@ export function sharpnessStep(tour) {
   let measured = [];
   let later = window.setTimeout(measureMore, 0);
 
-  const around = pictureView(SHARPNESS_WINDOW, SHARPNESS_WINDOW, "Weights of one head around the pixel");
+  const around = pictureView(MAP_WINDOW, MAP_WINDOW, "Weights of one head around the pixel");
   for (const [kind, place] of /** @type {const} */ ([
-    ["learn-centre", [SHARPNESS_REACH - 1, SHARPNESS_REACH + 1]],
-    ["learn-query", [SHARPNESS_REACH, SHARPNESS_REACH]],
+    ["learn-centre", [MAP_REACH - 1, MAP_REACH + 1]],
+    ["learn-query", [MAP_REACH, MAP_REACH]],
   ])) {
     const mark = squareMark(kind);
     mark.to([...place]);
@@ -59,7 +62,7 @@ export function sharpnessStep(tour) {
   const bar = colourBar("Colours of the weights");
   around.root.append(bar.root);
   const chart = logChart(
-    { low: LEAST, high: MOST, name: "sharpness α", ticks: [0.1, 1, 10, 100] },
+    { low: SOFTEST, high: SHARPEST, name: "sharpness α", ticks: [0.1, 1, 10, 100] },
     { low: 1e-9, high: 10, name: "Largest error", ticks: [1e-9, 1e-6, 1e-3, 1] },
     "Largest error against sharpness: what is measured lies below the bound until both reach the rounding of float32.",
     320,
@@ -91,34 +94,34 @@ export function sharpnessStep(tour) {
   }
   function measureMore() {
     const until = performance.now() + 8;
-    while (measured.length < CURVE.length && performance.now() < until) {
-      measured.push(largestDifference(wanted, attendHeads(picture, taps, CURVE[measured.length])));
+    while (measured.length < CURVE_AT.length && performance.now() < until) {
+      measured.push(largestDifference(wanted, attendHeads(picture, taps, CURVE_AT[measured.length])));
     }
     const floor = float32Floor(wanted);
-    const points = measured.map((error, at) => /** @type {[number, number]} */ ([CURVE[at], error]));
+    const points = measured.map((error, at) => /** @type {[number, number]} */ ([CURVE_AT[at], error]));
     chart.draw([
       {
         name: "bound of the certificate",
         kind: "learn-second",
-        points: CURVE.map((at) => [at, certifiedError(at, taps)]),
+        points: CURVE_AT.map((at) => [at, certifiedError(at, taps)]),
       },
       { name: "measured", kind: "learn-first", points: points.filter(([, error]) => error > 0) },
       {
         name: "rounding of float32",
         kind: "learn-fourth",
         points: [
-          [LEAST, floor],
-          [MOST, floor],
+          [SOFTEST, floor],
+          [SHARPEST, floor],
         ],
       },
     ]);
-    if (measured.length < CURVE.length) later = window.setTimeout(measureMore, 16);
+    if (measured.length < CURVE_AT.length) later = window.setTimeout(measureMore, 16);
   }
   function paint() {
     const largest = strip.show(wanted, attendHeads(picture, taps, sharpness), query);
-    const map = headMap(picture, taps[HEAD].offset, sharpness, query);
-    const most = largestOf(map.data);
-    around.heat(cutAround(map, query, SHARPNESS_REACH), most, tour.theme());
+    const map = headMap(picture, taps[SHOWN_HEAD].offset, sharpness, query);
+    const most = largestSize(map.data);
+    around.heat(cutAround(map, query, MAP_REACH), most, tour.theme());
     bar.paint(most, tour.theme());
     const [error, bound] = [differenceText(largest), powerText(certifiedError(sharpness, taps))];
     numbers.show(error, bound, `${(100 * most).toPrecision(3)} %`);
@@ -131,14 +134,9 @@ export function sharpnessStep(tour) {
   return {
     title: "Sharp heads see one pixel, soft heads blur",
     words: [
-      [
-        "A head gives every pixel a score, and a softmax turns the scores into weights that add up to 1. Here the score falls with the distance from the head's centre: the larger the ",
-        h("em", null, "sharpness"),
-        " α, the faster.",
-      ],
-      [
-        "So nine soft heads only resemble the convolution. How far off they can be is known beforehand, for every picture: that is the certificate.",
-      ],
+      "A head scores every pixel, and a softmax turns the scores into weights that add up to 1. Here the score falls with the distance from the head's centre, the faster the larger the ",
+      em("sharpness"),
+      " α. Soft heads only resemble the convolution; the certificate says beforehand how far off they can be, on any picture.",
     ],
     formula: [
       "weight ∝ exp(−α ‖δ − Δ‖²)",
@@ -146,19 +144,19 @@ export function sharpnessStep(tour) {
         "span",
         { class: "learn-where" },
         "error ≤ 2 ε(α) · max|x| · Σ",
-        h("sub", null, "h"),
+        sub("h"),
         "|W",
-        h("sub", null, "h"),
+        sub("h"),
         "|, ε(α) ≈ 4 e",
-        h("sup", null, "−α"),
+        sup("−α"),
       ),
     ],
     inWords:
-      "The weight is proportional to e to the minus alpha times the squared distance of offset and centre. The error is at most two epsilon times the largest pixel times the sum of absolute head weights; epsilon is about four times e to the minus alpha.",
+      "The weight falls like e to the minus alpha times the squared distance from the centre. The error is at most two epsilon times the largest pixel times the sum of the heads' absolute weights; epsilon is about four e to the minus alpha.",
     task: ["Move the slider, or drag along the curve."],
     notice: [
       "The error falls like e",
-      h("sup", null, "−α"),
+      sup("−α"),
       ", below the bound, until only the rounding of float32 is left, near α = 16. From then on the heads are a convolution.",
     ],
     more: ["The paper, section 3 and appendix", "section.3"],

@@ -19,7 +19,7 @@ import { contextOf, drawMap, drawRamp, numberText, sizeCanvas } from "../draw.js
 /**
  * @typedef {object} Step
  * @property {string} title  the claim
- * @property {import("../dom.js").Child[][]} words  paragraphs
+ * @property {import("../dom.js").Child[]} words
  * @property {import("../dom.js").Child[]} formula
  * @property {string} inWords  the formula, for screen readers
  * @property {import("../dom.js").Child[]} task
@@ -29,6 +29,11 @@ import { contextOf, drawMap, drawRamp, numberText, sizeCanvas } from "../draw.js
  * @property {() => void} paint  draws everything again: at the start and when the theme changes
  * @property {() => void} [destroy]
  */
+
+const textElement = (/** @type {"em" | "sub" | "sup"} */ tag) => (/** @type {string} */ text) => h(tag, null, text);
+export const em = textElement("em");
+export const sub = textElement("sub");
+export const sup = textElement("sup");
 
 /**
  * A canvas of one pixel per cell, with a layer for marks in units of cells, and a caption.
@@ -118,7 +123,7 @@ export function followPointer(target, rows, cols, moved) {
 }
 
 /** @type {Record<string, Place>} */
-const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const TOUR_ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 /**
  * Calls a function with the direction of an arrow key.
@@ -127,7 +132,7 @@ const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowR
  */
 export function followArrows(target, move) {
   target.addEventListener("keydown", (event) => {
-    const by = ARROWS[/** @type {KeyboardEvent} */ (event).key];
+    const by = TOUR_ARROWS[/** @type {KeyboardEvent} */ (event).key];
     if (!by) return;
     event.preventDefault();
     event.stopPropagation();

@@ -1,0 +1,20 @@
+// Prints what the guided tour shows in numbers, as JSON. Run by tests/viewer/test_tour.py.
+
+import { argv, stdout } from "node:process";
+import { certifiedError, offCentreMass } from "../../../src/convattn/viewer/static/js/learn/bound.js";
+import { compareEncodings, waveFeatures } from "../../../src/convattn/viewer/static/js/learn/fit.js";
+import { KERNELS, namedTaps } from "../../../src/convattn/viewer/static/js/learn/kernels.js";
+import { RECORDED_COSTS } from "../../../src/convattn/viewer/static/js/learn/recorded-costs.js";
+
+const sharpness = /** @type {number[]} */ (JSON.parse(argv[2]));
+const bounds = Object.keys(KERNELS).map((name) => ({
+  name,
+  kernel: namedTaps(name).map(({ weight }) => weight),
+  offsets: namedTaps(name).map(({ offset }) => offset),
+  bounds: sharpness.map((alpha) => certifiedError(alpha, namedTaps(name))),
+}));
+const encodings = [1, 8].map((waves) =>
+  compareEncodings([0, 0], "a spot", waves).map(({ name, parameters, additive }) => ({ name, parameters, additive })),
+);
+const leaks = sharpness.map((alpha) => offCentreMass(alpha));
+stdout.write(JSON.stringify({ bounds, leaks, encodings, waves: waveFeatures(3), recorded: RECORDED_COSTS }));
