@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         RunRecord,
     )
     from convattn.training import load_recipe, train
+    from convattn.viewer import view
 
 __all__ = [
     "AttentionNet",
@@ -114,6 +115,7 @@ __all__ = [
     "save_layer",
     "save_network",
     "train",
+    "view",
 ]
 
 _HOMES = {
@@ -165,6 +167,7 @@ _HOMES = {
     "save_layer": "convattn.convert",
     "save_network": "convattn.networks",
     "train": "convattn.training",
+    "view": "convattn.viewer",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name at all

@@ -15,6 +15,8 @@ from convattn.viewer.uploads import Limits
 class Toy:
     """An exhibition that counts what it was asked."""
 
+    title = "Toy"
+
     def __init__(self, limits=None):
         self.limits = limits or Limits()
         self.asked, self.added = [], []
@@ -39,7 +41,7 @@ def served(shown, **options):
     with listening("127.0.0.1", 0) as opened:
         port = opened.getsockname()[1]
         settings = {"lifespan": "off", "ws": "none", "http": "h11", "log_level": "error", **options}
-        server = uvicorn.Server(uvicorn.Config(make_app(shown, "Toy"), **settings))
+        server = uvicorn.Server(uvicorn.Config(make_app(shown), **settings))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()
         try:

@@ -1,5 +1,6 @@
 """`convattn view`: the interactive page of a network."""
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -31,11 +32,15 @@ def view(  # noqa: PLR0913 - the options of the command
     compare: Annotated[tuple[str, ...], _Repeated] = (),
     kernel_size: WholeNumber = 3,
     report: Annotated[Path | None, _Optional] = None,
+    host: str = "127.0.0.1",
+    port: WholeNumber = 8017,
+    open_: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
     no_verify: Annotated[bool, _Flag] = False,
 ) -> int:
     """Look at the attention of a network: an interactive page, which needs no network connection.
 
-    The folder gets index.html, which opens from the disk with everything inside, and scene.safetensors, the same as
+    Without --output a server on this machine shows the page, until Ctrl-C: maps are computed when they are asked for,
+    of any image that is dropped on the page. With --output a page is written. Its folder gets index.html, which opens from the disk with everything inside, and scene.safetensors, the same as
     numbers. Heads that attend by displacement alone are computed in the page; networks of this library that are made of
     them run in it, also on a picture of your own. The maps of other networks are stored, so that a page of many images
     is large. A network of timm or torchvision needs --weights, --pretrained or --random-weights.
@@ -47,7 +52,7 @@ def view(  # noqa: PLR0913 - the options of the command
             (bytes), or of what the network takes (floating-point numbers). Pictures are prepared as the network's own
             configuration says. Default: twenty test images of CIFAR-10 that come with the package, for networks that
             were trained on CIFAR-10.
-        output: Folder to make; it must be new or empty.
+        output: Folder to make; it must be new or empty. Default: none, but a server.
         weights: File with the weights of a network of timm or torchvision, a state dict in safetensors or as torch.save
             writes it; all names and shapes must fit.
         pretrained: Fetch the weights that timm or torchvision has for the network.
@@ -60,6 +65,9 @@ def view(  # noqa: PLR0913 - the options of the command
             conversion makes of it, or another source. May be given more than once.
         kernel_size: Taps along each axis of a converted network of attention.
         report: Folder or report.json of `convattn analyze` on this network, whose numbers the page shows.
+        host: Address at which the server listens. Other machines reach it only at another address than this one.
+        port: Port at which the server listens; 0 takes any that is free.
+        open_: Open the page in the browser.
         no_verify: Accept a folder whose files were changed after it was saved.
 
     Returns:
@@ -74,17 +82,35 @@ def view(  # noqa: PLR0913 - the options of the command
             raise ArgumentError(must_be(name, "at least 1", value))
     if images is not None and not images.exists():
         raise ArgumentError(must_be("--images", "a folder or a file that exists", str(images)))
-    if output is None:
-        raise ArgumentError(must_be("--output", "the folder to make", None))
     from convattn.cli.view_networks import gather
     from convattn.files import require_new_folder
     from convattn.viewer import build_scene, write_page
+    from convattn.viewer.live import Live
+    from convattn.viewer.server import listening, require_packages, serve
 
-    require_new_folder(output, "--output")
     origin = Origin(source, weights, pretrained, random_weights, given, verify=not no_verify)
+    if output is None:
+        require_packages()
+        with listening(host, port) as opened, one_thread():
+            shown = gather(origin, images, limit=limit, layers=layer, compare=compare, kernel_size=kernel_size)
+            live = Live(shown.exhibits_with(report), prepare=shown.prepare, names=shown.names, labels=shown.labels)
+            address = _address(host, opened.getsockname()[1])
+            print_text(f"{live.title} at {address} (Ctrl-C stops)")
+            if open_:
+                webbrowser.open(address)
+            serve(live, opened)
+        print_text("stopped")
+        return 0
+    require_new_folder(output, "--output")
     with one_thread():
         shown = gather(origin, images, limit=limit, layers=layer, compare=compare, kernel_size=kernel_size)
         scene = build_scene(shown.exhibits_with(report), names=shown.names, labels=shown.labels)
         page = write_page(scene, output)
     print_text(f"wrote {output} ({page.stat().st_size / 1e6:.1f} MB); open {page}")
     return 0
+
+
+def _address(host: str, port: int) -> str:
+    """Returns the address of the page; a host that stands for all of this machine's is reached at this machine."""
+    near = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+    return f"http://[{near}]:{port}/" if ":" in near else f"http://{near}:{port}/"

@@ -1,6 +1,6 @@
 """What `convattn view` shows: a network on images, and those beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Shown:
     exhibits: tuple[Exhibit, ...]
     names: tuple[str, ...]  # of the images
     labels: tuple[str, ...]  # what they show; () if unknown
+    prepare: tuple[Callable[[Any], Tensor] | None, ...]  # how a picture is made an image, for each network
 
     def exhibits_with(self, report: Path | None) -> tuple[Exhibit, ...]:
         """Returns the exhibits, the first with a report of its heads."""
@@ -74,7 +75,10 @@ def gather(
     prepared, names, labels, classes = _open(subject, images, limit)
     first = _exhibit(subject, prepared, "trained" if subject.folder else "network", classes, tuple(layers) or None)
     exhibits = [first] if _attends(subject.network) or not compare else []
+    own = _preparation(subject)
+    prepare = [own] * len(exhibits)
     for what in compare:
+        prepare.append(own)
         if what == UNTRAINED:
             exhibits.append(_untrained(subject, first))
         elif what == CONVERTED:
@@ -82,7 +86,8 @@ def gather(
         else:
             other = _load(replace(origin, source=what))
             exhibits.append(_other(other, images, limit, len(exhibits), classes))
-    return Shown(tuple(exhibits), names, labels)
+            prepare[-1] = _preparation(other)
+    return Shown(tuple(exhibits), names, labels, tuple(prepare))
 
 
 def _load(origin: Origin) -> _Subject:
@@ -112,6 +117,14 @@ def _open(
     prepared = _stacked(opened, path)
     names = opened.names if isinstance(opened, Pictures) else tuple(f"image {n + 1}" for n in range(len(prepared)))
     return prepared.to(next(subject.network.parameters())), names, (), classes
+
+
+def _preparation(subject: _Subject) -> Callable[[Any], Tensor] | None:
+    """Returns how pictures are prepared; None if nobody says it."""
+    try:
+        return preparation(subject.source, subject.network, subject.folder)
+    except ArgumentError:
+        return None
 
 
 def _stacked(opened: "Sequence[Tensor] | Tensor", path: Path) -> Tensor:

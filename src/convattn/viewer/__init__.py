@@ -2,7 +2,8 @@
 
 from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
+from convattn.viewer.notebook import view
 from convattn.viewer.page import write_page
 from convattn.viewer.scene import Scene
 
-__all__ = ["Exhibit", "Scene", "build_scene", "write_page"]
+__all__ = ["Exhibit", "Scene", "build_scene", "view", "write_page"]

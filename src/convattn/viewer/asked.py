@@ -27,6 +27,11 @@ class Exhibition(Protocol):
 
     limits: Limits
 
+    @property
+    def title(self) -> str:
+        """Title of the page."""
+        ...
+
     def scene_bytes(self) -> bytes:
         """Returns the scene."""
         ...

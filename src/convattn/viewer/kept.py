@@ -1,6 +1,5 @@
 """Values that are held within a number of bytes, each made once."""
 
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable

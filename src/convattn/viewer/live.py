@@ -66,6 +66,11 @@ class Live:
         self._running, self._adding = threading.Lock(), threading.Lock()
 
     @property
+    def title(self) -> str:
+        """Title of the scene."""
+        return self._scene.header["title"]
+
+    @property
     def map_bytes(self) -> int:
         """Bytes of the maps that are held."""
         return self._maps.size

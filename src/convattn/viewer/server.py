@@ -5,11 +5,12 @@ import contextlib
 import math
 import socket
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, must_be
-from convattn.viewer.guard import Guard, policy
 from convattn.viewer.asked import Asked, Exhibition
+from convattn.viewer.guard import Guard, policy
 from convattn.viewer.page import page_html
 from convattn.viewer.refusal import Refusal
 from convattn.viewer.uploads import read_picture
@@ -20,17 +21,16 @@ CLIENTS = 200
 """Connections at a time; further ones are told to come later (503)."""
 
 
-def make_app(shown: Exhibition, title: str) -> Any:
+def make_app(shown: Exhibition) -> Any:
     """Makes the application (ASGI): the page and what it asks for; nothing is read from the disk."""
-    try:
-        from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
-        from starlette.requests import Request
-        from starlette.responses import HTMLResponse, PlainTextResponse, Response
-        from starlette.routing import Route
-    except ImportError:
-        raise MissingDependencyError("starlette", "view") from None
-    page = page_html(title, entry="start-server.js", start="openServerPage();")
+    require_packages()
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+
+    page = page_html(shown.title, entry="start-server.js", start="openServerPage();")
     uploads = asyncio.Semaphore(shown.limits.uploads)
 
     async def index(request: Request) -> Response:  # noqa: ARG001 - what starlette calls it with
@@ -131,23 +131,28 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield opened
 
 
-def serve(shown: Exhibition, opened: socket.socket, *, title: str) -> None:
+def require_packages() -> None:
+    """Raises MissingDependencyError unless what the server is made of is installed."""
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise MissingDependencyError(package, "view")
+
+
+def serve(shown: Exhibition, opened: socket.socket) -> None:
     """Serves until Ctrl-C or SIGTERM, and lets requests end before it returns.
 
     Args:
         shown: The networks and images.
         opened: A socket that listens.
-        title: Title of the page.
 
     Raises:
         MissingDependencyError: uvicorn or starlette is not installed.
     """
-    try:
-        import uvicorn
-    except ImportError:
-        raise MissingDependencyError("uvicorn", "view") from None
+    require_packages()
+    import uvicorn
+
     config = uvicorn.Config(
-        make_app(shown, title),
+        make_app(shown),
         loop="asyncio",
         http="h11",
         ws="none",

@@ -45,7 +45,7 @@ def read_picture(data: bytes, limits: Limits) -> Any:
                 if picture.width * picture.height > limits.pixels:
                     raise Refusal(
                         413,
-                        f"the picture has {picture.width} × {picture.height} pixels; at most {limits.pixels:,} are read",
+                        f"the picture has {picture.width} × {picture.height} pixels; {limits.pixels:,} may be read",
                     )
                 return ImageOps.exif_transpose(picture).convert("RGB")
         except UnidentifiedImageError:

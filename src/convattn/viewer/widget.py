@@ -20,7 +20,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 """What notebooks show by their own JavaScript; pages that are made of notebooks fetch that from the network."""
 
 
-def make_widget(shown: Exhibition, *, title: str, copy: Scene | None) -> Any:
+def make_widget(shown: Exhibition, copy: Scene | None) -> Any:
     """Makes the widget (a subclass of anywidget.AnyWidget).
 
     Shown at the end of a cell, it writes two outputs: the live page, and below it a copy with everything inside. The
@@ -28,7 +28,6 @@ def make_widget(shown: Exhibition, *, title: str, copy: Scene | None) -> Any:
 
     Args:
         shown: The networks and images.
-        title: Title of the page.
         copy: The scene of the copy; None writes none.
 
     Returns:
@@ -37,8 +36,8 @@ def make_widget(shown: Exhibition, *, title: str, copy: Scene | None) -> Any:
     Raises:
         MissingDependencyError: anywidget is not installed.
     """
-    still = None if copy is None else page_html(title, scene=copy.to_bytes())
-    return _widget_class()(shown, title, still)
+    still = None if copy is None else page_html(shown.title, scene=copy.to_bytes())
+    return _widget_class()(shown, still)
 
 
 def frame(page: str, mark: str) -> str:
@@ -51,7 +50,7 @@ def frame(page: str, mark: str) -> str:
 
 
 @cache
-def _widget_class() -> Callable[[Exhibition, str, str | None], Any]:
+def _widget_class() -> Callable[[Exhibition, str | None], Any]:
     """Makes the class when it is first needed: anywidget is optional."""
     try:
         import anywidget
@@ -67,13 +66,13 @@ def _widget_class() -> Callable[[Exhibition, str, str | None], Any]:
         _esm = (static / "js/widget.js").read_text(encoding="utf-8")
         copy = traitlets.Unicode().tag(sync=True)
 
-        def __init__(self, shown: Exhibition, title: str, still: str | None) -> None:
+        def __init__(self, shown: Exhibition, still: str | None) -> None:
             super().__init__(copy=uuid.uuid4().hex)
-            self._shown, self._title, self._still = shown, title, still
+            self._shown, self._still = shown, still
             self.on_msg(_answer)
 
         def __repr__(self) -> str:
-            return f"<attention maps: {self._title}>"
+            return f"<attention maps: {self._shown.title}>"
 
         def _ipython_display_(self) -> None:
             from IPython.display import display
@@ -95,14 +94,16 @@ def _answer(widget: Any, content: dict[str, Any], buffers: list[Any]) -> None:
     try:
         match content.get("kind"):
             case "page":
-                answer["text"] = page_html(widget._title, entry="start-notebook.js", start="awaitNotebook();")
+                answer["text"] = page_html(shown.title, entry="start-notebook.js", start="awaitNotebook();")
                 data = [shown.scene_bytes()]
             case "rows":
                 data = [shown.rows(_asked(content["asked"]))]
             case "upload":
                 file = bytes(buffers[0])
                 if len(file) > shown.limits.file_bytes:
-                    raise Refusal(413, f"the file has {len(file):,} bytes; at most {shown.limits.file_bytes:,} are taken")
+                    raise Refusal(
+                        413, f"the file has {len(file):,} bytes; at most {shown.limits.file_bytes:,} are taken"
+                    )
                 data = [shown.add(read_picture(file, shown.limits), str(content["name"])[:100])]
             case kind:
                 answer["error"] = f"there is no {kind!r}"

@@ -48,25 +48,45 @@ def _environment():
     return {**os.environ, "VENV": str(Path(sys.executable).parents[1])}
 
 
+class Request(NamedTuple):
+    """A request that would have left this machine."""
+
+    url: str
+    frame: str  # Address of the frame that made it
+
+
+class Complaint(NamedTuple):
+    """An error in a console."""
+
+    text: str
+    frame: str  # Where the script is that it comes from
+
+
 class Watched:
     """What happened in a page that must not happen."""
 
     def __init__(self):
-        self.outside, self.errors = [], []
+        self.outside: list[Request] = []
+        self.errors: list[Complaint] = []
 
     def watch(self, context):
         """Stops and notes requests that would leave this machine."""
 
         def stop(route):
-            self.outside.append(route.request.url)
+            self.outside.append(Request(route.request.url, route.request.frame.url))
             route.abort()
 
         context.route(is_outside, stop)
 
     def listen(self, page):
         """Notes errors."""
-        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+        def note(message):
+            if message.type == "error":
+                self.errors.append(Complaint(message.text, message.location["url"]))
+
+        page.on("console", note)
+        page.on("pageerror", lambda error: self.errors.append(Complaint(f"{error}\n{error.stack}", "")))
 
 
 def is_outside(url):

@@ -1,0 +1,44 @@
+"""The page for everyone: no serious complaint of axe-core, in light and dark, in both views, on a phone."""
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+AXE = Path(__file__).parents[3] / "node_modules/axe-core/axe.min.js"
+TOUR = [f"view=learn&step={step}" for step in range(6)]
+
+
+def complaints(page):
+    """Returns what axe-core finds serious or critical."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        (one["id"], one["impact"], [node["html"][:200] for node in one["nodes"][:3]])
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1400])
+def test_explore_has_no_serious_fault(opened, folder_page, dark, width):
+    page = opened(f"{folder_page}#network=1&layer=1&head=1", dark=dark, width=width)
+    expect(page.locator("button.map").first).to_be_visible()
+    assert complaints(page) == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_tour_has_no_serious_fault(opened, folder_page, dark):
+    for number, step in enumerate(TOUR):
+        page = opened(f"{folder_page}#{step}", dark=dark, width=800)
+        expect(page.locator(f'[data-step="{number + 1}"]')).to_be_visible()
+        assert complaints(page) == []
+
+
+def test_the_check_finds_a_planted_fault(opened, folder_page):
+    page = opened(folder_page)
+    page.evaluate("document.querySelector('button.back').replaceChildren()")
+    page.evaluate("document.querySelector('button.map').removeAttribute('aria-label')")
+    page.evaluate("document.querySelector('main').append(document.createElement('img'))")
+    assert "image-alt" in [one[0] for one in complaints(page)]

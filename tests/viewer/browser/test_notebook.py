@@ -1,0 +1,145 @@
+"""The page in a notebook: in JupyterLab, and on the page that nbconvert makes of it, without any network."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from urllib.request import urlopen
+
+import nbformat
+import pytest
+from playwright.sync_api import expect
+from tests.viewer.browser.reading import PATIENCE, choose, query_of
+
+from convattn.viewer.server import listening
+
+CODE = """
+import torch
+from convattn import AttentionNet, view
+
+torch.manual_seed(0)
+network = AttentionNet(width=8, depth=2, heads=4, ffn=8).eval()
+view(network, torch.rand(2, 3, 16, 16), mean=(0, 0, 0), std=(1, 1, 1), title="In a notebook")
+"""
+START = 120
+"""Seconds in which a notebook server must be there, on a machine that does much else."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a notebook, and with settings that nobody has changed."""
+    folder = tmp_path_factory.mktemp("home")
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    cells = [nbformat.v4.new_code_cell(CODE)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "note.ipynb")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(home):
+    own = {f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    return {**os.environ, **own, "HOME": str(home), "IPYTHONDIR": str(home / "ipython"), "PYTHONWARNINGS": "ignore"}
+
+
+def jupyter(arguments, home, environment):
+    made = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=home, env=environment, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def lab(home, environment):
+    """A JupyterLab that asks nobody for news; its address."""
+    with listening("127.0.0.1", 0) as opened:
+        port = opened.getsockname()[1]
+    settings = {
+        "ServerApp.port": port,
+        "ServerApp.port_retries": 0,
+        "ServerApp.allow_root": True,
+        "ServerApp.root_dir": home,
+        "IdentityProvider.token": "",
+        "LabApp.news_url": "None",
+        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+        "LabApp.extension_manager": "readonly",
+    }
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", *(f"--{key}={one}" for key, one in settings.items())]
+    address, end = f"http://127.0.0.1:{port}", time.monotonic() + START
+    with (home / "lab.log").open("w") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as lab:
+        try:
+            while True:
+                try:
+                    with urlopen(f"{address}/api/status", timeout=5):
+                        break
+                except OSError:
+                    assert lab.poll() is None, (home / "lab.log").read_text()
+                    assert time.monotonic() < end, (home / "lab.log").read_text()
+                    time.sleep(0.1)
+            yield address
+        finally:
+            lab.terminate()
+            lab.wait(60)
+
+
+@pytest.fixture(scope="module")
+def executed(home, environment):
+    """The notebook after it has run, with the state of its widgets."""
+    run = ["nbconvert", "--to", "notebook", "--execute", "note.ipynb", "--output", "executed.ipynb"]
+    jupyter(run, home, environment)
+    return json.loads((home / "executed.ipynb").read_text(encoding="utf-8"))
+
+
+def test_the_page_is_live_in_jupyterlab(opened, lab):
+    page = opened(f"{lab}/lab/tree/note.ipynb", height=1000)
+    page.set_default_timeout(1000 * START)
+    page.locator(".jp-CodeCell .cm-content").first.click()
+    page.keyboard.press("Shift+Enter")
+    frame = page.frame_locator('.jupyter-widgets iframe[title="Attention maps"]')
+    expect(frame.locator("button.map")).to_have_count(8, timeout=1000 * START)
+    expect(frame.get_by_role("heading", name="In a notebook")).to_be_visible()
+    first = query_of(frame)
+    frame.get_by_test_id("picture").click(position={"x": 12, "y": 15})
+    assert query_of(frame) != first
+    choose(frame, 1, 3)
+    assert "Head 4" in frame.locator("section.detail").inner_text()
+    expect(page.locator("[data-convattn-copy]")).to_be_hidden()
+    opened.watched.errors[:] = [one for one in opened.watched.errors if one.frame == "about:srcdoc"]
+
+
+@pytest.mark.parametrize("state", [True, False], ids=["with widget state", "without"])
+def test_the_page_is_there_after_nbconvert(opened, home, environment, executed, state):
+    kept = json.loads(json.dumps(executed))
+    assert kept["metadata"]["widgets"]
+    if not state:
+        del kept["metadata"]["widgets"]
+    name = f"state-{state}"
+    (home / f"{name}.ipynb").write_text(json.dumps(kept), encoding="utf-8")
+    made = jupyter(["nbconvert", "--to", "html", f"{name}.ipynb"], home, environment)
+    assert "not able to be represented" not in made.stderr
+    page = opened((home / f"{name}.html").as_uri())
+    frames = page.locator("iframe")
+    expect(frames).to_have_count(1)
+    frames.scroll_into_view_if_needed()
+    frame = page.frame_locator("iframe")
+    expect(frame.locator("button.map")).to_have_count(8, timeout=1000 * PATIENCE)
+    first = query_of(frame)
+    frame.get_by_test_id("picture").click(position={"x": 12, "y": 15})
+    assert query_of(frame) != first
+    assert not [one for one in opened.watched.outside if one.frame == "about:srcdoc"]
+    assert not [one for one in opened.watched.errors if one.frame == "about:srcdoc"]
+    assert all(re.match(r"https://(cdnjs|cdn\.jsdelivr|unpkg)", one.url) for one in opened.watched.outside)
+    opened.watched.outside.clear()  # nbconvert's own: the page must do without them
+    opened.watched.errors.clear()
+
+
+def test_the_notebook_grows_by_little_more_than_the_page(executed):
+    (cell,) = executed["cells"]
+    live, still = cell["outputs"]
+    assert "application/vnd.jupyter.widget-view+json" in live["data"]
+    assert "".join(live["data"]["text/html"]).startswith("<!--")
+    assert "srcdoc" in "".join(still["data"]["text/html"])
+    state = json.dumps(executed["metadata"]["widgets"])
+    assert len(state) < 20_000
