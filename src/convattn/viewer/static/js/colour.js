@@ -78,43 +78,6 @@ export function levelOf(value, low, high) {
   return value >= high ? 255 : Math.round((255 * (value - low)) / (high - low));
 }
 
-/**
- * Returns the colour of a level as CSS.
- * @param {Theme} theme
- * @param {number} level 0 … 255, or 256 for no value
- * @returns {string}
- */
-export function cssColour(theme, level) {
-  const [red, green, blue] = level > 255 ? NOTHING[theme] : ramp(theme).subarray(level * 3, level * 3 + 3);
-  return `rgb(${red} ${green} ${blue})`;
-}
-
-/** @param {number} byte @returns {number} */
-function linearLight(byte) {
-  const share = byte / 255;
-  return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
-}
-
-/**
- * Returns the relative luminance of WCAG 2: 0 for black, 1 for white.
- * @param {ArrayLike<number>} rgb
- * @returns {number}
- */
-export function luminance(rgb) {
-  return 0.2126 * linearLight(rgb[0]) + 0.7152 * linearLight(rgb[1]) + 0.0722 * linearLight(rgb[2]);
-}
-
-/**
- * Returns the contrast of WCAG 2 between two colours, 1 … 21.
- * @param {ArrayLike<number>} one
- * @param {ArrayLike<number>} other
- * @returns {number}
- */
-export function contrast(one, other) {
-  const [dark, bright] = [luminance(one), luminance(other)].sort((first, second) => first - second);
-  return (bright + 0.05) / (dark + 0.05);
-}
-
 /** Colours of heads in a figure of centres, by number: told apart also by those who see no red or green. */
 const HEAD_COLOURS = {
   light: ["#0b62a8", "#b34700", "#00755c", "#9c3d78", "#5a5a00", "#3f51b5", "#7a4a1e", "#006d77", "#555555"],

@@ -33,13 +33,22 @@ export function setProp(element, name, value) {
 }
 
 /**
+ * Sets properties of an element, as `setProp` does.
+ * @param {Element} element
+ * @param {Props} props
+ */
+export function setProps(element, props) {
+  for (const [name, value] of Object.entries(props)) setProp(element, name, value);
+}
+
+/**
  * @param {Element} element
  * @param {Props | null | undefined} props
  * @param {Child[]} children
  */
 function furnish(element, props, children) {
   element.append(...children.filter((child) => child !== null && child !== undefined && child !== false).map(nodeOf));
-  for (const [name, value] of Object.entries(props ?? {})) setProp(element, name, value);
+  setProps(element, props ?? {});
 }
 
 /** @param {Child} child @returns {Node | string} */

@@ -1,7 +1,8 @@
 // The page: title, tabs, theme, and the address that brings back the view.
 
 import { freshId, h } from "./dom.js";
-import { mountExplore, withinScene } from "./explore/explore.js";
+import { mountExplore } from "./explore/explore.js";
+import { withinScene } from "./explore/within.js";
 import { mountLearn } from "./learn/learn.js";
 import { createState, DEFAULT_STATE, fromHash, toHash } from "./state.js";
 
@@ -67,7 +68,8 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
   );
   const stage = h("main", { class: "stage" });
   const views = createTabs(state, {
-    explore: (panel) => mountExplore(panel, source, state, { theme: themeNow, address: () => (address ? link() : null) }),
+    explore: (panel) =>
+      mountExplore(panel, source, state, { theme: themeNow, address: () => (address ? link() : null) }),
     learn: (panel) => mountLearn(panel, source, state, { theme: themeNow }),
   });
   root.classList.add("convattn");
@@ -138,7 +140,13 @@ function createTabs(state, makers) {
   const buttons = names.map((name, at) =>
     h(
       "button",
-      { type: "button", role: "tab", id: `${ids[at]}-tab`, "aria-controls": ids[at], onclick: () => state.set({ view: name }) },
+      {
+        type: "button",
+        role: "tab",
+        id: `${ids[at]}-tab`,
+        "aria-controls": ids[at],
+        onclick: () => state.set({ view: name }),
+      },
       name[0].toUpperCase() + name.slice(1),
     ),
   );

@@ -3,35 +3,38 @@
 import { freshId, h, say } from "../dom.js";
 import { drawRamp, numberText } from "../draw.js";
 import { positionOf } from "../live.js";
+import { withinScene } from "./within.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("../state.js").SomeState} SomeState */
-/** @typedef {{value: string, text: string}} Choice */
 
 /**
  * Makes a group of radio buttons that looks like one control.
  * @param {string} legend
- * @param {Choice[]} choices
+ * @param {Record<string, string>} choices texts by value
  * @param {(value: string) => void} chosen
  * @returns {{element: HTMLElement, set: (value: string) => void, allow: (value: string, why: string | null) => void}}
  */
 export function createSegments(legend, choices, chosen) {
   const name = freshId("choice");
-  const inputs = choices.map(({ value }) => h("input", { type: "radio", name, value, onchange: () => chosen(value) }));
-  const labels = choices.map(({ text }, at) => h("label", null, inputs[at], h("span", null, text)));
+  const items = Object.entries(choices).map(([value, text]) => {
+    const input = h("input", { type: "radio", name, value, onchange: () => chosen(value) });
+    return { value, input, label: h("label", null, input, h("span", null, text)) };
+  });
   const element = h(
     "fieldset",
     { class: "segments" },
     h("legend", null, legend),
-    h("div", { class: "segment-row" }, ...labels),
+    h("div", { class: "segment-row" }, ...items.map(({ label }) => label)),
   );
   return {
     element,
-    set: (value) => inputs.forEach((input) => void (input.checked = input.value === value)),
+    set: (value) => items.forEach(({ input }) => void (input.checked = input.value === value)),
     allow(value, reason) {
-      const at = choices.findIndex((choice) => choice.value === value);
-      inputs[at].disabled = reason !== null;
-      labels[at].title = reason ?? "";
+      for (const { input, label } of items.filter((item) => item.value === value)) {
+        input.disabled = reason !== null;
+        label.title = reason ?? "";
+      }
     },
   };
 }
@@ -52,10 +55,7 @@ export function createControls(model) {
 
   const values = createSegments(
     "Show",
-    [
-      { value: "weights", text: "Weights" },
-      { value: "scores", text: "Before softmax" },
-    ],
+    { weights: "Weights", scores: "Before softmax" },
     (value) => {
       const scale = typeof state.get().scale === "number" ? "own" : state.get().scale;
       state.set({ values: /** @type {"weights" | "scores"} */ (value), scale });
@@ -63,19 +63,12 @@ export function createControls(model) {
   );
   const part = createSegments(
     "Part",
-    [
-      { value: "both", text: "Both" },
-      { value: "position", text: "Position" },
-      { value: "content", text: "Content" },
-    ],
+    { both: "Both", position: "Position", content: "Content" },
     (value) => state.set({ part: /** @type {SomeState["part"]} */ (value) }),
   );
   const extent = createSegments(
     "Small maps",
-    [
-      { value: "whole", text: "Whole image" },
-      { value: "near", text: "Near the query" },
-    ],
+    { whole: "Whole image", near: "Near the query" },
     (value) => state.set({ extent: /** @type {"whole" | "near"} */ (value) }),
   );
   const limit = h("input", {
@@ -88,11 +81,7 @@ export function createControls(model) {
   });
   const scale = createSegments(
     "Colour scale",
-    [
-      { value: "own", text: "Each its own" },
-      { value: "common", text: "Common" },
-      { value: "fixed", text: "Fixed" },
-    ],
+    { own: "Each its own", common: "Common", fixed: "Fixed" },
     (value) => state.set({ scale: value === "fixed" ? fixedLimit(model) : /** @type {"own" | "common"} */ (value) }),
   );
   const average = h("input", { type: "checkbox", onchange: () => state.set({ average: average.checked }) });
@@ -125,16 +114,14 @@ export function createControls(model) {
       limit.hidden = typeof now.scale !== "number";
       if (typeof now.scale === "number" && document.activeElement !== limit) limit.value = String(now.scale);
       const { layers } = model.network();
-      const noPart = ["position", "content"].map((value) => {
-        const reason = whyNoPart(layers, /** @type {"position" | "content"} */ (value));
-        part.allow(value, reason);
-        return reason;
-      });
+      const [noPosition, noContent] = [whyNoPart(layers, "position"), whyNoPart(layers, "content")];
+      part.allow("position", noPosition);
+      part.allow("content", noContent);
       average.checked = now.average;
       const noAverage = whyNoAverage(layers);
       average.disabled = noAverage !== null;
       averageBox.classList.toggle("disabled", average.disabled);
-      say(why, [...new Set([...noPart, noAverage])].filter(Boolean).join(" "));
+      say(why, [...new Set([noPosition, noContent, noAverage])].filter(Boolean).join(" "));
     },
   };
 }
@@ -145,13 +132,9 @@ export function createControls(model) {
  * @param {number} network
  */
 export function chooseNetwork({ scene, state }, network) {
-  const { layers } = scene.networks[network];
-  const layer = Math.min(state.get().layer, layers.length - 1);
-  const head = Math.min(state.get().head, layers[layer].heads - 1);
-  const part = whyNoPart(layers, state.get().part) === null ? state.get().part : "both";
-  const { prefix } = state.get();
-  const known = prefix !== null && prefix < layers[layer].prefix.length ? prefix : null;
-  state.set({ network, layer, head, part, prefix: known });
+  const wanted = withinScene(scene, { ...state.get(), network });
+  const known = whyNoPart(scene.networks[network].layers, wanted.part) === null;
+  state.set(known ? wanted : { ...wanted, part: "both" });
 }
 
 /**

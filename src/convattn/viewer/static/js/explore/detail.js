@@ -100,7 +100,7 @@ export function createDetail(model) {
     handle.update(prefix === null ? cellCentre(layer.place, cell) : null);
     canvas.hidden = table.hidden = !shown;
     if (!shown) {
-      say(sentence, model.trouble());
+      say(sentence, model.trouble() || "This layer has no map of this query.");
       bars.hidden = true;
       return;
     }
@@ -138,7 +138,7 @@ export function createDetail(model) {
     /** @type {[string, string, string | null][]} name, of this query, of the report */
     const lines = [
       ["mean shift", found.shift ? shiftWords(found.shift, unit, 2) : "–", reportShift(report?.shift, unit)],
-      ["spread", `${fixedText(found.spread)} ${unit}`, withError(report?.spread, unit)],
+      ["spread", found.shift ? `${fixedText(found.spread)} ${unit}` : "–", withError(report?.spread, unit)],
       ["entropy", `${fixedText(found.entropy)} nats`, withError(report?.entropy, "nats")],
       ["hard share", percent(found.hardShare), withError(report?.hard_share)],
     ];

@@ -25,31 +25,6 @@ const SAY_DELAY = 600;
 const SCORE_DELAY = 100;
 
 /**
- * Keeps a state within a scene: what the scene does not have is replaced by what it has.
- * @param {import("../scene.js").Scene} scene
- * @param {ViewState} state
- * @returns {ViewState}
- */
-export function withinScene(scene, state) {
-  const below = (/** @type {number} */ value, /** @type {number} */ count) => Math.min(value, Math.max(count - 1, 0));
-  const network = below(state.network, scene.networks.length);
-  const { layers } = scene.networks[network];
-  const layer = below(state.layer, layers.length);
-  const image = below(state.image, scene.images.length);
-  const [rows, cols] = scene.tensors.get(scene.images[image].picture)?.shape ?? [1, 1];
-  return {
-    ...state,
-    network,
-    layer,
-    image,
-    head: below(state.head, layers[layer].heads),
-    query: [below(state.query[0], rows), below(state.query[1], cols)],
-    compare: state.compare.filter((other) => other < scene.networks.length),
-    prefix: state.prefix !== null && layers[layer].prefix[state.prefix] === undefined ? null : state.prefix,
-  };
-}
-
-/**
  * Shows the view in an element.
  * @param {HTMLElement} root
  * @param {Source} source
@@ -93,7 +68,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     overview,
     detail.element,
     h("div", { class: "lower" }, comparison.element, timeline.element),
-    createSaving(model, address),
+    createSaving(model, address, detail.said),
     said,
   );
   root.append(view);
@@ -163,7 +138,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     state.subscribe((_, changed) => {
       const has = (/** @type {(keyof ViewState)[]} */ ...fields) => fields.some((field) => changed.has(field));
       if (has("image", "network", "average")) scoreSoon();
-      if (has("query", "prefix", "image")) picture.update();
+      if (has("query", "prefix", "image", "average")) picture.update();
       if (changed.size > Number(has("query"))) paintChoices();
       if (has("layer", "head")) paintRows();
     }),

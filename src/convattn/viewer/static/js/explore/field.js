@@ -1,7 +1,7 @@
 // A plane in pixels of the image: pictures and maps on top of each other, marks above them, and a query that is moved
 // by pointer or keys.
 
-import { freshId, h, setProp, svg } from "../dom.js";
+import { freshId, h, setProp, setProps, svg } from "../dom.js";
 import { cellCentre } from "../scene.js";
 
 /** @typedef {import("../scene.js").Pair} Pair */
@@ -92,10 +92,8 @@ export function createField(canvases) {
       setProp(marks, "viewBox", `${x} ${y} ${width} ${height}`);
       element.style.aspectRatio = `${width} / ${height}`;
       const size = Math.max(width, height) / 60;
-      for (const [name, value] of Object.entries({ width: size, height: size })) setProp(pattern, name, value);
-      for (const [name, value] of Object.entries({ width: size / 4, height: size })) {
-        setProp(/** @type {Element} */ (pattern.firstChild), name, value);
-      }
+      setProps(pattern, { width: size, height: size });
+      setProps(/** @type {Element} */ (pattern.firstChild), { width: size / 4, height: size });
     },
     place(canvas, { top, left, bottom, right }) {
       const [width, height] = [extent.right - extent.left, extent.bottom - extent.top];
@@ -121,13 +119,13 @@ export function createField(canvases) {
       const inner = rectangle(image);
       const hole = `M${inner.x} ${inner.y}h${inner.width}v${inner.height}h${-inner.width}z`;
       setProp(outside, "d", padded ? `M${x} ${y}h${width}v${height}h${-width}z${hole}` : null);
-      for (const [name, value] of Object.entries(inner)) setProp(edge, name, value);
+      setProps(edge, inner);
       edge.style.display = padded ? "" : "none";
     },
     showQuery(cell) {
       for (const mark of [back, front]) {
         mark.style.display = cell ? "" : "none";
-        if (cell) for (const [name, value] of Object.entries(rectangle(cell))) setProp(mark, name, value);
+        if (cell) setProps(mark, rectangle(cell));
       }
     },
   };

@@ -11,6 +11,7 @@ import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
 /** @typedef {import("../scene.js").Scene} Scene */
 /** @typedef {import("../scene.js").SceneLayer} SceneLayer */
 /** @typedef {import("../scene.js").SceneNetwork} SceneNetwork */
+/** @typedef {import("../scene.js").PositionAttention} PositionAttention */
 /** @typedef {import("../rows.js").LayerRows} LayerRows */
 /** @typedef {import("../rows.js").Query} Query */
 /** @typedef {import("../state.js").State} State */
@@ -143,30 +144,26 @@ export function createModel(source, state, theme) {
   }
 
   function rebuildLiveScene() {
-    if (!movedHeads.size) {
-      liveScene = scene;
-      return;
-    }
     const tensors = new Map(scene.tensors);
     for (const [key, { centres, sharpness }] of movedHeads) {
       const [number, layerNumber] = key.split("/").map(Number);
       const layer = scene.networks[number].layers[layerNumber];
-      const position = positionOf(layer);
-      if (!position) continue;
+      const position = /** @type {PositionAttention} */ (positionOf(layer));
       const axes = quadraticAxes(centres, sharpness, tableShape(geometryOf(layer)));
       replaceFloats(tensors, position.scores, sumOfAxes(axes, layer.heads));
       position.axes?.forEach((name, axis) => replaceFloats(tensors, name, axes[axis]));
     }
     liveScene = { ...scene, tensors };
+    tell("heads");
+    void refresh();
   }
 
   /** @param {number} layerNumber @returns {MovedHeads | null} */
   function quadratic(layerNumber) {
     const known = movedHeads.get(keyOf(layerNumber));
     if (known) return known;
-    const layer = scene.networks[networkNumber()].layers[layerNumber];
-    if (layer.attention.kind !== "position") return null;
-    const { centres, sharpness } = layer.attention.heads;
+    const { attention } = scene.networks[networkNumber()].layers[layerNumber];
+    const { centres, sharpness } = attention.kind === "position" ? attention.heads : {};
     if (!centres || !sharpness) return null;
     return { centres: floatsOf(scene.tensors, centres), sharpness: floatsOf(scene.tensors, sharpness) };
   }
@@ -213,14 +210,10 @@ export function createModel(source, state, theme) {
       if (sharpness !== undefined) changed.sharpness[head] = sharpness;
       movedHeads.set(keyOf(layer), changed);
       rebuildLiveScene();
-      tell("heads");
-      void refresh();
     },
     reset() {
       movedHeads.clear();
       rebuildLiveScene();
-      tell("heads");
-      void refresh();
     },
     firstMoved() {
       const here = [...movedHeads.keys()]

@@ -111,7 +111,8 @@ export function createQueryPicture(model) {
   }
 
   function update() {
-    const { image, query, prefix } = state.get();
+    const { image, query, prefix, average } = state.get();
+    element.classList.toggle("faint", average);
     const [rows, cols] = pictureSize(model);
     if (drawn !== image) {
       const extent = extentOf({ first: [0, 0], step: [1, 1] }, [rows, cols]);

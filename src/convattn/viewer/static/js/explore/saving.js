@@ -2,6 +2,7 @@
 
 import { h, say } from "../dom.js";
 import { rowNumbers } from "../statistics.js";
+import { contextOf } from "../draw.js";
 import { makeFigure } from "./figure.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -93,30 +94,28 @@ function offerFile(blob, name) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** @param {Model} model @returns {string} */
-function figureMarkup(model) {
-  return new XMLSerializer().serializeToString(makeFigure(model).figure);
-}
+/** @param {SVGSVGElement} figure @returns {string} */
+const markupOf = (figure) => new XMLSerializer().serializeToString(figure);
 
-/** @param {Model} model @returns {Promise<Blob>} */
-async function figurePng(model) {
-  const { width, height } = makeFigure(model);
+/** @param {ReturnType<typeof makeFigure>} made @returns {Promise<Blob>} */
+async function pngOf({ figure, width, height }) {
   const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(figureMarkup(model))}`;
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(markupOf(figure))}`;
   await image.decode();
   const canvas = h("canvas", { width: width * PNG_SCALE, height: height * PNG_SCALE });
-  canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
-  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
-  if (!(blob instanceof Blob)) throw new Error("this browser cannot write the picture");
-  return blob;
+  contextOf(canvas).drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((resolve, reject) =>
+    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("this browser cannot write the picture"))), "image/png"),
+  );
 }
 
 /**
  * @param {Model} model
  * @param {() => string | null} address of this view; null if the page has none of its own
+ * @param {() => string} sentence about the chosen head
  * @returns {HTMLElement}
  */
-export function createSaving(model, address) {
+export function createSaving(model, address, sentence) {
   const status = h("span", { role: "status", class: "save-status" });
   const name = (/** @type {string} */ ending) => {
     const { layer, head } = model.state.get();
@@ -125,8 +124,8 @@ export function createSaving(model, address) {
   const csv = (/** @type {string} */ text) => new Blob([text], { type: "text/csv" });
   /** @type {[string, () => void | Promise<void>][]} */
   const actions = [
-    ["Save as PNG", async () => offerFile(await figurePng(model), name("png"))],
-    ["Save as SVG", () => offerFile(new Blob([figureMarkup(model)], { type: "image/svg+xml" }), name("svg"))],
+    ["Save as PNG", async () => offerFile(await pngOf(makeFigure(model, sentence())), name("png"))],
+    ["Save as SVG", () => offerFile(new Blob([markupOf(makeFigure(model, sentence()).figure)], { type: "image/svg+xml" }), name("svg"))],
     ["Save numbers as CSV", () => offerFile(csv(headsCsv(model)), `${model.network().name}-heads.csv`)],
     ["Save map as CSV", () => offerFile(csv(mapCsv(model)), name("csv"))],
   ];

@@ -1,7 +1,7 @@
 // Where heads attend during a training (figure 3 of Cordonnier, Loukas, Jaggi, 2020): centres, and the circles that hold
 // 50 % and 90 % of the attention; play, or drag the epoch.
 
-import { calm, fill, h, say, setProp, svg } from "../dom.js";
+import { calm, fill, h, say, setProp, setProps, svg } from "../dom.js";
 import { numberText } from "../draw.js";
 import { headColour } from "../colour.js";
 import { floatsOf } from "../safetensors.js";
@@ -56,23 +56,22 @@ export function createTimeline(model) {
   const timeline = () => model.network().timeline;
   const last = () => (timeline()?.epochs.length ?? 1) - 1;
 
-  /** @param {number} at moment, with fractions @param {number} row @param {number} head @returns {[number, number, number]} centre and sharpness */
+  /**
+   * @param {number} at moment, with fractions
+   * @param {number} row of the layers
+   * @param {number} head
+   * @returns {number[]} centre (down, right) and sharpness
+   */
   function headAt(at, row, head) {
     const { centres, sharpness } = /** @type {Timeline} */ (timeline());
-    const shape = /** @type {import("../safetensors.js").Tensor} */ (scene.tensors.get(centres)).shape;
-    const [, layers, heads] = shape;
+    const [moments, layers, heads] = shapeOf(scene, sharpness);
     const [places, alphas] = [floatsOf(scene.tensors, centres), floatsOf(scene.tensors, sharpness)];
-    const before = Math.min(Math.floor(at), shape[0] - 1);
-    const after = Math.min(before + 1, shape[0] - 1);
-    const share = at - before;
-    const index = (/** @type {number} */ time) => (time * layers + row) * heads + head;
-    const between = (/** @type {ArrayLike<number>} */ data, /** @type {number} */ one, /** @type {number} */ other) =>
-      data[one] + share * (data[other] - data[one]);
-    return [
-      between(places, 2 * index(before), 2 * index(after)),
-      between(places, 2 * index(before) + 1, 2 * index(after) + 1),
-      between(alphas, index(before), index(after)),
-    ];
+    const of = (/** @type {number} */ time) => {
+      const index = (Math.min(time, moments - 1) * layers + row) * heads + head;
+      return [places[2 * index], places[2 * index + 1], alphas[index]];
+    };
+    const [before, after] = [of(Math.floor(at)), of(Math.floor(at) + 1)];
+    return before.map((value, n) => value + (at % 1) * (after[n] - value));
   }
 
   function build() {
@@ -80,13 +79,11 @@ export function createTimeline(model) {
     built = state.get().network;
     if (!found) return;
     setProp(slider, "max", last());
-    const shape = /** @type {import("../safetensors.js").Tensor} */ (scene.tensors.get(found.centres)).shape;
-    const places = floatsOf(scene.tensors, found.centres);
-    let reach = 1;
-    for (const place of places) reach = Math.max(reach, Math.abs(place));
-    reach = Math.min(Math.ceil(reach + 1), 40);
+    const count = shapeOf(scene, found.sharpness)[2];
+    const farthest = floatsOf(scene.tensors, found.centres).reduce((most, place) => Math.max(most, Math.abs(place)), 1);
+    const reach = Math.min(Math.ceil(farthest + 1), 40);
     drawn = found.layers.map((layer) => {
-      const heads = Array.from({ length: shape[2] }, (_, head) => ({
+      const heads = Array.from({ length: count }, (_, head) => ({
         trail: svg("polyline", { class: "trail" }),
         circles: [svg("circle", { class: "mass mass-90" }), svg("circle", { class: "mass mass-50" })],
         centre: svg(
@@ -103,8 +100,7 @@ export function createTimeline(model) {
           "aria-label": `Centres of the heads of layer ${layer + 1}`,
         },
         ...axes(reach),
-        ...heads.map(({ trail }) => trail),
-        ...heads.flatMap(({ circles }) => circles),
+        ...heads.flatMap(({ trail, circles }) => [trail, ...circles]),
         ...heads.map(({ centre }) => centre),
       );
       const box = h("figure", { class: "timeline-panel" }, plot, h("figcaption", null, `Layer ${layer + 1}`));
@@ -133,31 +129,18 @@ export function createTimeline(model) {
       box.classList.toggle("chosen", chosen);
       for (const [head, { centre, circles, trail }] of heads.entries()) {
         const [down, right, alpha] = headAt(at, row, head);
-        for (const mark of [centre, ...circles]) {
-          setProp(mark, "cx", right);
-          setProp(mark, "cy", down);
-        }
-        setProp(centre, "r", 0.14);
-        setProp(circles[0], "r", massRadius(alpha, 0.9));
-        setProp(circles[1], "r", massRadius(alpha, 0.5));
-        const steps = [...Array(Math.floor(at) + 1).keys(), at];
-        setProp(
-          trail,
-          "points",
-          steps
-            .map((time) => headAt(time, row, head))
-            .map(([y, x]) => `${x},${y}`)
-            .join(" "),
-        );
+        const place = { cx: right, cy: down };
+        setProps(centre, { ...place, r: 0.14 });
+        setProps(circles[0], { ...place, r: massRadius(alpha, 0.9) });
+        setProps(circles[1], { ...place, r: massRadius(alpha, 0.5) });
+        const way = [...Array(Math.floor(at) + 1).keys(), at].map((time) => headAt(time, row, head));
+        setProp(trail, "points", way.map(([y, x]) => `${x},${y}`).join(" "));
         centre.classList.toggle("chosen", chosen && head === state.get().head);
       }
     }
     if (document.activeElement !== slider) slider.value = String(at);
-    const before = Math.floor(at);
-    const epoch =
-      found.epochs[before] +
-      (at - before) * ((found.epochs[before + 1] ?? found.epochs[before]) - found.epochs[before]);
-    const text = `epoch ${numberText(Math.round(epoch * 10) / 10)}`;
+    const [before, after] = [found.epochs[Math.floor(at)], found.epochs[Math.ceil(at)]];
+    const text = `epoch ${numberText(Math.round(10 * (before + (at % 1) * (after - before))) / 10)}`;
     say(epochText, text);
     slider.setAttribute("aria-valuetext", text);
   }
@@ -204,6 +187,11 @@ export function createTimeline(model) {
     },
     destroy: () => cancelAnimationFrame(frame),
   };
+}
+
+/** @param {import("../scene.js").Scene} scene @param {string} name @returns {number[]} */
+function shapeOf({ tensors }, name) {
+  return tensors.get(name)?.shape ?? [];
 }
 
 /** @param {number} reach @returns {SVGElement[]} a quiet grid of pixels, and its middle */

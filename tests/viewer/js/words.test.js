@@ -1,0 +1,52 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { fixedText, numberText } from "../../../src/convattn/viewer/static/js/draw.js";
+import { csvLine } from "../../../src/convattn/viewer/static/js/explore/saving.js";
+import { headSentence, percent, shiftWords } from "../../../src/convattn/viewer/static/js/explore/words.js";
+
+/** @typedef {import("../../../src/convattn/viewer/static/js/scene.js").SceneLayer} SceneLayer */
+
+const LAYER = /** @type {SceneLayer} */ ({
+  keys: { grid: [5, 7], first: [0, 0], step: [1, 1] },
+  prefix: /** @type {string[]} */ ([]),
+});
+const NUMBERS = { hardShare: 1, hardShift: null, prefix: [], prefixShare: 0.25, largest: 1 };
+
+test("a shift is said as one would", () => {
+  assert.equal(shiftWords([-1, 0], "pixels"), "1.0 pixels up");
+  assert.equal(shiftWords([1.25, -2], "cells", 2), "1.25 cells down and 2.00 to the left");
+  assert.equal(shiftWords([0.04, -0.04], "pixels"), "at the query itself");
+});
+
+test("a head is said in a sentence, with its unit and its prefix tokens", () => {
+  const numbers = { ...NUMBERS, shift: /** @type {[number, number]} */ ([-1, 0]), spread: 0.4, entropy: 0 };
+  assert.equal(headSentence(LAYER, 1, 2, numbers), "Head 3 of layer 2 looks 1.0 pixels up, spread 0.4 pixels");
+  const wide = {
+    ...LAYER,
+    keys: { ...LAYER.keys, step: /** @type {[number, number]} */ ([16, 16]) },
+    prefix: ["class"],
+  };
+  assert.equal(
+    headSentence(wide, 0, 0, numbers),
+    "Head 1 of layer 1 looks 1.0 cells up, spread 0.4 cells, 25 % of it on the class token",
+  );
+  const token = { ...numbers, shift: null, entropy: Math.log(20) };
+  assert.equal(headSentence(LAYER, 0, 0, token), "Head 1 of layer 1 attends to 20 keys or so");
+});
+
+test("numbers are short, with a true minus sign", () => {
+  assert.deepEqual(
+    [0.12345, -2, 0, 1e-9, 123456, NaN, -Infinity].map((value) => numberText(value)),
+    ["0.123", "−2", "0", "1.00e−9", "1.23e+5", "–", "−∞"],
+  );
+  assert.deepEqual(
+    [-0.001, -1.005, 2].map((value) => fixedText(value)),
+    ["0.00", "−1.00", "2.00"],
+  );
+  assert.deepEqual([0, 0.0123, 0.5, NaN].map(percent), ["0 %", "1.2 %", "50 %", "–"]);
+});
+
+test("fields of a table are quoted where they must be", () => {
+  assert.equal(csvLine(["a,b", 'c"d', null, NaN, 1.5, "e"]), '"a,b","c""d",,,1.5,e');
+});
