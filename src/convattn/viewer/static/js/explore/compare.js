@@ -17,11 +17,11 @@ import { percent, shiftWords, unitOf } from "./words.js";
 export function createComparison(model) {
   const { scene, state } = model;
   const columns = scene.networks.map(({ title, note }, number) => {
-    const canvas = h("canvas", { class: "pixels" });
+    const canvas = h("canvas");
     const text = h("p", { class: "compare-numbers" });
     const beside = h("input", { type: "checkbox", onchange: () => toggle(number) });
     const box = h("label", { class: "check" }, beside, h("span", null, title));
-    const open = h("button", { type: "button", onclick: () => chooseNetwork(model, number) }, "Show all its heads");
+    const open = h("button", { onclick: () => chooseNetwork(model, number) }, "Show all its heads");
     const figure = h("div", { class: "compare-map" }, h("span", { class: "frame" }, canvas, h("i")));
     const element = h("div", { class: "compare-column" }, box, figure, text, open);
     if (note) box.title = note;
@@ -30,7 +30,7 @@ export function createComparison(model) {
   const element = h(
     "section",
     { class: "compare", "aria-label": "Networks side by side" },
-    h("h3", null, "This head in other networks"),
+    h("h2", null, "This head in other networks"),
     h("div", { class: "compare-columns" }, ...columns.map((column) => column.element)),
   );
   element.hidden = scene.networks.length < 2;

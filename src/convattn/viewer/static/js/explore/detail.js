@@ -25,8 +25,8 @@ const REPORT_ONLY = [
  */
 export function createDetail(model) {
   const { state } = model;
-  const picture = h("canvas", { class: "pixels" });
-  const canvas = h("canvas", { class: "pixels heat" });
+  const picture = h("canvas");
+  const canvas = h("canvas", { class: "heat" });
   const field = createField([picture, canvas]);
   const handle = createHandle(model, field);
   field.element.append(handle.element);
@@ -121,7 +121,7 @@ export function createDetail(model) {
     bars.hidden = !names.length;
     bars.replaceChildren(
       ...names.map((name, at) => {
-        const bar = h("canvas", { class: "pixels" });
+        const bar = h("canvas");
         drawBars(bar, [shares[at]], { bar: model.theme(), height: 100 });
         return h("div", { class: "prefix-bar" }, h("span", null, percent(shares[at])), bar, h("span", null, name));
       }),

@@ -60,11 +60,10 @@ export function createMatrix(model, opened) {
   /** @param {SceneLayer} layer @param {number} number @returns {MapRow} */
   function buildRow(layer, number) {
     const cells = Array.from({ length: layer.heads }, (_, head) => {
-      const canvas = h("canvas", { class: "pixels" });
-      const bars = layer.prefix.length ? h("canvas", { class: "pixels bars" }) : null;
+      const canvas = h("canvas");
+      const bars = layer.prefix.length ? h("canvas", { class: "bars" }) : null;
       const label = `Head ${head + 1} of layer ${number + 1}`;
       const props = {
-        type: "button",
         class: "map",
         "data-layer": number,
         "data-head": head,

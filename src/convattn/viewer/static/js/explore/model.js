@@ -1,5 +1,6 @@
 // What the parts of the page share: the rows of the present query, the heads that were moved, and who wants to know.
 
+import { reasonOf } from "../dom.js";
 import { positionScores } from "../attention.js";
 import { geometryOf, positionOf } from "../live.js";
 import { positionRows } from "../rows.js";
@@ -131,7 +132,7 @@ export function createModel(source, state, theme) {
         trouble = made[0].size ? "" : "No maps of this query and image are in this page.";
       } catch (error) {
         rowsOf = new Map();
-        trouble = error instanceof Error ? error.message : String(error);
+        trouble = reasonOf(error);
       }
     } while (again);
     busy = false;

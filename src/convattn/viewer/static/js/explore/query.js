@@ -76,7 +76,7 @@ export function steerQuery(model, field) {
  */
 export function createQueryPicture(model) {
   const { scene, state } = model;
-  const canvas = h("canvas", { class: "pixels" });
+  const canvas = h("canvas");
   const field = createField([canvas]);
   const { element } = field;
   element.tabIndex = 0;
@@ -97,7 +97,6 @@ export function createQueryPicture(model) {
       h(
         "button",
         {
-          type: "button",
           class: "choice",
           "aria-pressed": prefix === (at ? at - 1 : null),
           onclick: () => state.set({ prefix: at ? at - 1 : null }),
