@@ -40,6 +40,8 @@ FILES = [
     "images.png",
     "index.html",
     "soft-heads.png",
+    "view/index.html",
+    "view/scene.safetensors",
 ]
 THREADS = torch.get_num_threads()
 
@@ -196,7 +198,7 @@ def test_command_numbers_its_folder_and_says_that_it_failed(made, tmp_path, monk
     out, err = capsys.readouterr()
     assert err == ""
     assert "trained network    " in out
-    assert "wrote demo-2; look at demo-2/index.html" in out
+    assert "wrote demo-2; look at demo-2/index.html, and touch the heads in demo-2/view/index.html" in out
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MissingDependencyError("matplotlib", "train")])

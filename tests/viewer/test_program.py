@@ -94,7 +94,7 @@ def test_a_fault_is_seen(tmp_path):
         moved.stages[0].first.encoding.centres[4, 0] += 0.01
     build_scene(Exhibit(moved, images, mean=MEAN, std=STD)).save(tmp_path / "scene")
     run_node("run.js", tmp_path / "scene", tmp_path)
-    with pytest.raises(AssertionError, match="0-output: 0.00"):
+    with pytest.raises(AssertionError, match=r"0-output: 0\.00"):
         _assert_same(network, images, tmp_path, "0-0")
 
 

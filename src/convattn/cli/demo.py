@@ -7,6 +7,7 @@ from convattn.cli.demo_conversion import show_conversions
 from convattn.cli.demo_network import show_network
 from convattn.cli.demo_page import write_page
 from convattn.cli.demo_record import Demonstration
+from convattn.cli.demo_view import VIEW, show_view
 from convattn.cli.options import AsJson, OutputOrDefault, first_free
 from convattn.cli.output import print_record, print_text
 from convattn.cli.threads import one_thread
@@ -20,7 +21,8 @@ def demo(*, output: OutputOrDefault = None, json: AsJson = False) -> int:
     Nothing is downloaded or trained. A convolution of a photograph becomes attention that computes the same. A network
     of attention, trained on CIFAR-10, comes with the package: it sees twenty test images, its heads are drawn, and it
     becomes convolutions, and attention again. The folder holds the page index.html, its figures, its numbers as
-    demo.json, the convolution, the attention layer and the network of convolutions with their certificates.
+    demo.json, the convolution, the attention layer and the network of convolutions with their certificates, and in view
+    the interactive page of the trained network.
 
     Args:
         output: Folder to make; it must be new or empty. Default: demo, or the first of demo-2, demo-3, … that is free.
@@ -47,10 +49,12 @@ def demonstrate(folder: Path, network: Path, *, quiet: bool = False) -> Demonstr
     say = (lambda _: None) if quiet else print_text
     began = time.perf_counter()
     with one_thread():
-        say("1/2  converting a convolution of a photograph to attention")
+        say("1/3  converting a convolution of a photograph to attention")
         conversions = show_conversions(folder)
-        say("2/2  converting a trained network of attention to convolutions and back")
+        say("2/3  converting a trained network of attention to convolutions and back")
         trained = show_network(folder, network)
+        say("3/3  writing the interactive page of the trained network")
+        show_view(folder, network)
     filters_passed = all(item.certificate.passed for item in conversions)
     shown = Demonstration(
         conversions=tuple(conversions),
@@ -68,8 +72,10 @@ def _where_next(folder: Path) -> str:
     """Returns the page to open, and commands to try next."""
     return "\n".join(
         [
-            f"wrote {folder}; look at {folder / 'index.html'}, then try:",
+            f"wrote {folder}; look at {folder / 'index.html'}, and touch the heads in {folder / VIEW / 'index.html'},",
+            "then try:",
             f"  convattn convert {folder / 'convolution'} -o {folder.name}-softer --sharpness 5",
+            f"  convattn view {_NETWORK} --compare untrained --compare converted -o {folder.name}-view",
             f"  convattn convert {_NETWORK} --to conv --kernel-size 3 -o {folder.name}-narrow",
             "  convattn train digits-quadratic",
             "  convattn info",

@@ -160,9 +160,8 @@ def _exhibit(
 def _untrained(subject: _Subject, first: Exhibit) -> Exhibit:
     """Builds the network anew; its weights are rounded to 16 bits, which makes the page smaller."""
     if subject.source is None:
-        raise ArgumentError(
-            f"--compare untrained builds the network anew, and nothing says what builds a {type(subject.network).__name__}"
-        )
+        kind = type(subject.network).__name__
+        raise ArgumentError(f"--compare untrained builds the network anew, and nothing says what builds a {kind}")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         network = create_network(subject.source, subject.options).eval()

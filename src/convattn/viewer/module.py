@@ -13,11 +13,13 @@ _ANY_IMPORT = re.compile(r"^(import\b|export (default|\*|\{)).*", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(async function|function|const|let|class)\b)", re.MULTILINE)
 _TOP_LEVEL = re.compile(r"^(?:export )?(?:async function\*?|function\*?|const|let|class) ([\w$]+|[{\[])", re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*(?:/\*\*(?:[^*]|\*(?!/))*\*/[ \t]*|//[^\n]*)\n", re.MULTILINE)
-_BLANK_LINES = re.compile(r"\n{3,}")
+_INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 
 
 def joined_module(entries: Iterable[str] = ("start.js",)) -> str:
-    """Joins files and all that they import, each after what it needs, without their comments.
+    """Joins files and all that they import, each after what it needs, without comments and indentation.
+
+    No text of the files goes over the end of a line, so that neither is part of one.
 
     Args:
         entries: Files of the folder `static/js`.
@@ -66,7 +68,7 @@ def _stripped(text: str) -> str:
     bare = _EXPORT.sub("", _IMPORT.sub("", text))
     left = _ANY_IMPORT.search(bare)
     assert left is None, f"cannot join {left[0]!r}"
-    return _BLANK_LINES.sub("\n\n", _COMMENT.sub("", bare)).strip() + "\n"
+    return _INDENTATION.sub("", _COMMENT.sub("", bare)).strip() + "\n"
 
 
 def _require_unique(files: dict[str, str]) -> None:

@@ -1,0 +1,111 @@
+"""`convattn view`: pages of networks."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from convattn.analysis import analyze
+from convattn.cli import main
+from convattn.models import AttentionNet
+from convattn.viewer import Scene
+
+SMALL = "convattn:cifar10-small"
+
+
+def _scene(folder) -> Scene:
+    assert sorted(file.name for file in folder.iterdir()) == ["index.html", "scene.safetensors"]
+    return Scene.load(folder / "scene.safetensors")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The page of the package's network, beside others."""
+    folder = tmp_path_factory.mktemp("view") / "page"
+    assert main(["view", SMALL, "--compare", "untrained", "--compare", "converted", "-o", str(folder)]) == 0
+    return folder
+
+
+def test_the_packaged_network_is_shown_on_its_samples(small):
+    header = _scene(small).header
+    assert header["title"] == "cifar10-small"
+    assert len(header["images"]) == 20
+    assert header["images"][4]["label"] == "bird"
+    assert [network["name"] for network in header["networks"]] == ["trained", "untrained", "converted"]
+    assert all(network["program"] and len(network["layers"]) == 6 for network in header["networks"])
+    assert header["networks"][0]["classes"][9] == "truck"
+    assert header["networks"][0]["timeline"]["layers"] == list(range(6))
+    assert re.search(r"one tap\. \d+ of 20 images get the same class", header["networks"][2]["note"])
+    heads = [network["layers"][0]["attention"]["heads"]["encoding"] for network in header["networks"]]
+    assert heads == ["quadratic", "quadratic", "shift"]
+
+
+def test_the_page_of_the_packaged_network_is_small(small):
+    assert (small / "index.html").stat().st_size < 5e6
+
+
+def test_a_folder_with_a_report_and_images_of_ones_own(tmp_path, capsys):
+    torch.manual_seed(0)
+    network = AttentionNet("quadratic", content=True, width=8, depth=2, heads=4, ffn=8).eval()
+    network.save_pretrained(tmp_path / "network")
+    images = torch.randn(3, 3, 32, 32)
+    analyze(network, images, controls=(), progress=False).save(tmp_path / "report.json")
+    np.save(tmp_path / "images.npy", images.numpy())
+    arguments = ["view", str(tmp_path / "network"), "--images", str(tmp_path / "images.npy"), "--limit", "2"]
+    arguments += ["--report", str(tmp_path / "report.json"), "--layer", "blocks.1.mixer", "-o", str(tmp_path / "page")]
+    assert main(arguments) == 0
+    assert re.search(r"wrote .*page \(\d\.\d MB\); open .*index\.html", capsys.readouterr().out)
+    header = _scene(tmp_path / "page").header
+    assert len(header["images"]) == 2
+    (layer,) = header["networks"][0]["layers"]
+    assert layer["attention"]["parts"] == ["both", "position", "content"]
+    assert layer["attention"]["images"] == [0, 1, "mean"]
+    assert layer["sentence"]
+
+
+def test_a_foreign_network_on_pictures(tmp_path):
+    pytest.importorskip("timm")
+    (tmp_path / "pictures").mkdir()
+    for number in range(2):
+        Image.new("RGB", (50, 40), (number * 200, 80, 10)).save(tmp_path / "pictures" / f"{number}.png")
+    arguments = ["view", "timm:vit_tiny_patch16_224", "--random-weights", "--set", "img_size=32", "--set", "depth=1"]
+    arguments += ["--images", str(tmp_path / "pictures"), "-o", str(tmp_path / "page")]
+    assert main(arguments) == 0
+    header = _scene(tmp_path / "page").header
+    assert [image["name"] for image in header["images"]] == ["0.png", "1.png"]
+    (layer,) = header["networks"][0]["layers"]
+    assert (layer["grid"], layer["prefix"]) == ([2, 2], ["class"])
+    assert header["networks"][0]["input"]["mean"] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([SMALL, "--limit", "0", "-o", "page"], "--limit must be at least 1"),
+        ([SMALL, "--images", "missing", "-o", "page"], "--images must be a folder or a file that exists"),
+        ([SMALL, "--layer", "stages.9", "-o", "page"], "unknown layer 'stages.9'"),
+        ([SMALL, "--compare", "convattn:cifar10-smal", "-o", "page"], "did you mean 'cifar10-small'"),
+        ([SMALL, "--report", "missing.json", "-o", "page"], "missing.json"),
+        (["convattn:AttentionNet", "--random-weights", "-o", "page"], "--images must be given for AttentionNet"),
+        ([SMALL, "-o", "full"], "--output must be new or empty"),
+    ],
+)
+def test_mistakes_are_told_and_nothing_is_written(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("precious")
+    assert main(["view", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_the_run_of_a_network_of_heads_that_stay_is_shown(tmp_path):
+    """A folder without heads.parquet has no timeline."""
+    network = AttentionNet("learned_table", width=8, depth=1, heads=4, ffn=8, image_size=8)
+    network.save_pretrained(tmp_path / "network")
+    np.save(tmp_path / "images.npy", np.zeros((1, 3, 8, 8), np.float32))
+    images = str(tmp_path / "images.npy")
+    assert main(["view", str(tmp_path / "network"), "--images", images, "-o", str(tmp_path / "page")]) == 0
+    assert _scene(tmp_path / "page").header["networks"][0]["timeline"] is None

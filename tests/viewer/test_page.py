@@ -1,0 +1,139 @@
+"""The joined module and the page: one file, small, that asks for nothing."""
+
+import base64
+import re
+from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+from tests.viewer.node import run_node
+
+from convattn.errors import ArgumentError
+from convattn.layers import RelativeAttention2d
+from convattn.viewer import Exhibit, build_scene, write_page
+from convattn.viewer import module as module_file
+from convattn.viewer.module import joined_module, top_level_names
+from convattn.viewer.page import page_html
+
+LARGEST_MODULE = 150_000
+FILES = resources.files("convattn.viewer") / "static" / "js"
+
+
+def _files() -> list[Path]:
+    return sorted(Path(str(FILES)).rglob("*.js"))
+
+
+@pytest.fixture
+def made(monkeypatch, tmp_path):
+    """Joins files written by a test."""
+
+    def join(**texts: str) -> str:
+        (tmp_path / "static/js").mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (tmp_path / "static/js" / f"{name}.js").write_text(text)
+        monkeypatch.setattr(module_file.resources, "files", lambda _: tmp_path)
+        return joined_module(["main.js"])
+
+    return join
+
+
+def test_the_module_is_small():
+    size = len(joined_module().encode())
+    assert size <= LARGEST_MODULE, f"{size:,} bytes"
+
+
+def test_the_module_parses(tmp_path):
+    text = joined_module()
+    assert not re.search(r"^(import|export)\b", text, re.MULTILINE)
+    (tmp_path / "module.mjs").write_text(text)
+    run_node("parse.js", tmp_path / "module.mjs")
+
+
+def test_every_name_has_one_meaning_in_the_files_of_a_page():
+    """Also in files that no page joins together today."""
+    names = [name for file in _files() if file.name != "widget.js" for name in top_level_names(file.read_text())]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
+def test_no_text_goes_over_the_end_of_a_line():
+    """Or joining would take the indentation out of it."""
+    for file in _files():
+        lines = [line.strip() for line in file.read_text().splitlines()]
+        code = [line for line in lines if not line.startswith(("//", "/*", "*"))]
+        assert [line for line in code if line.count("`") % 2] == [], file.name
+
+
+def test_files_are_small():
+    assert {file.name: len(file.read_text().splitlines()) for file in _files()}
+    assert [file.name for file in _files() if len(file.read_text().splitlines()) > 300] == []
+
+
+def test_files_come_after_what_they_import(made):
+    imports = 'import { one } from "./one.js";\nimport { two } from "./two.js";\n'
+    main = f"{imports}\nexport const main = one + two;\n"
+    two = "/**\n * A comment.\n */\nexport function two() {\n  // another\n  return one;\n}\n"
+    text = made(main=main, one="export const one = 1;\n", two=f'import {{ one }} from "./one.js";\n\n{two}')
+    assert text.split("// ")[1:] == [
+        "one.js\nconst one = 1;\n\n",
+        "two.js\nfunction two() {\nreturn one;\n}\n\n",
+        "main.js\nconst main = one + two;\n",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("main", "message"),
+    [
+        ('import { a } from "./one.js";\nconst one = 1;\n', "both declare one"),
+        ('import { one as a } from "./one.js";\n', "renames what it imports"),
+        ('import * as a from "./one.js";\n', "cannot join"),
+        ('export * from "./one.js";\n', "cannot join"),
+        ("const { a } = b;\n", "takes apart a value"),
+    ],
+)
+def test_what_cannot_be_joined_is_seen(made, main, message):
+    with pytest.raises(AssertionError, match=message):
+        made(main=main, one="export const one = 1;\n")
+
+
+class _Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def test_the_page_asks_for_nothing(tmp_path):
+    scene = build_scene(
+        Exhibit(RelativeAttention2d(3, 4, 2, "quadratic"), torch.rand(1, 3, 5, 7)), title="<b>{{style}}"
+    )
+    page = write_page(scene, tmp_path / "page")
+    text = page.read_text(encoding="utf-8")
+    assert sorted(file.name for file in page.parent.iterdir()) == ["index.html", "scene.safetensors"]
+    asking = ("src", "srcset", "action", "data", "poster")
+    for tag, attributes in _Tags(text).found:
+        assert not set(asking) & set(attributes), tag
+        assert (attributes.get("href") or "data:").startswith("data:")
+        assert tag not in ("iframe", "object", "embed", "base")
+    assert "<title>&lt;b&gt;{{style}}</title>" in text
+    assert "url(" not in text.replace("url(#", "")
+    inside = re.search(r'id="convattn-scene">([^<]*)<', text)
+    assert inside
+    assert base64.b64decode(inside[1]) == (page.parent / "scene.safetensors").read_bytes()
+    assert "default-src 'none'" in text
+
+
+def test_a_page_replaces_nothing(tmp_path):
+    scene = build_scene(Exhibit(RelativeAttention2d(3, 4, 2, "quadratic"), torch.rand(1, 3, 5, 7)))
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(ArgumentError, match="folder must be new or empty"):
+        write_page(scene, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_page_without_a_scene_has_none():
+    assert 'convattn-scene">' not in page_html("empty")
