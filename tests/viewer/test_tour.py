@@ -74,5 +74,5 @@ def test_costs_are_those_of_the_records(tour):
     layers = json.loads((SCRIPT["RESULTS"] / "layers.json").read_text(encoding="utf-8"))
     case = next(case for case in layers["cases"] if case["name"] == "quadratic-32-forward")
     times = {one["contender"]: sorted(one["seconds"]) for one in case["measurements"]}
-    assert lines["all pairs"][1024] == pytest.approx(times["published"][1] / case["images"] * 1000, rel=1e-3)
-    assert lines["convolution 3 × 3"][1024] == pytest.approx(times["conv"][1] / case["images"] * 1000, rel=1e-3)
+    assert lines["all pairs"][1024] == pytest.approx(times["published"][1] / case["images"] * 1000, rel=5e-3)
+    assert lines["convolution 3 × 3"][1024] == pytest.approx(times["conv"][1] / case["images"] * 1000, rel=5e-3)

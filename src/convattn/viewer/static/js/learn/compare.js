@@ -1,6 +1,7 @@
 import { h, setProp } from "../dom.js";
+import { numberText } from "../draw.js";
 import { largestSize } from "./kernels.js";
-import { colourBar, followArrows, followPointer, nearestInside, pictureView, squareMark } from "./view.js";
+import { followArrows, followPointer, nearestInside, pictureView, placeMark, squareMark } from "./view.js";
 
 /** @typedef {import("./view.js").Picture} Picture */
 /** @typedef {import("./view.js").Place} Place */
@@ -13,15 +14,12 @@ import { colourBar, followArrows, followPointer, nearestInside, pictureView, squ
 export function comparison(tour, chosen) {
   const { rows, cols, data } = tour.picture;
   const views = ["Picture", "Convolution", "Attention", "Difference"].map((name) => pictureView(rows, cols, name));
-  const marks = views.map((view) => {
-    const mark = squareMark("learn-query", 1.6);
+  const marks = views.map(({ marks, frame }) => {
+    const mark = squareMark("learn-query", tour.query, 1.6);
     if (chosen) {
-      view.marks.append(mark.mark);
-      view.frame.classList.add("learn-pick");
-      followPointer(view.frame, rows, cols, (place) => {
-        chosen(nearestInside(place, rows, cols));
-        tour.ask();
-      });
+      marks.append(mark);
+      frame.classList.add("learn-pick");
+      followPointer(frame, rows, cols, choose);
     }
     return mark;
   });
@@ -30,13 +28,13 @@ export function comparison(tour, chosen) {
     views[0].frame.tabIndex = 0;
     setProp(views[0].frame, "role", "group");
     setProp(views[0].frame, "aria-label", "Picture with the pixel that is looked from. Arrow keys move it.");
-    followArrows(views[0].frame, ([down, right]) => {
-      chosen(nearestInside([at[0] + down, at[1] + right], rows, cols));
-      tour.ask();
-    });
+    followArrows(views[0].frame, ([down, right]) => choose([at[0] + down, at[1] + right]));
   }
-  const bar = colourBar("Colours of the difference");
-  views[3].root.append(bar.root);
+  /** @param {Place} place */
+  function choose(place) {
+    chosen?.(nearestInside(place, rows, cols));
+    tour.ask();
+  }
   return {
     root: h("div", { class: "learn-strip" }, ...views.map((view) => view.root)),
     /**
@@ -48,14 +46,14 @@ export function comparison(tour, chosen) {
      */
     show(wanted, made, query) {
       const [low, high] = [Math.min(...wanted.data), Math.max(...wanted.data)];
+      const most = (high - low) / 4;
       const apart = wanted.data.map((value, at) => Math.abs(value - made.data[at]));
       views[0].gray(data);
       views[1].gray(wanted.data, low, high);
       views[2].gray(made.data, low, high);
-      views[3].heat(apart, (high - low) / 4, tour.theme());
-      bar.paint((high - low) / 4, tour.theme());
+      views[3].heat(apart, most, tour.theme(), `≥ ${numberText(most, 2)}`);
       at = query;
-      for (const mark of marks) mark.to(query);
+      for (const mark of marks) placeMark(mark, query);
       return largestSize(apart);
     },
   };

@@ -3,7 +3,7 @@ import { HARD, interiorKernel } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
 import { convolvePicture, cutAround, namedTaps, padPicture } from "./kernels.js";
-import { choice, colourBar, differenceText, numbersList, pictureView, slider, squareMark, sup } from "./view.js";
+import { choice, differenceText, numbersList, placeMark, ringMark, slider, sup, windowView } from "./view.js";
 import { sharpnessText } from "./step-sharpness.js";
 
 /** @typedef {import("./kernels.js").PadMode} PadMode */
@@ -29,12 +29,9 @@ export function bordersStep(tour) {
   /** @type {import("./view.js").Place} */
   let query = [0, 0];
 
-  const around = pictureView(BORDER_WINDOW, BORDER_WINDOW, "Where the nine heads look", "learn-outside");
-  const corner = pictureView(BORDER_WINDOW, BORDER_WINDOW, "Weights of the head up and left", "learn-outside");
-  const bar = colourBar("Colours of the weights");
-  corner.root.append(bar.root);
-  const pixel = squareMark("learn-query");
-  pixel.to([BORDER_REACH, BORDER_REACH]);
+  const around = windowView(BORDER_REACH, "Where the nine heads look", "learn-outside");
+  const corner = windowView(BORDER_REACH, "Weights of the head up and left", "learn-outside");
+  const pixel = [...around.marks.children];
   const strip = comparison(tour, (place) => void (query = place));
   const numbers = numbersList("Largest difference at the border", "Largest difference inside");
   const sharpnessAt = (/** @type {number} */ value) => (value >= 2 ? HARD : 10 ** value);
@@ -59,7 +56,6 @@ export function bordersStep(tour) {
     paintRings(maps.map((map) => map.reduce((most, value, at) => (value > (map[most] || 0) ? at : most), 0)));
     const most = maps[0].reduce((one, other) => Math.max(one, other || 0), 0);
     corner.heat(maps[0], most, tour.theme());
-    bar.paint(most, tour.theme());
     const [border, inside] = bordersApart(wanted, made).map(differenceText);
     numbers.show(border, inside);
     tour.tell(`Largest difference at the border ${border}, inside ${inside}.`);
@@ -68,14 +64,12 @@ export function bordersStep(tour) {
   function paintRings(looks) {
     const rings = [...new Set(looks)].map((at) => {
       const heads = looks.filter((look) => look === at).length;
-      return svg(
-        "g",
-        { class: "learn-head", transform: `translate(${at % BORDER_WINDOW} ${Math.floor(at / BORDER_WINDOW)})` },
-        ...[0, 1].map(() => svg("circle", { r: 0.36 })),
-        heads > 1 && svg("text", null, heads),
-      );
+      const ring = ringMark({ class: "learn-head" });
+      placeMark(ring, [Math.floor(at / BORDER_WINDOW), at % BORDER_WINDOW]);
+      if (heads > 1) ring.append(svg("text", null, heads));
+      return ring;
     });
-    fill(around.marks, pixel.mark, ...rings);
+    fill(around.marks, ...pixel, ...rings);
     around.canvas.setAttribute("aria-label", `Nine heads look at ${rings.length} pixels`);
   }
 

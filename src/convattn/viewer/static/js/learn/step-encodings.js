@@ -1,7 +1,7 @@
 import { fill, h, setProp, svg } from "../dom.js";
 import { FIT_SIDE, compareEncodings, targetMap } from "./fit.js";
 import { largestSize } from "./kernels.js";
-import { choice, colourBar, em, followArrows, followPointer, pictureView, slider, squareMark, sup } from "./view.js";
+import { choice, em, followArrows, followPointer, slider, windowView, sup } from "./view.js";
 
 const FIT_MIDDLE = (FIT_SIDE - 1) / 2;
 const FIT_LIMIT = FIT_MIDDLE - 2;
@@ -20,15 +20,8 @@ export function encodingsStep(tour) {
   let shape = "a spot";
   let waves = 1;
 
-  const target = pictureView(FIT_SIDE, FIT_SIDE, "Target: drag it", "learn-touch learn-target");
-  const views = compareEncodings(offset, shape, waves).map(({ name }) => pictureView(FIT_SIDE, FIT_SIDE, name));
-  const bar = colourBar("Colours of all maps");
-  target.root.append(bar.root);
-  for (const { marks } of [target, ...views]) {
-    const pixel = squareMark("learn-query");
-    pixel.to([FIT_MIDDLE, FIT_MIDDLE]);
-    marks.append(pixel.mark);
-  }
+  const target = windowView(FIT_MIDDLE, "Target: drag it", "learn-touch learn-target");
+  const views = compareEncodings(offset, shape, waves).map(({ name }) => windowView(FIT_MIDDLE, name));
   const handle = svg("circle", { class: "learn-handle", r: 1.6 });
   target.marks.append(handle);
   target.frame.tabIndex = 0;
@@ -46,12 +39,11 @@ export function encodingsStep(tour) {
     const wanted = targetMap(offset, shape);
     const most = largestSize(wanted);
     target.heat(wanted, most, tour.theme());
-    bar.paint(most, tour.theme());
     setProp(handle, "cx", FIT_MIDDLE + offset[1]);
     setProp(handle, "cy", FIT_MIDDLE + offset[0]);
     const fitted = compareEncodings(offset, shape, waves);
     fitted.forEach(({ name, formula, parameters, additive, map, overlap }, at) => {
-      views[at].heat(map, most, tour.theme());
+      views[at].heat(map, most, tour.theme(), "");
       setProp(views[at].canvas, "aria-label", `${name}: matches ${matchText(overlap)} of the target`);
       fill(
         views[at].caption,

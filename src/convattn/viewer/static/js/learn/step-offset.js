@@ -13,7 +13,9 @@ import {
   nearestInside,
   numbersList,
   pictureView,
-  squareMark,
+  placeMark,
+  ringMark,
+  windowView,
   sub,
 } from "./view.js";
 
@@ -39,18 +41,15 @@ export function offsetStep(tour) {
   let active = 2;
   let query = tour.query;
 
-  const around = pictureView(OFFSET_WINDOW, OFFSET_WINDOW, "Around the pixel: where the heads look", "learn-touch");
+  const around = windowView(OFFSET_REACH, "Around the pixel: where the heads look", "learn-touch");
   const board = pictureView(OFFSET_WINDOW, OFFSET_WINDOW, "The kernel that the heads make", "learn-kernel");
   const strip = comparison(tour, (place) => void (query = place));
   const numbers = numbersList("Convolution at the pixel", "Attention at the pixel", "Largest difference anywhere");
   const reset = h("button", { type: "button", onClick: () => start(kernel) }, "Put the heads back");
   const live = h("b");
   const arrow = svg("line", { class: "learn-arrow", x1: OFFSET_REACH, y1: OFFSET_REACH });
-  const pixel = squareMark("learn-query");
-  pixel.to([OFFSET_REACH, OFFSET_REACH]);
   const rings = heads.map((_, head) => {
-    const circles = [0, 1].map(() => svg("circle", { r: 0.36 }));
-    const ring = svg("g", { tabindex: 0, role: "button", onFocus: () => move(head, heads[head].offset) }, ...circles);
+    const ring = ringMark({ tabindex: 0, role: "button", onFocus: () => move(head, heads[head].offset) });
     followArrows(ring, ([down, right]) => {
       const [row, col] = heads[head].offset;
       move(head, [row + down, col + right]);
@@ -58,7 +57,7 @@ export function offsetStep(tour) {
     return ring;
   });
   around.marks.removeAttribute("aria-hidden");
-  around.marks.append(pixel.mark, arrow, ...rings);
+  around.marks.append(arrow, ...rings);
   followPointer(around.marks, OFFSET_WINDOW, OFFSET_WINDOW, (place, phase) => {
     const [row, col] = nearestInside(place, OFFSET_WINDOW, OFFSET_WINDOW);
     /** @type {Place} */
@@ -99,7 +98,7 @@ export function offsetStep(tour) {
     rings.forEach((ring, head) => {
       const { offset, weight } = heads[head];
       const name = `Head ${head + 1}: offset ${offsetText(offset)}, weight ${fixedText(weight, 3)}. Arrow keys move it.`;
-      setProp(ring, "transform", `translate(${offset[1] + OFFSET_REACH} ${offset[0] + OFFSET_REACH})`);
+      placeMark(ring, [offset[0] + OFFSET_REACH, offset[1] + OFFSET_REACH]);
       setProp(ring, "class", head === active ? "learn-head learn-on" : "learn-head");
       setProp(ring, "aria-label", name);
     });

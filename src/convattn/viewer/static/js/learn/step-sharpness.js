@@ -6,21 +6,19 @@ import { attendHeads, headMap } from "./heads.js";
 import { KERNELS, convolvePicture, cutAround, largestDifference, largestSize, namedTaps } from "./kernels.js";
 import {
   choice,
-  colourBar,
   differenceText,
   em,
   followPointer,
   numbersList,
-  pictureView,
   powerText,
   slider,
   squareMark,
   sub,
   sup,
+  windowView,
 } from "./view.js";
 
 const MAP_REACH = 4;
-const MAP_WINDOW = 2 * MAP_REACH + 1;
 const SOFTEST = 0.1;
 const SHARPEST = 100;
 const CURVE_AT = Array.from({ length: 31 }, (_, at) => SOFTEST * (SHARPEST / SOFTEST) ** (at / 30));
@@ -50,17 +48,8 @@ export function sharpnessStep(tour) {
   let measured = [];
   let later = window.setTimeout(measureMore, 0);
 
-  const around = pictureView(MAP_WINDOW, MAP_WINDOW, "Weights of one head around the pixel");
-  for (const [kind, place] of /** @type {const} */ ([
-    ["learn-centre", [MAP_REACH - 1, MAP_REACH + 1]],
-    ["learn-query", [MAP_REACH, MAP_REACH]],
-  ])) {
-    const mark = squareMark(kind);
-    mark.to([...place]);
-    around.marks.append(mark.mark);
-  }
-  const bar = colourBar("Colours of the weights");
-  around.root.append(bar.root);
+  const around = windowView(MAP_REACH, "Weights of one head around the pixel");
+  around.marks.prepend(squareMark("learn-centre", [MAP_REACH - 1, MAP_REACH + 1]));
   const chart = logChart(
     { low: SOFTEST, high: SHARPEST, name: "sharpness α", ticks: [0.1, 1, 10, 100] },
     { low: 1e-9, high: 10, name: "Largest error", ticks: [1e-9, 1e-6, 1e-3, 1] },
@@ -122,7 +111,6 @@ export function sharpnessStep(tour) {
     const map = headMap(picture, taps[SHOWN_HEAD].offset, sharpness, query);
     const most = largestSize(map.data);
     around.heat(cutAround(map, query, MAP_REACH), most, tour.theme());
-    bar.paint(most, tour.theme());
     const [error, bound] = [differenceText(largest), powerText(certifiedError(sharpness, taps))];
     numbers.show(error, bound, `${(100 * most).toPrecision(3)} %`);
     for (const name of ["x1", "x2"]) setProp(rule, name, chart.across(sharpness));

@@ -47,6 +47,9 @@ export function pictureView(rows, cols, name, kind = "") {
   const marks = svg("svg", { viewBox: `-0.5 -0.5 ${cols} ${rows}`, "aria-hidden": true });
   const caption = h("figcaption", null, name);
   const frame = h("div", { class: "learn-frame", style: { "aspect-ratio": `${cols} / ${rows}` } }, canvas, marks);
+  const ramp = h("canvas", { "aria-hidden": true });
+  const most = h("span");
+  const bar = h("div", { class: "learn-bar" }, h("span", null, "0"), ramp, most);
   const root = h("figure", { class: `learn-view ${kind}` }, frame, caption);
   return {
     root,
@@ -64,30 +67,53 @@ export function pictureView(rows, cols, name, kind = "") {
       }
       contextOf(canvas).putImageData(image, 0, 0);
     },
-    /** @param {ArrayLike<number>} data @param {number} high @param {Theme} theme */
-    heat(data, high, theme) {
+    /**
+     * Draws in colours, with a bar of them from 0 to `high`.
+     * @param {ArrayLike<number>} data
+     * @param {number} high
+     * @param {Theme} theme
+     * @param {string} [end]  what is written at the end of the bar; nothing makes none
+     */
+    heat(data, high, theme, end = numberText(high, 2)) {
       drawMap(canvas, data, { rows, cols, low: 0, high, theme });
+      if (!end) return;
+      root.append(bar);
+      drawRamp(ramp, theme);
+      say(most, end);
     },
   };
 }
 
 /**
+ * A view of the square around a pixel, which is marked.
+ * @param {number} reach
+ * @param {string} name
+ * @param {string} [kind]
+ */
+export function windowView(reach, name, kind) {
+  const view = pictureView(2 * reach + 1, 2 * reach + 1, name, kind);
+  view.marks.append(squareMark("learn-query", [reach, reach]));
+  return view;
+}
+
+/**
  * A square around one cell.
  * @param {string} kind
+ * @param {Place} place
  * @param {number} [size]
  */
-export function squareMark(kind, size = 1) {
-  const mark = svg(
-    "g",
-    { class: kind },
-    ...[0, 1].map(() => svg("rect", { x: -size / 2, y: -size / 2, width: size, height: size })),
-  );
-  return {
-    mark,
-    /** @param {Place} place */
-    to: ([row, col]) => setProp(mark, "transform", `translate(${col} ${row})`),
-  };
+export function squareMark(kind, place, size = 1) {
+  const square = { x: -size / 2, y: -size / 2, width: size, height: size };
+  const mark = svg("g", { class: kind }, svg("rect", square), svg("rect", square));
+  placeMark(mark, place);
+  return mark;
 }
+
+/** @param {Element} mark @param {Place} place */
+export const placeMark = (mark, [row, col]) => setProp(mark, "transform", `translate(${col} ${row})`);
+
+/** A ring on a head. @param {import("../dom.js").Props} props */
+export const ringMark = (props) => svg("g", props, svg("circle", { r: 0.36 }), svg("circle", { r: 0.36 }));
 
 /**
  * Follows mouse, pen or finger on an element that shows rows × cols cells. A start that returns false is not followed.
@@ -201,23 +227,6 @@ export function numbersList(...names) {
     root: h("dl", { class: "learn-numbers" }, ...items),
     /** @param {string[]} texts */
     show: (...texts) => texts.forEach((text, at) => say(values[at], text)),
-  };
-}
-
-/**
- * A bar of the map's colours from 0 to a number.
- * @param {string} name
- */
-export function colourBar(name) {
-  const canvas = h("canvas", { "aria-hidden": true });
-  const most = h("span", null, "1");
-  return {
-    root: h("div", { class: "learn-bar", "aria-label": name, role: "group" }, h("span", null, "0"), canvas, most),
-    /** @param {number} high @param {Theme} theme */
-    paint(high, theme) {
-      drawRamp(canvas, theme);
-      most.textContent = numberText(high, 2);
-    },
   };
 }
 
