@@ -1,11 +1,11 @@
 // The chosen head in other networks of the scene, beside each other: trained, untrained, converted.
 
 import { h, say } from "../dom.js";
-import { drawMap, fixedText } from "../draw.js";
+import { fixedText } from "../draw.js";
 import { rowNumbers } from "../statistics.js";
 import { chooseNetwork } from "./controls.js";
 import { pictureSize } from "./query.js";
-import { placeMarks, smallView } from "./small.js";
+import { paintMap, placeMarks, smallView } from "./small.js";
 import { percent, shiftWords, unitOf } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -60,10 +60,8 @@ export function createComparison(model) {
           say(text, beside.checked ? "It has no such head." : "");
           continue;
         }
-        const [low, high] = model.limits(number, head, at);
         placeMarks(figure, view, pictureSize(model));
-        const values = view.cut(model.map(number, head, at));
-        drawMap(canvas, values, { rows: view.rows, cols: view.cols, low, high, theme: model.theme() });
+        paintMap(model, canvas, number, head, view, at);
         const found = rowNumbers(layer, shown.rows, head);
         const unit = unitOf(layer);
         const where = found.shift
