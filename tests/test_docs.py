@@ -56,6 +56,7 @@ def broken_links(page: Path) -> list[str]:
         "docs/attention-adapters.md",
         "docs/encodings.md",
         "docs/head-replacement.md",
+        "docs/viewer.md",
     ],
 )
 def test_python_blocks_run(page, tmp_path, monkeypatch, encodings_forgotten):

@@ -1,12 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import {
-  headColour,
-  levelOf,
-  packedRamp,
-  ramp,
-} from "../../../src/convattn/viewer/static/js/colour.js";
+import { headColour, levelOf, packedRamp, ramp } from "../../../src/convattn/viewer/static/js/colour.js";
 
 /** @typedef {import("../../../src/convattn/viewer/static/js/colour.js").Theme} Theme */
 

@@ -23,30 +23,6 @@ export function tableShape(geometry) {
 }
 
 /**
- * Returns where queries stand on an image, by the size arithmetic of a convolution.
- *
- * @param {Pair} image  rows and columns
- * @param {{kernel?: number, stride?: number, padding?: number, dilation?: number}} window
- * @returns {LayerGeometry}
- */
-export function convolutionGeometry(image, { kernel = 1, stride = 1, padding = 0, dilation = 1 }) {
-  const along = (/** @type {number} */ size) => {
-    const keys = size + 2 * padding;
-    const count = Math.floor((keys - dilation * (kernel - 1) - 1) / stride) + 1;
-    if (count < 1) throw new Error(`a window of ${kernel} does not fit an image of ${size} pixels`);
-    return { keys, count };
-  };
-  const [rows, cols] = [along(image[0]), along(image[1])];
-  const anchor = dilation * Math.floor((kernel - 1) / 2);
-  return {
-    keys: [rows.keys, cols.keys],
-    grid: [rows.count, cols.count],
-    first: [anchor, anchor],
-    stride: [stride, stride],
-  };
-}
-
-/**
  * Scores −α‖δ − Δ‖² of every displacement along each axis; their sum is the score.
  *
  * @param {ArrayLike<number>} centres  Δ (heads, 2)
