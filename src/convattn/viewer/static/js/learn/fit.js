@@ -35,39 +35,26 @@ export function targetMap(offset, shape) {
 
 /**
  * The weights v for which the softmax of v · r is nearest to a target (least Kullback–Leibler divergence), by Newton's
- * method. The problem is convex; a small ridge keeps v finite.
+ * method, in shorter steps while it is far. The problem is convex.
  * @param {number[][]} features  one list over all offsets for each number in v
  * @param {ArrayLike<number>} target
  * @returns {Float64Array}  the softmax
  */
 export function fitSoftmax(features, target) {
   const scaled = features.map(standardised);
-  const v = new Float64Array(scaled.length);
-  const wanted = scaled.map((feature) => meanUnder(feature, target));
-  let map = softmaxOf(new Float64Array(target.length));
-  let loss = divergence(target, map);
-  for (let step = 0; step < 25; step++) {
-    const means = scaled.map((feature) => meanUnder(feature, map));
-    const gradient = means.map((mean, at) => mean - wanted[at] + 1e-9 * v[at]);
-    const hessian = covarianceUnder(scaled, means, map);
-    const move = solvePositive(hessian, gradient);
-    if (gradient.reduce((sum, value, at) => sum + value * move[at], 0) < 1e-9) break; // twice what is left to gain
-    let size = 1;
-    let next = map;
-    let after = Infinity;
-    for (; size > 1e-3; size /= 2) {
-      const trial = v.map((value, at) => value - size * move[at]);
-      const scores = new Float64Array(target.length);
-      scaled.forEach((feature, i) => {
-        for (let at = 0; at < scores.length; at++) scores[at] += trial[i] * feature[at];
-      });
-      next = softmaxOf(scores);
-      after = divergence(target, next);
-      if (after <= loss) break;
-    }
-    if (!(after < loss - 1e-12)) break;
-    move.forEach((value, at) => (v[at] -= size * value));
-    [map, loss] = [next, after];
+  const scores = new Float64Array(target.length);
+  let map = softmaxOf(scores);
+  for (let step = 0; step < 40; step++) {
+    const means = scaled.map((feature) => sumOfProducts(feature, map));
+    const gradient = scaled.map((feature, i) => means[i] - sumOfProducts(feature, target));
+    const move = solvePositive(covarianceUnder(scaled, means, map), gradient);
+    const gain = sumOfProducts(gradient, move); // twice what the divergence can still fall by
+    if (gain < 1e-9) break;
+    scaled.forEach((feature, i) => {
+      const size = move[i] / (1 + Math.sqrt(gain));
+      for (let at = 0; at < scores.length; at++) scores[at] -= size * feature[at];
+    });
+    map = softmaxOf(scores);
   }
   return map;
 }
@@ -85,33 +72,14 @@ function standardised(feature) {
  * @param {Float64Array} weights
  */
 function covarianceUnder(features, means, weights) {
-  const count = features.length;
-  const out = features.map(() => new Array(count).fill(0));
-  const left = new Float64Array(weights.length);
-  for (let i = 0; i < count; i++) {
-    for (let at = 0; at < left.length; at++) left[at] = weights[at] * (features[i][at] - means[i]);
-    for (let j = i; j < count; j++) {
-      const right = features[j];
-      let sum = i === j ? 1e-9 : 0;
-      for (let at = 0; at < left.length; at++) sum += left[at] * right[at]; // left has mean zero
-      out[i][j] = out[j][i] = sum;
-    }
-  }
-  return out;
+  const left = features.map((feature, i) => feature.map((value, at) => weights[at] * (value - means[i])));
+  return features.map((feature, i) => left.map((other, j) => sumOfProducts(feature, other) + (i === j ? 1e-9 : 0)));
 }
 
-/** @param {Float64Array} feature @param {ArrayLike<number>} weights */
-function meanUnder(feature, weights) {
+/** @param {ArrayLike<number>} one @param {ArrayLike<number>} other */
+function sumOfProducts(one, other) {
   let sum = 0;
-  for (let at = 0; at < feature.length; at++) sum += feature[at] * weights[at];
-  return sum;
-}
-
-/** @param {ArrayLike<number>} target @param {ArrayLike<number>} map */
-function divergence(target, map) {
-  let sum = 0;
-  for (let at = 0; at < map.length; at++)
-    if (target[at] > 0) sum += target[at] * Math.log(target[at] / Math.max(map[at], 1e-300));
+  for (let at = 0; at < one.length; at++) sum += one[at] * other[at];
   return sum;
 }
 

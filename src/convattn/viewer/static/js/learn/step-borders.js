@@ -56,9 +56,7 @@ export function bordersStep(tour) {
     paintRings(maps.map((map) => map.reduce((most, value, at) => (value > (map[most] || 0) ? at : most), 0)));
     const most = maps[0].reduce((one, other) => Math.max(one, other || 0), 0);
     corner.heat(maps[0], most, tour.theme());
-    const [border, inside] = bordersApart(wanted, made).map(differenceText);
-    numbers.show(border, inside);
-    tour.tell(`Largest difference at the border ${border}, inside ${inside}.`);
+    tour.tell(numbers.show(...bordersApart(wanted, made).map(differenceText)));
   }
   /** Rings where the heads look most, with how many look there. @param {number[]} looks */
   function paintRings(looks) {

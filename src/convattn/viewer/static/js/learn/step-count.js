@@ -58,9 +58,8 @@ export function countStep(tour) {
     [...board.children].forEach((button, at) => button.setAttribute("aria-pressed", String(kept.has(taps[at]))));
     const lost = taps.reduce((sum, tap) => (kept.has(tap) ? sum : sum + Math.abs(tap.weight)), 0);
     const best = numberText(bestTaps(taps, chosen.length).lost, 2);
-    numbers.show(error, numberText(lost, 2), best);
+    tour.tell(`${text(chosen.length)} heads. ${numbers.show(error, numberText(lost, 2), best)}`);
     paintBars(chosen.length);
-    tour.tell(`${text(chosen.length)} heads: error ${error}; the smallest worst error is ${best}.`);
   }
   /** @param {number} heads */
   function paintBars(heads) {

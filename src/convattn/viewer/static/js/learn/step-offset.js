@@ -58,13 +58,13 @@ export function offsetStep(tour) {
   });
   around.marks.removeAttribute("aria-hidden");
   around.marks.append(arrow, ...rings);
-  followPointer(around.marks, OFFSET_WINDOW, OFFSET_WINDOW, (place, phase) => {
+  followPointer(around.marks, OFFSET_WINDOW, OFFSET_WINDOW, (place, first) => {
     const [row, col] = nearestInside(place, OFFSET_WINDOW, OFFSET_WINDOW);
     /** @type {Place} */
     const offset = [row - OFFSET_REACH, col - OFFSET_REACH];
     const found = heads.map((head) => String(head.offset)).lastIndexOf(String(offset));
-    if (phase === "start" && found < 0) return false;
-    move(phase === "start" ? found : active, offset);
+    if (first && found < 0) return false;
+    move(first ? found : active, offset);
     return true;
   });
 
@@ -88,11 +88,11 @@ export function offsetStep(tour) {
     around.gray(cutAround(picture, query, OFFSET_REACH));
     paintHeads();
     paintKernel();
-    numbers.show(fixedText(wanted.data[at], 4), fixedText(made.data[at], 4), largest);
     reset.disabled = heads.every(({ offset }, head) => String(offset) === String(home[head].offset));
     const { offset, weight } = heads[active];
     say(live, `Δ = ${offsetText(offset)}, W = ${fixedText(weight, 3)}`);
-    tour.tell(`Head ${active + 1} looks at offset ${offsetText(offset)}. Largest difference ${largest}.`);
+    const said = numbers.show(fixedText(wanted.data[at], 4), fixedText(made.data[at], 4), largest);
+    tour.tell(`Head ${active + 1}: offset ${offsetText(offset)}. ${said}`);
   }
   function paintHeads() {
     rings.forEach((ring, head) => {

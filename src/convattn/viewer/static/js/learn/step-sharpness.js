@@ -111,12 +111,12 @@ export function sharpnessStep(tour) {
     const map = headMap(picture, taps[SHOWN_HEAD].offset, sharpness, query);
     const most = largestSize(map.data);
     around.heat(cutAround(map, query, MAP_REACH), most, tour.theme());
-    const [error, bound] = [differenceText(largest), powerText(certifiedError(sharpness, taps))];
-    numbers.show(error, bound, `${(100 * most).toPrecision(3)} %`);
+    const bound = powerText(certifiedError(sharpness, taps));
+    const said = numbers.show(differenceText(largest), bound, `${(100 * most).toPrecision(3)} %`);
+    tour.tell(`${sharpnessText(sharpness)}. ${said}`);
     for (const name of ["x1", "x2"]) setProp(rule, name, chart.across(sharpness));
     setProp(dot, "cx", chart.across(sharpness));
     setProp(dot, "cy", chart.down(largest));
-    tour.tell(`${sharpnessText(sharpness)}: largest error ${error}, bound ${bound}.`);
   }
 
   return {

@@ -120,32 +120,20 @@ export const ringMark = (props) => svg("g", props, svg("circle", { r: 0.36 }), s
  * @param {Element} target
  * @param {number} rows
  * @param {number} cols
- * @param {(place: Place, phase: "start" | "move" | "end") => unknown} moved  place in cells, not rounded
+ * @param {(place: Place, first: boolean) => unknown} moved  place in cells, not rounded
  */
 export function followPointer(target, rows, cols, moved) {
-  /** @param {PointerEvent} event @returns {Place} */
-  const placeOf = (event) => {
+  const follow = (/** @type {Event} */ event) => {
+    const { pointerId, type, button, clientX, clientY } = /** @type {PointerEvent} */ (event);
+    const first = type === "pointerdown";
+    if (first ? button : !target.hasPointerCapture(pointerId)) return;
     const box = target.getBoundingClientRect();
-    return [
-      ((event.clientY - box.top) / box.height) * rows - 0.5,
-      ((event.clientX - box.left) / box.width) * cols - 0.5,
-    ];
+    const row = ((clientY - box.top) / box.height) * rows - 0.5;
+    const col = ((clientX - box.left) / box.width) * cols - 0.5;
+    if (moved([row, col], first) !== false && first) target.setPointerCapture(pointerId);
   };
-  let held = false;
-  const listen = (/** @type {string} */ name, /** @type {(event: PointerEvent) => void} */ run) =>
-    target.addEventListener(name, /** @type {EventListener} */ (run));
-  listen("pointerdown", (event) => {
-    if (event.button || moved(placeOf(event), "start") === false) return;
-    held = true;
-    target.setPointerCapture(event.pointerId);
-  });
-  listen("pointermove", (event) => void (held && moved(placeOf(event), "move")));
-  for (const name of ["pointerup", "pointercancel"]) {
-    listen(name, (event) => {
-      if (held) moved(placeOf(event), "end");
-      held = false;
-    });
-  }
+  target.addEventListener("pointerdown", follow);
+  target.addEventListener("pointermove", follow);
 }
 
 /** @type {Record<string, Place>} */
@@ -225,8 +213,11 @@ export function numbersList(...names) {
   const items = names.map((name, at) => h("div", null, h("dt", null, name), values[at]));
   return {
     root: h("dl", { class: "learn-numbers" }, ...items),
-    /** @param {string[]} texts */
-    show: (...texts) => texts.forEach((text, at) => say(values[at], text)),
+    /** @param {string[]} texts  @returns {string} the numbers as a sentence */
+    show(...texts) {
+      texts.forEach((text, at) => say(values[at], text));
+      return texts.map((text, at) => `${names[at]}: ${text}`).join(". ");
+    },
   };
 }
 
