@@ -7,7 +7,7 @@ import time
 import httpx
 import uvicorn
 
-from convattn.viewer.refusal import Refusal
+from convattn.viewer.refused import RefusedError
 from convattn.viewer.server import listening, make_app
 from convattn.viewer.uploads import Limits
 
@@ -26,7 +26,7 @@ class Toy:
 
     def rows(self, asked):
         if asked.network:
-            raise Refusal(400, "network must be below 1")
+            raise RefusedError(400, "network must be below 1")
         self.asked.append(asked)
         return b"rows"
 

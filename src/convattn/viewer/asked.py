@@ -22,7 +22,7 @@ class Asked:
 class Exhibition(Protocol):
     """Networks and images that a server or a notebook shows. Every answer is a safetensors file.
 
-    What is not there, or not to be had, raises Refusal.
+    What is not there, or not to be had, raises RefusedError.
     """
 
     limits: Limits

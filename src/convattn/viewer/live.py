@@ -18,7 +18,7 @@ from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.kept import Kept
 from convattn.viewer.maps import ReadMaps, Rows, encode_rows, read_maps
-from convattn.viewer.refusal import Refusal
+from convattn.viewer.refused import RefusedError
 from convattn.viewer.scene import Scene
 from convattn.viewer.uploads import Limits
 
@@ -81,7 +81,7 @@ class Live:
             return self._scene.to_bytes()
 
     def rows(self, asked: Asked) -> bytes:
-        """Returns the rows of a query as a file, or raises Refusal if there is no such network or image."""
+        """Returns the rows of a query as a file, or raises RefusedError if there is no such network or image."""
         layers = self._layers(asked)
         wanted = [
             (number, layer, found)
@@ -102,7 +102,7 @@ class Live:
         with self._adding:
             count = len(self._images[0])
             if count >= self._given + self.limits.pictures:
-                raise Refusal(507, f"{self.limits.pictures} pictures were added; no more are held")
+                raise RefusedError(507, f"{self.limits.pictures} pictures were added; no more are held")
             made = [self._prepared(number, picture) for number in range(len(self._exhibits))]
             for images, image in zip(self._images, made, strict=True):
                 images.append(image)
@@ -116,12 +116,12 @@ class Live:
     def _layers(self, asked: Asked) -> list[dict[str, Any]]:
         networks = self._scene.header["networks"]
         if asked.network >= len(networks):
-            raise Refusal(404, f"network must be below {len(networks)}, but is {asked.network}")
+            raise RefusedError(404, f"network must be below {len(networks)}, but is {asked.network}")
         count = len(self._images[asked.network])
         if asked.image != "mean" and not 0 <= cast(int, asked.image) < count:
-            raise Refusal(404, f"image must be below {count}, but is {asked.image}")
+            raise RefusedError(404, f"image must be below {count}, but is {asked.image}")
         if asked.part not in ("both", "position", "content"):
-            raise Refusal(400, must_be("part", "both, position or content", asked.part[:40]))
+            raise RefusedError(400, must_be("part", "both, position or content", asked.part[:40]))
         return networks[asked.network]["layers"]
 
     def _find(self, layer: Mapping[str, Any], query: tuple[float, float] | int) -> tuple[int, int] | None:
@@ -162,7 +162,7 @@ class Live:
             with self._running, torch.no_grad():
                 read_maps(exhibit.network, image[None], keep, layers=exhibit.layers)
         except ConvAttnError as error:
-            raise Refusal(422, f"the network does not take this image: {error}") from error
+            raise RefusedError(422, f"the network does not take this image: {error}") from error
         return found
 
     def _prepared(self, number: int, picture: Any) -> Tensor:
@@ -170,7 +170,7 @@ class Live:
         if prepare is not None:
             return prepare(picture).to(exhibit.images)
         if not exhibit.mean:
-            raise Refusal(422, "it is not known how pictures are prepared for this network")
+            raise RefusedError(422, "it is not known how pictures are prepared for this network")
         rows, cols = exhibit.size
         fitted = ImageOps.fit(picture, (cols, rows), Image.Resampling.BICUBIC)
         pixels = torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8).view(rows, cols, 3).movedim(2, 0)

@@ -13,6 +13,7 @@ _ANY_IMPORT = re.compile(r"^(import\b|export (default|\*|\{)).*", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(async function|function|const|let|class)\b)", re.MULTILINE)
 _TOP_LEVEL = re.compile(r"^(?:export )?(?:async function\*?|function\*?|const|let|class) ([\w$]+|[{\[])", re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*(?:/\*\*(?:[^*]|\*(?!/))*\*/[ \t]*|//[^\n]*)\n", re.MULTILINE)
+_CAST = re.compile(r"/\*\* @type (?:[^*]|\*(?!/))*\*/ ?")
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 
 
@@ -68,7 +69,7 @@ def _stripped(text: str) -> str:
     bare = _EXPORT.sub("", _IMPORT.sub("", text))
     left = _ANY_IMPORT.search(bare)
     assert left is None, f"cannot join {left[0]!r}"
-    return _INDENTATION.sub("", _COMMENT.sub("", bare)).strip() + "\n"
+    return _INDENTATION.sub("", _CAST.sub("", _COMMENT.sub("", bare))).strip() + "\n"
 
 
 def _require_unique(files: dict[str, str]) -> None:

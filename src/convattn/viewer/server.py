@@ -12,7 +12,7 @@ from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError
 from convattn.viewer.asked import Asked, Exhibition
 from convattn.viewer.guard import Guard, policy
 from convattn.viewer.page import page_html
-from convattn.viewer.refusal import Refusal
+from convattn.viewer.refused import RefusedError
 from convattn.viewer.uploads import read_picture
 
 __all__ = ["make_app", "serve"]
@@ -54,7 +54,7 @@ def make_app(shown: Exhibition) -> Any:
         return Response(body, media_type="application/octet-stream")
 
     async def refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001
-        status = error.status if isinstance(error, Refusal) else 500
+        status = error.status if isinstance(error, RefusedError) else 500
         headers = {"connection": "close"} if status in (408, 413) else None
         return PlainTextResponse(str(error), status, headers)
 
@@ -68,7 +68,7 @@ def make_app(shown: Exhibition) -> Any:
 
 
 async def _read_body(request: Any, limit: int, seconds: float) -> bytes:
-    """Reads what is sent, and no more than allowed; raises Refusal of 408 or 413."""
+    """Reads what is sent, and no more than allowed; raises RefusedError of 408 or 413."""
     data, count = bytearray(), 0
     try:
         async with asyncio.timeout(seconds):
@@ -79,27 +79,27 @@ async def _read_body(request: Any, limit: int, seconds: float) -> bytes:
                 else:
                     data.clear()  # what is too large is read to its end all the same, or the sender sees no answer
     except TimeoutError:
-        raise Refusal(408, f"the file did not come within {seconds:g} s") from None
+        raise RefusedError(408, f"the file did not come within {seconds:g} s") from None
     if count > limit:
-        raise Refusal(413, f"the file has {count:,} bytes; at most {limit:,} are taken")
+        raise RefusedError(413, f"the file has {count:,} bytes; at most {limit:,} are taken")
     return bytes(data)
 
 
 def read_asked(given: Mapping[str, str]) -> Asked:
-    """Reads what the address of a request asks for, or raises Refusal of 400."""
+    """Reads what the address of a request asks for, or raises RefusedError of 400."""
 
     def number(name: str) -> float:
         if name not in given:
-            raise Refusal(400, f"{name} is missing")
+            raise RefusedError(400, f"{name} is missing")
         with contextlib.suppress(ValueError):
             if math.isfinite(found := float(given[name])):
                 return found
-        raise Refusal(400, must_be(name, "a number", given[name][:40]))
+        raise RefusedError(400, must_be(name, "a number", given[name][:40]))
 
     def whole(name: str) -> int:
         found = number(name)
         if not (found.is_integer() and found >= 0):
-            raise Refusal(400, must_be(name, "a whole number from 0", given[name][:40]))
+            raise RefusedError(400, must_be(name, "a whole number from 0", given[name][:40]))
         return int(found)
 
     network = whole("network")

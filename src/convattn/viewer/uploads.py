@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from convattn.viewer.refusal import Refusal
+from convattn.viewer.refused import RefusedError
 
 __all__ = ["Limits", "read_picture"]
 
@@ -32,7 +32,7 @@ _one_at_a_time = threading.Lock()
 
 
 def read_picture(data: bytes, limits: Limits) -> Any:
-    """Decodes a picture, or raises Refusal: 415 if it is none, 413 if it is too large, 400 if it is damaged.
+    """Decodes a picture, or raises RefusedError: 415 if it is none, 413 if it is too large, 400 if it is damaged.
 
     The size is read from the file's head, before anything is decoded. One picture is decoded at a time.
     """
@@ -43,16 +43,16 @@ def read_picture(data: bytes, limits: Limits) -> Any:
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
                 if picture.width * picture.height > limits.pixels:
-                    raise Refusal(
+                    raise RefusedError(
                         413,
                         f"the picture has {picture.width} × {picture.height} pixels; {limits.pixels:,} may be read",
                     )
                 return ImageOps.exif_transpose(picture).convert("RGB")
         except UnidentifiedImageError:
-            raise Refusal(415, f"this is no picture that can be read ({', '.join(FORMATS)})") from None
+            raise RefusedError(415, f"this is no picture that can be read ({', '.join(FORMATS)})") from None
         except Image.DecompressionBombError:
-            raise Refusal(413, f"the picture has more than {limits.pixels:,} pixels") from None
-        except Refusal:
+            raise RefusedError(413, f"the picture has more than {limits.pixels:,} pixels") from None
+        except RefusedError:
             raise
         except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged files
-            raise Refusal(400, f"the picture is damaged ({type(error).__name__}: {error})") from None
+            raise RefusedError(400, f"the picture is damaged ({type(error).__name__}: {error})") from None

@@ -10,7 +10,7 @@ from typing import Any
 from convattn.errors import ConvAttnError, MissingDependencyError
 from convattn.viewer.asked import Asked, Exhibition
 from convattn.viewer.page import page_html
-from convattn.viewer.refusal import Refusal
+from convattn.viewer.refused import RefusedError
 from convattn.viewer.scene import Scene
 from convattn.viewer.uploads import read_picture
 
@@ -101,7 +101,7 @@ def _answer(widget: Any, content: dict[str, Any], buffers: list[Any]) -> None:
             case "upload":
                 file = bytes(buffers[0])
                 if len(file) > shown.limits.file_bytes:
-                    raise Refusal(
+                    raise RefusedError(
                         413, f"the file has {len(file):,} bytes; at most {shown.limits.file_bytes:,} are taken"
                     )
                 data = [shown.add(read_picture(file, shown.limits), str(content["name"])[:100])]

@@ -95,6 +95,7 @@ def executed(home, environment):
 def test_the_page_is_live_in_jupyterlab(opened, lab):
     page = opened(f"{lab}/lab/tree/note.ipynb", height=1000)
     page.set_default_timeout(1000 * START)
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
     page.locator(".jp-CodeCell .cm-content").first.click()
     page.keyboard.press("Shift+Enter")
     frame = page.frame_locator('.jupyter-widgets iframe[title="Attention maps"]')

@@ -11,7 +11,7 @@ const LAYER = /** @type {SceneLayer} */ ({
   keys: { grid: [5, 7], first: [0, 0], step: [1, 1] },
   prefix: /** @type {string[]} */ ([]),
 });
-const NUMBERS = { hardShare: 1, hardShift: null, prefix: [], prefixShare: 0.25, largest: 1 };
+const NUMBERS = { hardShare: 1, hardShift: null, prefix: [], prefixShare: 0.25 };
 
 test("a shift is said as one would", () => {
   assert.equal(shiftWords([-1, 0], "pixels"), "1.0 pixels up");

@@ -57,7 +57,7 @@ function nodeOf(child) {
 }
 
 /**
- * Makes an HTML element with its children.
+ * Makes an HTML element with its children; a button sends no form.
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
  * @param {Props | null} [props]
@@ -66,6 +66,7 @@ function nodeOf(child) {
  */
 export function h(tag, props, ...children) {
   const element = document.createElement(tag);
+  if (tag === "button") element.setAttribute("type", "button");
   furnish(element, props, children);
   return element;
 }
@@ -103,9 +104,12 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** @param {unknown} error @returns {string} what went wrong, for readers */
+export const reasonOf = (error) => (error instanceof Error ? error.message : String(error));
+
 /** @returns {boolean} whether the reader asked for less movement */
 export function calm() {
-  return typeof matchMedia === "function" && matchMedia("(prefers-reduced-motion: reduce)").matches;
+  return matchMedia("(prefers-reduced-motion: reduce)").matches;
 }
 
 let madeNames = 0;

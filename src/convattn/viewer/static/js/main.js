@@ -74,7 +74,8 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
   });
   root.classList.add("convattn");
   stage.append(...views.panels);
-  root.append(header, views.tabs, stage);
+  header.append(views.tabs);
+  root.append(header, stage);
 
   const link = () => `${location.href.replace(/#.*/, "")}#${toHash(state.get(), defaults)}`;
 
@@ -141,7 +142,6 @@ function createTabs(state, makers) {
     h(
       "button",
       {
-        type: "button",
         role: "tab",
         id: `${ids[at]}-tab`,
         "aria-controls": ids[at],

@@ -114,37 +114,29 @@ function wholeNumbers(text) {
   return found.every((item) => item !== undefined) ? /** @type {number[]} */ (found) : undefined;
 }
 
-/** @param {readonly string[]} words @returns {(text: string) => string | undefined} */
-function oneOf(words) {
-  return (text) => (words.includes(text) ? text : undefined);
-}
-
-/** @type {Record<keyof ViewState, (text: string) => unknown>} */
-const HASH_READERS = {
-  view: oneOf(["explore", "learn"]),
-  step: wholeNumber,
-  network: wholeNumber,
-  compare: wholeNumbers,
-  image: wholeNumber,
-  query(text) {
-    const pair = wholeNumbers(text);
-    return pair?.length === 2 ? pair : undefined;
-  },
-  prefix: (text) => (text === "none" ? null : wholeNumber(text)),
-  layer: wholeNumber,
-  head: wholeNumber,
-  scale(text) {
-    if (text === "common" || text === "own") return text;
-    const limit = /^[\d.e+-]+$/i.test(text) ? Number(text) : NaN;
-    return limit > 0 && limit < Infinity ? limit : undefined;
-  },
-  values: oneOf(["weights", "scores"]),
-  extent: oneOf(["whole", "near"]),
-  part: oneOf(["both", "position", "content"]),
-  average: (text) => (text === "true" ? true : text === "false" ? false : undefined),
-  epoch: (text) => (text === "none" ? null : wholeNumber(text)),
-  theme: oneOf(["auto", "light", "dark"]),
+/** What a word in an address may be. @type {Record<string, readonly string[]>} */
+const WORDS = {
+  view: ["explore", "learn"],
+  values: ["weights", "scores"],
+  extent: ["whole", "near"],
+  part: ["both", "position", "content"],
+  scale: ["own", "common"],
+  theme: ["auto", "light", "dark"],
+  average: ["true", "false"],
 };
+
+/** @param {string} name @param {string} text @returns {unknown} the value of a field; undefined if it makes no sense */
+function readField(name, text) {
+  const was = DEFAULT_STATE[/** @type {keyof ViewState} */ (name)];
+  if (WORDS[name]?.includes(text)) return name === "average" ? text === "true" : text;
+  if (name === "scale") return Number(text) > 0 && Number(text) < Infinity ? Number(text) : undefined;
+  if (Array.isArray(was)) {
+    const found = wholeNumbers(text);
+    return name === "query" && found?.length !== 2 ? undefined : found;
+  }
+  if (was === null && text === "none") return null;
+  return typeof was === "number" || was === null ? wholeNumber(text) : undefined;
+}
 
 /**
  * Reads what an address says; what is unknown or makes no sense is left out.
@@ -156,8 +148,7 @@ export function fromHash(hash) {
   const found = {};
   for (const part of hash.replace(/^#/, "").split("&")) {
     const [name, text = ""] = part.split("=", 2);
-    if (!Object.hasOwn(HASH_READERS, name)) continue;
-    const value = HASH_READERS[/** @type {keyof ViewState} */ (name)](safeDecode(text));
+    const value = Object.hasOwn(DEFAULT_STATE, name) ? readField(name, safeDecode(text)) : undefined;
     if (value !== undefined) found[name] = value;
   }
   return /** @type {SomeState} */ (found);

@@ -16,7 +16,6 @@ import { cellCentre } from "./scene.js";
  * @property {Pair | null} hardShift   displacement of the key with that weight
  * @property {number} prefixShare  attention on prefix tokens
  * @property {number[]} prefix     weight on each of them
- * @property {number} largest      largest weight on a position
  */
 
 /**
@@ -77,7 +76,6 @@ export function rowNumbers(layer, rows, head) {
     hardShift: placed && mass > 0 ? [down[Math.floor(at / keyCols)], across[at % keyCols]] : null,
     prefixShare: mass + onPrefix > 0 ? onPrefix / (mass + onPrefix) : 0,
     prefix,
-    largest,
   };
 }
 
@@ -88,18 +86,8 @@ export function rowNumbers(layer, rows, head) {
  * @returns {Float32Array} 0 for the largest, −∞ for a weight of zero, NaN where the query cannot look
  */
 export function relativeScores(weights, heads) {
-  const size = weights.length / heads;
-  const made = new Float32Array(weights.length);
-  for (let head = 0; head < heads; head++) {
-    const end = (head + 1) * size;
-    let largest = 0;
-    for (let key = head * size; key < end; key++) if (weights[key] > largest) largest = weights[key];
-    const level = Math.log(largest);
-    for (let key = head * size; key < end; key++) {
-      made[key] = Number.isNaN(weights[key]) ? NaN : weights[key] > 0 ? Math.log(weights[key]) - level : -Infinity;
-    }
-  }
-  return made;
+  const logs = weights.map((weight) => (weight > 0 ? Math.log(weight) : Number.isNaN(weight) ? NaN : -Infinity));
+  return belowLargest(logs, heads);
 }
 
 /**

@@ -33,7 +33,7 @@ export function createClasses(model) {
   const element = h(
     "section",
     { class: "classes", "aria-label": "Class scores" },
-    h("h3", null, "What the network sees"),
+    h("h2", null, "What the network sees"),
     list,
     note,
   );

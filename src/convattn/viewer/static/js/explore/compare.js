@@ -1,11 +1,11 @@
 // The chosen head in other networks of the scene, beside each other: trained, untrained, converted.
 
 import { h, say } from "../dom.js";
-import { drawMap, fixedText } from "../draw.js";
+import { fixedText } from "../draw.js";
 import { rowNumbers } from "../statistics.js";
 import { chooseNetwork } from "./controls.js";
 import { pictureSize } from "./query.js";
-import { placeMarks, smallView } from "./small.js";
+import { paintMap, placeMarks, smallView } from "./small.js";
 import { percent, shiftWords, unitOf } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -17,11 +17,11 @@ import { percent, shiftWords, unitOf } from "./words.js";
 export function createComparison(model) {
   const { scene, state } = model;
   const columns = scene.networks.map(({ title, note }, number) => {
-    const canvas = h("canvas", { class: "pixels" });
+    const canvas = h("canvas");
     const text = h("p", { class: "compare-numbers" });
     const beside = h("input", { type: "checkbox", onchange: () => toggle(number) });
     const box = h("label", { class: "check" }, beside, h("span", null, title));
-    const open = h("button", { type: "button", onclick: () => chooseNetwork(model, number) }, "Show all its heads");
+    const open = h("button", { onclick: () => chooseNetwork(model, number) }, "Show all its heads");
     const figure = h("div", { class: "compare-map" }, h("span", { class: "frame" }, canvas, h("i")));
     const element = h("div", { class: "compare-column" }, box, figure, text, open);
     if (note) box.title = note;
@@ -30,7 +30,7 @@ export function createComparison(model) {
   const element = h(
     "section",
     { class: "compare", "aria-label": "Networks side by side" },
-    h("h3", null, "This head in other networks"),
+    h("h2", null, "This head in other networks"),
     h("div", { class: "compare-columns" }, ...columns.map((column) => column.element)),
   );
   element.hidden = scene.networks.length < 2;
@@ -60,10 +60,8 @@ export function createComparison(model) {
           say(text, beside.checked ? "It has no such head." : "");
           continue;
         }
-        const [low, high] = model.limits(number, head, at);
         placeMarks(figure, view, pictureSize(model));
-        const values = view.cut(model.map(number, head, at));
-        drawMap(canvas, values, { rows: view.rows, cols: view.cols, low, high, theme: model.theme() });
+        paintMap(model, canvas, number, head, view, at);
         const found = rowNumbers(layer, shown.rows, head);
         const unit = unitOf(layer);
         const where = found.shift

@@ -90,10 +90,9 @@ export function createControls(model) {
   part.element.setAttribute("aria-describedby", why.id);
   average.setAttribute("aria-describedby", why.id);
 
-  const element = h(
+  const choices = h(
     "div",
     { class: "controls" },
-    networkBox,
     values.element,
     part.element,
     h("div", { class: "with-limit" }, scale.element, limit),
@@ -101,6 +100,12 @@ export function createControls(model) {
     averageBox,
     why,
   );
+  const more = h("details", { class: "more" }, h("summary", null, "What is shown, and how"), choices);
+  const wide = matchMedia("(min-width: 760px)"); // as in the style sheet, which hides the summary then
+  const unfold = () => void (more.open = wide.matches);
+  wide.addEventListener("change", unfold);
+  unfold();
+  const element = h("div", { class: "choosing" }, networkBox, more);
 
   return {
     element,

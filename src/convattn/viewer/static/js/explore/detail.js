@@ -1,12 +1,13 @@
 // One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
 
 import { h, say } from "../dom.js";
-import { drawBars, drawMap, fixedText } from "../draw.js";
+import { drawBars, fixedText } from "../draw.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
 import { cellExtent, createField, extentOf, unionOf } from "./field.js";
 import { createHandle } from "./handle.js";
-import { drawImage, pictureSize, steerQuery } from "./query.js";
+import { drawImage, pictureExtent, steerQuery } from "./query.js";
+import { paintMap } from "./small.js";
 import { headSentence, percent, shiftWords, unitOf } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -25,15 +26,12 @@ const REPORT_ONLY = [
  */
 export function createDetail(model) {
   const { state } = model;
-  const picture = h("canvas", { class: "pixels" });
-  const canvas = h("canvas", { class: "pixels heat" });
+  const picture = h("canvas");
+  const canvas = h("canvas", { class: "heat" });
   const field = createField([picture, canvas]);
   const handle = createHandle(model, field);
   field.element.append(handle.element);
-  field.element.setAttribute("role", "application");
-  field.element.setAttribute("aria-roledescription", "attention map");
-  field.element.tabIndex = 0;
-  steerQuery(model, field);
+  steerQuery(model, field, "attention map");
 
   const title = h("h2", null);
   const sentence = h("p", { class: "sentence", "data-testid": "sentence" });
@@ -75,7 +73,7 @@ export function createDetail(model) {
     table,
     layerSentence,
   );
-  let drawnImage = "";
+  let drawnImage = -1;
 
   function update() {
     const { layer: number, head, query, prefix, image, average } = state.get();
@@ -83,13 +81,11 @@ export function createDetail(model) {
     const shown = model.shown(number);
     say(title, `Layer ${number + 1}, head ${head + 1}`);
     say(layerSentence, layer.sentence ?? "");
-    layerSentence.hidden = !layer.sentence;
     const keys = extentOf(layer.keys, layer.keys.grid);
-    const [rows, cols] = pictureSize(model);
-    const edge = extentOf({ first: [0, 0], step: [1, 1] }, [rows, cols]);
+    const edge = pictureExtent(model);
     field.setExtent(unionOf(keys, edge));
-    if (drawnImage !== `${image}`) drawImage(model, picture);
-    drawnImage = `${image}`;
+    if (drawnImage !== image) drawImage(model, picture);
+    drawnImage = image;
     picture.style.visibility = average ? "hidden" : "";
     field.place(picture, edge);
     field.place(canvas, keys);
@@ -104,9 +100,7 @@ export function createDetail(model) {
       bars.hidden = true;
       return;
     }
-    const [low, high] = model.limits(number, head);
-    const { keyRows, keyCols } = shown.rows;
-    drawMap(canvas, model.map(number, head), { rows: keyRows, cols: keyCols, low, high, theme: model.theme() });
+    paintMap(model, canvas, number, head);
     const found = rowNumbers(layer, shown.rows, head);
     const words = headSentence(layer, number, head, found);
     say(sentence, `${words}.`);
@@ -121,7 +115,7 @@ export function createDetail(model) {
     bars.hidden = !names.length;
     bars.replaceChildren(
       ...names.map((name, at) => {
-        const bar = h("canvas", { class: "pixels" });
+        const bar = h("canvas");
         drawBars(bar, [shares[at]], { bar: model.theme(), height: 100 });
         return h("div", { class: "prefix-bar" }, h("span", null, percent(shares[at])), bar, h("span", null, name));
       }),

@@ -47,7 +47,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   const comparison = createComparison(model);
   const timeline = createTimeline(model);
   const note = h("p", { class: "caption network-note" });
-  const back = h("button", { type: "button", class: "back", onclick: () => showOverview() }, "← All heads");
+  const back = h("button", { class: "back", onclick: () => showOverview() }, "← All heads");
   detail.element.prepend(back);
 
   const overview = h(

@@ -1,11 +1,11 @@
 // The view as one SVG: image, maps of all heads, the chosen one, the colour bar. PNG files are drawn from it.
 
 import { h, svg } from "../dom.js";
-import { drawMap, drawRamp, numberText } from "../draw.js";
+import { drawRamp, numberText } from "../draw.js";
 import { nearestCell } from "../scene.js";
 import { cellExtent, extentOf } from "./field.js";
-import { drawImage, pictureSize } from "./query.js";
-import { smallView } from "./small.js";
+import { drawImage, pictureExtent } from "./query.js";
+import { paintMap, smallView } from "./small.js";
 import { queryWords } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -76,19 +76,14 @@ export function makeFigure(model, sentence) {
   const mark = prefix === null ? cellExtent(layer, nearestCell(layer.place, layer.grid, query)) : null;
 
   /** @param {number} number @param {number} head @param {Box} box @param {import("./small.js").SmallView} [view] */
-  function mapOf(number, head, box, view) {
-    const [low, high] = model.limits(number, head);
-    const map = model.map(number, head);
-    const [rows, cols] = view ? [view.rows, view.cols] : layer.keys.grid;
-    const values = view ? view.cut(map) : map;
-    return figureImage((canvas) => drawMap(canvas, values, { rows, cols, low, high, theme: model.theme() }), box);
-  }
+  const mapOf = (number, head, box, view) =>
+    figureImage((canvas) => paintMap(model, canvas, number, head, view), box);
 
   /** @param {Extent} extent @param {number} y @returns {Box} */
   const wide = ({ top: from, left, bottom, right }, y) => {
     return { x: margin, y, width: side, height: (side * (bottom - from)) / (right - left) };
   };
-  const whole = extentOf({ first: [0, 0], step: [1, 1] }, pictureSize(model));
+  const whole = pictureExtent(model);
   const keys = extentOf(layer.keys, layer.keys.grid);
   const picture = wide(whole, top);
   const large = wide(keys, picture.y + picture.height + 44);

@@ -19,8 +19,8 @@ const KEY_STEP = 0.5;
  */
 export function createHandle(model, field) {
   const { state } = model;
-  const element = h("button", { type: "button", class: "handle", "data-testid": "handle" });
-  const reset = h("button", { type: "button", onclick: () => model.reset() }, "Put heads back");
+  const element = h("button", { class: "handle", "data-testid": "handle" });
+  const reset = h("button", { onclick: () => model.reset() }, "Put heads back");
   const sharpness = h("input", {
     type: "range",
     min: "-4",

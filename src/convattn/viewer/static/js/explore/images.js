@@ -1,6 +1,6 @@
 // The images of the scene, and one's own: the query stays where it is when the image is swapped.
 
-import { h, say } from "../dom.js";
+import { h, reasonOf, say } from "../dom.js";
 import { drawImage } from "./query.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -27,7 +27,7 @@ export function createImages(model, dropZone) {
       state.set({ image, average: false });
       say(status, "");
     } catch (error) {
-      say(status, error instanceof Error ? error.message : String(error));
+      say(status, reasonOf(error));
     }
     file.value = "";
   }
@@ -52,12 +52,12 @@ export function createImages(model, dropZone) {
       while (strip.children.length < scene.images.length) {
         const number = strip.children.length;
         const { name, label } = scene.images[number];
-        const canvas = h("canvas", { class: "pixels" });
+        const canvas = h("canvas");
         drawImage(model, canvas, number);
         const text = label && label !== name ? `${name}, ${label}` : name;
         const choose = () => state.set({ image: number, average: false });
         strip.append(
-          h("button", { type: "button", class: "thumb", "aria-label": text, title: text, onclick: choose }, canvas),
+          h("button", { class: "thumb", "aria-label": text, title: text, onclick: choose }, canvas),
         );
       }
       [...strip.children].forEach((button, at) =>

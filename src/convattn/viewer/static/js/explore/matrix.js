@@ -1,10 +1,11 @@
 // Every head of every layer as a small map: rows are layers, columns are heads.
 
 import { h } from "../dom.js";
-import { drawBars, drawMap } from "../draw.js";
+import { drawBars } from "../draw.js";
 import { rowNumbers } from "../statistics.js";
-import { pictureSize } from "./query.js";
-import { placeMarks, smallView } from "./small.js";
+import { ARROW_STEPS } from "./field.js";
+import { farKeys, pictureSize } from "./query.js";
+import { paintMap, placeMarks, smallView } from "./small.js";
 import { headSentence } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -60,11 +61,10 @@ export function createMatrix(model, opened) {
   /** @param {SceneLayer} layer @param {number} number @returns {MapRow} */
   function buildRow(layer, number) {
     const cells = Array.from({ length: layer.heads }, (_, head) => {
-      const canvas = h("canvas", { class: "pixels" });
-      const bars = layer.prefix.length ? h("canvas", { class: "pixels bars" }) : null;
+      const canvas = h("canvas");
+      const bars = layer.prefix.length ? h("canvas", { class: "bars" }) : null;
       const label = `Head ${head + 1} of layer ${number + 1}`;
       const props = {
-        type: "button",
         class: "map",
         "data-layer": number,
         "data-head": head,
@@ -102,8 +102,7 @@ export function createMatrix(model, opened) {
       const { heads, prefix } = shown.rows;
       const tokens = prefix.length / heads;
       for (const [head, { canvas, bars }] of cells.entries()) {
-        const [low, high] = model.limits(number, head);
-        drawMap(canvas, view.cut(model.map(number, head)), { rows: view.rows, cols: view.cols, low, high, theme });
+        paintMap(model, canvas, number, head, view);
         if (bars) drawBars(bars, prefix.subarray(head * tokens, (head + 1) * tokens), { bar: theme });
       }
     }
@@ -142,21 +141,11 @@ export function createMatrix(model, opened) {
   });
   body.addEventListener("keydown", (event) => {
     const { layer, head } = state.get();
-    /** @type {Record<string, [number, number]>} */
-    const targets = {
-      ArrowUp: [layer - 1, head],
-      ArrowDown: [layer + 1, head],
-      ArrowLeft: [layer, head - 1],
-      ArrowRight: [layer, head + 1],
-      Home: [layer, 0],
-      End: [layer, Infinity],
-      PageUp: [0, head],
-      PageDown: [Infinity, head],
-    };
-    const target = targets[event.key];
+    const arrow = ARROW_STEPS[event.key];
+    const target = arrow ? [layer + arrow[0], head + arrow[1]] : farKeys([layer, head])[event.key];
     if (!target) return;
     event.preventDefault();
-    select(...target);
+    select(target[0], target[1]);
     const now = state.get();
     const { button } = rows[now.layer].cells[now.head];
     button.focus({ preventScroll: true });

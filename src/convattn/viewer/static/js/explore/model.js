@@ -1,5 +1,6 @@
 // What the parts of the page share: the rows of the present query, the heads that were moved, and who wants to know.
 
+import { reasonOf } from "../dom.js";
 import { positionScores } from "../attention.js";
 import { geometryOf, positionOf } from "../live.js";
 import { positionRows } from "../rows.js";
@@ -69,6 +70,8 @@ export function createModel(source, state, theme) {
   const { scene } = source;
   /** @type {Map<number, Map<number, ShownLayer>>} */
   let rowsOf = new Map();
+  /** @type {[number, LayerRows[]][]} what was answered, by network */
+  let found = [];
   let trouble = "";
   /** @type {Map<string, MovedHeads>} */
   const movedHeads = new Map();
@@ -98,20 +101,17 @@ export function createModel(source, state, theme) {
     return { rows, values: belowLargest(scores, rows.heads) };
   }
 
-  /** @param {number} number @returns {Promise<Map<number, ShownLayer>>} */
+  /** @param {number} number @returns {Promise<LayerRows[]>} */
   async function ask(number) {
     const { query, prefix, image, average, part } = state.get();
     /** @type {Query} */
     const asked = prefix === null ? query : { prefix };
-    const found = await source.rows({ network: number, image: average ? "mean" : image, query: asked, part });
-    const layers = scene.networks[number].layers;
-    return new Map(
-      found.map((rows) => {
-        const live = number === networkNumber() && movedHeads.has(keyOf(rows.layer));
-        const row = live ? positionRows(liveScene, layers[rows.layer], rows.layer, asked) : null;
-        return [rows.layer, shownOf(number, row ?? rows)];
-      }),
-    );
+    const answer = await source.rows({ network: number, image: average ? "mean" : image, query: asked, part });
+    const { layers } = scene.networks[number];
+    return answer.map((rows) => {
+      const live = number === networkNumber() && movedHeads.has(keyOf(rows.layer));
+      return (live && positionRows(liveScene, layers[rows.layer], rows.layer, asked)) || rows;
+    });
   }
 
   async function refresh() {
@@ -127,11 +127,11 @@ export function createModel(source, state, theme) {
           (number) => scene.networks[number],
         );
         const made = await Promise.all(wanted.map(ask));
-        rowsOf = new Map(wanted.map((number, at) => [number, made[at]]));
-        trouble = made[0].size ? "" : "No maps of this query and image are in this page.";
+        found = wanted.map((number, at) => [number, made[at]]);
+        trouble = made[0].length ? "" : "No maps of this query and image are in this page.";
       } catch (error) {
-        rowsOf = new Map();
-        trouble = error instanceof Error ? error.message : String(error);
+        found = [];
+        trouble = reasonOf(error);
       }
     } while (again);
     busy = false;
@@ -140,6 +140,9 @@ export function createModel(source, state, theme) {
 
   function publish() {
     knownLimits = new Map();
+    rowsOf = new Map(
+      found.map(([number, layers]) => [number, new Map(layers.map((rows) => [rows.layer, shownOf(number, rows)]))]),
+    );
     tell("rows");
   }
 
@@ -233,14 +236,6 @@ export function createModel(source, state, theme) {
     follow: () =>
       state.subscribe((_, changed) => {
         if (ROW_FIELDS.some((field) => changed.has(field))) return void refresh();
-        if (changed.has("values")) {
-          rowsOf = new Map(
-            [...rowsOf].map(([number, layers]) => [
-              number,
-              new Map([...layers].map(([layer, { rows }]) => [layer, shownOf(number, rows)])),
-            ]),
-          );
-        }
         if (changed.has("values") || changed.has("scale") || changed.has("extent")) publish();
       }),
   };

@@ -1,6 +1,6 @@
 // The image and its query: dragged, or moved by the arrow keys from cell to cell of the chosen layer.
 
-import { h, say } from "../dom.js";
+import { h, say, setProps } from "../dom.js";
 import { drawPicture } from "../draw.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { ARROW_STEPS, cellExtent, createField, extentOf, onDrag } from "./field.js";
@@ -18,6 +18,13 @@ export function pictureSize({ scene, state }) {
   const tensor = scene.tensors.get(scene.images[state.get().image].picture);
   return tensor ? [tensor.shape[0], tensor.shape[1]] : [1, 1];
 }
+
+/**
+ * Returns the edges of the picture that is shown.
+ * @param {Model} model
+ * @returns {import("./field.js").Extent}
+ */
+export const pictureExtent = (model) => extentOf({ first: [0, 0], step: [1, 1] }, pictureSize(model));
 
 /**
  * Draws the picture of the state's image.
@@ -47,8 +54,10 @@ export function setQuery(model, [row, col]) {
  * Lets keys and pointer move the query over an element.
  * @param {Model} model
  * @param {import("./field.js").Field} field
+ * @param {string} name what it is
  */
-export function steerQuery(model, field) {
+export function steerQuery(model, field, name) {
+  setProps(field.element, { role: "application", "aria-roledescription": name, tabindex: 0 });
   onDrag(field.element, (event) => setQuery(model, field.pixelAt(event)));
   field.element.addEventListener("keydown", (event) => {
     const { query } = model.state.get();
@@ -56,13 +65,7 @@ export function steerQuery(model, field) {
     const cell = nearestCell(place, grid, query);
     const arrow = ARROW_STEPS[event.key];
     const far = event.shiftKey ? 4 : 1;
-    /** @type {Pair | null} */
-    let next = null;
-    if (arrow) next = [cell[0] + far * arrow[0], cell[1] + far * arrow[1]];
-    else if (event.key === "Home") next = [cell[0], 0];
-    else if (event.key === "End") next = [cell[0], grid[1] - 1];
-    else if (event.key === "PageUp") next = [0, cell[1]];
-    else if (event.key === "PageDown") next = [grid[0] - 1, cell[1]];
+    const next = arrow ? [cell[0] + far * arrow[0], cell[1] + far * arrow[1]] : farKeys(cell)[event.key];
     if (!next) return;
     event.preventDefault();
     const within = /** @type {Pair} */ (next.map((place_, axis) => Math.min(Math.max(place_, 0), grid[axis] - 1)));
@@ -71,19 +74,28 @@ export function steerQuery(model, field) {
 }
 
 /**
+ * Returns the places that keys go to at once, before they are kept within the grid.
+ * @param {Pair} place row and column
+ * @returns {Record<string, Pair>}
+ */
+export const farKeys = ([row, col]) => ({
+  Home: [row, 0],
+  End: [row, Infinity],
+  PageUp: [0, col],
+  PageDown: [Infinity, col],
+});
+
+/**
  * @param {Model} model
  * @returns {{element: HTMLElement, update: () => void}}
  */
 export function createQueryPicture(model) {
   const { scene, state } = model;
-  const canvas = h("canvas", { class: "pixels" });
+  const canvas = h("canvas");
   const field = createField([canvas]);
   const { element } = field;
-  element.tabIndex = 0;
-  element.setAttribute("role", "application");
-  element.setAttribute("aria-roledescription", "query pixel");
   element.dataset.testid = "picture";
-  steerQuery(model, field);
+  steerQuery(model, field, "query pixel");
 
   const place = h("output", { class: "query-place", "data-testid": "query" });
   const prefixes = h("div", { class: "choices", role: "group", "aria-label": "Query" });
@@ -97,7 +109,6 @@ export function createQueryPicture(model) {
       h(
         "button",
         {
-          type: "button",
           class: "choice",
           "aria-pressed": prefix === (at ? at - 1 : null),
           onclick: () => state.set({ prefix: at ? at - 1 : null }),
@@ -113,9 +124,8 @@ export function createQueryPicture(model) {
   function update() {
     const { image, query, prefix, average } = state.get();
     element.classList.toggle("faint", average);
-    const [rows, cols] = pictureSize(model);
     if (drawn !== image) {
-      const extent = extentOf({ first: [0, 0], step: [1, 1] }, [rows, cols]);
+      const extent = pictureExtent(model);
       field.setExtent(extent);
       field.place(canvas, extent);
       field.showImageEdge(extent, false);

@@ -1,6 +1,6 @@
 // What can be taken along: the address of the view, the view as a picture, its numbers.
 
-import { h, say } from "../dom.js";
+import { h, reasonOf, say } from "../dom.js";
 import { rowNumbers } from "../statistics.js";
 import { contextOf } from "../draw.js";
 import { makeFigure } from "./figure.js";
@@ -143,11 +143,11 @@ export function createSaving(model, address, sentence) {
     try {
       await action();
     } catch (error) {
-      say(status, error instanceof Error ? error.message : String(error));
+      say(status, reasonOf(error));
     }
   };
   const buttons = actions.map(([text, action]) =>
-    h("button", { type: "button", onclick: () => void run(action) }, text),
+    h("button", { onclick: () => void run(action) }, text),
   );
   return h("div", { class: "saving", role: "group", "aria-label": "Take this view along" }, ...buttons, status);
 }

@@ -1,5 +1,6 @@
 // What a small map shows: all keys, or those near the query, so that heads that look a pixel away can be told apart.
 
+import { drawMap } from "../draw.js";
 import { cellExtent, extentOf } from "./field.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -56,6 +57,22 @@ export function smallView(model, number, network = model.state.get().network) {
       return made;
     },
   };
+}
+
+/**
+ * Draws what a view shows of a head; all of its map if there is none.
+ * @param {Model} model
+ * @param {HTMLCanvasElement} canvas
+ * @param {number} number of the layer
+ * @param {number} head
+ * @param {SmallView | null} [view]
+ * @param {number} [network]
+ */
+export function paintMap(model, canvas, number, head, view, network = model.state.get().network) {
+  const [low, high] = model.limits(number, head, network);
+  const map = model.map(number, head, network);
+  const [rows, cols] = view ? [view.rows, view.cols] : model.scene.networks[network].layers[number].keys.grid;
+  drawMap(canvas, view ? view.cut(map) : map, { rows, cols, low, high, theme: model.theme() });
 }
 
 /**

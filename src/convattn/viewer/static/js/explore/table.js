@@ -22,8 +22,8 @@ const FLOOR = -10;
  */
 export function createDisplacementTable(model) {
   const { state } = model;
-  const canvas = h("canvas", { class: "pixels" });
-  const picture = h("canvas", { class: "pixels window-picture" });
+  const canvas = h("canvas");
+  const picture = h("canvas", { class: "window-picture" });
   const field = createField([canvas, picture]);
   const windowMarks = ["window-mark window-mark-back", "window-mark"].map((name) => svg("rect", { class: name }));
   field.marks.append(...windowMarks);
@@ -32,7 +32,7 @@ export function createDisplacementTable(model) {
   const element = h(
     "section",
     { class: "displacements", "aria-label": "Table of displacements" },
-    h("h3", null, "Table of displacements ", size),
+    h("h2", null, "Table of displacements ", size),
     field.element,
     caption,
   );

@@ -21,7 +21,7 @@ const MOMENT_TIME = 700;
 export function createTimeline(model) {
   const { state, scene } = model;
   const panels = h("div", { class: "timeline-panels" });
-  const play = h("button", { type: "button", class: "play", onclick: () => (frame ? stop() : start()) }, "Play");
+  const play = h("button", { class: "play", onclick: () => (frame ? stop() : start()) }, "Play");
   const slider = h("input", {
     type: "range",
     min: "0",
@@ -37,7 +37,7 @@ export function createTimeline(model) {
   const element = h(
     "section",
     { class: "timeline", "aria-label": "Heads during the training" },
-    h("h3", null, "Where the heads attend during the training"),
+    h("h2", null, "Where the heads attend during the training"),
     h(
       "p",
       { class: "caption" },

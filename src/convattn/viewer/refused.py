@@ -2,10 +2,10 @@
 
 from convattn.errors import DataError
 
-__all__ = ["Refusal"]
+__all__ = ["RefusedError"]
 
 
-class Refusal(DataError):
+class RefusedError(DataError):
     """A request that is not carried out; the message is for whoever asked."""
 
     def __init__(self, status: int, message: str) -> None:

@@ -1,0 +1,121 @@
+"""A server under many clients and hostile ones: it answers, holds its memory, and serves on."""
+
+import os
+import random
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+import torch
+from tests.viewer.hosts import served
+from tests.viewer.test_server import bomb, picture
+
+from convattn import AttentionNet
+from convattn.layers import Content
+from convattn.viewer import Exhibit
+from convattn.viewer.live import Live
+from convattn.viewer.uploads import Limits
+
+LARGE = 100 * 2**20
+MEBIBYTE = 2**20
+
+
+def client_work(address, seed, stop, seen):
+    """Asks for rows and pictures, good and bad, until told to stop; counts the answers."""
+    draw = random.Random(seed)
+    good, large = picture(size=(40, 30)), bomb(6000)
+    requests = [
+        (200, lambda client: client.get(f"/rows?network=0&image={draw.randrange(4)}&row={draw.randrange(16)}&col=3")),
+        (200, lambda client: client.get("/rows?network=0&image=mean&row=1&col=1")),
+        (200, lambda client: client.get("/scene")),
+        (404, lambda client: client.get("/rows?network=0&image=999&row=0&col=0")),
+        (404, lambda client: client.get("/../../etc/passwd")),
+        (421, lambda client: client.get("/scene", headers={"host": "evil.example"})),
+        (415, lambda client: client.post("/images", content=b"x" * 1000)),
+        (413, lambda client: client.post("/images", content=large)),
+        ({200, 507}, lambda client: client.post("/images", content=good)),
+    ]
+    with httpx.Client(base_url=address, trust_env=False, timeout=120) as client:
+        while not stop.is_set():
+            expected, request = draw.choice(requests)
+            status = request(client).status_code
+            seen.append((status in expected if isinstance(expected, set) else status == expected, status))
+
+
+@pytest.fixture
+def live():
+    torch.manual_seed(0)
+    network = AttentionNet(width=16, depth=2, heads=4, ffn=16, content=Content()).eval()
+    images = torch.randn(4, 3, 16, 16)
+    limits = Limits(map_bytes=200_000, pictures=20, pixels=1_000_000)
+    return Live(Exhibit(network, images, mean=(0.0,) * 3, std=(1.0,) * 3), limits=limits)
+
+
+def resident():
+    return psutil.Process(os.getpid()).memory_info().rss
+
+
+def many_clients(live, count, seconds):
+    """Lets clients loose on a server; returns the answers, and by how many bytes this process grew meanwhile."""
+    stop, seen = threading.Event(), []
+    with served(live) as client:
+        address = str(client.base_url)
+        assert client.get("/rows?network=0&image=0&row=1&col=1").status_code == 200
+        before = most = resident()
+        threads = [threading.Thread(target=client_work, args=(address, n, stop, seen)) for n in range(count)]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            most = max(most, resident())
+            time.sleep(0.05)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert client.get("/scene").status_code == 200
+    return seen, most - before
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds"),
+    [(8, 2), pytest.param(50, 60, marks=pytest.mark.slow)],
+)
+def test_many_clients_get_the_right_answers_in_bounded_memory(live, count, seconds):
+    seen, grown = many_clients(live, count, seconds)
+    print(f"{count} clients, {seconds} s: {len(seen)} answers, {grown / MEBIBYTE:.0f} MiB more")
+    assert len(seen) >= count
+    assert all(right for right, _ in seen), {status for right, status in seen if not right}
+    assert live.map_bytes <= live.limits.map_bytes
+    # Each client holds what it sends; the server four uploads, one decoded picture, and what it answers.
+    assert grown < 150 * MEBIBYTE
+
+
+def test_a_large_file_is_read_to_its_end_and_not_held(live):
+    with served(live) as client:
+        client.get("/scene")
+        before = resident()
+        answer = client.post("/images", content=(bytes(MEBIBYTE) for _ in range(LARGE // MEBIBYTE)))
+        assert answer.status_code == 413
+        assert "104,857,600 bytes; at most 10,485,760 are taken" in answer.text
+        assert resident() - before < LARGE / 2
+        assert client.get("/scene").status_code == 200
+
+
+def test_a_network_runs_once_for_each_image(live):
+    calls = []
+    live._exhibits[0].network.register_forward_hook(lambda *_: calls.append(1))
+    with served(live) as client:
+        address = str(client.base_url)
+
+        def ask():
+            with httpx.Client(base_url=address, trust_env=False, timeout=60) as own:
+                assert own.get("/rows?network=0&image=2&row=3&col=4").status_code == 200
+
+        threads = [threading.Thread(target=ask) for _ in range(50)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(calls) == 1
