@@ -1,14 +1,12 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { headColour, levelOf, packedRamp, ramp } from "../../../src/convattn/viewer/static/js/colour.js";
+import { levelOf, packedRamp, ramp } from "../../../src/convattn/viewer/static/js/colour.js";
 
 /** @typedef {import("../../../src/convattn/viewer/static/js/colour.js").Theme} Theme */
 
 const THEMES = /** @type {Theme[]} */ (["light", "dark"]);
-
-/** Paper of the page in each theme, as style.css has it. */
-const PAPER = { light: [255, 255, 255], dark: [20, 22, 25] };
 
 /**
  * What each kind of dichromat sees of linear light (Viénot, Brettel, Mollon, 1999; Brettel et al. for blue).
@@ -77,10 +75,15 @@ for (const theme of THEMES) {
   });
 
   test(`${theme}: colours of heads stand out of the page`, () => {
-    for (let head = 0; head < 9; head++) {
-      const rgb = [1, 3, 5].map((at) => parseInt(headColour(theme, head).slice(at, at + 2), 16));
-      assert.ok(contrast(rgb, PAPER[theme]) >= 3, `head ${head}: ${contrast(rgb, PAPER[theme])}`);
-    }
+    const style = readFileSync(new URL("../../../src/convattn/viewer/static/style.css", import.meta.url), "utf8");
+    const block = style.split(/^\.convattn(?:\[data-theme="dark"\])? \{/m)[theme === "light" ? 1 : 2];
+    const bytes = (/** @type {string} */ name) => {
+      const hex = block.match(new RegExp(`--${name}: #(\\w{6});`))?.[1] ?? assert.fail(name);
+      return [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
+    };
+    const paper = bytes("paper");
+    for (let head = 0; head < 9; head++) assert.ok(contrast(bytes(`head-${head}`), paper) >= 3, `head ${head}`);
+    for (const text of ["ink", "soft", "accent"]) assert.ok(contrast(bytes(text), paper) >= 4.5, text);
   });
 
   test(`${theme}: pixels hold the ramp, opaque`, () => {

@@ -77,20 +77,3 @@ export function levelOf(value, low, high) {
   if (!(value > low)) return 0;
   return value >= high ? 255 : Math.round((255 * (value - low)) / (high - low));
 }
-
-/** Colours of heads in a figure of centres, by number: told apart also by those who see no red or green. */
-const HEAD_COLOURS = {
-  light: ["#0b62a8", "#b34700", "#00755c", "#9c3d78", "#5a5a00", "#3f51b5", "#7a4a1e", "#006d77", "#555555"],
-  dark: ["#6fb7ee", "#f29f5c", "#4fc6a4", "#e79ac6", "#d5cf5b", "#a3acf2", "#d0a37c", "#63cbd4", "#bdbdbd"],
-};
-
-/**
- * Returns the colour of a head in figures.
- * @param {Theme} theme
- * @param {number} head
- * @returns {string}
- */
-export function headColour(theme, head) {
-  const colours = HEAD_COLOURS[theme];
-  return colours[head % colours.length];
-}

@@ -53,12 +53,8 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
     "aria-label": "Theme",
     onchange: () => state.set({ theme: /** @type {ViewState["theme"]} */ (themes.value) }),
   });
-  for (const [value, text] of [
-    ["auto", "As the system"],
-    ["light", "Light"],
-    ["dark", "Dark"],
-  ])
-    themes.append(h("option", { value }, text));
+  const names = { auto: "As the system", light: "Light", dark: "Dark" };
+  themes.append(...Object.entries(names).map(([value, text]) => h("option", { value }, text)));
   const header = h(
     "header",
     { class: "page-head" },

@@ -53,6 +53,7 @@ export function createControls(model) {
   const networkBox = h("label", { class: "control" }, h("span", null, "Network"), network);
   networkBox.hidden = scene.networks.length < 2;
 
+  const choose = (/** @type {"part" | "extent"} */ field) => (/** @type {string} */ value) => state.set({ [field]: value });
   const values = createSegments(
     "Show",
     { weights: "Weights", scores: "Before softmax" },
@@ -61,16 +62,8 @@ export function createControls(model) {
       state.set({ values: /** @type {"weights" | "scores"} */ (value), scale });
     },
   );
-  const part = createSegments(
-    "Part",
-    { both: "Both", position: "Position", content: "Content" },
-    (value) => state.set({ part: /** @type {SomeState["part"]} */ (value) }),
-  );
-  const extent = createSegments(
-    "Small maps",
-    { whole: "Whole image", near: "Near the query" },
-    (value) => state.set({ extent: /** @type {"whole" | "near"} */ (value) }),
-  );
+  const part = createSegments("Part", { both: "Both", position: "Position", content: "Content" }, choose("part"));
+  const extent = createSegments("Small maps", { whole: "Whole image", near: "Near the query" }, choose("extent"));
   const limit = h("input", {
     type: "number",
     class: "limit",

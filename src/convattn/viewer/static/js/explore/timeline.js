@@ -3,12 +3,14 @@
 
 import { calm, fill, h, say, setProp, setProps, svg } from "../dom.js";
 import { numberText } from "../draw.js";
-import { headColour } from "../colour.js";
 import { floatsOf } from "../safetensors.js";
 import { massRadius } from "../statistics.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("../scene.js").Timeline} Timeline */
+
+/** Number of colours in the style sheet. */
+const HEAD_COLOURS = 9;
 
 /** Time of a whole play, and of a moment when the reader wants less movement, in ms. */
 const PLAY_TIME = 6000;
@@ -92,6 +94,7 @@ export function createTimeline(model) {
           svg("title", null, `Head ${head + 1}`),
         ),
       }));
+      const kind = (/** @type {number} */ head) => ({ class: `head-${head % HEAD_COLOURS}` });
       const plot = svg(
         "svg",
         {
@@ -100,23 +103,13 @@ export function createTimeline(model) {
           "aria-label": `Centres of the heads of layer ${layer + 1}`,
         },
         ...axes(reach),
-        ...heads.flatMap(({ trail, circles }) => [trail, ...circles]),
-        ...heads.map(({ centre }) => centre),
+        ...heads.map(({ trail, circles }, head) => svg("g", kind(head), trail, ...circles)),
+        ...heads.map(({ centre }, head) => svg("g", kind(head), centre)),
       );
       const box = h("figure", { class: "timeline-panel" }, plot, h("figcaption", null, `Layer ${layer + 1}`));
       return { layer, heads, box };
     });
     fill(panels, ...drawn.map(({ box }) => box));
-    paintHeads();
-  }
-
-  function paintHeads() {
-    for (const { heads } of drawn) {
-      for (const [head, { centre, circles, trail }] of heads.entries()) {
-        for (const mark of [centre, ...circles, trail])
-          mark.style.setProperty("--head", headColour(model.theme(), head));
-      }
-    }
   }
 
   /** @param {number} at */
@@ -181,7 +174,6 @@ export function createTimeline(model) {
         moment = last();
       }
       if (element.hidden || frame) return;
-      paintHeads();
       const { epoch } = state.get();
       show(Math.min(epoch ?? last(), last()));
     },
