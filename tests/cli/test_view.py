@@ -9,6 +9,7 @@ from PIL import Image
 
 from convattn.analysis import analyze
 from convattn.cli import main
+from convattn.cli.view import WrittenPage
 from convattn.models import AttentionNet
 from convattn.viewer import Scene
 
@@ -44,6 +45,14 @@ def test_the_packaged_network_is_shown_on_its_samples(small):
 
 def test_the_page_of_the_packaged_network_is_small(small):
     assert (small / "index.html").stat().st_size < 5e6
+
+
+def test_where_the_page_is_as_json(tmp_path, capsys):
+    assert main(["view", SMALL, "--layer", "stages.0.first", "-o", str(tmp_path / "page"), "--json"]) == 0
+    written = WrittenPage.from_json(capsys.readouterr().out)
+    assert written.page == str(tmp_path / "page" / "index.html")
+    assert (written.images, written.networks) == (20, ("cifar10-small",))
+    assert written.bytes == (tmp_path / "page" / "index.html").stat().st_size
 
 
 def test_a_folder_with_a_report_and_images_of_ones_own(tmp_path, capsys):

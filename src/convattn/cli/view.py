@@ -1,20 +1,40 @@
 """`convattn view`: the interactive page of a network."""
 
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from convattn.cli.convert_network import Origin
-from convattn.cli.options import OutputOrDefault, WholeNumber, key_values
-from convattn.cli.output import print_text
+from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values
+from convattn.cli.output import print_record, print_text
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be
+from convattn.records import Record
 
 _Flag = Parameter(negative="", show_default=False)
 _Optional = Parameter(show_default=False)
 _Repeated = Parameter(negative="", show_default=False)
+
+
+@dataclass(frozen=True)
+class WrittenPage(Record):
+    """A page that was written."""
+
+    page: str  # Its file
+    bytes: int  # Its size
+    images: int  # Number of images
+    networks: tuple[str, ...]  # Titles of the networks
+
+
+@dataclass(frozen=True)
+class ServedPage(Record):
+    """A page that is served."""
+
+    title: str  # Its title
+    address: str  # Where it is
 
 
 def view(  # noqa: PLR0913 - the options of the command
@@ -36,6 +56,7 @@ def view(  # noqa: PLR0913 - the options of the command
     port: WholeNumber = 8017,
     open_: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
     no_verify: Annotated[bool, _Flag] = False,
+    json: AsJson = False,
 ) -> int:
     """Look at the attention of a network: an interactive page, which needs no network connection.
 
@@ -70,6 +91,7 @@ def view(  # noqa: PLR0913 - the options of the command
         port: Port at which the server listens; 0 takes any that is free.
         open_: Open the page in the browser.
         no_verify: Accept a folder whose files were changed after it was saved.
+        json: Print where the page is as JSON.
 
     Returns:
         0.
@@ -96,18 +118,22 @@ def view(  # noqa: PLR0913 - the options of the command
             shown = gather(origin, images, limit=limit, layers=layer, compare=compare, kernel_size=kernel_size)
             live = Live(shown.exhibits_with(report), prepare=shown.prepare, names=shown.names, labels=shown.labels)
             address = _address(host, opened.getsockname()[1])
-            print_text(f"{live.title} at {address} (Ctrl-C stops)")
+            served = ServedPage(live.title, address)
+            print_record(served, f"{served.title} at {address} (Ctrl-C stops)", json=json)
             if open_:
                 webbrowser.open(address)
             serve(live, opened)
-        print_text("stopped")
+        if not json:
+            print_text("stopped")
         return 0
     require_new_folder(output, "--output")
     with one_thread():
         shown = gather(origin, images, limit=limit, layers=layer, compare=compare, kernel_size=kernel_size)
         scene = build_scene(shown.exhibits_with(report), names=shown.names, labels=shown.labels)
         page = write_page(scene, output)
-    print_text(f"wrote {output} ({page.stat().st_size / 1e6:.1f} MB); open {page}")
+    networks = tuple(network["title"] for network in scene.header["networks"])
+    written = WrittenPage(str(page), page.stat().st_size, len(scene.header["images"]), networks)
+    print_record(written, f"wrote {output} ({written.bytes / 1e6:.1f} MB); open {page}", json=json)
     return 0
 
 
