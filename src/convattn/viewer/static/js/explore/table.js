@@ -63,7 +63,13 @@ export function createDisplacementTable(model) {
       const start = (top + keyRows - 1 + row) * cols + left + keyCols - 1;
       table.set(map.subarray(row * keyCols, (row + 1) * keyCols), start);
     }
-    return { table, grid: [rows, cols], lowest: [1 - keyRows, 1 - keyCols], limits: model.limits(number, head), fixed: false };
+    return {
+      table,
+      grid: [rows, cols],
+      lowest: [1 - keyRows, 1 - keyCols],
+      limits: model.limits(number, head),
+      fixed: false,
+    };
   }
 
   return {
