@@ -83,6 +83,12 @@ export function createField(canvases) {
   );
   const element = h("div", { class: "field" }, ...canvases, marks);
 
+  const across = (/** @type {number} */ col) => (col - extent.left) / (extent.right - extent.left);
+  const down = (/** @type {number} */ row) => (row - extent.top) / (extent.bottom - extent.top);
+  const place = (/** @type {HTMLElement} */ one, /** @type {Record<string, number>} */ shares) => {
+    for (const [name, share] of Object.entries(shares)) one.style.setProperty(name, `${100 * share}%`);
+  };
+
   return {
     element,
     marks,
@@ -96,16 +102,12 @@ export function createField(canvases) {
       setProps(/** @type {Element} */ (pattern.firstChild), { width: size / 4, height: size });
     },
     place(canvas, { top, left, bottom, right }) {
-      const [width, height] = [extent.right - extent.left, extent.bottom - extent.top];
-      canvas.style.left = `${(100 * (left - extent.left)) / width}%`;
-      canvas.style.top = `${(100 * (top - extent.top)) / height}%`;
-      canvas.style.width = `${(100 * (right - left)) / width}%`;
-      canvas.style.height = `${(100 * (bottom - top)) / height}%`;
+      const [width, height] = [across(right) - across(left), down(bottom) - down(top)];
+      place(canvas, { left: across(left), top: down(top), width, height });
     },
     placePoint(point, [row, col]) {
-      const within = (/** @type {number} */ share) => `${100 * Math.min(Math.max(share, 0), 1)}%`;
-      point.style.left = within((col - extent.left) / (extent.right - extent.left));
-      point.style.top = within((row - extent.top) / (extent.bottom - extent.top));
+      const within = (/** @type {number} */ share) => Math.min(Math.max(share, 0), 1);
+      place(point, { left: within(across(col)), top: within(down(row)) });
     },
     pixelAt(event) {
       const box = marks.getBoundingClientRect();

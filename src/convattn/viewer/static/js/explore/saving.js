@@ -1,6 +1,7 @@
 // What can be taken along: the address of the view, the view as a picture, its numbers.
 
 import { h, reasonOf, say } from "../dom.js";
+import { cellCentre } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
 import { contextOf } from "../draw.js";
 import { makeFigure } from "./figure.js";
@@ -24,6 +25,14 @@ export function csvLine(fields) {
 }
 
 /**
+ * @param {Record<string, string | number | null | undefined>[]} rows all with the same names
+ * @returns {string}
+ */
+function csvText(rows) {
+  return [Object.keys(rows[0] ?? {}), ...rows.map(Object.values)].map((row) => `${csvLine(row)}\n`).join("");
+}
+
+/**
  * Writes a line for each head of the network: its numbers from the present query.
  * @param {Model} model
  * @returns {string}
@@ -32,35 +41,36 @@ export function headsCsv(model) {
   const { query, prefix, image, average, part } = model.state.get();
   const network = model.network();
   const tokens = [...new Set(network.layers.flatMap((layer) => layer.prefix))];
-  const lines = [
-    csvLine(
-      ["network", "image", "part", "query_row", "query_col", "query_token", "layer", "name", "head"].concat(
-        ["shift_down", "shift_right", "spread", "entropy", "hard_share", "hard_down", "hard_right", "prefix_share"],
-        tokens,
-      ),
-    ),
-  ];
-  for (const [number, layer] of network.layers.entries()) {
-    const shown = model.shown(number);
-    if (!shown) continue;
-    for (let head = 0; head < layer.heads; head++) {
-      const found = rowNumbers(layer, shown.rows, head);
-      const token = prefix === null ? "" : (layer.prefix[prefix] ?? "");
-      const place = prefix === null ? query : [null, null];
-      const picture = average ? "mean" : model.scene.images[image].name;
-      lines.push(
-        csvLine([
-          ...[network.name, picture, part, ...place, token, number + 1, layer.name, head + 1],
-          ...(found.shift ?? [null, null]),
-          ...[found.spread, found.entropy, found.hardShare],
-          ...(found.hardShift ?? [null, null]),
-          found.prefixShare,
-          ...tokens.map((name) => found.prefix[layer.prefix.indexOf(name)]),
-        ]),
-      );
-    }
-  }
-  return `${lines.join("\n")}\n`;
+  const [query_row, query_col] = prefix === null ? query : [];
+  return csvText(
+    network.layers.flatMap((layer, number) => {
+      const rows = model.shown(number)?.rows;
+      const heads = rows ? [...Array(layer.heads).keys()] : [];
+      return heads.map((head) => {
+        const found = rowNumbers(layer, /** @type {import("../rows.js").LayerRows} */ (rows), head);
+        return {
+          network: network.name,
+          image: average ? "mean" : model.scene.images[image].name,
+          part,
+          query_row,
+          query_col,
+          query_token: prefix === null ? "" : layer.prefix[prefix],
+          layer: number + 1,
+          name: layer.name,
+          head: head + 1,
+          shift_down: found.shift?.[0],
+          shift_right: found.shift?.[1],
+          spread: found.spread,
+          entropy: found.entropy,
+          hard_share: found.hardShare,
+          hard_down: found.hardShift?.[0],
+          hard_right: found.hardShift?.[1],
+          prefix_share: found.prefixShare,
+          ...Object.fromEntries(tokens.map((name) => [name, found.prefix[layer.prefix.indexOf(name)]])),
+        };
+      });
+    }),
+  );
 }
 
 /**
@@ -69,17 +79,15 @@ export function headsCsv(model) {
  * @returns {string}
  */
 export function mapCsv(model) {
-  const { layer: number, head, values } = model.state.get();
-  const layer = model.layer();
-  const map = model.map(number, head);
-  const [, cols] = layer.keys.grid;
-  const lines = Array.from(map, (value, key) => {
-    const [row, col] = [Math.floor(key / cols), key % cols];
-    const { first, step } = layer.keys;
-    return csvLine([row, col, first[0] + step[0] * row, first[1] + step[1] * col, value]);
-  });
-  const value = values === "weights" ? "weight" : "score";
-  return `${["key_row,key_col,image_row,image_col," + value, ...lines].join("\n")}\n`;
+  const { layer, head, values } = model.state.get();
+  const { keys } = model.layer();
+  return csvText(
+    Array.from(model.map(layer, head), (value, key) => {
+      const [key_row, key_col] = [Math.floor(key / keys.grid[1]), key % keys.grid[1]];
+      const [image_row, image_col] = cellCentre(keys, [key_row, key_col]);
+      return { key_row, key_col, image_row, image_col, [values === "weights" ? "weight" : "score"]: value };
+    }),
+  );
 }
 
 /**
@@ -105,7 +113,10 @@ async function pngOf({ figure, width, height }) {
   const canvas = h("canvas", { width: width * PNG_SCALE, height: height * PNG_SCALE });
   contextOf(canvas).drawImage(image, 0, 0, canvas.width, canvas.height);
   return new Promise((resolve, reject) =>
-    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("this browser cannot write the picture"))), "image/png"),
+    canvas.toBlob(
+      (blob) => (blob ? resolve(blob) : reject(new Error("this browser cannot write the picture"))),
+      "image/png",
+    ),
   );
 }
 
@@ -125,7 +136,11 @@ export function createSaving(model, address, sentence) {
   /** @type {[string, () => void | Promise<void>][]} */
   const actions = [
     ["Save as PNG", async () => offerFile(await pngOf(makeFigure(model, sentence())), name("png"))],
-    ["Save as SVG", () => offerFile(new Blob([markupOf(makeFigure(model, sentence()).figure)], { type: "image/svg+xml" }), name("svg"))],
+    [
+      "Save as SVG",
+      () =>
+        offerFile(new Blob([markupOf(makeFigure(model, sentence()).figure)], { type: "image/svg+xml" }), name("svg")),
+    ],
     ["Save numbers as CSV", () => offerFile(csv(headsCsv(model)), `${model.network().name}-heads.csv`)],
     ["Save map as CSV", () => offerFile(csv(mapCsv(model)), name("csv"))],
   ];
@@ -146,8 +161,6 @@ export function createSaving(model, address, sentence) {
       say(status, reasonOf(error));
     }
   };
-  const buttons = actions.map(([text, action]) =>
-    h("button", { onclick: () => void run(action) }, text),
-  );
+  const buttons = actions.map(([text, action]) => h("button", { onclick: () => void run(action) }, text));
   return h("div", { class: "saving", role: "group", "aria-label": "Take this view along" }, ...buttons, status);
 }

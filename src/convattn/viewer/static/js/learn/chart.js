@@ -3,8 +3,9 @@ import { tenTo } from "./view.js";
 
 // Charts with logarithmic axes, drawn as SVG.
 
+const CHART_LEFT = 50;
+const CHART_SPAN = 318; // width of the axes
 const CHART_WIDTH = 380;
-const CHART_EDGE = { left: 50, right: 12, top: 12, bottom: 40 };
 
 /** @typedef {{low: number, high: number, name: string, ticks: number[]}} ChartAxis */
 /** @typedef {{name: string, kind: string, points: [number, number][], dots?: boolean}} Series */
@@ -23,33 +24,29 @@ function tickText(value) {
  * @param {number} [height]
  */
 export function logChart(x, y, name, height = 250) {
-  const across = (/** @type {number} */ value) =>
-    CHART_EDGE.left +
-    ((CHART_WIDTH - CHART_EDGE.left - CHART_EDGE.right) * Math.log(value / x.low)) / Math.log(x.high / x.low);
+  const bottom = height - 40;
+  const across = (/** @type {number} */ at) =>
+    CHART_LEFT + (CHART_SPAN * Math.log(at / x.low)) / Math.log(x.high / x.low);
   const down = (/** @type {number} */ value) =>
-    CHART_EDGE.top +
-    (height - CHART_EDGE.top - CHART_EDGE.bottom) *
-      (1 - Math.log(Math.max(value, y.low) / y.low) / Math.log(y.high / y.low));
+    bottom - ((bottom - 12) * Math.log(Math.max(value, y.low) / y.low)) / Math.log(y.high / y.low);
   const grid = svg("g", { class: "learn-grid" });
-  for (const value of x.ticks) {
-    grid.append(
-      svg("line", { x1: across(value), x2: across(value), y1: CHART_EDGE.top, y2: height - CHART_EDGE.bottom }),
-      svg("text", { x: across(value), y: height - CHART_EDGE.bottom + 15, "text-anchor": "middle" }, tickText(value)),
-    );
+  const write = (
+    /** @type {number} */ left,
+    /** @type {number} */ top,
+    /** @type {string} */ kind,
+    /** @type {string} */ text,
+  ) => grid.append(svg("text", { class: kind, x: left, y: top }, text));
+  for (const tick of x.ticks) {
+    const left = across(tick);
+    grid.append(svg("line", { x1: left, x2: left, y1: 12, y2: bottom }));
+    write(left, bottom + 15, "learn-middle", tickText(tick));
   }
-  for (const value of y.ticks) {
-    grid.append(
-      svg("line", { x1: CHART_EDGE.left, x2: CHART_WIDTH - CHART_EDGE.right, y1: down(value), y2: down(value) }),
-      svg("text", { x: CHART_EDGE.left - 6, y: down(value) + 4, "text-anchor": "end" }, tickText(value)),
-    );
+  for (const tick of y.ticks) {
+    const top = down(tick);
+    grid.append(svg("line", { x1: CHART_LEFT, x2: CHART_LEFT + CHART_SPAN, y1: top, y2: top }));
+    write(CHART_LEFT - 6, top + 4, "learn-end", tickText(tick));
   }
-  grid.append(
-    svg(
-      "text",
-      { class: "learn-axis", x: CHART_WIDTH - CHART_EDGE.right, y: height - 6, "text-anchor": "end" },
-      x.name,
-    ),
-  );
+  write(CHART_LEFT + CHART_SPAN, height - 6, "learn-end", x.name);
   const lines = svg("g");
   const picture = svg("svg", { viewBox: `0 0 ${CHART_WIDTH} ${height}`, role: "img", "aria-label": name }, grid, lines);
   const legend = h("div", { class: "learn-legend" });
@@ -60,7 +57,7 @@ export function logChart(x, y, name, height = 250) {
     down,
     /** @param {number} share  of the width of the chart @returns {number} the value there */
     valueAt(share) {
-      const inside = (share * CHART_WIDTH - CHART_EDGE.left) / (CHART_WIDTH - CHART_EDGE.left - CHART_EDGE.right);
+      const inside = (share * CHART_WIDTH - CHART_LEFT) / CHART_SPAN;
       return x.low * (x.high / x.low) ** Math.min(Math.max(inside, 0), 1);
     },
     /** @param {Series[]} series */
@@ -77,18 +74,10 @@ export function logChart(x, y, name, height = 250) {
         ]),
       );
       legend.replaceChildren(
-        ...series.map(({ name, kind }) =>
-          h(
-            "span",
-            null,
-            svg(
-              "svg",
-              { viewBox: "0 0 24 8", width: 24, height: 8, "aria-hidden": true },
-              svg("line", { class: `learn-line ${kind}`, x1: 0, x2: 24, y1: 4, y2: 4 }),
-            ),
-            name,
-          ),
-        ),
+        ...series.map(({ name, kind }) => {
+          const line = svg("line", { class: `learn-line ${kind}`, x2: 24, y1: 4, y2: 4 });
+          return h("span", null, svg("svg", { "aria-hidden": true }, line), name);
+        }),
       );
     },
   };

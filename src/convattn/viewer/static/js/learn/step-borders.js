@@ -63,7 +63,7 @@ export function bordersStep(tour) {
     const rings = [...new Set(looks)].map((at) => {
       const heads = looks.filter((look) => look === at).length;
       const ring = ringMark({ class: "learn-head" });
-      placeMark(ring, [Math.floor(at / BORDER_WINDOW), at % BORDER_WINDOW]);
+      placeMark(ring, [Math.floor(at / BORDER_WINDOW) - BORDER_REACH, (at % BORDER_WINDOW) - BORDER_REACH]);
       if (heads > 1) ring.append(svg("text", null, heads));
       return ring;
     });

@@ -1,7 +1,7 @@
 import { fill, h, setProp, svg } from "../dom.js";
 import { FIT_SIDE, compareEncodings, targetMap } from "./fit.js";
 import { largestSize } from "./kernels.js";
-import { choice, em, followArrows, followPointer, slider, windowView, sup } from "./view.js";
+import { choice, em, followArrows, followPointer, slider, windowView, sup, placeMark } from "./view.js";
 
 const FIT_MIDDLE = (FIT_SIDE - 1) / 2;
 const FIT_LIMIT = FIT_MIDDLE - 2;
@@ -39,8 +39,7 @@ export function encodingsStep(tour) {
     const wanted = targetMap(offset, shape);
     const most = largestSize(wanted);
     target.heat(wanted, most, tour.theme());
-    setProp(handle, "cx", FIT_MIDDLE + offset[1]);
-    setProp(handle, "cy", FIT_MIDDLE + offset[0]);
+    placeMark(handle, offset);
     const fitted = compareEncodings(offset, shape, waves);
     fitted.forEach(({ name, formula, parameters, additive, map, overlap }, at) => {
       views[at].heat(map, most, tour.theme(), "");

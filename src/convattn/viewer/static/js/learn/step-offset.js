@@ -12,9 +12,9 @@ import {
   followPointer,
   nearestInside,
   numbersList,
-  pictureView,
   placeMark,
   ringMark,
+  squareMark,
   windowView,
   sub,
 } from "./view.js";
@@ -42,12 +42,12 @@ export function offsetStep(tour) {
   let query = tour.query;
 
   const around = windowView(OFFSET_REACH, "Around the pixel: where the heads look", "learn-touch");
-  const board = pictureView(OFFSET_WINDOW, OFFSET_WINDOW, "The kernel that the heads make", "learn-kernel");
+  const board = windowView(OFFSET_REACH, "The kernel that the heads make", "learn-kernel");
   const strip = comparison(tour, (place) => void (query = place));
   const numbers = numbersList("Convolution at the pixel", "Attention at the pixel", "Largest difference anywhere");
   const reset = h("button", { type: "button", onClick: () => start(kernel) }, "Put the heads back");
   const live = h("b");
-  const arrow = svg("line", { class: "learn-arrow", x1: OFFSET_REACH, y1: OFFSET_REACH });
+  const arrow = svg("line", { class: "learn-arrow" });
   const rings = heads.map((_, head) => {
     const ring = ringMark({ tabindex: 0, role: "button", onFocus: () => move(head, heads[head].offset) });
     followArrows(ring, ([down, right]) => {
@@ -98,32 +98,26 @@ export function offsetStep(tour) {
     rings.forEach((ring, head) => {
       const { offset, weight } = heads[head];
       const name = `Head ${head + 1}: offset ${offsetText(offset)}, weight ${fixedText(weight, 3)}. Arrow keys move it.`;
-      placeMark(ring, [offset[0] + OFFSET_REACH, offset[1] + OFFSET_REACH]);
+      placeMark(ring, offset);
       setProp(ring, "class", head === active ? "learn-head learn-on" : "learn-head");
       setProp(ring, "aria-label", name);
     });
-    setProp(arrow, "x2", heads[active].offset[1] + OFFSET_REACH);
-    setProp(arrow, "y2", heads[active].offset[0] + OFFSET_REACH);
+    setProp(arrow, "x2", heads[active].offset[1]);
+    setProp(arrow, "y2", heads[active].offset[0]);
   }
   function paintKernel() {
     const { counts, divisor } = KERNELS[kernel];
     const lit = String(heads[active].offset);
-    fill(
-      board.marks,
-      ...Array.from({ length: OFFSET_WINDOW ** 2 }, (_, at) => {
-        const [row, col] = [Math.floor(at / OFFSET_WINDOW), at % OFFSET_WINDOW];
-        const offset = String([row - OFFSET_REACH, col - OFFSET_REACH]);
-        const here = counts.filter((_, head) => String(heads[head].offset) === offset);
-        const sum = here.reduce((total, count) => total + count, 0);
-        return svg(
-          "g",
-          { class: offset === lit ? "learn-cell learn-on" : "learn-cell", transform: `translate(${col} ${row})` },
-          svg("rect", { x: -0.5, y: -0.5, width: 1, height: 1 }),
-          here.length && svg("text", null, String(sum).replace("-", "−")),
-        );
-      }),
-      svg("rect", { class: "learn-home", x: OFFSET_REACH - 1.5, y: OFFSET_REACH - 1.5, width: 3, height: 3 }),
-    );
+    const cells = Array.from({ length: OFFSET_WINDOW ** 2 }, (_, at) => {
+      /** @type {Place} */
+      const offset = [Math.floor(at / OFFSET_WINDOW) - OFFSET_REACH, (at % OFFSET_WINDOW) - OFFSET_REACH];
+      const here = counts.filter((_, head) => String(heads[head].offset) === String(offset));
+      const sum = here.reduce((total, count) => total + count, 0);
+      const cell = squareMark(String(offset) === lit ? "learn-cell learn-on" : "learn-cell", offset);
+      if (here.length) cell.append(svg("text", null, String(sum).replace("-", "−")));
+      return cell;
+    });
+    fill(board.marks, ...cells, squareMark("learn-home", [0, 0], 3));
     say(board.caption, `The kernel that the heads make, × 1/${divisor}`);
   }
 

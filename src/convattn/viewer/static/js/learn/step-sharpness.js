@@ -49,7 +49,7 @@ export function sharpnessStep(tour) {
   let later = window.setTimeout(measureMore, 0);
 
   const around = windowView(MAP_REACH, "Weights of one head around the pixel");
-  around.marks.prepend(squareMark("learn-centre", [MAP_REACH - 1, MAP_REACH + 1]));
+  around.marks.prepend(squareMark("learn-centre", [-1, 1]));
   const chart = logChart(
     { low: SOFTEST, high: SHARPEST, name: "sharpness α", ticks: [0.1, 1, 10, 100] },
     { low: 1e-9, high: 10, name: "Largest error", ticks: [1e-9, 1e-6, 1e-3, 1] },

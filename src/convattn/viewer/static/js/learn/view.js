@@ -41,10 +41,11 @@ export const sup = textElement("sup");
  * @param {number} cols
  * @param {string} name
  * @param {string} [kind]  a class
+ * @param {number} [reach]  the cell (reach, reach) has its marks at 0, 0
  */
-export function pictureView(rows, cols, name, kind = "") {
+export function pictureView(rows, cols, name, kind = "", reach = 0) {
   const canvas = h("canvas", { width: cols, height: rows, role: "img", "aria-label": name });
-  const marks = svg("svg", { viewBox: `-0.5 -0.5 ${cols} ${rows}`, "aria-hidden": true });
+  const marks = svg("svg", { viewBox: `${-0.5 - reach} ${-0.5 - reach} ${cols} ${rows}`, "aria-hidden": true });
   const caption = h("figcaption", null, name);
   const frame = h("div", { class: "learn-frame", style: { "aspect-ratio": `${cols} / ${rows}` } }, canvas, marks);
   const ramp = h("canvas", { "aria-hidden": true });
@@ -85,14 +86,14 @@ export function pictureView(rows, cols, name, kind = "") {
 }
 
 /**
- * A view of the square around a pixel, which is marked.
+ * A view of the square around a pixel, which is marked, with marks placed by their offset from it.
  * @param {number} reach
  * @param {string} name
  * @param {string} [kind]
  */
 export function windowView(reach, name, kind) {
-  const view = pictureView(2 * reach + 1, 2 * reach + 1, name, kind);
-  view.marks.append(squareMark("learn-query", [reach, reach]));
+  const view = pictureView(2 * reach + 1, 2 * reach + 1, name, kind, reach);
+  view.marks.append(squareMark("learn-query", [0, 0]));
   return view;
 }
 

@@ -1,0 +1,101 @@
+"""What can be touched in the tour: by mouse and keyboard, with the numbers that must follow."""
+
+import re
+
+from playwright.sync_api import expect
+
+EXACT = "0, exactly"
+
+
+def open_step(opened, page, number):
+    found = opened(f"{page}#view=learn&step={number - 1}")
+    expect(found.locator(f'[data-step="{number}"]')).to_be_visible()
+    return found
+
+
+def number(page, name):
+    return page.locator("dl > div", has_text=name).locator("dd")
+
+
+def choose(page, group, word):
+    page.get_by_role("group", name=group, exact=True).get_by_label(word, exact=True).check(force=True)
+
+
+def test_a_head_is_dragged_and_put_back(opened, folder_page):
+    page = open_step(opened, folder_page, 1)
+    difference = number(page, "Largest difference")
+    expect(difference).to_have_text(EXACT)
+    box = page.locator(".learn-touch svg").bounding_box()
+    cell = box["width"] / 5
+
+    def centre(row, col):
+        return box["x"] + (col + 0.5) * cell, box["y"] + (row + 0.5) * cell
+
+    page.mouse.move(*centre(1, 3))
+    page.mouse.down()
+    page.mouse.move(*centre(0, 4), steps=3)
+    page.mouse.up()
+    expect(page.get_by_role("button", name="Head 3: offset (−2, +2)")).to_be_visible()
+    expect(difference).not_to_have_text(EXACT)
+    page.get_by_role("button", name="Put the heads back").click()
+    expect(difference).to_have_text(EXACT)
+
+
+def test_a_head_is_moved_by_keys(opened, folder_page):
+    page = open_step(opened, folder_page, 1)
+    page.get_by_role("button", name="Head 1:").focus()
+    page.keyboard.press("ArrowUp")
+    expect(page.get_by_role("button", name="Head 1: offset (−2, −1)")).to_be_visible()
+    expect(number(page, "Largest difference")).not_to_have_text(EXACT)
+    page.keyboard.press("ArrowDown")
+    expect(number(page, "Largest difference")).to_have_text(EXACT)
+
+
+def test_sharp_heads_leave_rounding_only(opened, folder_page):
+    page = open_step(opened, folder_page, 2)
+    page.get_by_role("slider", name="Sharpness").fill("2")
+    expect(number(page, "Largest error")).to_have_text(EXACT)
+    expect(page.locator(".learn-line.learn-first").first).to_be_attached()
+
+
+def test_a_border_is_matched(opened, folder_page):
+    page = open_step(opened, folder_page, 3)
+    border = number(page, "Largest difference at the border")
+    expect(border).not_to_have_text(EXACT)
+    choose(page, "Beyond the border, the attention sees", "zeros")
+    expect(border).to_have_text(EXACT)
+
+
+def test_every_tap_needs_its_head(opened, folder_page):
+    page = open_step(opened, folder_page, 4)
+    choose(page, "Size of the kernel", "2 × 2")
+    page.get_by_role("slider", name="Number of heads").fill("4")
+    expect(number(page, "Error on this picture")).to_have_text(EXACT)
+    page.get_by_role("button", name="Head for the tap at row 0, column 0").click()
+    expect(number(page, "Worst error")).to_have_text("0.31")
+    expect(number(page, "Best with as many heads")).to_have_text("0.07")
+
+
+def test_waves_remove_the_copies(opened, folder_page):
+    page = open_step(opened, folder_page, 5)
+    sinusoidal = page.locator("figcaption", has_text="Sinusoidal")
+    expect(sinusoidal).not_to_contain_text("match 100 %")
+    page.get_by_role("slider", name="Waves").fill("2")
+    expect(sinusoidal).to_contain_text("match 100 %")
+
+
+def test_costs_are_measured_here(opened, folder_page):
+    page = open_step(opened, folder_page, 6)
+    expect(page.get_by_role("row", name=re.compile("all pairs"))).to_contain_text("3320")
+    button = page.get_by_role("button", name="Measure in this browser")
+    button.click()
+    expect(button).to_have_attribute("aria-disabled", "false", timeout=60_000)
+    expect(page.get_by_label("this browser")).to_be_checked()
+    expect(page.get_by_role("columnheader")).to_have_text(["N", "64", "256", "1,024", "4,096"])
+
+
+def test_the_end_leads_to_the_network(opened, folder_page):
+    page = opened(f"{folder_page}#view=learn&step=6")
+    page.locator("article").get_by_role("heading").wait_for()
+    page.locator(".learn-moves").get_by_role("button", name="Explore").click()
+    expect(page.get_by_role("tab", name="Explore")).to_have_attribute("aria-selected", "true")
