@@ -19,7 +19,7 @@ MISTAKES = {
     "unknown command": (
         ["frobnicate"],
         'Unknown command "frobnicate". Available commands: '
-        + ", ".join(["demo", "convert", "analyze", "compare", "train", "study", "reproduce", "info."]),
+        + ", ".join(["demo", "convert", "analyze", "compare", "view", "train", "study", "reproduce", "..."]),
     ),
     "misspelt command": (["trian"], 'Unknown command "trian". Did you mean "train"?'),
     "misspelt option": (

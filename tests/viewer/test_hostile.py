@@ -13,7 +13,6 @@ from tests.viewer.hosts import served
 from tests.viewer.test_server import bomb, picture
 
 from convattn import AttentionNet
-from convattn.layers import Content
 from convattn.viewer import Exhibit
 from convattn.viewer.live import Live
 from convattn.viewer.uploads import Limits
@@ -47,7 +46,7 @@ def client_work(address, seed, stop, seen):
 @pytest.fixture
 def live():
     torch.manual_seed(0)
-    network = AttentionNet(width=16, depth=2, heads=4, ffn=16, content=Content()).eval()
+    network = AttentionNet(width=16, depth=2, heads=4, ffn=16, content=True).eval()
     images = torch.randn(4, 3, 16, 16)
     limits = Limits(map_bytes=200_000, pictures=20, pixels=1_000_000)
     return Live(Exhibit(network, images, mean=(0.0,) * 3, std=(1.0,) * 3), limits=limits)

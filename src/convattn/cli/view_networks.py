@@ -104,14 +104,14 @@ def _open(
 ) -> tuple[Tensor, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Returns the prepared images, their names, what they show, and the names of the classes."""
     samples = load_samples()
-    classes = samples.classes if subject.on_cifar10 else ()
+    classes: tuple[str, ...] = samples.classes if subject.on_cifar10 else ()
     if path is None:
         if not subject.on_cifar10:
             raise ArgumentError(
                 must_be("--images", f"given for {subject.title}, which was not trained on CIFAR-10", None)
             )
         prepared = normalise(samples.split.images, CIFAR10_MEAN, CIFAR10_STD)
-        labels = tuple(classes[label] for label in samples.split.labels.tolist())
+        labels = tuple(samples.classes[label] for label in samples.split.labels.tolist())
         return prepared, tuple(f"test image {row}" for row in samples.rows), labels, classes
     opened = open_images(path, lambda: preparation(subject.source, subject.network, subject.folder), limit=limit)
     prepared = _stacked(opened, path)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from convattn.convert.classes import full_name
 from convattn.encodings import GeneralizedQuadratic, Quadratic
 from convattn.errors import ArgumentError, must_be
 from convattn.layers import RelativeAttention
@@ -138,26 +139,25 @@ class _Network:
         return maps
 
     def _layer(self, number: int, layer: MetLayer, program: Program | None, maps: StoredMaps | None) -> dict[str, Any]:
-        exhibit, name = self.exhibit, f"networks/{self.number}/layers/{number}"
-        module, position, geometry = layer.module, None, {}
+        exhibit, name, module = self.exhibit, f"networks/{self.number}/layers/{number}", layer.module
+        position = None
         if isinstance(module, RelativeAttention):
-            features = program.places.get(layer.name) if program else None
-            geometry = self._own_geometry(module, layer.size, features)
             axes = module.geometry.axes(layer.size)
-            if maps is None or module.gate is not None or module.content is not None:
-                position = describe_position(module, axes, name, self.collected, values=maps is None)
-            heads, kind, pattern = module.num_heads, f"{type(module).__module__}.{type(module).__qualname__}", "global"
-        if maps is None:
-            assert position is not None
-            attention, prefix, normalised = position, [], True
+            position = describe_position(module, axes, name, self.collected, values=maps is None)
+            geometry = self._own_geometry(module, layer.size, program.places.get(layer.name) if program else None)
         else:
-            attention = maps.describe(name, f"{self.number}/{number}", position, self.collected)
+            assert maps is not None
+            geometry = self._layout_geometry(maps)
+        if maps is not None:
             prefix = prefix_names(exhibit.network, int(maps.layout.key_prefix.sum()))
-            heads, kind, pattern, normalised = maps.heads, maps.kind, maps.layout.pattern, maps.normalised
-            geometry = geometry or self._layout_geometry(maps)
+            heads, pattern, normalised = maps.heads, maps.layout.pattern, maps.normalised
+            attention = maps.describe(name, f"{self.number}/{number}", position, self.collected)
+        else:
+            assert isinstance(module, RelativeAttention)
+            heads, pattern, normalised, prefix, attention = module.num_heads, "global", True, [], position
         return {
             "name": layer.name,
-            "kind": kind,
+            "kind": full_name(type(module)),
             "pattern": pattern,
             "heads": heads,
             **geometry,

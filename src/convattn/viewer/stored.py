@@ -20,7 +20,6 @@ class StoredMaps:
     """The maps of one layer while images pass: rows in bytes of each, and the sum of the weights of all."""
 
     name: str
-    kind: str
     layout: Layout
     lattice: Lattice
     heads: int
@@ -40,7 +39,7 @@ class StoredMaps:
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{read.name}: {error}") from None
         call = read.call
-        return cls(read.name, call.kind, layout, lattice, call.weights.shape[2], call.normalised, list(read.parts))
+        return cls(read.name, layout, lattice, call.weights.shape[2], call.normalised, list(read.parts))
 
     def add(self, parts: Mapping[str, Tensor], image: int, *, mean: bool) -> int:
         """Adds the next image; with `mean` its weights count in the mean. Returns how many bytes it takes."""

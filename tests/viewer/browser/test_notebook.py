@@ -33,7 +33,8 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("home")
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     cells = [nbformat.v4.new_code_cell(CODE)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "note.ipynb")
+    for name in ("lab.ipynb", "note.ipynb"):
+        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / name)
     return folder
 
 
@@ -93,12 +94,14 @@ def executed(home, environment):
 
 
 def test_the_page_is_live_in_jupyterlab(opened, lab):
-    page = opened(f"{lab}/lab/tree/note.ipynb", height=1000)
+    page = opened(f"{lab}/lab/tree/lab.ipynb", height=1000)
     page.set_default_timeout(1000 * START)
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
     page.locator(".jp-CodeCell .cm-content").first.click()
     page.keyboard.press("Shift+Enter")
     frame = page.frame_locator('.jupyter-widgets iframe[title="Attention maps"]')
+    page.locator(".jp-OutputArea-output").first.wait_for()
+    assert "Error" not in page.locator(".jp-OutputArea").first.inner_text()
     expect(frame.locator("button.map")).to_have_count(8, timeout=1000 * START)
     expect(frame.get_by_role("heading", name="In a notebook")).to_be_visible()
     first = query_of(frame)

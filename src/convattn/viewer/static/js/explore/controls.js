@@ -53,15 +53,12 @@ export function createControls(model) {
   const networkBox = h("label", { class: "control" }, h("span", null, "Network"), network);
   networkBox.hidden = scene.networks.length < 2;
 
-  const choose = (/** @type {"part" | "extent"} */ field) => (/** @type {string} */ value) => state.set({ [field]: value });
-  const values = createSegments(
-    "Show",
-    { weights: "Weights", scores: "Before softmax" },
-    (value) => {
-      const scale = typeof state.get().scale === "number" ? "own" : state.get().scale;
-      state.set({ values: /** @type {"weights" | "scores"} */ (value), scale });
-    },
-  );
+  const choose = (/** @type {"part" | "extent"} */ field) => (/** @type {string} */ value) =>
+    state.set({ [field]: value });
+  const values = createSegments("Show", { weights: "Weights", scores: "Before softmax" }, (value) => {
+    const scale = typeof state.get().scale === "number" ? "own" : state.get().scale;
+    state.set({ values: /** @type {"weights" | "scores"} */ (value), scale });
+  });
   const part = createSegments("Part", { both: "Both", position: "Position", content: "Content" }, choose("part"));
   const extent = createSegments("Small maps", { whole: "Whole image", near: "Near the query" }, choose("extent"));
   const limit = h("input", {
@@ -72,10 +69,8 @@ export function createControls(model) {
     "aria-label": "Largest value of the colour scale",
     onchange: () => Number(limit.value) > 0 && state.set({ scale: Number(limit.value) }),
   });
-  const scale = createSegments(
-    "Colour scale",
-    { own: "Each its own", common: "Common", fixed: "Fixed" },
-    (value) => state.set({ scale: value === "fixed" ? fixedLimit(model) : /** @type {"own" | "common"} */ (value) }),
+  const scale = createSegments("Colour scale", { own: "Each its own", common: "Common", fixed: "Fixed" }, (value) =>
+    state.set({ scale: value === "fixed" ? fixedLimit(model) : /** @type {"own" | "common"} */ (value) }),
   );
   const average = h("input", { type: "checkbox", onchange: () => state.set({ average: average.checked }) });
   const averageBox = h("label", { class: "check" }, average, h("span", null, "Average over images"));

@@ -49,6 +49,7 @@ export function createDetail(model) {
     ),
     numbers,
   );
+  const paddingNote = h("p", { class: "caption" }, "Hatched: padding around the image.");
   const layerSentence = h("p", { class: "layer-sentence" });
   const opacity = h("input", {
     type: "range",
@@ -67,6 +68,7 @@ export function createDetail(model) {
     h(
       "div",
       { class: "under-map" },
+      paddingNote,
       h("label", { class: "slider" }, h("span", null, "Image"), opacity, h("span", null, "Map")),
       handle.tools,
     ),
@@ -91,6 +93,7 @@ export function createDetail(model) {
     field.place(canvas, keys);
     const padded = keys.top < edge.top - 0.01 || keys.left < edge.left - 0.01;
     field.showImageEdge(edge, padded);
+    paddingNote.hidden = !padded;
     const cell = nearestCell(layer.place, layer.grid, query);
     field.showQuery(prefix === null ? cellExtent(layer, cell) : null);
     handle.update(prefix === null ? cellCentre(layer.place, cell) : null);

@@ -23,7 +23,11 @@ const FIGURE = { side: 300, cell: 56, gap: 6, name: 14, margin: 24, top: 92 };
  * @returns {SVGElement}
  */
 function figureText(text, x, y, props) {
-  return svg("text", { x, y, "font-family": "system-ui, sans-serif", "font-size": 13, fill: "currentColor", ...props }, text);
+  return svg(
+    "text",
+    { x, y, "font-family": "system-ui, sans-serif", "font-size": 13, fill: "currentColor", ...props },
+    text,
+  );
 }
 
 /**
@@ -76,8 +80,7 @@ export function makeFigure(model, sentence) {
   const mark = prefix === null ? cellExtent(layer, nearestCell(layer.place, layer.grid, query)) : null;
 
   /** @param {number} number @param {number} head @param {Box} box @param {import("./small.js").SmallView} [view] */
-  const mapOf = (number, head, box, view) =>
-    figureImage((canvas) => paintMap(model, canvas, number, head, view), box);
+  const mapOf = (number, head, box, view) => figureImage((canvas) => paintMap(model, canvas, number, head, view), box);
 
   /** @param {Extent} extent @param {number} y @returns {Box} */
   const wide = ({ top: from, left, bottom, right }, y) => {

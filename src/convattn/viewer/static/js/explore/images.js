@@ -56,9 +56,7 @@ export function createImages(model, dropZone) {
         drawImage(model, canvas, number);
         const text = label && label !== name ? `${name}, ${label}` : name;
         const choose = () => state.set({ image: number, average: false });
-        strip.append(
-          h("button", { class: "thumb", "aria-label": text, title: text, onclick: choose }, canvas),
-        );
+        strip.append(h("button", { class: "thumb", "aria-label": text, title: text, onclick: choose }, canvas));
       }
       [...strip.children].forEach((button, at) =>
         button.setAttribute("aria-pressed", String(at === image && !average)),

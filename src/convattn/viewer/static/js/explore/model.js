@@ -107,10 +107,17 @@ export function createModel(source, state, theme) {
     /** @type {Query} */
     const asked = prefix === null ? query : { prefix };
     const answer = await source.rows({ network: number, image: average ? "mean" : image, query: asked, part });
+    return withMoved(number, answer);
+  }
+
+  /** @param {number} number @param {LayerRows[]} answer @returns {LayerRows[]} rows of layers with moved heads, computed */
+  function withMoved(number, answer) {
+    if (number !== networkNumber()) return answer;
+    const { query, prefix } = state.get();
     const { layers } = scene.networks[number];
     return answer.map((rows) => {
-      const live = number === networkNumber() && movedHeads.has(keyOf(rows.layer));
-      return (live && positionRows(liveScene, layers[rows.layer], rows.layer, asked)) || rows;
+      const live = prefix === null && movedHeads.has(keyOf(rows.layer));
+      return (live && positionRows(liveScene, layers[rows.layer], rows.layer, query)) || rows;
     });
   }
 
@@ -157,8 +164,9 @@ export function createModel(source, state, theme) {
       position.axes?.forEach((name, axis) => replaceFloats(tensors, name, axes[axis]));
     }
     liveScene = { ...scene, tensors };
+    found = found.map(([number, rows]) => [number, withMoved(number, rows)]);
+    publish();
     tell("heads");
-    void refresh();
   }
 
   /** @param {number} layerNumber @returns {MovedHeads | null} */
@@ -217,6 +225,7 @@ export function createModel(source, state, theme) {
     reset() {
       movedHeads.clear();
       rebuildLiveScene();
+      void refresh();
     },
     firstMoved() {
       const here = [...movedHeads.keys()]

@@ -113,7 +113,10 @@ async function pngOf({ figure, width, height }) {
   const canvas = h("canvas", { width: width * PNG_SCALE, height: height * PNG_SCALE });
   contextOf(canvas).drawImage(image, 0, 0, canvas.width, canvas.height);
   return new Promise((resolve, reject) =>
-    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("this browser cannot write the picture"))), "image/png"),
+    canvas.toBlob(
+      (blob) => (blob ? resolve(blob) : reject(new Error("this browser cannot write the picture"))),
+      "image/png",
+    ),
   );
 }
 
@@ -133,7 +136,11 @@ export function createSaving(model, address, sentence) {
   /** @type {[string, () => void | Promise<void>][]} */
   const actions = [
     ["Save as PNG", async () => offerFile(await pngOf(makeFigure(model, sentence())), name("png"))],
-    ["Save as SVG", () => offerFile(new Blob([markupOf(makeFigure(model, sentence()).figure)], { type: "image/svg+xml" }), name("svg"))],
+    [
+      "Save as SVG",
+      () =>
+        offerFile(new Blob([markupOf(makeFigure(model, sentence()).figure)], { type: "image/svg+xml" }), name("svg")),
+    ],
     ["Save numbers as CSV", () => offerFile(csv(headsCsv(model)), `${model.network().name}-heads.csv`)],
     ["Save map as CSV", () => offerFile(csv(mapCsv(model)), name("csv"))],
   ];
@@ -154,8 +161,6 @@ export function createSaving(model, address, sentence) {
       say(status, reasonOf(error));
     }
   };
-  const buttons = actions.map(([text, action]) =>
-    h("button", { onclick: () => void run(action) }, text),
-  );
+  const buttons = actions.map(([text, action]) => h("button", { onclick: () => void run(action) }, text));
   return h("div", { class: "saving", role: "group", "aria-label": "Take this view along" }, ...buttons, status);
 }

@@ -39,7 +39,7 @@ export function createDisplacementTable(model) {
   field.element.setAttribute("role", "img");
   let drawnImage = -1;
 
-  /** @returns {{table: Float32Array, grid: Pair, lowest: Pair, limits: [number, number]} | null} displacements in key steps */
+  /** @returns {{table: Float32Array, grid: Pair, lowest: Pair, limits: [number, number], fixed: boolean} | null} displacements in key steps */
   function tableNow() {
     const { layer: number, head, part } = state.get();
     const layer = model.layer();
@@ -49,7 +49,7 @@ export function createDisplacementTable(model) {
       const count = grid[0] * grid[1];
       const table = scores.subarray(head * count, (head + 1) * count);
       const high = largestFinite(table);
-      return { table, grid, lowest, limits: [high + FLOOR, high] };
+      return { table, grid, lowest, limits: [high + FLOOR, high], fixed: true };
     }
     const shown = model.shown(number);
     if (!shown || "prefix" in shown.rows.query) return null;
@@ -63,7 +63,13 @@ export function createDisplacementTable(model) {
       const start = (top + keyRows - 1 + row) * cols + left + keyCols - 1;
       table.set(map.subarray(row * keyCols, (row + 1) * keyCols), start);
     }
-    return { table, grid: [rows, cols], lowest: [1 - keyRows, 1 - keyCols], limits: model.limits(number, head) };
+    return {
+      table,
+      grid: [rows, cols],
+      lowest: [1 - keyRows, 1 - keyCols],
+      limits: model.limits(number, head),
+      fixed: false,
+    };
   }
 
   return {
@@ -74,7 +80,7 @@ export function createDisplacementTable(model) {
       const made = prefix === null ? tableNow() : null;
       element.hidden = !made;
       if (!made) return;
-      const { table, grid, lowest, limits } = made;
+      const { table, grid, lowest, limits, fixed } = made;
       const [[rows, cols], [low, high]] = [grid, limits];
       const { step } = layer.keys;
       const extent = extentOf({ first: [lowest[0] * step[0], lowest[1] * step[1]], step }, grid);
@@ -99,7 +105,7 @@ export function createDisplacementTable(model) {
         `Scores of ${rows} by ${cols} displacements; the window that the query sees is outlined.`,
       );
       const window = layer.keys.grid.join(" × ");
-      say(caption, CAPTION + (layer.attention.kind === "position" ? ofAllQueries(window) : ofOneQuery(window)));
+      say(caption, CAPTION + (fixed ? ofAllQueries(window) : ofOneQuery(window)));
     },
   };
 }
