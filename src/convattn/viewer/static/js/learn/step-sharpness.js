@@ -135,7 +135,7 @@ export function sharpnessStep(tour) {
         sub("h"),
         "|W",
         sub("h"),
-        "|, ε(α) ≈ 4 e",
+        "|, ε(α) ≈ 4 e",
         sup("−α"),
       ),
     ],
