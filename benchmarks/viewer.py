@@ -66,9 +66,9 @@ The joined module has {module:,} bytes (limit 150,000); the page of `convattn:ci
 
     {command}
 
-{clicks} clicks at places over the image and {moves} moves of a head, as a user's mouse makes them; frames are not held back to a
-screen's rate. {hardware[processor]}, {hardware[cores]} cores, revision {revision}. Load of the machine before: {load:.1f}
-(1 is one busy core){told}. All numbers are in [viewer.json](viewer.json).
+{clicks} clicks at places over the image and {moves} moves of a head, as a user's mouse makes them; frames are not held
+back to a screen's rate. {hardware[processor]}, {hardware[cores]} cores, revision {revision}. Load of the machine
+before: {load:.1f} (1 is one busy core){told}. All numbers are in [viewer.json](viewer.json).
 """
 
 
