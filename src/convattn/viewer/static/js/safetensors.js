@@ -1,13 +1,13 @@
 /**
  * Reads the safetensors format: eight bytes with the length of a JSON header, the header, the numbers.
  *
- * @typedef {Float32Array | Float64Array | Uint8Array | Int32Array | BigInt64Array} Numbers
+ * @typedef {Float32Array | Uint8Array | Int32Array} Numbers
  * @typedef {{dtype: string, shape: number[], data: Numbers}} Tensor
  * @typedef {{metadata: Record<string, string>, tensors: Map<string, Tensor>}} SafetensorsFile
  */
 
-/** Names of the dtypes that are read, with the bytes of one number. */
-const SAFETENSORS_BYTES = { F16: 2, BF16: 2, F32: 4, F64: 8, I32: 4, I64: 8, U8: 1, BOOL: 1 };
+/** Names of the dtypes that scenes have, with the bytes of one number. */
+const SAFETENSORS_BYTES = { F16: 2, F32: 4, I32: 4, U8: 1 };
 
 /**
  * Reads a file. Numbers of 16 bits become float32; the others are views of the buffer where it is aligned.
@@ -48,11 +48,8 @@ function safetensorsNumbers(dtype, buffer, from, bytes) {
   const offset = from % width ? 0 : from;
   const count = Math.floor(bytes / width);
   if (dtype === "F16") return halvesToFloats(new Uint16Array(whole, offset, count));
-  if (dtype === "BF16") return brainFloatsToFloats(new Uint16Array(whole, offset, count));
   if (dtype === "F32") return new Float32Array(whole, offset, count);
-  if (dtype === "F64") return new Float64Array(whole, offset, count);
   if (dtype === "I32") return new Int32Array(whole, offset, count);
-  if (dtype === "I64") return new BigInt64Array(whole, offset, count);
   return new Uint8Array(whole, offset, count);
 }
 
@@ -74,16 +71,6 @@ export function halvesToFloats(halves) {
     else floats[i] = sign * (1024 + fraction) * 2 ** (exponent - 25);
   }
   return floats;
-}
-
-/**
- * @param {Uint16Array} halves
- * @returns {Float32Array}
- */
-function brainFloatsToFloats(halves) {
-  const bits = new Uint32Array(halves.length);
-  for (let i = 0; i < halves.length; i++) bits[i] = halves[i] << 16;
-  return new Float32Array(bits.buffer);
 }
 
 /**

@@ -188,11 +188,8 @@ function shapeOf({ tensors }, name) {
 
 /** @param {number} reach @returns {SVGElement[]} a quiet grid of pixels, and its middle */
 function axes(reach) {
-  const lines = [];
-  for (let at = -reach + 1; at < reach; at++) {
-    const name = at === 0 ? "axis" : "grid-line";
-    lines.push(svg("line", { class: name, x1: at, x2: at, y1: -reach, y2: reach }));
-    lines.push(svg("line", { class: name, y1: at, y2: at, x1: -reach, x2: reach }));
-  }
-  return lines;
+  const lines = (/** @type {number[]} */ places) =>
+    places.map((at) => `M${at} ${-reach}V${reach}M${-reach} ${at}H${reach}`).join("");
+  const all = Array.from({ length: 2 * reach - 1 }, (_, at) => at + 1 - reach);
+  return [svg("path", { class: "grid-line", d: lines(all) }), svg("path", { class: "axis", d: lines([0]) })];
 }

@@ -10,7 +10,7 @@ const TIMED_SAMPLES = 5;
 
 /** @typedef {import("./kernels.js").Picture} Picture */
 /** @typedef {{side: number, milliseconds: Record<Way, number | null>, difference: number | null}} Measured */
-/** @typedef {"all pairs" | "separable" | "convolution"} Way */
+/** @typedef {"all pairs" | "separable heads" | "convolution 3 × 3"} Way */
 
 /** @param {number} side @returns {Picture} */
 function noisePicture(side) {
@@ -50,8 +50,8 @@ export async function measureCosts(tell, pause, sides = [8, 16, 32, 64]) {
     /** @type {Record<Way, (() => Picture) | null>} */
     const ways = {
       "all pairs": side <= 32 ? () => attendAllPairs(picture) : null,
-      separable: () => attendHeads(picture, namedTaps("Blur"), TIMED_SHARPNESS),
-      convolution: () => convolvePicture(picture, namedTaps("Blur")),
+      "separable heads": () => attendHeads(picture, namedTaps("Blur"), TIMED_SHARPNESS),
+      "convolution 3 × 3": () => convolvePicture(picture, namedTaps("Blur")),
     };
     const milliseconds = /** @type {Record<Way, number | null>} */ ({});
     for (const [way, run] of /** @type {[Way, (() => Picture) | null][]} */ (Object.entries(ways))) {
@@ -59,7 +59,8 @@ export async function measureCosts(tell, pause, sides = [8, 16, 32, 64]) {
       milliseconds[way] = run && (await medianTime(run, pause));
     }
     const difference =
-      ways["all pairs"] && largestDifference(ways["all pairs"](), /** @type {() => Picture} */ (ways.separable)());
+      ways["all pairs"] &&
+      largestDifference(ways["all pairs"](), /** @type {() => Picture} */ (ways["separable heads"])());
     tell({ side, milliseconds, difference });
   }
 }

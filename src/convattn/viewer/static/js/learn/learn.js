@@ -38,8 +38,8 @@ export function mountLearn(root, source, state, { theme }) {
 
   const dots = h("ol", { class: "learn-dots" });
   const page = h("article", { class: "learn-step" });
-  const back = h("button", { type: "button", onClick: () => go(-1) }, "Back");
-  const next = h("button", { type: "button", class: "learn-next", onClick: () => go(1) }, "Next");
+  const back = h("button", { onClick: () => go(-1) }, "Back");
+  const next = h("button", { class: "learn-next", onClick: () => go(1) }, "Next");
   const tourRoot = h(
     "section",
     { class: "learn", "aria-label": "Guided tour" },
@@ -81,7 +81,6 @@ export function mountLearn(root, source, state, { theme }) {
           h(
             "button",
             {
-              type: "button",
               title: name,
               "aria-label": at < TOUR_STEPS.length ? `Step ${at + 1}: ${name}` : name,
               "aria-current": at === step ? "step" : null,
@@ -123,7 +122,7 @@ export function mountLearn(root, source, state, { theme }) {
  * @param {import("./view.js").Step} step
  * @param {number} number
  */
-function stepParts(title, { words, formula, inWords, task, notice, more, stage }, number) {
+function stepParts(title, { words, formula, task, notice, more, stage }, number) {
   return [
     h(
       "div",
@@ -131,7 +130,7 @@ function stepParts(title, { words, formula, inWords, task, notice, more, stage }
       h("p", { class: "learn-count" }, `${number + 1} of ${TOUR_STEPS.length}`),
       title,
       h("p", null, ...words),
-      h("p", { class: "learn-formula", role: "group", "aria-label": inWords }, ...formula),
+      h("p", { class: "learn-formula" }, ...formula),
       h("p", { class: "learn-task" }, h("strong", null, "Do "), ...task),
       h("p", { class: "learn-task" }, h("strong", null, "Notice "), ...notice),
       h(
@@ -146,18 +145,7 @@ function stepParts(title, { words, formula, inWords, task, notice, more, stage }
 
 /** @param {HTMLElement} title */
 function endParts(title) {
-  return [
-    h(
-      "div",
-      { class: "learn-text learn-end" },
-      title,
-      h(
-        "p",
-        null,
-        "You have placed heads by hand. In a trained network nobody does: their offsets and sharpness are learned. In Explore you can see which heads " +
-          "became taps of a kernel, and which look at wide areas instead.",
-      ),
-      h("p", null, "Choose a pixel there, and compare the first layers with the last."),
-    ),
-  ];
+  const text =
+    "You have placed heads by hand. In a trained network their offsets and sharpness are learned. In Explore you see which heads became taps of a kernel, and which look at wide areas instead.";
+  return [h("div", { class: "learn-text learn-end" }, title, h("p", null, text))];
 }

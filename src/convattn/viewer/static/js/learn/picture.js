@@ -14,21 +14,15 @@ export function tourPicture(scene) {
   if (!found || Math.min(found.shape[0], found.shape[1]) < 8) return madePicture();
   const { shape } = found;
   const data = /** @type {Uint8Array} */ (found.data);
-  const scale = Math.max(1, Math.max(shape[0], shape[1]) / LARGEST_SIDE);
-  const [rows, cols] = [Math.round(shape[0] / scale), Math.round(shape[1] / scale)];
+  const scale = Math.ceil(Math.max(shape[0], shape[1]) / LARGEST_SIDE);
+  const [rows, cols] = shape.map((size) => Math.floor(size / scale));
   const out = new Float32Array(rows * cols);
-  const between = (/** @type {number} */ at, /** @type {number} */ count, /** @type {number} */ size) =>
-    Math.floor((at * size) / count);
-  for (let at = 0; at < out.length; at++) {
-    const [row, col] = [Math.floor(at / cols), at % cols];
-    let [sum, count] = [0, 0];
-    for (let i = between(row, rows, shape[0]); i < between(row + 1, rows, shape[0]); i++) {
-      for (let j = between(col, cols, shape[1]); j < between(col + 1, cols, shape[1]); j++, count++) {
-        const from = (i * shape[1] + j) * 3;
-        sum += 0.299 * data[from] + 0.587 * data[from + 1] + 0.114 * data[from + 2];
-      }
+  for (let row = 0; row < rows * scale; row++) {
+    for (let col = 0; col < cols * scale; col++) {
+      const from = (row * shape[1] + col) * 3;
+      const light = 0.299 * data[from] + 0.587 * data[from + 1] + 0.114 * data[from + 2];
+      out[Math.floor(row / scale) * cols + Math.floor(col / scale)] += light / (255 * scale * scale);
     }
-    out[at] = sum / count / 255;
   }
   return { rows, cols, data: out };
 }

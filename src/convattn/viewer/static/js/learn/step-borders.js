@@ -83,7 +83,6 @@ export function bordersStep(tour) {
       sup("s(k′ − q)"),
       h("span", { class: "learn-where" }, "k′ runs over the pixels that exist"),
     ],
-    inWords: "The weight of key k for query q is e to the score, divided by the sum over the keys that exist.",
     task: ["Choose what the attention sees beyond the border until the difference vanishes. Then make the heads soft."],
     notice: [
       "Hard heads can equal any of the four borders exactly. Soft heads differ from the blurred kernel they make only near the border, where less of their spread fits in.",

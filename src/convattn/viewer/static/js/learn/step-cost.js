@@ -5,16 +5,14 @@ import { measureCosts } from "./costs.js";
 import { RECORDED_COSTS } from "./recorded-costs.js";
 import { choice, differenceText } from "./view.js";
 
-/** Colours by what is measured, the same in all charts. @type {Record<string, string>} */
-const LINE_KINDS = {
-  "all pairs": "learn-second",
-  "any function of the offset (FFT)": "learn-fourth",
-  "convolution, N taps": "learn-fourth",
-  "separable heads": "learn-first",
-  "nine soft heads": "learn-first",
-  "hard heads": "learn-third",
-  "nine hard heads": "learn-third",
-};
+/** Lines of the same kind look alike in all charts. @type {[RegExp, string][]} */
+const LINE_KINDS = [
+  [/pairs/, "learn-second"],
+  [/FFT|N taps/, "learn-fourth"],
+  [/separable|soft/, "learn-first"],
+  [/hard/, "learn-third"],
+  [/./, "learn-fifth"],
+];
 
 /** @typedef {{name: string, points: [number, number][]}} CostLine */
 
@@ -37,7 +35,9 @@ function costChart(lines, name) {
     { low: powers[0], high: powers[powers.length - 1], name, ticks: powers },
     `${name} against the number of pixels N; the table below has the numbers`,
   );
-  chart.draw(lines.map((line) => ({ ...line, kind: LINE_KINDS[line.name] ?? "learn-fifth", dots: true })));
+  chart.draw(
+    lines.map((line) => ({ ...line, kind: LINE_KINDS.find(([name]) => name.test(line.name))?.[1] ?? "", dots: true })),
+  );
   return chart.root;
 }
 
@@ -73,7 +73,7 @@ export function costStep(tour) {
   let measuring = false;
   const chart = h("div", { class: "learn-wide" });
   const note = h("p", { class: "learn-small" });
-  const button = h("button", { type: "button", onClick: () => void measure() }, "Measure in this browser");
+  const button = h("button", { onClick: () => void measure() }, "Measure in this browser");
   const menu = h("div");
 
   function layMenu() {
@@ -94,8 +94,7 @@ export function costStep(tour) {
     charts.splice(RECORDED_COSTS.charts.length);
     const pause = () => new Promise((/** @type {(value: void) => void} */ resume) => stopped || setTimeout(resume, 0));
     await measureCosts(({ side, milliseconds, difference }) => {
-      for (const [way, time] of Object.entries(milliseconds)) {
-        const name = { separable: "separable heads", convolution: "convolution 3 × 3" }[way] ?? way;
+      for (const [name, time] of Object.entries(milliseconds)) {
         if (time !== null) (lines[name] ??= { name, points: [] }).points.push([side * side, time]);
       }
       largest = Math.max(largest, difference ?? 0);
@@ -125,8 +124,6 @@ export function costStep(tour) {
       "Attention as it is usually written needs N² weights per head: an image twice as wide and high takes 16 times the work. If the score depends on the offset alone, it costs less: a sum over axes takes two short softmaxes, any other Fourier transforms, and hard heads are a convolution.",
     ],
     formula: ["all pairs N² · separable N (H + W) · Fourier N log N · hard N"],
-    inWords:
-      "All pairs cost N squared, separable scores N times height plus width, Fourier transforms N log N, hard heads N.",
     task: ["Switch between images and sequences, time and memory. Then measure in this browser."],
     notice: [
       "On images, ten times the pixels take about ten times as long with separable and with hard heads. All pairs rise twice as steeply from 1,024 pixels on.",

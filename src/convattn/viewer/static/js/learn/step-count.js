@@ -48,7 +48,7 @@ export function countStep(tour) {
         tour.ask();
       };
       const name = `Head for the tap at row ${tap.offset[0]}, column ${tap.offset[1]}, weight ${numberText(tap.weight, 2)}`;
-      return h("button", { type: "button", "aria-label": name, onClick: press }, numberText(tap.weight, 2));
+      return h("button", { "aria-label": name, onClick: press }, numberText(tap.weight, 2));
     });
     fill(board, ...buttons);
   }
@@ -86,7 +86,6 @@ export function countStep(tour) {
       "A hard head fetches one pixel, so it does the work of one tap: four heads for 2 × 2, nine for 3 × 3. With fewer, leave out the taps of smallest weight: for pixels between −1 and 1 the error can reach the sum of what is left out, and no other choice of as many one-pixel heads has a smaller worst case.",
     ],
     formula: ["worst error = max|x| · Σ", sub("left out"), " |W", sub("t"), "|"],
-    inWords: "The worst error is the largest pixel times the sum of the absolute weights left out.",
     task: ["Move the number of heads, or press taps to give them a head and to take it away."],
     notice: ["The difference is zero only when every tap has its head."],
     more: ["The paper, theorem 1", "section.3"],

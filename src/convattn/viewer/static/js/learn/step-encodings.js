@@ -43,7 +43,6 @@ export function encodingsStep(tour) {
     const fitted = compareEncodings(offset, shape, waves);
     fitted.forEach(({ name, formula, parameters, additive, map, overlap }, at) => {
       views[at].heat(map, most, tour.theme(), "");
-      setProp(views[at].canvas, "aria-label", `${name}: matches ${matchText(overlap)} of the target`);
       fill(
         views[at].caption,
         h("strong", null, name),
@@ -64,8 +63,6 @@ export function encodingsStep(tour) {
       "; here each is fitted to the same target while you drag. If the score is a part for rows plus a part for columns, the map is a product: quick to compute, never slanted.",
     ],
     formula: ["A(δ) ∝ e", sup("s(δ)"), h("span", { class: "learn-where" }, "s(δ) = f(δ₁) + g(δ₂) makes A a product")],
-    inWords:
-      "The weight at an offset is proportional to e to the score. A score that is a sum over axes makes a product.",
     task: ["Drag the target. Then make it a stripe, and give the sinusoidal encoding more waves."],
     notice: [
       "One wave repeats itself every 2π ≈ 6.3 pixels; a second, slower one removes the copies. Sums over axes fail at the stripe, however many parameters they have.",

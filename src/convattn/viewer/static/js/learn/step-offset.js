@@ -45,7 +45,7 @@ export function offsetStep(tour) {
   const board = windowView(OFFSET_REACH, "The kernel that the heads make", "learn-kernel");
   const strip = comparison(tour, (place) => void (query = place));
   const numbers = numbersList("Convolution at the pixel", "Attention at the pixel", "Largest difference anywhere");
-  const reset = h("button", { type: "button", onClick: () => start(kernel) }, "Put the heads back");
+  const reset = h("button", { onClick: () => start(kernel) }, "Put the heads back");
   const live = h("b");
   const arrow = svg("line", { class: "learn-arrow" });
   const rings = heads.map((_, head) => {
@@ -138,8 +138,6 @@ export function offsetStep(tour) {
       "]",
       h("span", { class: "learn-where" }, "this head: ", live),
     ],
-    inWords:
-      "The output at pixel q is the sum over heads of the head's weight times the pixel at q plus the head's offset.",
     task: ["Drag a ring to another pixel, or choose it with Tab and press the arrow keys."],
     notice: ["The tap moves with its head, and the outputs part. Put it back, and the difference is zero again."],
     more: ["The paper, theorem 1", "section.3"],

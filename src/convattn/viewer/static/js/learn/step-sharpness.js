@@ -135,12 +135,10 @@ export function sharpnessStep(tour) {
         sub("h"),
         "|W",
         sub("h"),
-        "|, ε(α) ≈ 4 e",
+        "|, ε(α) ≈ 4 e",
         sup("−α"),
       ),
     ],
-    inWords:
-      "The weight falls like e to the minus alpha times the squared distance from the centre. The error is at most two epsilon times the largest pixel times the sum of the heads' absolute weights; epsilon is about four e to the minus alpha.",
     task: ["Move the slider, or drag along the curve."],
     notice: [
       "The error falls like e",

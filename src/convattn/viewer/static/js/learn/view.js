@@ -21,7 +21,6 @@ import { contextOf, drawMap, drawRamp, numberText, sizeCanvas } from "../draw.js
  * @property {string} title  the claim
  * @property {import("../dom.js").Child[]} words
  * @property {import("../dom.js").Child[]} formula
- * @property {string} inWords  the formula, for screen readers
  * @property {import("../dom.js").Child[]} task
  * @property {import("../dom.js").Child[]} notice
  * @property {[string, string]} more  text, and section of the paper
