@@ -66,24 +66,24 @@ The joined module has {module:,} bytes (limit 150,000); the page of `convattn:ci
 
     {command}
 
-{clicks} clicks at places over the image and {moves} moves of a head, as a user's mouse makes them; frames are not held back to a
-screen's rate. {hardware[processor]}, {hardware[cores]} cores, revision {revision}. Load of the machine before: {load:.1f}
-(1 is one busy core){told}. All numbers are in [viewer.json](viewer.json).
+{clicks} clicks at places over the image and {moves} moves of a head, as a user's mouse makes them; frames are not held
+back to a screen's rate. {hardware[processor]}, {hardware[cores]} cores, revision {revision}. Load of the machine
+before: {load:.1f} (1 is one busy core){told}. All numbers are in [viewer.json](viewer.json).
 """
 
 
 def scenes() -> dict[str, Any]:
     """Makes what is shown: 6 × 9 heads at 16 × 16, 12 × 12 heads at 14 × 14, and the trained network of the package."""
     images = normalise(load_samples().split.images, CIFAR10_MEAN, CIFAR10_STD)
-    shared = {"mean": CIFAR10_MEAN, "std": CIFAR10_STD}
     with seeded(0):
         own = AttentionNet(width=54, ffn=54).eval()
         vit = timm.create_model("vit_base_patch16_224", embed_dim=192).eval()
         noise = torch.randn(1, 3, 224, 224)
+    trained = load_network("convattn:cifar10-small")
     return {
-        "6 × 9 maps at 16 × 16": build_scene(Exhibit(own, images[:4], **shared)),
+        "6 × 9 maps at 16 × 16": build_scene(Exhibit(own, images[:4], mean=CIFAR10_MEAN, std=CIFAR10_STD)),
         "12 × 12 maps at 14 × 14": build_scene(Exhibit(vit, noise)),
-        "cifar10-small": build_scene(Exhibit(load_network("convattn:cifar10-small"), images, **shared)),
+        "cifar10-small": build_scene(Exhibit(trained, images, mean=CIFAR10_MEAN, std=CIFAR10_STD)),
     }
 
 
@@ -156,7 +156,7 @@ def main() -> None:
     """Measures and writes."""
     from playwright.sync_api import sync_playwright
 
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Measure the interactive page in a browser.")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--note", default="", help="what else the machine did")
     options = parser.parse_args()
