@@ -66,6 +66,7 @@ def lab(home, environment):
         "LabApp.news_url": "None",
         "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
         "LabApp.extension_manager": "readonly",
+        "LabApp.expose_app_in_browser": True,
     }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", *(f"--{key}={one}" for key, one in settings.items())]
     address, end = f"http://127.0.0.1:{port}", time.monotonic() + START
@@ -85,13 +86,19 @@ def lab(home, environment):
             lab.wait(60)
 
 
-def run_first_cell(page):
-    """Runs the first cell; keys that come before the kernel is connected are lost, though the page says it is idle."""
-    prompt = page.locator(".jp-CodeCell .jp-InputPrompt").first
-    while re.fullmatch(r"\[\s*\]:", prompt.inner_text().strip()):
-        page.locator(".jp-CodeCell .cm-content").first.click()
-        page.keyboard.press("Control+Enter")
-        page.wait_for_timeout(500)
+RUN = """async () => {
+  const app = window.jupyterapp;
+  await app.restored;
+  let notebook = null;
+  while (!(notebook = app.shell.currentWidget?.sessionContext && app.shell.currentWidget)) {
+    await new Promise((done) => setTimeout(done, 100));
+  }
+  await notebook.context.ready;
+  await notebook.sessionContext.ready;
+  await notebook.sessionContext.session.kernel.info;
+  await app.commands.execute("notebook:run-all-cells");
+}"""
+"""Runs all cells once the kernel answers; before, the page takes a command and loses it."""
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +112,9 @@ def executed(home, environment):
 def test_the_page_is_live_in_jupyterlab(opened, lab):
     page = opened(f"{lab}/lab/tree/lab.ipynb", height=1000)
     page.set_default_timeout(1000 * START)
-    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
-    run_first_cell(page)
-    frame = page.frame_locator('.jupyter-widgets iframe[title="Attention maps"]')
+    page.wait_for_function("window.jupyterapp !== undefined")
+    page.evaluate(RUN)
+    frame = page.frame_locator('.jp-OutputArea-child:not(:has([data-convattn-copy])) iframe[title="Attention maps"]')
     page.locator(".jp-OutputArea-output").first.wait_for()
     assert "Error" not in page.locator(".jp-OutputArea").first.inner_text()
     expect(frame.locator("button.map")).to_have_count(8, timeout=1000 * START)
