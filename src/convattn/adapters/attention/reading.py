@@ -90,8 +90,12 @@ def _one(kernels: list[Kernel]) -> Kernel:
 
 
 def _rows_sum_to_one(weights: Tensor, rounding: float) -> bool:
-    """Tells whether rows sum to one, if every weight is off by `rounding` of itself and the sum is rounded too."""
-    off = (weights.sum(-1, dtype=torch.float64) - 1).abs().max().item()
+    """Tells whether rows sum to one, if every weight is off by `rounding` of itself.
+
+    Two sums of n terms are rounded as well, that by which softmax divided and the one here. Each may be off by n · u,
+    u = eps / 2, in any order of summation.
+    """
+    off = (weights.sum(-1) - 1).abs().max().item()
     return off <= rounding + weights.shape[-1] * torch.finfo(weights.dtype).eps
 
 
