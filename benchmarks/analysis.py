@@ -39,8 +39,8 @@ turns; memory is the largest beyond the network and the images.
 |---|---|---|---|---|
 {rows}
 
-The first is a forward pass alone, in batches of {batch}; `analyze` runs the network fused, as it is. Controls are measured on a tenth of the images each,
-with a copy of the network for the second.
+The first is a forward pass alone, in batches of {batch}; `analyze` runs the network fused, as it is. Controls are
+measured on a tenth of the images each, with a copy of the network for the second.
 
 ## How it was measured
 
