@@ -1,3 +1,5 @@
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +7,7 @@ from tests.analysis.reference_statistics import reference, reference_coverage
 from tests.analysis.statistics_cases import EPS, LAYOUTS, added, make_call, whole_maps, within
 
 from convattn.adapters.attention import OUTSIDE, AttentionCall, Layout
+from convattn.analysis.measure import sums
 from convattn.analysis.measure.jackknife import jackknife
 from convattn.analysis.measure.kernel import KernelFit
 from convattn.analysis.measure.pairs import make_pairs
@@ -69,6 +72,20 @@ def test_batches_add_up(layout):
         hi, found = getattr(whole, name), getattr(parts, name)
         if hi.numel():
             assert (found - hi).abs().max() <= terms * EPS * hi.abs().max()
+
+
+@pytest.mark.parametrize("signed", [False, True], ids=["", "signed"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_heads_and_images_one_by_one_have_the_same_sums(layout, signed, monkeypatch):
+    call = make_call(layout, images=7, signed=signed)
+    together, _ = added(call, [slice(0, 7)], 3)
+    monkeypatch.setattr(sums, "_IN_CACHE", 1)
+    apart, _ = added(call, [slice(0, 7)], 3)
+    terms = call.weights[:, :, 0].numel()
+    for item in fields(together):
+        hi, found = getattr(together, item.name), getattr(apart, item.name)
+        if hi.numel():
+            assert (found - hi).abs().max() <= terms * EPS * max(1.0, hi.abs().max())
 
 
 def test_variance_over_images_is_unbiased_in_small_batches():
