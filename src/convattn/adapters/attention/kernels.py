@@ -99,7 +99,11 @@ class FusedKernel(Kernel):
 
 
 def weights_of(
-    q: Float[Tensor, "*lead queries width"], k: Float[Tensor, "*lead keys width"], mask: Tensor | None, *, causal: bool
+    q: Float[Tensor, "*images queries width"],
+    k: Float[Tensor, "*others keys width"],
+    mask: Tensor | None,
+    *,
+    causal: bool,
 ) -> Float[Tensor, "*lead queries keys"]:
     """Computes softmax(q kᵀ + mask), a few entries of the first axis at a time: their scores stay in a cache.
 
