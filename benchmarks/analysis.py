@@ -32,7 +32,7 @@ PAGE = """\
 # What an analysis costs
 
 How long does [`analyze`](../analysis.md) take, and how much memory? timm's `{network}` with random weights sees
-{images} images of standard normal numbers, {size} × {size}. Processor time of one thread, median of {rounds} rounds in
+{images} images of standard normal numbers, {size} × {size}. Processor time of one thread, median of {rounds} round(s) in
 turns; memory is the largest beyond the network and the images.
 
 | | seconds | × explicit attention | lowest to highest ratio | GiB |
