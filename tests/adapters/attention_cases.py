@@ -139,13 +139,13 @@ TIMM = {
         moved="blocks_token_only.0",
     ),
     "stages with tokens": Case(
-        timm_model("pit_ti_224", img_size=80),
-        (3, 80, 80),
+        timm_model("pit_ti_224", img_size=(80, 112)),
+        (3, 80, 112),
         "transformers.0.blocks.0.attn",
         "global",
-        (9, 9),
+        (9, 13),
         1,
-        exact=False,
+        moved="pos_drop",
     ),
     "windows": Case(
         swin("swin_tiny_patch4_window7_224", (8, 12), 4),

@@ -1,14 +1,20 @@
 """Two hundred wrong calls, drawn with a seed: each ends in an error of this library and leaves nothing behind."""
 
+import io
 import random
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import timm
 import torch
+from PIL import Image
+from pyarrow import parquet
 from torch import nn
 
 from convattn import ConvAttnError, ConvNet, analyze
 from convattn.layers import RelativeAttention2d
+from convattn.networks.image_files import open_images
 
 CALLS = 200
 
@@ -60,6 +66,59 @@ IMAGES = {
     "nothing": lambda _: None,
     "empty list": lambda _: [],
 }
+
+
+def cut(content, draw):
+    """Returns the first part of a file, at most half of it."""
+    return content[: draw.randint(0, len(content) // 2)]
+
+
+def picture(kind="PNG"):
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file, kind)
+    return file.getvalue()
+
+
+def array():
+    file = io.BytesIO()
+    np.save(file, np.zeros((3, 3, 32, 32), dtype=np.float32))
+    return file.getvalue()
+
+
+def table(rows):
+    file = io.BytesIO()
+    parquet.write_table(pa.table({"image": rows}), file)
+    return file.getvalue()
+
+
+FILES = {
+    "cut picture": ("a/b.png", lambda draw: cut(picture(), draw)),
+    "cut photograph": ("a/b.jpg", lambda draw: cut(picture("JPEG"), draw)),
+    "text for a picture": ("a/b.png", lambda _: b"no picture"),
+    "no picture in the folder": ("a/b.txt", lambda _: b"text"),
+    "cut array": ("b.npy", lambda draw: cut(array(), draw)),
+    "text for an array": ("b.npy", lambda _: b"no array"),
+    "cut table": ("b.parquet", lambda draw: cut(table([picture()]), draw)),
+    "cut picture in a table": ("b.parquet", lambda draw: table([{"bytes": cut(picture(), draw)}] * 2)),
+    "nothing in a table": ("b.parquet", lambda _: table([None, None])),
+    "another ending": ("b.txt", lambda _: b"text"),
+}
+"""Damaged or wrong files: where, and what is in them. Folders are opened whole."""
+
+
+def prepare(found):
+    return torch.from_numpy(np.array(found)).movedim(2, 0).float()
+
+
+def write(name, draw, folder):
+    """Writes one of `FILES`; returns the file, or its folder."""
+    place, make = FILES[name]
+    path = folder / str(draw.randrange(10**9)) / place
+    path.parent.mkdir(parents=True)
+    path.write_bytes(make(draw))
+    return path if path.parent.name != "a" else path.parent
+
+
 OPTIONS = [
     {"layers": ["gone"]},
     {"layers": []},
@@ -76,7 +135,7 @@ OPTIONS = [
 def draw_call(draw):
     """Draws a call with at least one mistake."""
     network = draw.choice(["vit", "own", "raising", *NETWORKS])
-    images = draw.choice([*IMAGES, "right"])
+    images = draw.choice([*IMAGES, *FILES, "right"])
     option = draw.choice(OPTIONS) if images == "right" and network in ("vit", "own") else draw.choice([{}, *OPTIONS])
     return network, images, option
 
@@ -86,24 +145,36 @@ def accepted(network, images, option):
     return network == "own" and images == "size" and not option
 
 
+def state(network):
+    """Returns everything that a call must leave as it is."""
+    modules = list(network.modules()) if isinstance(network, nn.Module) else []
+    flags = [(module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in modules]
+    wanted = [parameter.requires_grad for module in modules for parameter in module.parameters(recurse=False)]
+    return flags, wanted, torch.is_grad_enabled(), torch.get_rng_state().tolist(), random.getstate()
+
+
 @pytest.mark.slow
-def test_wrong_calls_end_in_clear_errors_and_leave_nothing_behind(without_type_checks):
+def test_wrong_calls_end_in_clear_errors_and_leave_nothing_behind(without_type_checks, tmp_path):
     draw = random.Random(0)
     torch.manual_seed(0)
     built = {}
+    seen = set()
     for _ in range(CALLS):
         name, images, option = draw_call(draw)
         network = built.setdefault(name, NETWORKS[name]())
-        given = IMAGES[images](draw)
+        if isinstance(network, nn.Module):
+            network.train(draw.random() < 0.5)
+        given = write(images, draw, tmp_path) if images in FILES else IMAGES[images](draw)
         what = (name, images, option)
-        modules = list(network.modules()) if isinstance(network, nn.Module) else []
-        before = [(module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in modules]
+        before = state(network)
         error = None
         try:
-            analyze(network, given, **{"controls": (), "progress": False, **option})
+            opened = open_images(given, lambda: prepare) if images in FILES else given
+            analyze(network, opened, **{"controls": (), "progress": False, **option})
         except ConvAttnError as raised:
             error = raised
         assert (error is None) == accepted(*what), (what, error)
         assert error is None or 10 < len(str(error)) < 800, (what, error)
-        after = [(module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in modules]
-        assert before == after, what
+        assert before == state(network), what
+        seen.add(images)
+    assert seen == {*IMAGES, *FILES}

@@ -1,7 +1,7 @@
 """Vision transformers of other libraries in the one form that all adapters return: attention, and grid of patches."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -12,26 +12,33 @@ from convattn.errors import ShapeError
 from convattn.records import LeftAlone
 
 
-@dataclass(frozen=True)
-class NativeAttention:
-    """One layer of multi-head attention over tokens: y = W_out · concat_h softmax(q_h k_hᵀ/√D_h) v_h + b."""
+@dataclass(frozen=True, kw_only=True)
+class TokenAttention:
+    """What every layer of multi-head attention over tokens has: y = W_out · concat_h softmax(q_h k_hᵀ/√D_h) v_h + b."""
 
-    names: tuple[str, ...]  # Its dotted names in the network, the first one first
     heads: int  # N_h
     query: nn.Linear  # W_q with its bias, D → N_h·D_h; heads stand one after the other
     key: nn.Linear  # W_k with its bias
     value: nn.Linear  # W_v with its bias
-    output: nn.Linear  # W_out with its bias, N_h·D_h → D_out
-    query_norm: nn.Module  # What is applied to each query before the product
-    key_norm: nn.Module  # What is applied to each key
     dropout: float  # Probability with which an attention weight is dropped in training
-    after: nn.Module  # What follows W_out: the dropout of the output
-    training: bool  # Whether the layer is in training mode
+    query_norm: nn.Module = field(default_factory=nn.Identity)  # What is applied to each query before the product
+    key_norm: nn.Module = field(default_factory=nn.Identity)  # What is applied to each key
+    after: nn.Module = field(default_factory=nn.Identity)  # What follows W_out: the dropout of the output
 
     @property
     def head_width(self) -> int:
         """D_h."""
-        return self.output.in_features // self.heads
+        return self.value.out_features // self.heads
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class NativeAttention(TokenAttention):
+    """One layer of a vision transformer."""
+
+    names: tuple[str, ...]  # Its dotted names in the network, the first one first
+    output: nn.Linear  # W_out with its bias, N_h·D_h → D_out
+    training: bool  # Whether the layer is in training mode
 
 
 @final

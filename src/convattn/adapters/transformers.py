@@ -1,5 +1,6 @@
 """Reads the ViT of transformers. Classes are recognised by full name; transformers is not imported."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, final
 
@@ -37,11 +38,16 @@ class TransformersAttention(nn.Module):
         if attention_mask is not None:
             expectation = "None: heads that attend by position take no mask"
             raise ArgumentError(must_be("attention_mask", expectation, type(attention_mask).__name__))
-        if options.get("output_attentions") or getattr(self.config, "output_attentions", False):
-            raise ArgumentError(
-                must_be("output_attentions", "False: the attention weights of all tokens are never computed", True)
-            )
+        require_no_weights(options, self.config)
         return self.tokens(hidden_states), None
+
+
+def require_no_weights(options: Mapping[str, Any], config: Any) -> None:
+    """Raises ArgumentError if a call of attention, or the network's configuration, asks for attention weights."""
+    if options.get("output_attentions") or getattr(config, "output_attentions", False):
+        raise ArgumentError(
+            must_be("output_attentions", "False: the attention weights of all tokens are never computed", True)
+        )
 
 
 def read_transformers(model: nn.Module) -> NativeTransformer:
@@ -82,9 +88,6 @@ def read_transformers_attention(names: tuple[str, ...], attention: nn.Module) ->
         key=key,
         value=value,
         output=output,
-        query_norm=nn.Identity(),
-        key_norm=nn.Identity(),
         dropout=float(attention.attention_dropout),  # type: ignore[arg-type]
-        after=nn.Identity(),
         training=attention.training,
     )

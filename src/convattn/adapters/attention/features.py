@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -35,8 +36,12 @@ def _by_position(
     """Puts tokens in the order of the queries at their positions; None unless every position has one."""
     place = layout.queries.flatten().to(tokens.device)
     inside = place >= 0
-    if int(inside.sum()) != layout.positions:
+    count = layout.positions
+    if int(inside.sum()) != count:
         return None
+    first = int(inside.int().argmax())
+    if torch.equal(place[first : first + count], torch.arange(count, device=place.device)):
+        return tokens.narrow(1, first, count)  # in order already
     found = tokens.new_zeros(tokens.shape[0], layout.positions, tokens.shape[-1])
     found[:, place[inside]] = tokens[:, inside]
     return found

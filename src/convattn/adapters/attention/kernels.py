@@ -14,6 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from convattn.functional.rounding import rounded_differently, rounding_budget
 
+_SCORES_AT_ONCE = 2**19
+"""Scores that are computed at once, at least those of one entry of the first axis."""
+
 
 class Proof(NamedTuple):
     """Weights × values against what the module computed."""
@@ -69,14 +72,7 @@ class FusedKernel(Kernel):
         """Computes softmax(q kᵀ · scale + mask)."""
         dtype = torch.promote_types(self._q.dtype, torch.float32)
         scale = self._q.shape[-1] ** -0.5 if self._scale is None else self._scale
-        scores = (self._q.to(dtype) * scale) @ self._k.to(dtype).mT
-        if self.causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores.masked_fill_(later, -torch.inf)
-        mask = self.mask
-        if mask is not None:
-            scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        return torch.softmax(scores, -1).nan_to_num_(0.0)  # a query that may see nothing has weights 0
+        return weights_of(self._q.to(dtype) * scale, self._k.to(dtype), self.mask, causal=bool(self.causal))
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
         """Takes the product in float64 against the kernel's result; torch's plain formula gives the budget."""
@@ -100,6 +96,37 @@ class FusedKernel(Kernel):
                 q, k, v, attn_mask=mask, is_causal=bool(self.causal), scale=self._scale
             )
         return made.nan_to_num(0.0)
+
+
+def weights_of(
+    q: Float[Tensor, "*images queries width"],
+    k: Float[Tensor, "*others keys width"],
+    mask: Tensor | None,
+    *,
+    causal: bool,
+) -> Float[Tensor, "*lead queries keys"]:
+    """Computes softmax(q kᵀ + mask), a few entries of the first axis at a time: their scores stay in a cache.
+
+    A query that may see nothing has weights 0.
+    """
+    if q.ndim == k.ndim == 2:
+        return weights_of(q[None], k[None], mask, causal=causal)[0]
+    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    made = q.new_empty(*lead, q.shape[-2], k.shape[-2])
+    if causal:  # torch takes no other mask beside it
+        mask = torch.ones(made.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    q, k = (part.expand(*lead, *part.shape[-2:]) for part in (q, k))
+    mask = None if mask is None else mask.expand(made.shape)
+    size = max(1, _SCORES_AT_ONCE // max(made[:1].numel(), 1))
+    for first in range(0, len(made), size):
+        part = slice(first, first + size)
+        scores = q[part] @ k[part].mT
+        if mask is not None and mask.dtype == torch.bool:
+            scores.masked_fill_(~mask[part], -torch.inf)
+        elif mask is not None:
+            scores += mask[part]
+        torch.softmax(scores, -1, out=made[part])
+    return made if mask is None else made.nan_to_num_(0.0)
 
 
 class PlainKernel(Kernel):

@@ -75,7 +75,7 @@ def read_call(
         weights=weights,
         inputs=on_grid(given, layout, images),
         outputs=on_grid(out, layout, images),
-        normalised=_rows_sum_to_one(weights, rounding),
+        normalised=rows_sum_to_one(weights, rounding),
         error=proof.error,
         budget=proof.budget,
         allowed=allowed,
@@ -89,9 +89,13 @@ def _one(kernels: list[Kernel]) -> Kernel:
     raise UnsupportedModelError(f"{count} of weights and values was seen in it, where there must be one")
 
 
-def _rows_sum_to_one(weights: Tensor, rounding: float) -> bool:
-    """Tells whether rows sum to one, if every weight is off by `rounding` of itself and the sum is rounded too."""
-    off = (weights.sum(-1, dtype=torch.float64) - 1).abs().max().item()
+def rows_sum_to_one(weights: Tensor, rounding: float) -> bool:
+    """Tells whether rows sum to one, if every weight is off by `rounding` of itself.
+
+    Two sums of n terms are rounded as well, that by which softmax divided and the one here. Each may be off by n · u,
+    u = eps / 2, in any order of summation.
+    """
+    off = (weights.sum(-1) - 1).abs().max().item()
     return off <= rounding + weights.shape[-1] * torch.finfo(weights.dtype).eps
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.adapters.attention.kernels import Kernel, Proof
+from convattn.adapters.attention.kernels import Kernel, Proof, weights_of
 from convattn.errors import UnsupportedModelError
 from convattn.functional.rounding import rounded_differently, rounding_budget
 
@@ -40,8 +40,7 @@ class TorchKernel(Kernel):
         """Computes the weights in at least float32."""
         dtype = torch.promote_types(self._out.dtype, torch.float32)
         q, k = self._projected(0, dtype), self._projected(1, dtype)
-        scores = (q * q.shape[-1] ** -0.5) @ k.mT
-        return torch.softmax(scores if self.mask is None else scores + self.mask, -1).nan_to_num_(0.0)
+        return weights_of(q * q.shape[-1] ** -0.5, k, self.mask, causal=False)
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
         """Proves the weights on the first images, after the output's projection."""

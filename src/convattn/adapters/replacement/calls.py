@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from convattn.adapters.transformers import require_no_weights
 from convattn.errors import ArgumentError, must_be
 
 
@@ -27,10 +28,7 @@ class SequenceAttention(nn.Module):
         """
         if options.get("past_key_values") is not None:
             raise ArgumentError(must_be("past_key_values", "None: kernels see both sides of a token", "a cache"))
-        if options.get("output_attentions") or getattr(self.config, "output_attentions", False):
-            raise ArgumentError(
-                must_be("output_attentions", "False: the attention weights of all tokens are never computed", True)
-            )
+        require_no_weights(options, self.config)
         return self.tokens(hidden_states, None if attention_mask is None else _present(attention_mask)), None
 
 

@@ -1,12 +1,13 @@
 """Attention layers of other libraries of which heads can be replaced, read one by one, recognised by full name."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
+from typing import final
 
 from torch import Tensor, nn
 
-from convattn.adapters.native import NativeAttention, linear
+from convattn.adapters.native import NativeAttention, TokenAttention, linear
 from convattn.adapters.readable import require_linear
 from convattn.adapters.replacement.calls import SequenceAttention, TorchAttention
 from convattn.adapters.timm import TimmAttention, read_timm_attention
@@ -15,25 +16,13 @@ from convattn.convert.classes import full_name
 from convattn.errors import UnsupportedModelError
 
 
-@dataclass(frozen=True)
-class ReadAttention:
-    """One layer of multi-head attention over tokens, whose W_out another module may apply."""
+@final
+@dataclass(frozen=True, kw_only=True)
+class ReadAttention(TokenAttention):
+    """One layer, whose W_out another module may apply."""
 
-    heads: int  # N_h
-    query: nn.Linear  # W_q with its bias, D → N_h·D_h; heads stand one after the other
-    key: nn.Linear  # W_k with its bias
-    value: nn.Linear  # W_v with its bias
     output: nn.Linear | None  # W_out with its bias; None if another module applies it
-    query_norm: nn.Module  # What is applied to each query before the product
-    key_norm: nn.Module  # What is applied to each key
-    dropout: float  # Probability with which an attention weight is dropped in training
-    after: nn.Module  # What follows W_out: the dropout of the output
     wrap: Callable[[nn.Module], nn.Module]  # Gives a module from tokens to tokens the call signature of this layer
-
-    @property
-    def head_width(self) -> int:
-        """D_h."""
-        return self.value.out_features // self.heads
 
 
 def read_attention(attention: nn.Module) -> ReadAttention:
@@ -54,18 +43,8 @@ def _transformers(attention: nn.Module) -> ReadAttention:
 
 
 def _from_native(native: NativeAttention, wrap: Callable[[nn.Module], nn.Module]) -> ReadAttention:
-    return ReadAttention(
-        heads=native.heads,
-        query=native.query,
-        key=native.key,
-        value=native.value,
-        output=native.output,
-        query_norm=native.query_norm,
-        key_norm=native.key_norm,
-        dropout=native.dropout,
-        after=native.after,
-        wrap=wrap,
-    )
+    same = {item.name: getattr(native, item.name) for item in fields(TokenAttention)}
+    return ReadAttention(**same, output=native.output, wrap=wrap)
 
 
 def _bert(attention: nn.Module) -> ReadAttention:
@@ -78,10 +57,7 @@ def _bert(attention: nn.Module) -> ReadAttention:
         key=key,
         value=value,
         output=None,
-        query_norm=nn.Identity(),
-        key_norm=nn.Identity(),
         dropout=float(attention.dropout.p),  # type: ignore[union-attr, arg-type]
-        after=nn.Identity(),
         wrap=partial(SequenceAttention, config=attention.config),
     )
 
@@ -108,10 +84,7 @@ def _torch(attention: nn.Module) -> ReadAttention:
         key=key,
         value=value,
         output=linear(out.weight, out.bias, like=out),
-        query_norm=nn.Identity(),
-        key_norm=nn.Identity(),
         dropout=attention.dropout,
-        after=nn.Identity(),
         wrap=TorchAttention,
     )
 

@@ -4,7 +4,7 @@ from itertools import product
 from math import prod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn import functional
 
@@ -53,9 +53,9 @@ class ConvolutionFit:
         added = {
             "gram": (features.mT @ features).double(),
             "cross": (features.mT @ target).double(),
-            "feature_sum": features.sum(dim=0, dtype=torch.float64),
-            "target_sum": target.sum(dim=0, dtype=torch.float64),
-            "target_squares": target.square().sum(dtype=torch.float64),
+            "feature_sum": features.sum(dim=0).double(),
+            "target_sum": target.sum(dim=0).double(),
+            "target_squares": _squares(target).sum(),
             "rows": torch.tensor(float(len(target)), dtype=torch.float64),
             "images": torch.tensor(len(x)),
         }
@@ -68,12 +68,11 @@ class ConvolutionFit:
         """Adds images to score; from the first of them on, the fit is done."""
         if "weights" not in self.state:
             self._solve()
-        target = _rows(y).double()
-        mean = self.state["target_mean"]
-        features = self._features(x)
-        missed = target - features @ self.state["weights"].to(features) - self.state["bias"]
-        errors = missed.square().sum(dim=1).view(len(x), -1).sum(dim=1)
-        totals = (target - mean).square().sum(dim=1).view(len(x), -1).sum(dim=1)
+        target, features = _rows(y), self._features(x)
+        weights, bias, mean = (self.state[name].to(target) for name in ("weights", "bias", "target_mean"))
+        missed = target - torch.addmm(bias, features, weights)
+        errors = _squares(missed).view(len(x), -1).sum(dim=1)
+        totals = _squares(target - mean).view(len(x), -1).sum(dim=1)
         for name, value in {"errors": errors, "totals": totals}.items():
             self.state[name] = torch.cat([self.state[name], value]) if name in self.state else value
 
@@ -94,7 +93,7 @@ class ConvolutionFit:
         padded = functional.pad(reduced, (0, 0, *(before, self.kernel_size - 1 - before) * len(self.grid)))
         taps = product(range(self.kernel_size), repeat=len(self.grid))
         cut = [padded[:, *(slice(at, at + size) for at, size in zip(tap, self.grid, strict=True))] for tap in taps]
-        return torch.stack(cut, dim=-1).reshape(len(x) * prod(self.grid), -1)
+        return torch.cat(cut, dim=-1).reshape(len(x) * prod(self.grid), -1)
 
     def _solve(self) -> None:
         """Computes the convolution from the sums."""
@@ -122,6 +121,11 @@ class ConvolutionFit:
 def _rows(values: Float[Tensor, "images positions channels"]) -> Float[Tensor, "rows channels"]:
     """Puts all positions of all images below one another, in at least float32."""
     return values.flatten(0, 1).to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _squares(rows: Float[Tensor, "rows channels"]) -> Float64[Tensor, " rows"]:
+    """Returns the squared length of each row, added up in its own dtype."""
+    return rows.square().sum(dim=1).double()
 
 
 def _principal(x: Float[Tensor, "images positions channels"], count: int) -> Float[Tensor, "channels components"]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from convattn.adapters.attention import AttentionCall
 from convattn.analysis.measure.jackknife import jackknife
 from convattn.analysis.measure.pairs import Pairs
-from convattn.analysis.measure.sums import HeadSums, head_tiles
+from convattn.analysis.measure.sums import HeadSums, images_in_cache, tiles
 from convattn.records.head_report import Estimate
 
 _ROUNDS, _SETTLED, _LEAST = 100, 1e-5, 1e-8
@@ -36,12 +36,14 @@ class KernelFit:
             self.state = {"weights": fit_weights(everything, pairs), "mass": mass}
         alike = shared_out(torch.ones_like(pairs.counts), pairs)
         errors, totals = [], []
-        for head, (_, tile) in enumerate(head_tiles(call, pairs)):
-            by_position = shared_out(self.state["weights"][head], pairs)
-            for model, found in ((by_position, errors), (alike, totals)):
-                apart = tile - (self.state["mass"][head] * model).to(tile.dtype)
-                found.append(apart.square().sum(dim=3).double().sum(dim=(1, 2)))
-        for name, found in {"errors": torch.stack(errors), "totals": torch.stack(totals)}.items():
+        for chosen, tile in tiles(call, pairs):
+            by_position = [shared_out(weights, pairs) for weights in self.state["weights"][chosen]]
+            mass = self.state["mass"][chosen, None, None]
+            for model, found in ((torch.stack(by_position, dim=1), errors), (alike[:, None], totals)):
+                expected = (mass * model).to(tile.dtype)
+                apart = [(part - expected).square_().sum(dim=4) for part in tile.split(images_in_cache(tile))]
+                found.append(torch.cat(apart).double().sum(dim=(1, 3)).mT)
+        for name, found in {"errors": torch.cat(errors), "totals": torch.cat(totals)}.items():
             self.state[name] = torch.cat([self.state[name], found], dim=1) if name in self.state else found
 
     def estimate(self, head: int, groups: int) -> Estimate:

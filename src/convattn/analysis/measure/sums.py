@@ -1,8 +1,9 @@
 """Sums over images from which every statistic of a head follows; no map is kept.
 
-Means and variances of attention are sums of a few numbers for each head, displacement and group of images. Sums are
-taken head by head, in float64; squares are of the weights less a level near 1/keys, because most heads look nearly
-everywhere alike, and their squares would cancel. The level is a power of two, so that weights of 0 and 1 stay exact.
+Means and variances of attention are sums of a few numbers for each head, displacement and group of images. Sums over a
+query's keys and over a few images are taken in the weights' dtype, all others in float64. Squares are of the weights
+less a level near 1/keys, because most heads look nearly everywhere alike, and their squares would cancel. The level is
+a power of two, so that weights of 0 and 1 stay exact.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +19,9 @@ from convattn.adapters.attention.layout import OUTSIDE
 from convattn.analysis.measure.pairs import Pairs
 
 _TINY = 1e-38
+
+_IN_CACHE = 2**20
+"""Bytes of one head's weights that are summed at once: with what is made of them, less than a core's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,25 +57,33 @@ def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images
     made = empty_sums(call, pairs, groups)
     made.images.index_add_(0, members, torch.ones(images, dtype=torch.float64, device=weights.device))
     level = _level(weights.shape[-1])
-    for head, (whole, tile) in enumerate(head_tiles(call, pairs)):
+    runs = members.unique_consecutive(return_counts=True)
+    mass, logs, squares, apart = _empty_rows(call, pairs)
+    for chosen, tile in tiles(call, pairs):
         signed = images > 0 and float(tile.amin()) < 0
-        size = tile.abs() if signed else tile
-        shifted = tile - level
-        if pairs.valid is not None:
-            shifted *= pairs.valid
-        mass = size.sum(dim=3)
-        entropy = _total(mass * mass.clamp_min(_TINY).log()) - _dot(size, size.clamp_min(_TINY).log_())
-        made.entropies[:, head].index_add_(0, members, entropy)
-        made.squares[:, head].index_add_(0, members, _dot(shifted, shifted))
-        if images > 1:
-            apart = tile - tile.mean(dim=0)
-            made.over_images[:, head].index_add_(0, members, _dot(apart, apart) * (images / (images - 1)))
-        for group in members.unique().tolist():
-            chosen = members == group
-            _add_bins(made.centred[group, head], shifted[chosen], pairs)
+        total = tile.new_zeros(len(runs[0]), *tile.shape[1:])  # Σ (A − level) over the images of a run
+        absolute = torch.zeros_like(total) if signed else total
+        for run, part in _stretches(tile, runs[1]):
+            size = tile[part].abs() if signed else tile[part]
+            mass[part, :, chosen] = size.sum(dim=4)
+            logs[part, :, chosen] = size.clamp_min(_TINY).log_().mul_(size).sum(dim=4)
+            shifted = _shifted(tile[part], level, pairs)
+            total[run] += shifted.sum(dim=0)
             if signed:
-                _add_bins(made.absolute[group, head], size[chosen], pairs)
-        _sum_prefix(made, head, whole, pairs, members)
+                absolute[run] += size.sum(dim=0)
+            squares[part, :, chosen] = shifted.square_().sum(dim=4)
+        mean = total.sum(dim=0) / max(images, 1)
+        for _, part in _stretches(tile, runs[1]):
+            apart[part, :, chosen] = _shifted(tile[part], level, pairs).sub_(mean).square_().sum(dim=4)
+        for run, group in enumerate(runs[0].tolist()):
+            _add_bins(made.centred[group, chosen], total[run], pairs)
+            if signed:
+                _add_bins(made.absolute[group, chosen], absolute[run], pairs)
+    logs = mass * mass.clamp_min(_TINY).log() - logs
+    apart *= images / max(images - 1, 1)
+    for found, row in zip((made.entropies, made.squares, made.over_images), (logs, squares, apart), strict=True):
+        found.index_add_(0, members, row.double().sum(dim=(1, 3)))
+    _sum_prefix(made, call, pairs, members)
     images_of = made.images[:, None, None]
     by_displacement = made.centred + level * images_of * pairs.counts
     absolute = torch.where((made.absolute > 0).any(dim=(0, 2))[None, :, None], made.absolute, by_displacement)
@@ -83,31 +95,51 @@ def _level(keys: int) -> float:
     return 2.0 ** -round(log2(keys))
 
 
-def head_tiles(call: AttentionCall, pairs: Pairs) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields of each head all weights, and those of the pairs that count; others in between are 0."""
-    for head in range(call.weights.shape[2]):
-        whole = call.weights[:, :, head]
+def tiles(call: AttentionCall, pairs: Pairs) -> Iterator[tuple[slice, Float[Tensor, "images groups heads rows cols"]]]:
+    """Yields the weights of the pairs that count, others in between as 0, of a few heads: as many as fit a cache."""
+    heads = call.weights.shape[2]
+    step = max(1, _IN_CACHE // (pairs.bins.numel() * 4))
+    for first in range(0, heads, step):
+        chosen = slice(first, min(first + step, heads))
+        whole = call.weights[:, :, chosen]
         if not whole.dtype.is_floating_point or whole.dtype.itemsize < 4:
             whole = whole.float()
-        tile = _picked(_picked(whole, pairs.rows, 2), pairs.cols, 3).contiguous()
-        yield whole, tile if pairs.valid is None else tile * pairs.valid
+        tile = _picked(_picked(whole, pairs.rows, 3), pairs.cols, 4)
+        yield chosen, tile if pairs.valid is None else tile * pairs.valid[:, None]
 
 
-def _total(values: Float[Tensor, "images *rest"]) -> Float64[Tensor, " images"]:
-    """Adds up the values of each image; the last axis in their own dtype, which is much quicker."""
-    return values.sum(dim=-1).double().flatten(1).sum(dim=1)
+def images_in_cache(tile: Float[Tensor, "images ..."]) -> int:
+    """Returns how many images of a tile are summed at once."""
+    return max(1, _IN_CACHE // max(tile[:1].numel() * tile.itemsize, 1))
 
 
-def _dot(
-    one: Float[Tensor, "images groups rows cols"], other: Float[Tensor, "images groups rows cols"]
-) -> Float64[Tensor, " images"]:
-    """Multiplies and adds up the values of each image."""
-    return torch.linalg.vecdot(one, other).double().sum(dim=(1, 2))
+def _stretches(tile: Float[Tensor, "images ..."], counts: Int64[Tensor, " runs"]) -> Iterator[tuple[int, slice]]:
+    """Cuts each run of images, which follow each other and are in one group, into stretches that fit a cache."""
+    first, step = 0, images_in_cache(tile)
+    for run, count in enumerate(counts.tolist()):
+        for start in range(first, first + count, step):
+            yield run, slice(start, min(start + step, first + count))
+        first += count
+
+
+def _empty_rows(call: AttentionCall, pairs: Pairs) -> Float[Tensor, "kinds images groups heads rows"]:
+    """Returns memory for four sums of each row of weights, in at least float32."""
+    images, groups, heads = call.weights.shape[:3]
+    dtype = torch.promote_types(call.weights.dtype, torch.float32)
+    return call.weights.new_empty(4, images, groups, heads, len(pairs.rows), dtype=dtype)
+
+
+def _shifted(
+    part: Float[Tensor, "images groups heads rows cols"], level: float, pairs: Pairs
+) -> Float[Tensor, "images groups heads rows cols"]:
+    """Takes the level away from weights of pairs that count."""
+    shifted = part - level
+    return shifted if pairs.valid is None else shifted.mul_(pairs.valid[:, None])
 
 
 def _picked(
-    weights: Float[Tensor, "images groups queries keys"], chosen: Int64[Tensor, " chosen"], axis: int
-) -> Float[Tensor, "images groups rows cols"]:
+    weights: Float[Tensor, "images groups heads queries keys"], chosen: Int64[Tensor, " chosen"], axis: int
+) -> Float[Tensor, "images groups heads rows cols"]:
     """Takes some of the queries or keys, without a copy where they are one stretch."""
     first, count = int(chosen[0]), len(chosen)
     if int(chosen[-1]) - first + 1 == count:
@@ -116,31 +148,25 @@ def _picked(
 
 
 def _add_bins(
-    total: Float64[Tensor, " displacements"], weights: Float[Tensor, "images groups rows cols"], pairs: Pairs
+    total: Float64[Tensor, "heads displacements"], weights: Float[Tensor, "groups heads rows cols"], pairs: Pairs
 ) -> None:
     """Adds up the weights of each displacement."""
-    flat = weights.sum(dim=0).double().flatten()
-    total += torch.bincount(pairs.bins.flatten(), flat, minlength=len(total) + 1)[: len(total)]
+    bins, size = pairs.bins.flatten(), total.shape[1]
+    for head in range(len(total)):
+        total[head] += torch.bincount(bins, weights[:, head].double().flatten(), minlength=size + 1)[:size]
 
 
-def _sum_prefix(
-    made: HeadSums,
-    head: int,
-    whole: Float[Tensor, "images groups queries keys"],
-    pairs: Pairs,
-    members: Int64[Tensor, " images"],
-) -> None:
+def _sum_prefix(made: HeadSums, call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"]) -> None:
     """Sums what positions pay to prefix keys, and the maps of prefix queries."""
     layout = pairs.layout
     if made.prefix.shape[2]:
-        on_prefix = _picked(whole, pairs.rows, 2)[..., layout.key_prefix]
+        on_prefix = _picked(call.weights[..., layout.key_prefix], pairs.rows, 3).double()
         if pairs.valid is not None:
-            on_prefix = on_prefix * pairs.valid.any(dim=2, keepdim=True)
-        made.prefix[:, head].index_add_(0, members, on_prefix.sum(dim=(1, 2), dtype=torch.float64))
-        size = on_prefix.abs().sum(dim=(1, 2, 3), dtype=torch.float64)
-        made.prefix_size[:, head].index_add_(0, members, size)
+            on_prefix = on_prefix * pairs.valid.any(dim=2)[:, None, :, None]
+        made.prefix.index_add_(0, members, on_prefix.sum(dim=(1, 3)))
+        made.prefix_size.index_add_(0, members, on_prefix.abs().sum(dim=(1, 3, 4)))
     if made.prefix_maps.shape[2]:
-        made.prefix_maps[:, head].index_add_(0, members, whole[:, 0][:, _prefix_queries(layout)].double())
+        made.prefix_maps.index_add_(0, members, call.weights[:, 0][:, :, _prefix_queries(layout)].double())
 
 
 def empty_sums(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:

@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+import torch
+from tests.analysis.statistics_cases import LAYOUTS, added, make_call, within
+
+from convattn.adapters.attention import AttentionCall, global_layout
+from convattn.analysis.measure.kernel import KernelFit, fit_weights, shared_out
+from convattn.analysis.measure.pairs import make_pairs
+from convattn.analysis.statistics import head_statistics
+
+
+def by_position(layout, images=8, seed=0, dtype=torch.float64):
+    """Heads whose scores are a table of displacements: softmax shares them out at the border."""
+    pairs = make_pairs(layout, "layer")
+    draw = torch.Generator().manual_seed(seed)
+    table = 2 * torch.randn(2, len(pairs.counts) + 1, generator=draw, dtype=torch.float64)
+    table[:, -1] = -torch.inf
+    made = torch.zeros(layout.groups, 2, layout.queries.shape[1], layout.keys.shape[1], dtype=torch.float64)
+    scores = table[:, pairs.bins].movedim(0, 1)
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    made[:, :, pairs.rows[:, None], pairs.cols[None]] = weights
+    call = AttentionCall(
+        "layer", "Layer", layout, made.to(dtype).expand(images, -1, -1, -1, -1), None, None, True, 0, 0
+    )
+    return call, pairs, table[:, :-1].softmax(-1)
+
+
+@pytest.mark.parametrize("name", ["global", "sequence", "windows", "keys outside", "one class token"])
+def test_weights_by_position_are_found_again(name):
+    """Their shares are those of softmax, which the mean weight of each displacement is not."""
+    call, pairs, table = by_position(LAYOUTS[name])
+    sums, _ = added(call, [slice(0, 8)], 4)
+    everything = sums.map(lambda part: part.sum(dim=0))
+    found = fit_weights(everything, pairs)
+    for head in range(2):
+        exact, again = (shared_out(weights[head], pairs) for weights in (table, found))
+        # Rounds end where displacements get what was measured to 1e-5 of the largest.
+        assert (exact - again).abs().max() < 1e-3
+    fit = KernelFit()
+    fit.score(call, pairs, sums)
+    heads, _ = head_statistics(sums, pairs, fit, 1)
+    for head in heads:
+        assert head.position_score.value > 1 - 1e-5
+        assert head.content_share.value < 1e-12
+    if name != "keys outside":
+        assert max(head.shift_invariance.value for head in heads) < 0.99
+
+
+def test_position_score_is_that_of_whole_maps():
+    """Weights that depend on the image: the share explained, on other images, by the shares of the first."""
+    layout = LAYOUTS["global"]
+    fitted, held = make_call(layout, seed=0), make_call(layout, seed=1)
+    sums, pairs = added(fitted, [slice(0, 6)], 3)
+    fit = KernelFit()
+    fit.score(held, pairs, sums)
+    weights = fit_weights(sums.map(lambda part: part.sum(dim=0)), pairs)
+    for head in range(3):
+        maps = held.weights[:, 0, head].numpy()
+        model = shared_out(weights[head], pairs)[0].numpy()
+        hi = 1 - np.square(maps - model).sum() / np.square(maps - 1 / 15).sum()
+        within(fit.estimate(head, 10).value, hi, maps.size)
+        assert fit.estimate(head, 10).value < 0.1
+
+
+def test_a_hard_head_at_the_border_leaves_no_weight_in_the_middle():
+    """At the last column such a head falls back on its own position, which its kernel must not take for a habit."""
+    layout = global_layout((6, 7))
+    delta = layout.keys[0][None] - layout.query_positions()[0][:, None]
+    weights = (-15 * (delta - torch.tensor([0.0, 1.0])).square().sum(-1)).softmax(-1).expand(4, 1, 1, -1, -1)
+    call = AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
+    sums, pairs = added(call, [slice(0, 4)], 4)
+    fit = KernelFit()
+    fit.score(call, pairs, sums)
+    ((head,), _) = head_statistics(sums, pairs, fit, 1)
+    steps = pairs.displacements[pairs.within(1)].tolist()
+    assert head.kernel[steps.index([0.0, 0.0])] == pytest.approx(1 / 7, abs=1e-5)
+    assert head.position_kernel[steps.index([0.0, 0.0])] < 1e-4
+    assert head.position_kernel[steps.index([0.0, 1.0])] > 1 - 1e-4
+    assert head.position_score.value > 1 - 1e-6

@@ -1,0 +1,13 @@
+import pytest
+from tests.training.resuming import RECIPE
+from tests.training.tiny import tiny_data
+
+from convattn.training import train
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(RECIPE, output=folder, data=tiny_data(), progress=False)
+    return folder
