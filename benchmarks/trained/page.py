@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.trained.measure import CERTIFIED, REFINED_ON
 from convattn.training.markdown import markdown_table
 
-__all__ = ["page"]
+__all__ = ["conversion_table", "page"]
 
 _BUSY = "Other programs ran at the same time: single times say little, ratios more.\n"
 
@@ -50,9 +50,9 @@ def page(content: Mapping[str, Any]) -> str:
             tests=content["data"]["tests"],
             certified=CERTIFIED,
             refined_on=REFINED_ON,
-            convolutional=_table(first),
+            convolutional=conversion_table(first),
             returned=_returned(first),
-            attentional=_table(second),
+            attentional=conversion_table(second),
             over_seeds=_over_seeds(second),
             fine_tuned=_fine_tuned(content["fine_tuned"]),
             command=content["command"],
@@ -68,7 +68,7 @@ def page(content: Mapping[str, Any]) -> str:
     )
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+def conversion_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Tabulates conversions."""
     return markdown_table(list(_COLUMNS), [_cells(row) for row in rows])
 

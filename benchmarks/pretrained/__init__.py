@@ -1,0 +1,1 @@
+"""The trained networks of this repository, converted both ways."""
