@@ -32,8 +32,8 @@ PAGE = """\
 # What an analysis costs
 
 How long does [`analyze`](../analysis.md) take, and how much memory? timm's `{network}` with random weights sees
-{images} images of standard normal numbers, {size} × {size}. Processor time of one thread, median of {rounds} round(s) in
-turns; memory is the largest beyond the network and the images.
+{images} images of standard normal numbers, {size} × {size}. Processor time of one thread, median of {rounds} round(s)
+in turns; memory is the largest beyond the network and the images.
 
 | | seconds | × explicit attention | lowest to highest ratio | GiB |
 |---|---|---|---|---|
@@ -77,7 +77,7 @@ def contenders(images: Tensor) -> dict[str, Callable[[], object]]:
 def _set_fused(network: nn.Module, fused: bool) -> None:
     for module in network.modules():
         if hasattr(module, "fused_attn"):
-            module.fused_attn = fused
+            setattr(module, "fused_attn", fused)  # noqa: B010 - timm's plain attribute, which types take for a tensor
 
 
 def measure_all(images: int, rounds: int) -> dict[str, dict[str, Any]]:
