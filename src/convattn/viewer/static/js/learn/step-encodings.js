@@ -1,7 +1,7 @@
 import { fill, h, setProp, svg } from "../dom.js";
 import { FIT_SIDE, compareEncodings, targetMap } from "./fit.js";
 import { largestSize } from "./kernels.js";
-import { choice, em, followArrows, followPointer, slider, windowView, sup, placeMark } from "./view.js";
+import { choice, followArrows, followPointer, slider, windowView, placeMark } from "./view.js";
 
 const FIT_MIDDLE = (FIT_SIDE - 1) / 2;
 const FIT_LIMIT = FIT_MIDDLE - 2;
@@ -56,18 +56,6 @@ export function encodingsStep(tour) {
   }
 
   return {
-    title: "Any function of the offset can be a score",
-    words: [
-      "These layers are convolutional because the score depends on the offset δ alone. How it does is called the ",
-      em("encoding"),
-      "; here each is fitted to the same target while you drag. If the score is a part for rows plus a part for columns, the map is a product: quick to compute, never slanted.",
-    ],
-    formula: ["A(δ) ∝ e", sup("s(δ)"), h("span", { class: "learn-where" }, "s(δ) = f(δ₁) + g(δ₂) makes A a product")],
-    task: ["Drag the target. Then make it a stripe, and give the sinusoidal encoding more waves."],
-    notice: [
-      "One wave repeats itself every 2π ≈ 6.3 pixels; a second, slower one removes the copies. Sums over axes fail at the stripe, however many parameters they have.",
-    ],
-    more: ["The paper, section 4 and appendix", "section.4"],
     stage: [
       h(
         "div",

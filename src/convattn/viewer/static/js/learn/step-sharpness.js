@@ -7,14 +7,11 @@ import { KERNELS, convolvePicture, cutAround, largestDifference, largestSize, na
 import {
   choice,
   differenceText,
-  em,
   followPointer,
   numbersList,
   powerText,
   slider,
   squareMark,
-  sub,
-  sup,
   windowView,
 } from "./view.js";
 
@@ -120,32 +117,6 @@ export function sharpnessStep(tour) {
   }
 
   return {
-    title: "Sharp heads see one pixel, soft heads blur",
-    words: [
-      "A head scores every pixel, and a softmax turns the scores into weights that add up to 1. Here the score falls with the distance from the head's centre, the faster the larger the ",
-      em("sharpness"),
-      " α. Soft heads only resemble the convolution; the certificate says beforehand how far off they can be, on any picture.",
-    ],
-    formula: [
-      "weight ∝ exp(−α ‖δ − Δ‖²)",
-      h(
-        "span",
-        { class: "learn-where" },
-        "error ≤ 2 ε(α) · max|x| · Σ",
-        sub("h"),
-        "|W",
-        sub("h"),
-        "|, ε(α) ≈ 4 e",
-        sup("−α"),
-      ),
-    ],
-    task: ["Move the slider, or drag along the curve."],
-    notice: [
-      "The error falls like e",
-      sup("−α"),
-      ", below the bound, until only the rounding of float32 is left, near α = 16. From then on the heads are a convolution.",
-    ],
-    more: ["The paper, section 3 and appendix", "section.3"],
     stage: [
       control.root,
       h("div", { class: "learn-pair learn-stack" }, around.root, chart.root),

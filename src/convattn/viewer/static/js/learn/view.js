@@ -18,21 +18,12 @@ import { contextOf, drawMap, drawRamp, numberText, sizeCanvas } from "../draw.js
 
 /**
  * @typedef {object} Step
- * @property {string} title  the claim
- * @property {import("../dom.js").Child[]} words
- * @property {import("../dom.js").Child[]} formula
- * @property {import("../dom.js").Child[]} task
- * @property {import("../dom.js").Child[]} notice
- * @property {[string, string]} more  text, and section of the paper
  * @property {Element[]} stage
  * @property {() => void} paint  draws everything again: at the start and when the theme changes
  * @property {() => void} [destroy]
  */
 
-const textElement = (/** @type {"em" | "sub" | "sup"} */ tag) => (/** @type {string} */ text) => h(tag, null, text);
-export const em = textElement("em");
-export const sub = textElement("sub");
-export const sup = textElement("sup");
+/** @typedef {(tour: Tour, text: Element) => Step} MakeStep   text: what the reader reads, from tour.html */
 
 /**
  * A canvas of one pixel per cell, with a layer for marks in units of cells, and a caption.
