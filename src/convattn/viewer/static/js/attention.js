@@ -82,6 +82,16 @@ export function softmaxInPlace(scores, start, count) {
 }
 
 /**
+ * @param {ArrayLike<number>} scores
+ * @returns {Float64Array} their softmax
+ */
+export function softmaxOf(scores) {
+  const weights = new Float64Array(scores);
+  softmaxInPlace(weights, 0, weights.length);
+  return weights;
+}
+
+/**
  * Computes a layer: y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k].
  *
  * @param {Features} features

@@ -2,8 +2,8 @@
 
 import { h } from "../dom.js";
 import { drawBars } from "../draw.js";
+import { ARROW_STEPS } from "../keys.js";
 import { rowNumbers } from "../statistics.js";
-import { ARROW_STEPS } from "./field.js";
 import { farKeys, pictureSize } from "./query.js";
 import { paintMap, placeMarks, smallView } from "./small.js";
 import { headSentence } from "./words.js";

@@ -2,8 +2,9 @@
 
 import { h, say, setProps } from "../dom.js";
 import { drawPicture } from "../draw.js";
+import { ARROW_STEPS } from "../keys.js";
 import { cellCentre, nearestCell } from "../scene.js";
-import { ARROW_STEPS, cellExtent, createField, extentOf, onDrag } from "./field.js";
+import { cellExtent, createField, extentOf, onDrag } from "./field.js";
 import { queryWords } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */

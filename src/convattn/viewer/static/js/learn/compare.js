@@ -1,7 +1,8 @@
 import { h, setProp } from "../dom.js";
 import { numberText } from "../draw.js";
+import { followArrows } from "../keys.js";
 import { largestSize } from "./kernels.js";
-import { followArrows, followPointer, nearestInside, pictureView, placeMark, squareMark } from "./view.js";
+import { followPointer, nearestInside, pictureView, placeMark, squareMark } from "./view.js";
 
 /** @typedef {import("./view.js").Picture} Picture */
 /** @typedef {import("./view.js").Place} Place */

@@ -1,7 +1,8 @@
 import { fill, h, setProp, svg } from "../dom.js";
+import { followArrows } from "../keys.js";
 import { FIT_SIDE, compareEncodings, targetMap } from "./fit.js";
 import { largestSize } from "./kernels.js";
-import { choice, followArrows, followPointer, slider, windowView, placeMark } from "./view.js";
+import { choice, followPointer, slider, windowView, placeMark } from "./view.js";
 
 const FIT_MIDDLE = (FIT_SIDE - 1) / 2;
 const FIT_LIMIT = FIT_MIDDLE - 2;

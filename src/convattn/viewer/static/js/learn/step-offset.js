@@ -1,5 +1,6 @@
 import { fill, h, say, setProp, svg } from "../dom.js";
 import { fixedText } from "../draw.js";
+import { followArrows } from "../keys.js";
 import { HARD } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads } from "./heads.js";
@@ -7,7 +8,6 @@ import { KERNELS, convolvePicture, cutAround, namedTaps } from "./kernels.js";
 import {
   choice,
   differenceText,
-  followArrows,
   followPointer,
   nearestInside,
   numbersList,
