@@ -62,8 +62,9 @@ export function steerQuery(model, field, name) {
   onDrag(field.element, (event) => setQuery(model, field.pixelAt(event)));
   field.element.addEventListener("keydown", (event) => {
     const { query } = model.state.get();
-    const { place, grid } = model.layer();
-    const cell = nearestCell(place, grid, query);
+    const layer = model.layer();
+    const { place, grid } = layer;
+    const cell = nearestCell(layer, query);
     const arrow = ARROW_STEPS[event.key];
     const far = event.shiftKey ? 4 : 1;
     const next = arrow ? [cell[0] + far * arrow[0], cell[1] + far * arrow[1]] : farKeys(cell)[event.key];
@@ -134,7 +135,7 @@ export function createQueryPicture(model) {
       drawn = image;
     }
     const layer = model.layer();
-    field.showQuery(prefix === null ? cellExtent(layer, nearestCell(layer.place, layer.grid, query)) : null);
+    field.showQuery(prefix === null ? cellExtent(layer, nearestCell(layer, query)) : null);
     const words = queryWords(state.get(), layer.prefix);
     element.setAttribute("aria-label", `${scene.images[image].name}. Query: ${words}. Arrow keys move it.`);
     [place.dataset.row, place.dataset.col] = query.map(String);

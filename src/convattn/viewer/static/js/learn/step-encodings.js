@@ -13,9 +13,11 @@ const matchText = (share) => `${Number((100 * share).toPrecision(3))} %`;
 /**
  * Step 5: other functions of the offset.
  * @param {import("./view.js").Tour} tour
+ * @param {Element} text
  * @returns {import("./view.js").Step}
  */
-export function encodingsStep(tour) {
+export function encodingsStep(tour, text) {
+  const note = /** @type {Element} */ (text.querySelector(".learn-small")); // stands below the maps
   /** @type {[number, number]} */
   let offset = [-2, 3];
   let shape = "a spot";
@@ -75,11 +77,7 @@ export function encodingsStep(tour) {
         ).root,
       ),
       h("div", { class: "learn-gallery" }, target.root, ...views.map((view) => view.root)),
-      h(
-        "p",
-        { class: "learn-small" },
-        "Match: the share of attention that lies where the target has it. Parameters: those of a layer of 9 heads on 16 × 16 pixels; width 400 for the tables per axis, 64 hidden units for the function of distance, of which 8 are fitted here, with their bends at the target.",
-      ),
+      note,
     ],
     paint,
   };
