@@ -37,7 +37,7 @@ def joined_module(entries: Iterable[str] = ("start.js",)) -> str:
     for entry in entries:
         _gather(entry, order, ())
     _require_unique(order)
-    return "\n".join(f"// {name}\n{_stripped(text)}" for name, text in order.items())
+    return "".join(map(_stripped, order.values()))
 
 
 def top_level_names(text: str) -> list[str]:

@@ -137,6 +137,18 @@ function addScores({ networks, tensors }) {
 }
 
 /**
+ * Returns rows and columns of a picture.
+ *
+ * @param {Scene} scene
+ * @param {number} image
+ * @returns {Pair}
+ */
+export function pictureShape({ images, tensors }, image) {
+  const [rows, cols] = tensors.get(images[image].picture)?.shape ?? [1, 1];
+  return [rows, cols];
+}
+
+/**
  * Returns the cell of a layer whose centre is nearest to a place.
  *
  * @param {Pick<SceneLayer, "place" | "grid">} layer

@@ -19,7 +19,7 @@ const TEXT_DELAY = 250;
 /**
  * @param {Model} model
  * @param {(button: HTMLElement) => void} opened called when a head was chosen by pointer or Enter
- * @returns {{element: HTMLElement, update: () => void, destroy: () => void}}
+ * @returns {{element: HTMLElement, update: () => void}}
  */
 export function createMatrix(model, opened) {
   const { state } = model;
@@ -159,6 +159,5 @@ export function createMatrix(model, opened) {
       choose();
       paint();
     },
-    destroy: () => clearTimeout(texts),
   };
 }

@@ -3,7 +3,7 @@
 import { h, say, setProps } from "../dom.js";
 import { drawPicture } from "../draw.js";
 import { ARROW_STEPS } from "../keys.js";
-import { cellCentre, nearestCell } from "../scene.js";
+import { cellCentre, nearestCell, pictureShape } from "../scene.js";
 import { cellExtent, createField, extentOf, onDrag } from "./field.js";
 import { queryWords } from "./words.js";
 
@@ -16,8 +16,7 @@ import { queryWords } from "./words.js";
  * @returns {Pair}
  */
 export function pictureSize({ scene, state }) {
-  const tensor = scene.tensors.get(scene.images[state.get().image].picture);
-  return tensor ? [tensor.shape[0], tensor.shape[1]] : [1, 1];
+  return pictureShape(scene, state.get().image);
 }
 
 /**

@@ -1,4 +1,4 @@
-import { h, setProp } from "../dom.js";
+import { h, setProps } from "../dom.js";
 import { numberText } from "../draw.js";
 import { followArrows } from "../keys.js";
 import { largestSize } from "./kernels.js";
@@ -26,9 +26,8 @@ export function comparison(tour, chosen) {
   });
   let at = tour.query;
   if (chosen) {
-    views[0].frame.tabIndex = 0;
-    setProp(views[0].frame, "role", "group");
-    setProp(views[0].frame, "aria-label", "Picture with the pixel that is looked from. Arrow keys move it.");
+    const label = "Picture with the pixel that is looked from. Arrow keys move it.";
+    setProps(views[0].frame, { tabindex: 0, role: "group", "aria-label": label });
     followArrows(views[0].frame, ([down, right]) => choose([at[0] + down, at[1] + right]));
   }
   /** @param {Place} place */

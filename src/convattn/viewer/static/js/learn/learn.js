@@ -25,7 +25,7 @@ const TOUR_STEPS = {
  * @param {import("../source.js").Source} source
  * @param {State} state
  * @param {{theme: () => import("../colour.js").Theme}} options  theme: the one that is shown, also if the system chose it
- * @returns {{destroy: () => void, repaint: () => void}}
+ * @returns {{repaint: () => void}}
  */
 export function mountLearn(root, source, state, { theme }) {
   const texts = [.../** @type {NodeListOf<HTMLTemplateElement>} */ (document.querySelectorAll("template[data-tour]"))];
@@ -38,7 +38,7 @@ export function mountLearn(root, source, state, { theme }) {
     picture,
     query: tourQuery(picture),
     theme,
-    ask: () => frame.ask(),
+    ask: oncePerFrame(() => repaint()),
     tell(text) {
       clearTimeout(waiting);
       waiting = window.setTimeout(() => say(heard, text), 600);
@@ -61,7 +61,6 @@ export function mountLearn(root, source, state, { theme }) {
   /** @type {import("./view.js").Step | null} */
   let current = null;
   const repaint = () => current?.paint();
-  const frame = oncePerFrame(repaint);
 
   const stepNow = () => Math.min(state.get().step, end);
   /** @param {number} by */
@@ -106,19 +105,10 @@ export function mountLearn(root, source, state, { theme }) {
     }
   }
 
-  const unsubscribe = state.subscribe((_, changed) => {
+  state.subscribe((_, changed) => {
     if (changed.has("step")) lay(true);
     else if (changed.has("theme")) repaint();
   });
   lay(false);
-  return {
-    destroy() {
-      unsubscribe();
-      frame.stop();
-      clearTimeout(waiting);
-      current?.destroy?.();
-      tourRoot.remove();
-    },
-    repaint,
-  };
+  return { repaint };
 }

@@ -1,4 +1,4 @@
-import { fill, h, setProp, svg } from "../dom.js";
+import { fill, h, setProps, svg } from "../dom.js";
 import { followArrows } from "../keys.js";
 import { FIT_SIDE, compareEncodings, targetMap } from "./fit.js";
 import { largestSize } from "./kernels.js";
@@ -27,9 +27,7 @@ export function encodingsStep(tour, text) {
   const views = compareEncodings(offset, shape, waves).map(({ name }) => windowView(FIT_MIDDLE, name));
   const handle = svg("circle", { class: "learn-handle", r: 1.6 });
   target.marks.append(handle);
-  target.frame.tabIndex = 0;
-  setProp(target.frame, "role", "group");
-  setProp(target.frame, "aria-label", "Target of the head. Arrow keys move it.");
+  setProps(target.frame, { tabindex: 0, role: "group", "aria-label": "Target of the head. Arrow keys move it." });
   const place = (/** @type {number[]} */ ...wanted) => {
     const [row, col] = wanted.map((at) => Math.min(Math.max(at, -FIT_LIMIT), FIT_LIMIT));
     offset = [row, col];

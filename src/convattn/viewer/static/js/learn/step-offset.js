@@ -1,4 +1,4 @@
-import { fill, h, say, setProp, svg } from "../dom.js";
+import { fill, h, say, setProps, svg } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { followArrows } from "../keys.js";
 import { HARD } from "./bound.js";
@@ -98,11 +98,10 @@ export function offsetStep(tour, text) {
       const { offset, weight } = heads[head];
       const name = `Head ${head + 1}: offset ${offsetText(offset)}, weight ${fixedText(weight, 3)}. Arrow keys move it.`;
       placeMark(ring, offset);
-      setProp(ring, "class", head === active ? "learn-head learn-on" : "learn-head");
-      setProp(ring, "aria-label", name);
+      setProps(ring, { class: head === active ? "learn-head learn-on" : "learn-head", "aria-label": name });
     });
-    setProp(arrow, "x2", heads[active].offset[1]);
-    setProp(arrow, "y2", heads[active].offset[0]);
+    const [y2, x2] = heads[active].offset;
+    setProps(arrow, { x2, y2 });
   }
   function paintKernel() {
     const { counts, divisor } = KERNELS[kernel];

@@ -1,4 +1,4 @@
-import { h, setProp, svg } from "../dom.js";
+import { h, setProps, svg } from "../dom.js";
 import { HARD, certifiedError } from "./bound.js";
 import { logChart } from "./chart.js";
 import { comparison } from "./compare.js";
@@ -111,9 +111,9 @@ export function sharpnessStep(tour) {
     const bound = powerText(certifiedError(sharpness, taps));
     const said = numbers.show(differenceText(largest), bound, `${(100 * most).toPrecision(3)} %`);
     tour.tell(`${sharpnessText(sharpness)}. ${said}`);
-    for (const name of ["x1", "x2"]) setProp(rule, name, chart.across(sharpness));
-    setProp(dot, "cx", chart.across(sharpness));
-    setProp(dot, "cy", chart.down(largest));
+    const across = chart.across(sharpness);
+    setProps(rule, { x1: across, x2: across });
+    setProps(dot, { cx: across, cy: chart.down(largest) });
   }
 
   return {
