@@ -14,7 +14,19 @@ from convattn.viewer.scene import Scene
 PAGE, SCENE = "index.html", "scene.safetensors"
 """Files of a folder with a page."""
 
-_STYLES = ("style.css", "learn.css")
+_STYLES = (
+    "page",
+    "explore",
+    "all-heads",
+    "one-head",
+    "table-and-training",
+    "screens",
+    "learn",
+    "learn-marks",
+    "learn-charts",
+)
+"""Files of static/css, in the order in which their rules apply."""
+
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -63,7 +75,7 @@ def page_html(title: str, *, scene: bytes | None = None, entry: str = "start.js"
     data = "" if scene is None else f'<script type="text/plain" id="convattn-scene">{_base64(scene)}</script>\n'
     parts = {
         "title": html.escape(title),
-        "style": "\n".join(_static(name) for name in _STYLES),
+        "style": "\n".join(_static(f"css/{name}.css") for name in _STYLES),
         "tour": f'{_static("tour.html")}<script type="application/json" id="convattn-costs">{costs}</script>',
         "scripts": f'{data}<script type="module">\n{module}\n{start}\n</script>',
     }
