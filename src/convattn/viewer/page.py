@@ -1,4 +1,4 @@
-"""The page: one HTML file with the module, the style and a scene inside."""
+"""The page: one HTML file with the module, the style, the texts of the tour and a scene inside."""
 
 import base64
 import html
