@@ -72,7 +72,7 @@ export function positionRow(geometry, scores, heads, query) {
  * @param {number} start
  * @param {number} count
  */
-export function softmaxInPlace(scores, start, count) {
+function softmaxInPlace(scores, start, count) {
   let largest = -Infinity;
   for (let i = start; i < start + count; i++) largest = Math.max(largest, scores[i]);
   const powers = new Float64Array(count);

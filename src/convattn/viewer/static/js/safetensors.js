@@ -59,7 +59,7 @@ function safetensorsNumbers(dtype, buffer, from, bytes) {
  * @param {Uint16Array} halves
  * @returns {Float32Array}
  */
-export function halvesToFloats(halves) {
+function halvesToFloats(halves) {
   const floats = new Float32Array(halves.length);
   for (let i = 0; i < halves.length; i++) {
     const half = halves[i];

@@ -42,7 +42,7 @@ export function drawImage({ scene, state }, canvas, image = state.get().image) {
  * @param {Model} model
  * @param {Pair} pixel
  */
-export function setQuery(model, [row, col]) {
+function setQuery(model, [row, col]) {
   const [rows, cols] = pictureSize(model);
   // A centre between two pixels goes to the lower one, whose nearest cell it is: `nearestCell` rounds up.
   const inside = (/** @type {number} */ place, /** @type {number} */ size) =>
