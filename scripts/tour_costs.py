@@ -1,4 +1,4 @@
-"""Writes the measured costs that the guided tour shows: python scripts/tour_costs.py, then make fix.
+"""Writes the measured costs that the guided tour shows: python scripts/tour_costs.py.
 
 They are out of docs/results. The tour's sixth step draws them; a test holds the file against the records.
 """
@@ -10,13 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-WRITTEN = ROOT / "src/convattn/viewer/static/js/learn/recorded-costs.js"
-HEAD = "// Measured costs, out of docs/results/{layers,sequences}.json; scripts/tour_costs.py writes this file.\n\n"
-TYPE = """/**
- * @type {{machine: string, torch: string, charts: {name: string, unit: string, note: string, lines:
- *   {name: string, points: [number, number][]}[]}[]}}
- */
-"""
+WRITTEN = ROOT / "src/convattn/viewer/static/costs.json"
 MIB = 2**20
 
 IMAGES_NOTE = "400 channels, 9 heads, forward, per image. All pairs and the convolution ran on 25, 4 and 1 images."
@@ -119,7 +113,7 @@ def costs() -> dict[str, Any]:
 def main() -> None:
     """Writes the file."""
     text = json.dumps(costs(), ensure_ascii=False, separators=(",", ":"))
-    WRITTEN.write_text(f"{HEAD}{TYPE}export const RECORDED_COSTS = JSON.parse(\n  `{text}`,\n);\n", encoding="utf-8")
+    WRITTEN.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ _EXPORT = re.compile(r"^export (?=(async function|function|const|let|class)\b)",
 _TOP_LEVEL = re.compile(r"^(?:export )?(?:async function\*?|function\*?|const|let|class) ([\w$]+|[{\[])", re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*(?:/\*\*(?:[^*]|\*(?!/))*\*/[ \t]*|//[^\n]*)\n", re.MULTILINE)
 _CAST = re.compile(r"/\*\* @type (?:[^*]|\*(?!/))*\*/ ?")
+_LAST_COMMENT = re.compile(r"""[ \t]+// [^\n"'`]*$""", re.MULTILINE)  # no text ends after it, so none begins before it
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 
 
@@ -36,7 +37,7 @@ def joined_module(entries: Iterable[str] = ("start.js",)) -> str:
     for entry in entries:
         _gather(entry, order, ())
     _require_unique(order)
-    return "\n".join(f"// {name}\n{_stripped(text)}" for name, text in order.items())
+    return "".join(map(_stripped, order.values()))
 
 
 def top_level_names(text: str) -> list[str]:
@@ -69,7 +70,7 @@ def _stripped(text: str) -> str:
     bare = _EXPORT.sub("", _IMPORT.sub("", text))
     left = _ANY_IMPORT.search(bare)
     assert left is None, f"cannot join {left[0]!r}"
-    return _INDENTATION.sub("", _CAST.sub("", _COMMENT.sub("", bare))).strip() + "\n"
+    return _INDENTATION.sub("", _LAST_COMMENT.sub("", _CAST.sub("", _COMMENT.sub("", bare)))).strip() + "\n"
 
 
 def _require_unique(files: dict[str, str]) -> None:

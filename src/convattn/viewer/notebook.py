@@ -1,4 +1,4 @@
-"""`convattn.view`: the page in a notebook."""
+"""`convattn.view`: takes what a user has, and returns the widget that shows it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

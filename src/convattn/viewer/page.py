@@ -1,4 +1,4 @@
-"""The page: one HTML file with the module, the style and a scene inside."""
+"""The page: one HTML file with the module, the style, the texts of the tour and a scene inside."""
 
 import base64
 import html
@@ -14,7 +14,19 @@ from convattn.viewer.scene import Scene
 PAGE, SCENE = "index.html", "scene.safetensors"
 """Files of a folder with a page."""
 
-_STYLES = ("style.css", "learn.css")
+_STYLES = (
+    "page",
+    "explore",
+    "all-heads",
+    "one-head",
+    "table-and-training",
+    "screens",
+    "learn",
+    "learn-marks",
+    "learn-charts",
+)
+"""Files of static/css, in the order in which their rules apply."""
+
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -58,18 +70,22 @@ def page_html(title: str, *, scene: bytes | None = None, entry: str = "start.js"
     Returns:
         The HTML.
     """
-    static = resources.files("convattn.viewer") / "static"
-    template, *styles = ((static / name).read_text(encoding="utf-8") for name in ("page.html", *_STYLES))
-    module = joined_module((entry,))
-    assert "</script" not in module.lower()
+    module, costs = joined_module((entry,)), _static("costs.json")
+    assert "</script" not in (module + costs).lower()
     data = "" if scene is None else f'<script type="text/plain" id="convattn-scene">{_base64(scene)}</script>\n'
     parts = {
         "title": html.escape(title),
-        "style": "\n".join(styles),
+        "style": "\n".join(_static(f"css/{name}.css") for name in _STYLES),
+        "tour": f'{_static("tour.html")}<script type="application/json" id="convattn-costs">{costs}</script>',
         "scripts": f'{data}<script type="module">\n{module}\n{start}\n</script>',
     }
+    template = _static("page.html")
     assert {*_PLACE.findall(template)} == {*parts}, "page.html has other places than it should"
     return _PLACE.sub(lambda found: parts[found[1]], template)
+
+
+def _static(name: str) -> str:
+    return (resources.files("convattn.viewer") / "static" / name).read_text(encoding="utf-8")
 
 
 def _base64(content: bytes) -> str:

@@ -75,7 +75,7 @@ for (const theme of THEMES) {
   });
 
   test(`${theme}: colours of heads stand out of the page`, () => {
-    const style = readFileSync(new URL("../../../src/convattn/viewer/static/style.css", import.meta.url), "utf8");
+    const style = readFileSync(new URL("../../../src/convattn/viewer/static/css/page.css", import.meta.url), "utf8");
     const block = style.split(/^\.convattn(?:\[data-theme="dark"\])? \{/m)[theme === "light" ? 1 : 2];
     const bytes = (/** @type {string} */ name) => {
       const hex = block.match(new RegExp(`--${name}: #(\\w{6});`))?.[1] ?? assert.fail(name);

@@ -4,7 +4,6 @@ import { argv, stdout } from "node:process";
 import { certifiedError, offCentreMass } from "../../../src/convattn/viewer/static/js/learn/bound.js";
 import { compareEncodings, waveFeatures } from "../../../src/convattn/viewer/static/js/learn/fit.js";
 import { KERNELS, namedTaps } from "../../../src/convattn/viewer/static/js/learn/kernels.js";
-import { RECORDED_COSTS } from "../../../src/convattn/viewer/static/js/learn/recorded-costs.js";
 
 const sharpness = /** @type {number[]} */ (JSON.parse(argv[2]));
 const bounds = Object.keys(KERNELS).map((name) => ({
@@ -17,4 +16,4 @@ const encodings = [1, 8].map((waves) =>
   compareEncodings([0, 0], "a spot", waves).map(({ name, parameters, additive }) => ({ name, parameters, additive })),
 );
 const leaks = sharpness.map((alpha) => offCentreMass(alpha));
-stdout.write(JSON.stringify({ bounds, leaks, encodings, waves: waveFeatures(3), recorded: RECORDED_COSTS }));
+stdout.write(JSON.stringify({ bounds, leaks, encodings, waves: waveFeatures(3) }));

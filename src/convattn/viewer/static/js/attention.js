@@ -72,13 +72,23 @@ export function positionRow(geometry, scores, heads, query) {
  * @param {number} start
  * @param {number} count
  */
-export function softmaxInPlace(scores, start, count) {
+function softmaxInPlace(scores, start, count) {
   let largest = -Infinity;
   for (let i = start; i < start + count; i++) largest = Math.max(largest, scores[i]);
   const powers = new Float64Array(count);
   let sum = 0;
   for (let i = 0; i < count; i++) sum += powers[i] = Math.exp(scores[start + i] - largest);
   for (let i = 0; i < count; i++) scores[start + i] = powers[i] / sum;
+}
+
+/**
+ * @param {ArrayLike<number>} scores
+ * @returns {Float64Array} their softmax
+ */
+export function softmaxOf(scores) {
+  const weights = new Float64Array(scores);
+  softmaxInPlace(weights, 0, weights.length);
+  return weights;
 }
 
 /**

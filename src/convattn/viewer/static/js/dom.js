@@ -125,22 +125,16 @@ export function freshId(stem) {
 }
 
 /**
- * Runs a function once per frame at most, however often it is asked.
+ * Makes a function that runs another in the next frame, once, however often it is called before.
  * @param {() => void} run
- * @returns {{ask: () => void, stop: () => void}}
+ * @returns {() => void}
  */
 export function oncePerFrame(run) {
   let asked = 0;
-  return {
-    ask() {
-      asked ||= requestAnimationFrame(() => {
-        asked = 0;
-        run();
-      });
-    },
-    stop() {
-      cancelAnimationFrame(asked);
+  return () => {
+    asked ||= requestAnimationFrame(() => {
       asked = 0;
-    },
+      run();
+    });
   };
 }

@@ -22,42 +22,32 @@ export function contextOf(canvas) {
 }
 
 /**
- * Gives a canvas its number of cells; a canvas that has it already is left as it is.
+ * Draws cells: one pixel of the canvas for each.
  * @param {HTMLCanvasElement} canvas
- * @param {number} cols
  * @param {number} rows
+ * @param {number} cols
+ * @param {(pixels: Uint8ClampedArray) => void} paint writes RGBA
  */
-export function sizeCanvas(canvas, cols, rows) {
+export function drawCells(canvas, rows, cols, paint) {
   if (canvas.width !== cols) canvas.width = cols;
   if (canvas.height !== rows) canvas.height = rows;
+  const image = contextOf(canvas).createImageData(cols, rows);
+  paint(image.data);
+  contextOf(canvas).putImageData(image, 0, 0);
 }
 
 /**
- * Writes the colours of values into the pixels of an image.
- * @param {Uint8ClampedArray} pixels RGBA
- * @param {ArrayLike<number>} values NaN for none
- * @param {number} low
- * @param {number} high
- * @param {Theme} theme
- */
-export function paintValues(pixels, values, low, high, theme) {
-  const colours = packedRampOf(theme);
-  const out = new Uint32Array(pixels.buffer, pixels.byteOffset, pixels.byteLength / 4);
-  for (let cell = 0; cell < out.length; cell++) out[cell] = colours[levelOf(values[cell], low, high)];
-}
-
-/**
- * Draws a map: one pixel of the canvas for each value.
+ * Draws a map.
  * @param {HTMLCanvasElement} canvas
  * @param {ArrayLike<number>} values rows × cols, NaN for none
  * @param {{rows: number, cols: number, low: number, high: number, theme: Theme}} how
  */
 export function drawMap(canvas, values, { rows, cols, low, high, theme }) {
-  sizeCanvas(canvas, cols, rows);
-  const context = contextOf(canvas);
-  const image = context.createImageData(cols, rows);
-  paintValues(image.data, values, low, high, theme);
-  context.putImageData(image, 0, 0);
+  const colours = packedRampOf(theme);
+  drawCells(canvas, rows, cols, ({ buffer }) => {
+    const out = new Uint32Array(buffer);
+    for (let cell = 0; cell < out.length; cell++) out[cell] = colours[levelOf(values[cell], low, high)];
+  });
 }
 
 /**
@@ -68,16 +58,11 @@ export function drawMap(canvas, values, { rows, cols, low, high, theme }) {
  * @param {number} cols
  */
 export function drawPicture(canvas, bytes, rows, cols) {
-  sizeCanvas(canvas, cols, rows);
-  const context = contextOf(canvas);
-  const image = context.createImageData(cols, rows);
-  for (let cell = 0; cell < rows * cols; cell++) {
-    image.data[cell * 4] = bytes[cell * 3];
-    image.data[cell * 4 + 1] = bytes[cell * 3 + 1];
-    image.data[cell * 4 + 2] = bytes[cell * 3 + 2];
-    image.data[cell * 4 + 3] = 255;
-  }
-  context.putImageData(image, 0, 0);
+  drawCells(canvas, rows, cols, (pixels) => {
+    for (let at = 0; at < pixels.length; at++) {
+      pixels[at] = at % 4 === 3 ? 255 : bytes[Math.floor(at / 4) * 3 + (at % 4)];
+    }
+  });
 }
 
 /**

@@ -2,6 +2,7 @@
 
 import { freshId, h } from "./dom.js";
 import { mountExplore } from "./explore/explore.js";
+import { pictureShape } from "./scene.js";
 import { withinScene } from "./explore/within.js";
 import { mountLearn } from "./learn/learn.js";
 import { createState, DEFAULT_STATE, fromHash, toHash } from "./state.js";
@@ -21,7 +22,7 @@ const ADDRESS_DELAY = 300;
  */
 function firstState({ scene }) {
   const { networks } = scene;
-  const [rows, cols] = scene.tensors.get(scene.images[0].picture)?.shape ?? [1, 1];
+  const [rows, cols] = pictureShape(scene, 0);
   const compare = networks.map((_, number) => number).slice(1, 4);
   const [first] = networks;
   const large = first.layers.some(({ attention, grid }) => attention.kind === "position" && Math.max(...grid) > 20);
@@ -33,16 +34,14 @@ function firstState({ scene }) {
  * Shows a scene in an element.
  * @param {HTMLElement} root
  * @param {Source} source
- * @param {{view?: "explore" | "learn", state?: SomeState, theme?: "auto" | Theme, address?: boolean}} [options] address:
- *   whether the view is kept in the page's address, true for a page of its own and false within another
- * @returns {{destroy: () => void, state: () => ViewState}}
+ * @param {{theme?: "auto" | Theme, address?: boolean}} [options] address: whether the view is kept in the page's address,
+ *   true for a page of its own and false within another
  */
-export function mount(root, source, { view, state: given = {}, theme, address = true } = {}) {
+export function mount(root, source, { theme = "auto", address = true } = {}) {
   const defaults = firstState(source);
   const said = address ? fromHash(location.hash) : {};
-  const options = { ...(view && { view }), ...(theme && { theme }) };
   const within = (/** @type {SomeState} */ wanted) => withinScene(source.scene, { ...defaults, ...wanted });
-  const state = createState(within({ ...options, ...given, ...said }));
+  const state = createState(within({ theme, ...said }));
   const night = matchMedia("(prefers-color-scheme: dark)");
   const themeNow = () => {
     const chosen = state.get().theme;
@@ -90,12 +89,11 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
     }
   }
 
-  const readAddress = () => state.set(within(fromHash(location.hash)));
   const nightFell = () => {
     dress();
     views.repaint();
   };
-  const end = state.subscribe((_, changed) => {
+  state.subscribe((_, changed) => {
     if (changed.has("view")) views.open();
     if (changed.has("theme")) nightFell();
     if (!address) return;
@@ -103,25 +101,13 @@ export function mount(root, source, { view, state: given = {}, theme, address = 
     writing = setTimeout(writeAddress, ADDRESS_DELAY);
   });
   night.addEventListener("change", nightFell);
-  if (address) addEventListener("hashchange", readAddress);
+  if (address) addEventListener("hashchange", () => state.set(within(fromHash(location.hash))));
   dress();
   views.open();
-
-  return {
-    state: () => state.get(),
-    destroy() {
-      end();
-      clearTimeout(writing);
-      night.removeEventListener("change", nightFell);
-      removeEventListener("hashchange", readAddress);
-      views.destroy();
-      root.replaceChildren();
-    },
-  };
 }
 
 /** @typedef {"explore" | "learn"} ViewName */
-/** @typedef {{destroy: () => void, repaint: () => void}} MountedView */
+/** @typedef {{repaint: () => void}} MountedView */
 
 /**
  * Makes the tabs of the page; a view is made when it is first opened.
@@ -168,6 +154,5 @@ function createTabs(state, makers) {
       }
     },
     repaint: () => made.forEach((view) => view.repaint()),
-    destroy: () => made.forEach((view) => view.destroy()),
   };
 }

@@ -35,7 +35,7 @@ export function gelu(x) {
  * @param {number} x
  * @returns {number}
  */
-export function errorFunction(x) {
+function errorFunction(x) {
   if (Math.abs(x) > 6) return Math.sign(x);
   let term = x;
   let sum = x;

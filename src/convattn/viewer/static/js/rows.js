@@ -37,7 +37,7 @@ import { nearestCell } from "./scene.js";
 export function positionRows(scene, layer, number, query) {
   const position = positionOf(layer);
   if (!position || "prefix" in query) return null;
-  const cell = nearestCell(layer.place, layer.grid, query);
+  const cell = nearestCell(layer, query);
   const weights = positionRow(geometryOf(layer), floatsOf(scene.tensors, position.scores), layer.heads, cell);
   const [keyRows, keyCols] = layer.keys.grid;
   const prefix = new Float32Array(layer.heads * layer.prefix.length);
@@ -55,7 +55,7 @@ export function positionRows(scene, layer, number, query) {
 export function findQuery(scene, layer, query) {
   const { attention } = layer;
   if (attention.kind !== "maps") return null;
-  const cell = "prefix" in query ? query : nearestCell(layer.place, layer.grid, query);
+  const cell = "prefix" in query ? query : nearestCell(layer, query);
   const index = "prefix" in cell ? -1 - cell.prefix : cell[0] * layer.grid[1] + cell[1];
   const at = integersOf(scene.tensors, attention.queries).indexOf(index);
   if (at < 0) return null;

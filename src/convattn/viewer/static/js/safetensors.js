@@ -59,7 +59,7 @@ function safetensorsNumbers(dtype, buffer, from, bytes) {
  * @param {Uint16Array} halves
  * @returns {Float32Array}
  */
-export function halvesToFloats(halves) {
+function halvesToFloats(halves) {
   const floats = new Float32Array(halves.length);
   for (let i = 0; i < halves.length; i++) {
     const half = halves[i];
@@ -74,40 +74,21 @@ export function halvesToFloats(halves) {
 }
 
 /**
- * Returns the numbers of a tensor that must be float32, under its name.
+ * Makes a function that returns the numbers of a tensor, which must be of one type, under its name.
  *
- * @param {Map<string, Tensor>} tensors
- * @param {string} name
- * @returns {Float32Array}
+ * @template {Numbers} T
+ * @param {new (...given: any[]) => T} type
+ * @param {string} kind  what such numbers are called in errors
+ * @returns {(tensors: Map<string, Tensor>, name: string) => T}
  */
-export function floatsOf(tensors, name) {
-  const data = tensors.get(name)?.data;
-  if (!(data instanceof Float32Array)) throw new Error(`the scene has no numbers ${name}`);
-  return data;
+function numbersOf(type, kind) {
+  return (tensors, name) => {
+    const data = tensors.get(name)?.data;
+    if (!(data instanceof type)) throw new Error(`the scene has no ${kind} ${name}`);
+    return data;
+  };
 }
 
-/**
- * Returns the numbers of a tensor that must be int32, under its name.
- *
- * @param {Map<string, Tensor>} tensors
- * @param {string} name
- * @returns {Int32Array}
- */
-export function integersOf(tensors, name) {
-  const data = tensors.get(name)?.data;
-  if (!(data instanceof Int32Array)) throw new Error(`the scene has no integers ${name}`);
-  return data;
-}
-
-/**
- * Returns the numbers of a tensor that must be bytes, under its name.
- *
- * @param {Map<string, Tensor>} tensors
- * @param {string} name
- * @returns {Uint8Array}
- */
-export function bytesOf(tensors, name) {
-  const data = tensors.get(name)?.data;
-  if (!(data instanceof Uint8Array)) throw new Error(`the scene has no bytes ${name}`);
-  return data;
-}
+export const floatsOf = numbersOf(Float32Array, "numbers");
+export const integersOf = numbersOf(Int32Array, "integers");
+export const bytesOf = numbersOf(Uint8Array, "bytes");

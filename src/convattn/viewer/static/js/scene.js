@@ -137,14 +137,25 @@ function addScores({ networks, tensors }) {
 }
 
 /**
- * Returns the cell whose centre is nearest to a place.
+ * Returns rows and columns of a picture.
  *
- * @param {{first: Pair, step: Pair}} place
- * @param {Pair} grid
+ * @param {Scene} scene
+ * @param {number} image
+ * @returns {Pair}
+ */
+export function pictureShape({ images, tensors }, image) {
+  const [rows, cols] = tensors.get(images[image].picture)?.shape ?? [1, 1];
+  return [rows, cols];
+}
+
+/**
+ * Returns the cell of a layer whose centre is nearest to a place.
+ *
+ * @param {Pick<SceneLayer, "place" | "grid">} layer
  * @param {Pair} pixel  in pixels of the image
  * @returns {Pair}
  */
-export function nearestCell(place, grid, pixel) {
+export function nearestCell({ place, grid }, pixel) {
   const along = (/** @type {0 | 1} */ axis) => {
     const cell = Math.round((pixel[axis] - place.first[axis]) / place.step[axis]);
     return Math.min(Math.max(cell, 0), grid[axis] - 1);

@@ -12,7 +12,7 @@ export function openPage() {
  * @param {string} text
  * @returns {ArrayBuffer}
  */
-export function fromBase64(text) {
+function fromBase64(text) {
   const letters = atob(text);
   const bytes = new Uint8Array(letters.length);
   for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);

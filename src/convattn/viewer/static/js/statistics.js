@@ -120,7 +120,7 @@ export function largestFinite(values) {
  * @param {ArrayLike<number>} values
  * @returns {number} the smallest finite value; ∞ if there is none
  */
-export function smallestFinite(values) {
+function smallestFinite(values) {
   let smallest = Infinity;
   for (let n = 0; n < values.length; n++) if (values[n] < smallest && values[n] > -Infinity) smallest = values[n];
   return smallest;

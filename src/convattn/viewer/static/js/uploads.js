@@ -35,7 +35,7 @@ export async function readPicture(file, rows, cols) {
  * @param {Uint8ClampedArray} data  (pixels, 4)
  * @returns {Uint8Array}  (pixels, 3)
  */
-export function withoutAlpha(data) {
+function withoutAlpha(data) {
   const colours = new Uint8Array((data.length / 4) * 3);
   for (let i = 0, at = 0; i < data.length; i++) if (i % 4 < 3) colours[at++] = data[i];
   return colours;

@@ -1,5 +1,6 @@
 // What the network says of the image: class scores, computed in the page, and how they change when heads are moved.
 
+import { softmaxOf } from "../attention.js";
 import { h, say } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { runOnImage } from "../program.js";
@@ -10,17 +11,6 @@ import { percent } from "./words.js";
 
 /** Classes that are listed. */
 const SHOWN_CLASSES = 5;
-
-/**
- * @param {ArrayLike<number>} scores
- * @returns {Float64Array} their softmax
- */
-export function probabilities(scores) {
-  const largest = Math.max(...Array.from(scores));
-  const powers = Float64Array.from(scores, (score) => Math.exp(score - largest));
-  const sum = powers.reduce((total, power) => total + power, 0);
-  return powers.map((power) => power / sum);
-}
 
 /**
  * @param {Model} model
@@ -55,12 +45,12 @@ export function createClasses(model) {
       element.hidden = !network.program || average;
       if (element.hidden) return;
       const result = unmoved(number, image);
-      const before = probabilities(result.scores);
+      const before = softmaxOf(result.scores);
       const first = model.firstMoved();
       const now =
         first === null
           ? before
-          : probabilities(runOnImage(model.liveScene(), number, image, { from: { result, layer: first } }).scores);
+          : softmaxOf(runOnImage(model.liveScene(), number, image, { from: { result, layer: first } }).scores);
       const names = network.classes ?? Array.from(before, (_, at) => `class ${at}`);
       const order = [...now.keys()].sort((one, other) => now[other] - now[one]).slice(0, SHOWN_CLASSES);
       const items = order.map((at) => {

@@ -3,41 +3,11 @@
 import { freshId, h, say } from "../dom.js";
 import { drawRamp, numberText } from "../draw.js";
 import { positionOf } from "../live.js";
+import { createSegments } from "../segments.js";
 import { withinScene } from "./within.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("../state.js").SomeState} SomeState */
-
-/**
- * Makes a group of radio buttons that looks like one control.
- * @param {string} legend
- * @param {Record<string, string>} choices texts by value
- * @param {(value: string) => void} chosen
- * @returns {{element: HTMLElement, set: (value: string) => void, allow: (value: string, why: string | null) => void}}
- */
-export function createSegments(legend, choices, chosen) {
-  const name = freshId("choice");
-  const items = Object.entries(choices).map(([value, text]) => {
-    const input = h("input", { type: "radio", name, value, onchange: () => chosen(value) });
-    return { value, input, label: h("label", null, input, h("span", null, text)) };
-  });
-  const element = h(
-    "fieldset",
-    { class: "segments" },
-    h("legend", null, legend),
-    h("div", { class: "segment-row" }, ...items.map(({ label }) => label)),
-  );
-  return {
-    element,
-    set: (value) => items.forEach(({ input }) => void (input.checked = input.value === value)),
-    allow(value, reason) {
-      for (const { input, label } of items.filter((item) => item.value === value)) {
-        input.disabled = reason !== null;
-        label.title = reason ?? "";
-      }
-    },
-  };
-}
 
 /**
  * @param {Model} model

@@ -94,7 +94,7 @@ export function createDetail(model) {
     const padded = keys.top < edge.top - 0.01 || keys.left < edge.left - 0.01;
     field.showImageEdge(edge, padded);
     paddingNote.hidden = !padded;
-    const cell = nearestCell(layer.place, layer.grid, query);
+    const cell = nearestCell(layer, query);
     field.showQuery(prefix === null ? cellExtent(layer, cell) : null);
     handle.update(prefix === null ? cellCentre(layer.place, cell) : null);
     canvas.hidden = table.hidden = !shown;

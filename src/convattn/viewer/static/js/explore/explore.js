@@ -30,7 +30,7 @@ const SCORE_DELAY = 100;
  * @param {Source} source
  * @param {State} state
  * @param {{theme?: () => Theme, address?: () => string | null}} [page]
- * @returns {{destroy: () => void, repaint: () => void}}
+ * @returns {{repaint: () => void}}
  */
 export function mountExplore(root, source, state, { theme = () => "light", address = () => null } = {}) {
   const model = createModel(source, state, theme);
@@ -129,20 +129,17 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     }, SCORE_DELAY);
   }
 
-  const endings = [
-    model.listen((news) => {
-      if (news === "rows") paintRows();
-      if (news === "heads") scoreSoon();
-    }),
-    model.follow(),
-    state.subscribe((_, changed) => {
-      const has = (/** @type {(keyof ViewState)[]} */ ...fields) => fields.some((field) => changed.has(field));
-      if (has("image", "network", "average")) scoreSoon();
-      if (has("query", "prefix", "image", "average")) picture.update();
-      if (changed.size > Number(has("query"))) paintChoices();
-      if (has("layer", "head")) paintRows();
-    }),
-  ];
+  model.listen((news) => {
+    if (news === "rows") paintRows();
+    if (news === "heads") scoreSoon();
+  });
+  state.subscribe((_, changed) => {
+    const has = (/** @type {(keyof ViewState)[]} */ ...fields) => fields.some((field) => changed.has(field));
+    if (has("image", "network", "average")) scoreSoon();
+    if (has("query", "prefix", "image", "average")) picture.update();
+    if (changed.size > Number(has("query"))) paintChoices();
+    if (has("layer", "head")) paintRows();
+  });
 
   paintChoices();
   paintRows();
@@ -153,14 +150,6 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     repaint() {
       paintChoices();
       paintRows();
-    },
-    destroy() {
-      endings.forEach((end) => end());
-      clearTimeout(saying);
-      clearTimeout(scoring);
-      matrix.destroy();
-      timeline.destroy();
-      view.remove();
     },
   };
 }

@@ -165,6 +165,3 @@ export function onDrag(element, move) {
     if (element.hasPointerCapture(pointer.pointerId)) move(pointer);
   });
 }
-
-/** Steps of the arrow keys: down and right. @type {Record<string, Pair>} */
-export const ARROW_STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };

@@ -77,7 +77,7 @@ export function makeFigure(model, sentence) {
   const { side, cell, gap, name: line, margin, top } = FIGURE;
   const network = model.network();
   const layer = model.layer();
-  const mark = prefix === null ? cellExtent(layer, nearestCell(layer.place, layer.grid, query)) : null;
+  const mark = prefix === null ? cellExtent(layer, nearestCell(layer, query)) : null;
 
   /** @param {number} number @param {number} head @param {Box} box @param {import("./small.js").SmallView} [view] */
   const mapOf = (number, head, box, view) => figureImage((canvas) => paintMap(model, canvas, number, head, view), box);

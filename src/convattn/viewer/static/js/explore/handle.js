@@ -2,7 +2,8 @@
 
 import { h, say } from "../dom.js";
 import { fixedText } from "../draw.js";
-import { ARROW_STEPS, onDrag } from "./field.js";
+import { followArrows } from "../keys.js";
+import { onDrag } from "./field.js";
 import { shiftWords, unitOf } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -67,11 +68,7 @@ export function createHandle(model, field) {
     const { step } = model.layer().keys;
     moveTo([(pixel[0] - stand[0]) / step[0], (pixel[1] - stand[1]) / step[1]]);
   });
-  element.addEventListener("keydown", (event) => {
-    const arrow = ARROW_STEPS[event.key];
-    if (!arrow) return;
-    event.preventDefault();
-    event.stopPropagation();
+  followArrows(element, (arrow, event) => {
     const step = event.shiftKey ? KEY_STEP / 10 : KEY_STEP;
     const [down, right] = centreNow();
     moveTo([down + step * arrow[0], right + step * arrow[1]]);

@@ -2,8 +2,8 @@
 
 import { h } from "../dom.js";
 import { drawBars } from "../draw.js";
+import { ARROW_STEPS } from "../keys.js";
 import { rowNumbers } from "../statistics.js";
-import { ARROW_STEPS } from "./field.js";
 import { farKeys, pictureSize } from "./query.js";
 import { paintMap, placeMarks, smallView } from "./small.js";
 import { headSentence } from "./words.js";
@@ -19,7 +19,7 @@ const TEXT_DELAY = 250;
 /**
  * @param {Model} model
  * @param {(button: HTMLElement) => void} opened called when a head was chosen by pointer or Enter
- * @returns {{element: HTMLElement, update: () => void, destroy: () => void}}
+ * @returns {{element: HTMLElement, update: () => void}}
  */
 export function createMatrix(model, opened) {
   const { state } = model;
@@ -159,6 +159,5 @@ export function createMatrix(model, opened) {
       choose();
       paint();
     },
-    destroy: () => clearTimeout(texts),
   };
 }

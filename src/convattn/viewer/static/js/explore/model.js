@@ -52,9 +52,8 @@ import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
  * @property {() => number | null} firstMoved   first layer of the network with a moved head
  * @property {() => Scene} liveScene   with the scores of moved heads
  * @property {(layer: number) => Float32Array | null} table   scores of displacements as they are now
- * @property {(listener: (news: ModelNews) => void) => () => void} listen
+ * @property {(listener: (news: ModelNews) => void) => void} listen
  * @property {() => void} refresh      asks for rows
- * @property {() => () => void} follow    asks for rows whenever the state needs others; returns what ends it
  */
 
 /** Fields of the state that need other rows. @type {(keyof ViewState)[]} */
@@ -191,6 +190,11 @@ export function createModel(source, state, theme) {
     for (const layers of rowsOf.values()) for (const { values } of layers.values()) yield values;
   }
 
+  state.subscribe((_, changed) => {
+    if (ROW_FIELDS.some((field) => changed.has(field))) return void refresh();
+    if (changed.has("values") || changed.has("scale") || changed.has("extent")) publish();
+  });
+
   return {
     source,
     scene,
@@ -238,15 +242,7 @@ export function createModel(source, state, theme) {
       const position = positionOf(scene.networks[networkNumber()].layers[layerNumber]);
       return position ? floatsOf(liveScene.tensors, position.scores) : null;
     },
-    listen(listener) {
-      listeners.add(listener);
-      return () => void listeners.delete(listener);
-    },
-    follow: () =>
-      state.subscribe((_, changed) => {
-        if (ROW_FIELDS.some((field) => changed.has(field))) return void refresh();
-        if (changed.has("values") || changed.has("scale") || changed.has("extent")) publish();
-      }),
+    listen: (listener) => void listeners.add(listener),
   };
 }
 

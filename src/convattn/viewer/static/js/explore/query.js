@@ -2,8 +2,9 @@
 
 import { h, say, setProps } from "../dom.js";
 import { drawPicture } from "../draw.js";
-import { cellCentre, nearestCell } from "../scene.js";
-import { ARROW_STEPS, cellExtent, createField, extentOf, onDrag } from "./field.js";
+import { ARROW_STEPS } from "../keys.js";
+import { cellCentre, nearestCell, pictureShape } from "../scene.js";
+import { cellExtent, createField, extentOf, onDrag } from "./field.js";
 import { queryWords } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -15,8 +16,7 @@ import { queryWords } from "./words.js";
  * @returns {Pair}
  */
 export function pictureSize({ scene, state }) {
-  const tensor = scene.tensors.get(scene.images[state.get().image].picture);
-  return tensor ? [tensor.shape[0], tensor.shape[1]] : [1, 1];
+  return pictureShape(scene, state.get().image);
 }
 
 /**
@@ -42,7 +42,7 @@ export function drawImage({ scene, state }, canvas, image = state.get().image) {
  * @param {Model} model
  * @param {Pair} pixel
  */
-export function setQuery(model, [row, col]) {
+function setQuery(model, [row, col]) {
   const [rows, cols] = pictureSize(model);
   // A centre between two pixels goes to the lower one, whose nearest cell it is: `nearestCell` rounds up.
   const inside = (/** @type {number} */ place, /** @type {number} */ size) =>
@@ -61,8 +61,9 @@ export function steerQuery(model, field, name) {
   onDrag(field.element, (event) => setQuery(model, field.pixelAt(event)));
   field.element.addEventListener("keydown", (event) => {
     const { query } = model.state.get();
-    const { place, grid } = model.layer();
-    const cell = nearestCell(place, grid, query);
+    const layer = model.layer();
+    const { place, grid } = layer;
+    const cell = nearestCell(layer, query);
     const arrow = ARROW_STEPS[event.key];
     const far = event.shiftKey ? 4 : 1;
     const next = arrow ? [cell[0] + far * arrow[0], cell[1] + far * arrow[1]] : farKeys(cell)[event.key];
@@ -133,7 +134,7 @@ export function createQueryPicture(model) {
       drawn = image;
     }
     const layer = model.layer();
-    field.showQuery(prefix === null ? cellExtent(layer, nearestCell(layer.place, layer.grid, query)) : null);
+    field.showQuery(prefix === null ? cellExtent(layer, nearestCell(layer, query)) : null);
     const words = queryWords(state.get(), layer.prefix);
     element.setAttribute("aria-label", `${scene.images[image].name}. Query: ${words}. Arrow keys move it.`);
     [place.dataset.row, place.dataset.col] = query.map(String);

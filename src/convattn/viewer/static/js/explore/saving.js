@@ -37,7 +37,7 @@ function csvText(rows) {
  * @param {Model} model
  * @returns {string}
  */
-export function headsCsv(model) {
+function headsCsv(model) {
   const { query, prefix, image, average, part } = model.state.get();
   const network = model.network();
   const tokens = [...new Set(network.layers.flatMap((layer) => layer.prefix))];
@@ -78,7 +78,7 @@ export function headsCsv(model) {
  * @param {Model} model
  * @returns {string}
  */
-export function mapCsv(model) {
+function mapCsv(model) {
   const { layer, head, values } = model.state.get();
   const { keys } = model.layer();
   return csvText(

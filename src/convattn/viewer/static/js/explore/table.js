@@ -91,7 +91,7 @@ export function createDisplacementTable(model) {
       drawnImage = image;
       picture.hidden = average;
       // Displacements are measured from the query: the image lies in the table with its query on displacement 0.
-      const [row, col] = cellCentre(layer.place, nearestCell(layer.place, layer.grid, query));
+      const [row, col] = cellCentre(layer.place, nearestCell(layer, query));
       const frame = extentOf({ first: [-row, -col], step: [1, 1] }, pictureSize(model));
       const keys = extentOf(layer.keys, layer.keys.grid);
       const seen = { top: keys.top - row, bottom: keys.bottom - row, left: keys.left - col, right: keys.right - col };

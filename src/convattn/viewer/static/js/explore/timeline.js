@@ -18,7 +18,7 @@ const MOMENT_TIME = 700;
 
 /**
  * @param {Model} model
- * @returns {{element: HTMLElement, update: () => void, destroy: () => void}}
+ * @returns {{element: HTMLElement, update: () => void}}
  */
 export function createTimeline(model) {
   const { state, scene } = model;
@@ -177,7 +177,6 @@ export function createTimeline(model) {
       const { epoch } = state.get();
       show(Math.min(epoch ?? last(), last()));
     },
-    destroy: () => cancelAnimationFrame(frame),
   };
 }
 

@@ -1,5 +1,7 @@
 // A state that a scene can show.
 
+import { pictureShape } from "../scene.js";
+
 /** @typedef {import("../state.js").ViewState} ViewState */
 
 /**
@@ -14,7 +16,7 @@ export function withinScene(scene, state) {
   const { layers } = scene.networks[network];
   const layer = below(state.layer, layers.length);
   const image = below(state.image, scene.images.length);
-  const [rows, cols] = scene.tensors.get(scene.images[image].picture)?.shape ?? [1, 1];
+  const [rows, cols] = pictureShape(scene, image);
   return {
     ...state,
     network,

@@ -1,3 +1,5 @@
+import { softmaxOf } from "../attention.js";
+
 /** What the certificate of a conversion promises, and the kernel that soft heads make. */
 
 /** Sharpness of one-pixel heads, at which all other weights are exactly zero. */
@@ -40,11 +42,9 @@ export function interiorKernel(heads, sharpness, reach) {
   const size = 2 * reach + 1;
   const sums = new Float64Array(size * size);
   for (const { offset, weight } of heads) {
-    const axes = offset.map((centre) => {
-      const line = Array.from({ length: size }, (_, at) => Math.exp(-sharpness * (at - reach - centre) ** 2));
-      const total = line.reduce((sum, value) => sum + value, 0);
-      return line.map((value) => value / total);
-    });
+    const axes = offset.map((centre) =>
+      softmaxOf(Array.from({ length: size }, (_, at) => -sharpness * (at - reach - centre) ** 2)),
+    );
     for (let at = 0; at < sums.length; at++) sums[at] += weight * axes[0][Math.floor(at / size)] * axes[1][at % size];
   }
   return Array.from(sums, (weight, at) => ({ offset: [Math.floor(at / size) - reach, (at % size) - reach], weight }));

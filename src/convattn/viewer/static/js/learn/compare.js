@@ -1,7 +1,8 @@
-import { h, setProp } from "../dom.js";
+import { h, setProps } from "../dom.js";
 import { numberText } from "../draw.js";
+import { followArrows } from "../keys.js";
 import { largestSize } from "./kernels.js";
-import { followArrows, followPointer, nearestInside, pictureView, placeMark, squareMark } from "./view.js";
+import { followPointer, nearestInside, pictureView, placeMark, squareMark } from "./view.js";
 
 /** @typedef {import("./view.js").Picture} Picture */
 /** @typedef {import("./view.js").Place} Place */
@@ -25,9 +26,8 @@ export function comparison(tour, chosen) {
   });
   let at = tour.query;
   if (chosen) {
-    views[0].frame.tabIndex = 0;
-    setProp(views[0].frame, "role", "group");
-    setProp(views[0].frame, "aria-label", "Picture with the pixel that is looked from. Arrow keys move it.");
+    const label = "Picture with the pixel that is looked from. Arrow keys move it.";
+    setProps(views[0].frame, { tabindex: 0, role: "group", "aria-label": label });
     followArrows(views[0].frame, ([down, right]) => choose([at[0] + down, at[1] + right]));
   }
   /** @param {Place} place */

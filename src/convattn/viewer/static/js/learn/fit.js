@@ -1,4 +1,4 @@
-import { softmaxInPlace } from "../attention.js";
+import { softmaxOf } from "../attention.js";
 
 // Encodings compared: each score is a sum v · r(δ); v is fitted so that the softmax comes near to a target.
 
@@ -7,13 +7,6 @@ import { softmaxInPlace } from "../attention.js";
 const FIT_EXTENT = 7; // offsets from −7 to 7
 export const FIT_SIDE = 2 * FIT_EXTENT + 1;
 const FIT_LINE = Array.from({ length: FIT_SIDE }, (_, at) => at - FIT_EXTENT);
-
-/** @param {ArrayLike<number>} scores */
-function softmaxOf(scores) {
-  const out = new Float64Array(scores);
-  softmaxInPlace(out, 0, out.length);
-  return out;
-}
 
 /**
  * What a head is to look at: one pixel or so, or a slanted stripe, around an offset.

@@ -1,4 +1,5 @@
 import { attend, positionRow } from "../attention.js";
+import { paddingOf } from "./kernels.js";
 import { quadraticAxes, sumOfAxes, tableShape } from "../scores.js";
 
 // The attention layer of the tour: quadratic heads on one channel, each with a number for its values.
@@ -40,14 +41,7 @@ export function layerOfHeads({ rows, cols }, heads, sharpness, { width, mode } =
     inputs: 1,
     groups: 1,
     bias: null,
-    padding: {
-      pairs: [
-        [width, width],
-        [width, width],
-      ],
-      mode,
-      spread: [1, 1],
-    },
+    padding: paddingOf(width, mode),
   };
 }
 

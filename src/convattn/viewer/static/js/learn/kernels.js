@@ -61,6 +61,17 @@ export function kernelOfSize(kind, size) {
 }
 
 /**
+ * @param {number} width  on every side
+ * @param {PadMode} mode
+ * @returns {import("../scene.js").Padding}
+ */
+export function paddingOf(width, mode) {
+  /** @type {[number, number]} */
+  const sides = [width, width];
+  return { pairs: [sides, sides], mode, spread: [1, 1] };
+}
+
+/**
  * Continues a picture by some pixels on every side.
  * @param {Picture} picture
  * @param {number} width
@@ -68,17 +79,7 @@ export function kernelOfSize(kind, size) {
  * @returns {Picture}
  */
 export function padPicture(picture, width, mode) {
-  return padFeatures(
-    { ...picture, channels: 1 },
-    {
-      pairs: [
-        [width, width],
-        [width, width],
-      ],
-      mode,
-      spread: [1, 1],
-    },
-  );
+  return padFeatures({ ...picture, channels: 1 }, paddingOf(width, mode));
 }
 
 /**

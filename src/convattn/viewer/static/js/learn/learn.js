@@ -9,8 +9,15 @@ import { sharpnessStep } from "./step-sharpness.js";
 
 /** @typedef {import("../state.js").State} State */
 
-const TOUR_STEPS = [offsetStep, sharpnessStep, bordersStep, countStep, encodingsStep, costStep];
-const STEP_NAMES = ["Offset", "Sharpness", "Borders", "Number of heads", "Encodings", "Cost", "A trained network"];
+/** Steps by the name that their texts have in tour.html. @type {Record<string, import("./view.js").MakeStep>} */
+const TOUR_STEPS = {
+  offset: offsetStep,
+  sharpness: sharpnessStep,
+  borders: bordersStep,
+  count: countStep,
+  encodings: encodingsStep,
+  cost: costStep,
+};
 
 /**
  * The guided tour: six steps, and a way on to the trained network.
@@ -18,9 +25,11 @@ const STEP_NAMES = ["Offset", "Sharpness", "Borders", "Number of heads", "Encodi
  * @param {import("../source.js").Source} source
  * @param {State} state
  * @param {{theme: () => import("../colour.js").Theme}} options  theme: the one that is shown, also if the system chose it
- * @returns {{destroy: () => void, repaint: () => void}}
+ * @returns {{repaint: () => void}}
  */
 export function mountLearn(root, source, state, { theme }) {
+  const texts = [.../** @type {NodeListOf<HTMLTemplateElement>} */ (document.querySelectorAll("template[data-tour]"))];
+  const end = texts.length - 1;
   const picture = tourPicture(source.scene);
   const heard = h("p", { class: "only-heard", "aria-live": "polite" });
   let waiting = 0;
@@ -29,7 +38,7 @@ export function mountLearn(root, source, state, { theme }) {
     picture,
     query: tourQuery(picture),
     theme,
-    ask: () => frame.ask(),
+    ask: oncePerFrame(() => repaint()),
     tell(text) {
       clearTimeout(waiting);
       waiting = window.setTimeout(() => say(heard, text), 600);
@@ -52,13 +61,12 @@ export function mountLearn(root, source, state, { theme }) {
   /** @type {import("./view.js").Step | null} */
   let current = null;
   const repaint = () => current?.paint();
-  const frame = oncePerFrame(repaint);
 
-  const stepNow = () => Math.min(state.get().step, TOUR_STEPS.length);
+  const stepNow = () => Math.min(state.get().step, end);
   /** @param {number} by */
   function go(by) {
     const step = stepNow() + by;
-    if (step > TOUR_STEPS.length) state.set({ view: "explore" });
+    if (step > end) state.set({ view: "explore" });
     else if (step >= 0) state.set({ step });
   }
 
@@ -68,29 +76,26 @@ export function mountLearn(root, source, state, { theme }) {
     clearTimeout(waiting);
     heard.textContent = "";
     const step = stepNow();
-    current = step < TOUR_STEPS.length ? TOUR_STEPS[step](tour) : null;
+    const { dataset, content } = texts[step];
+    const text = h("div", { class: step < end ? "learn-text" : "learn-text learn-end" }, content.cloneNode(true));
+    const title = /** @type {HTMLElement} */ (text.firstElementChild);
+    if (step < end) text.prepend(h("p", { class: "learn-count" }, `${step + 1} of ${end}`));
+    current = TOUR_STEPS[dataset.tour ?? ""]?.(tour, text) ?? null;
     page.dataset.step = String(step + 1);
-    const title = h("h2", { tabindex: -1 }, current ? current.title : "Now look at a trained network");
-    fill(page, ...(current ? stepParts(title, current, step) : endParts(title)));
-    fill(
-      dots,
-      ...STEP_NAMES.map((name, at) =>
-        h(
-          "li",
-          null,
-          h(
-            "button",
-            {
-              title: name,
-              "aria-label": at < TOUR_STEPS.length ? `Step ${at + 1}: ${name}` : name,
-              "aria-current": at === step ? "step" : null,
-              onClick: () => state.set({ step: at }),
-            },
-            at < TOUR_STEPS.length ? at + 1 : "→",
-          ),
-        ),
+    fill(page, text, current && h("div", { class: "learn-parts" }, ...current.stage));
+    const buttons = texts.map(({ dataset: { name } }, at) =>
+      h(
+        "button",
+        {
+          title: name,
+          "aria-label": at < end ? `Step ${at + 1}: ${name}` : name,
+          "aria-current": at === step ? "step" : null,
+          onClick: () => state.set({ step: at }),
+        },
+        at < end ? at + 1 : "→",
       ),
     );
+    fill(dots, ...buttons.map((button) => h("li", null, button)));
     back.disabled = step === 0;
     next.textContent = current ? "Next" : "Explore";
     repaint();
@@ -100,52 +105,10 @@ export function mountLearn(root, source, state, { theme }) {
     }
   }
 
-  const unsubscribe = state.subscribe((_, changed) => {
+  state.subscribe((_, changed) => {
     if (changed.has("step")) lay(true);
     else if (changed.has("theme")) repaint();
   });
   lay(false);
-  return {
-    destroy() {
-      unsubscribe();
-      frame.stop();
-      clearTimeout(waiting);
-      current?.destroy?.();
-      tourRoot.remove();
-    },
-    repaint,
-  };
-}
-
-/**
- * @param {HTMLElement} title
- * @param {import("./view.js").Step} step
- * @param {number} number
- */
-function stepParts(title, { words, formula, task, notice, more, stage }, number) {
-  return [
-    h(
-      "div",
-      { class: "learn-text" },
-      h("p", { class: "learn-count" }, `${number + 1} of ${TOUR_STEPS.length}`),
-      title,
-      h("p", null, ...words),
-      h("p", { class: "learn-formula" }, ...formula),
-      h("p", { class: "learn-task" }, h("strong", null, "Do "), ...task),
-      h("p", { class: "learn-task" }, h("strong", null, "Notice "), ...notice),
-      h(
-        "p",
-        { class: "learn-more" },
-        h("a", { href: `https://arxiv.org/pdf/1911.03584#${more[1]}`, target: "_blank", rel: "noreferrer" }, more[0]),
-      ),
-    ),
-    h("div", { class: "learn-parts" }, ...stage),
-  ];
-}
-
-/** @param {HTMLElement} title */
-function endParts(title) {
-  const text =
-    "You have placed heads by hand. In a trained network their offsets and sharpness are learned. In Explore you see which heads became taps of a kernel, and which look at wide areas instead.";
-  return [h("div", { class: "learn-text learn-end" }, title, h("p", null, text))];
+  return { repaint };
 }

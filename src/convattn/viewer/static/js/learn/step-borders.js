@@ -3,7 +3,7 @@ import { HARD, interiorKernel } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
 import { convolvePicture, cutAround, namedTaps, padPicture } from "./kernels.js";
-import { choice, differenceText, numbersList, placeMark, ringMark, slider, sup, windowView } from "./view.js";
+import { choice, differenceText, numbersList, placeMark, ringMark, slider, windowView } from "./view.js";
 import { sharpnessText } from "./step-sharpness.js";
 
 /** @typedef {import("./kernels.js").PadMode} PadMode */
@@ -72,22 +72,6 @@ export function bordersStep(tour) {
   }
 
   return {
-    title: "At the border, a head sees the nearest pixel there is",
-    words: [
-      "A convolution must invent pixels beyond the border. A softmax runs over the pixels that exist, so a head whose centre lies outside looks at the nearest one inside. For another border, pad the picture: then the heads look at the padding too.",
-    ],
-    formula: [
-      "A[q, k] = e",
-      sup("s(k − q)"),
-      " / Σ e",
-      sup("s(k′ − q)"),
-      h("span", { class: "learn-where" }, "k′ runs over the pixels that exist"),
-    ],
-    task: ["Choose what the attention sees beyond the border until the difference vanishes. Then make the heads soft."],
-    notice: [
-      "Hard heads can equal any of the four borders exactly. Soft heads differ from the blurred kernel they make only near the border, where less of their spread fits in.",
-    ],
-    more: ["The paper, section 3", "section.3"],
     stage: [
       h(
         "div",

@@ -2,7 +2,6 @@ import { fill, h, setProp } from "../dom.js";
 import { numberText } from "../draw.js";
 import { logChart } from "./chart.js";
 import { measureCosts } from "./costs.js";
-import { RECORDED_COSTS } from "./recorded-costs.js";
 import { choice, differenceText } from "./view.js";
 
 /** Lines of the same kind look alike in all charts. @type {[RegExp, string][]} */
@@ -14,7 +13,10 @@ const LINE_KINDS = [
   [/./, "learn-fifth"],
 ];
 
-/** @typedef {{name: string, points: [number, number][]}} CostLine */
+/**
+ * @typedef {{name: string, points: [number, number][]}} CostLine
+ * @typedef {{machine: string, torch: string, charts: {name: string, unit: string, note: string, lines: CostLine[]}[]}} Costs
+ */
 
 /** @param {CostLine[]} lines */
 const sizesOf = (lines) =>
@@ -64,9 +66,11 @@ function costTable(lines, name) {
  * @returns {import("./view.js").Step}
  */
 export function costStep(tour) {
-  const charts = RECORDED_COSTS.charts.map((chart) => ({
+  /** @type {Costs} */
+  const recorded = JSON.parse(document.getElementById("convattn-costs")?.textContent ?? "");
+  const charts = recorded.charts.map((chart) => ({
     ...chart,
-    note: `${chart.note} Recorded on ${RECORDED_COSTS.machine}, torch ${RECORDED_COSTS.torch}; docs/results holds every sample.`,
+    note: `${chart.note} Recorded on ${recorded.machine}, torch ${recorded.torch}; docs/results holds every sample.`,
   }));
   let shown = charts[0].name;
   let stopped = false;
@@ -91,14 +95,14 @@ export function costStep(tour) {
     /** @type {Record<string, CostLine>} */
     const lines = {};
     let largest = 0;
-    charts.splice(RECORDED_COSTS.charts.length);
+    charts.splice(recorded.charts.length);
     const pause = () => new Promise((/** @type {(value: void) => void} */ resume) => stopped || setTimeout(resume, 0));
     await measureCosts(({ side, milliseconds, difference }) => {
       for (const [name, time] of Object.entries(milliseconds)) {
         if (time !== null) (lines[name] ??= { name, points: [] }).points.push([side * side, time]);
       }
       largest = Math.max(largest, difference ?? 0);
-      charts[RECORDED_COSTS.charts.length] = {
+      charts[recorded.charts.length] = {
         name: (shown = "this browser"),
         unit: "ms per image",
         note: `Nine heads of sharpness 1 on one channel, JavaScript, one thread: medians of 5 samples. Largest difference of both ways of attention: ${differenceText(largest)}. All pairs stop at 32 × 32.`,
@@ -119,16 +123,6 @@ export function costStep(tour) {
   layMenu();
 
   return {
-    title: "All pairs are costly, and not needed",
-    words: [
-      "Attention as it is usually written needs N² weights per head: an image twice as wide and high takes 16 times the work. If the score depends on the offset alone, it costs less: a sum over axes takes two short softmaxes, any other Fourier transforms, and hard heads are a convolution.",
-    ],
-    formula: ["all pairs N² · separable N (H + W) · Fourier N log N · hard N"],
-    task: ["Switch between images and sequences, time and memory. Then measure in this browser."],
-    notice: [
-      "On images, ten times the pixels take about ten times as long with separable and with hard heads. All pairs rise twice as steeply from 1,024 pixels on.",
-    ],
-    more: ["The paper, section 4", "section.4"],
     stage: [h("div", { class: "learn-line-up" }, menu, button), chart, note],
     paint,
     destroy: () => void (stopped = true),

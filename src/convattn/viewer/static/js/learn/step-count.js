@@ -4,7 +4,7 @@ import { HARD } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads } from "./heads.js";
 import { bestTaps, convolvePicture, kernelOfSize, tapsOf } from "./kernels.js";
-import { choice, differenceText, numbersList, slider, sub } from "./view.js";
+import { choice, differenceText, numbersList, slider } from "./view.js";
 
 const KERNEL_SIZES = [1, 2, 3, 4, 5].map((size) => `${size} × ${size}`);
 
@@ -81,14 +81,6 @@ export function countStep(tour) {
   layBoard();
 
   return {
-    title: "A kernel of K × K taps needs K² heads",
-    words: [
-      "A hard head fetches one pixel, so it does the work of one tap: four heads for 2 × 2, nine for 3 × 3. With fewer, leave out the taps of smallest weight: for pixels between −1 and 1 the error can reach the sum of what is left out, and no other choice of as many one-pixel heads has a smaller worst case.",
-    ],
-    formula: ["worst error = max|x| · Σ", sub("left out"), " |W", sub("t"), "|"],
-    task: ["Move the number of heads, or press taps to give them a head and to take it away."],
-    notice: ["The difference is zero only when every tap has its head."],
-    more: ["The paper, theorem 1", "section.3"],
     stage: [
       h(
         "div",

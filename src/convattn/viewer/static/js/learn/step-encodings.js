@@ -1,7 +1,8 @@
-import { fill, h, setProp, svg } from "../dom.js";
+import { fill, h, setProps, svg } from "../dom.js";
+import { followArrows } from "../keys.js";
 import { FIT_SIDE, compareEncodings, targetMap } from "./fit.js";
 import { largestSize } from "./kernels.js";
-import { choice, em, followArrows, followPointer, slider, windowView, sup, placeMark } from "./view.js";
+import { choice, followPointer, slider, windowView, placeMark } from "./view.js";
 
 const FIT_MIDDLE = (FIT_SIDE - 1) / 2;
 const FIT_LIMIT = FIT_MIDDLE - 2;
@@ -12,9 +13,11 @@ const matchText = (share) => `${Number((100 * share).toPrecision(3))} %`;
 /**
  * Step 5: other functions of the offset.
  * @param {import("./view.js").Tour} tour
+ * @param {Element} text
  * @returns {import("./view.js").Step}
  */
-export function encodingsStep(tour) {
+export function encodingsStep(tour, text) {
+  const note = /** @type {Element} */ (text.querySelector(".learn-small")); // stands below the maps
   /** @type {[number, number]} */
   let offset = [-2, 3];
   let shape = "a spot";
@@ -24,9 +27,7 @@ export function encodingsStep(tour) {
   const views = compareEncodings(offset, shape, waves).map(({ name }) => windowView(FIT_MIDDLE, name));
   const handle = svg("circle", { class: "learn-handle", r: 1.6 });
   target.marks.append(handle);
-  target.frame.tabIndex = 0;
-  setProp(target.frame, "role", "group");
-  setProp(target.frame, "aria-label", "Target of the head. Arrow keys move it.");
+  setProps(target.frame, { tabindex: 0, role: "group", "aria-label": "Target of the head. Arrow keys move it." });
   const place = (/** @type {number[]} */ ...wanted) => {
     const [row, col] = wanted.map((at) => Math.min(Math.max(at, -FIT_LIMIT), FIT_LIMIT));
     offset = [row, col];
@@ -56,18 +57,6 @@ export function encodingsStep(tour) {
   }
 
   return {
-    title: "Any function of the offset can be a score",
-    words: [
-      "These layers are convolutional because the score depends on the offset δ alone. How it does is called the ",
-      em("encoding"),
-      "; here each is fitted to the same target while you drag. If the score is a part for rows plus a part for columns, the map is a product: quick to compute, never slanted.",
-    ],
-    formula: ["A(δ) ∝ e", sup("s(δ)"), h("span", { class: "learn-where" }, "s(δ) = f(δ₁) + g(δ₂) makes A a product")],
-    task: ["Drag the target. Then make it a stripe, and give the sinusoidal encoding more waves."],
-    notice: [
-      "One wave repeats itself every 2π ≈ 6.3 pixels; a second, slower one removes the copies. Sums over axes fail at the stripe, however many parameters they have.",
-    ],
-    more: ["The paper, section 4 and appendix", "section.4"],
     stage: [
       h(
         "div",
@@ -86,11 +75,7 @@ export function encodingsStep(tour) {
         ).root,
       ),
       h("div", { class: "learn-gallery" }, target.root, ...views.map((view) => view.root)),
-      h(
-        "p",
-        { class: "learn-small" },
-        "Match: the share of attention that lies where the target has it. Parameters: those of a layer of 9 heads on 16 × 16 pixels; width 400 for the tables per axis, 64 hidden units for the function of distance, of which 8 are fitted here, with their bends at the target.",
-      ),
+      note,
     ],
     paint,
   };

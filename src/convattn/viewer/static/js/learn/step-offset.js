@@ -1,5 +1,6 @@
-import { fill, h, say, setProp, svg } from "../dom.js";
+import { fill, h, say, setProps, svg } from "../dom.js";
 import { fixedText } from "../draw.js";
+import { followArrows } from "../keys.js";
 import { HARD } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads } from "./heads.js";
@@ -7,8 +8,6 @@ import { KERNELS, convolvePicture, cutAround, namedTaps } from "./kernels.js";
 import {
   choice,
   differenceText,
-  em,
-  followArrows,
   followPointer,
   nearestInside,
   numbersList,
@@ -16,7 +15,6 @@ import {
   ringMark,
   squareMark,
   windowView,
-  sub,
 } from "./view.js";
 
 /** @typedef {import("./view.js").Place} Place */
@@ -30,9 +28,10 @@ const offsetText = (offset) => `(${offset.map((at) => (at > 0 ? `+${at}` : Strin
 /**
  * Step 1: nine heads around a pixel, each of which can be dragged.
  * @param {import("./view.js").Tour} tour
+ * @param {Element} text
  * @returns {import("./view.js").Step}
  */
-export function offsetStep(tour) {
+export function offsetStep(tour, text) {
   const { picture } = tour;
   let kernel = "Blur";
   let home = namedTaps(kernel);
@@ -46,7 +45,7 @@ export function offsetStep(tour) {
   const strip = comparison(tour, (place) => void (query = place));
   const numbers = numbersList("Convolution at the pixel", "Attention at the pixel", "Largest difference anywhere");
   const reset = h("button", { onClick: () => start(kernel) }, "Put the heads back");
-  const live = h("b");
+  const live = /** @type {Element} */ (text.querySelector(".learn-where b"));
   const arrow = svg("line", { class: "learn-arrow" });
   const rings = heads.map((_, head) => {
     const ring = ringMark({ tabindex: 0, role: "button", onFocus: () => move(head, heads[head].offset) });
@@ -99,11 +98,10 @@ export function offsetStep(tour) {
       const { offset, weight } = heads[head];
       const name = `Head ${head + 1}: offset ${offsetText(offset)}, weight ${fixedText(weight, 3)}. Arrow keys move it.`;
       placeMark(ring, offset);
-      setProp(ring, "class", head === active ? "learn-head learn-on" : "learn-head");
-      setProp(ring, "aria-label", name);
+      setProps(ring, { class: head === active ? "learn-head learn-on" : "learn-head", "aria-label": name });
     });
-    setProp(arrow, "x2", heads[active].offset[1]);
-    setProp(arrow, "y2", heads[active].offset[0]);
+    const [y2, x2] = heads[active].offset;
+    setProps(arrow, { x2, y2 });
   }
   function paintKernel() {
     const { counts, divisor } = KERNELS[kernel];
@@ -122,25 +120,6 @@ export function offsetStep(tour) {
   }
 
   return {
-    title: "A head is an offset",
-    words: [
-      "A 3 × 3 convolution multiplies nine neighbours of a pixel by nine weights and adds them up. In self-attention, each ",
-      em("head"),
-      " looks somewhere, and multiplies what it finds there by a weight of its own. So nine heads that look at the nine neighbours are a 3 × 3 convolution: a head stands for one tap of the kernel.",
-    ],
-    formula: [
-      "y[q] = Σ",
-      sub("h"),
-      " W",
-      sub("h"),
-      " x[q + Δ",
-      sub("h"),
-      "]",
-      h("span", { class: "learn-where" }, "this head: ", live),
-    ],
-    task: ["Drag a ring to another pixel, or choose it with Tab and press the arrow keys."],
-    notice: ["The tap moves with its head, and the outputs part. Put it back, and the difference is zero again."],
-    more: ["The paper, theorem 1", "section.3"],
     stage: [
       h("div", { class: "learn-line-up" }, choice("Kernel", Object.keys(KERNELS), kernel, start), reset),
       h("div", { class: "learn-pair" }, around.root, board.root),

@@ -1,4 +1,4 @@
-import { h, setProp, svg } from "../dom.js";
+import { h, setProps, svg } from "../dom.js";
 import { HARD, certifiedError } from "./bound.js";
 import { logChart } from "./chart.js";
 import { comparison } from "./compare.js";
@@ -7,14 +7,11 @@ import { KERNELS, convolvePicture, cutAround, largestDifference, largestSize, na
 import {
   choice,
   differenceText,
-  em,
   followPointer,
   numbersList,
   powerText,
   slider,
   squareMark,
-  sub,
-  sup,
   windowView,
 } from "./view.js";
 
@@ -114,38 +111,12 @@ export function sharpnessStep(tour) {
     const bound = powerText(certifiedError(sharpness, taps));
     const said = numbers.show(differenceText(largest), bound, `${(100 * most).toPrecision(3)} %`);
     tour.tell(`${sharpnessText(sharpness)}. ${said}`);
-    for (const name of ["x1", "x2"]) setProp(rule, name, chart.across(sharpness));
-    setProp(dot, "cx", chart.across(sharpness));
-    setProp(dot, "cy", chart.down(largest));
+    const across = chart.across(sharpness);
+    setProps(rule, { x1: across, x2: across });
+    setProps(dot, { cx: across, cy: chart.down(largest) });
   }
 
   return {
-    title: "Sharp heads see one pixel, soft heads blur",
-    words: [
-      "A head scores every pixel, and a softmax turns the scores into weights that add up to 1. Here the score falls with the distance from the head's centre, the faster the larger the ",
-      em("sharpness"),
-      " α. Soft heads only resemble the convolution; the certificate says beforehand how far off they can be, on any picture.",
-    ],
-    formula: [
-      "weight ∝ exp(−α ‖δ − Δ‖²)",
-      h(
-        "span",
-        { class: "learn-where" },
-        "error ≤ 2 ε(α) · max|x| · Σ",
-        sub("h"),
-        "|W",
-        sub("h"),
-        "|, ε(α) ≈ 4 e",
-        sup("−α"),
-      ),
-    ],
-    task: ["Move the slider, or drag along the curve."],
-    notice: [
-      "The error falls like e",
-      sup("−α"),
-      ", below the bound, until only the rounding of float32 is left, near α = 16. From then on the heads are a convolution.",
-    ],
-    more: ["The paper, section 3 and appendix", "section.3"],
     stage: [
       control.root,
       h("div", { class: "learn-pair learn-stack" }, around.root, chart.root),

@@ -1,5 +1,6 @@
 import { freshId, h, say, setProp, svg } from "../dom.js";
-import { contextOf, drawMap, drawRamp, numberText, sizeCanvas } from "../draw.js";
+import { drawCells, drawMap, drawRamp, numberText } from "../draw.js";
+import { createSegments } from "../segments.js";
 
 // Parts that the steps of the tour share: pictures with marks on them, controls, numbers.
 
@@ -18,21 +19,12 @@ import { contextOf, drawMap, drawRamp, numberText, sizeCanvas } from "../draw.js
 
 /**
  * @typedef {object} Step
- * @property {string} title  the claim
- * @property {import("../dom.js").Child[]} words
- * @property {import("../dom.js").Child[]} formula
- * @property {import("../dom.js").Child[]} task
- * @property {import("../dom.js").Child[]} notice
- * @property {[string, string]} more  text, and section of the paper
  * @property {Element[]} stage
  * @property {() => void} paint  draws everything again: at the start and when the theme changes
  * @property {() => void} [destroy]
  */
 
-const textElement = (/** @type {"em" | "sub" | "sup"} */ tag) => (/** @type {string} */ text) => h(tag, null, text);
-export const em = textElement("em");
-export const sub = textElement("sub");
-export const sup = textElement("sup");
+/** @typedef {(tour: Tour, text: Element) => Step} MakeStep   text: what the reader reads, from tour.html */
 
 /**
  * A canvas of one pixel per cell, with a layer for marks in units of cells, and a caption.
@@ -59,13 +51,12 @@ export function pictureView(rows, cols, name, kind = "", reach = 0) {
     marks,
     /** @param {ArrayLike<number>} data  NaN is left transparent @param {number} [low] @param {number} [high] */
     gray(data, low = 0, high = 1) {
-      sizeCanvas(canvas, cols, rows);
-      const image = contextOf(canvas).createImageData(cols, rows);
-      for (let at = 0; at < data.length; at++) {
-        const light = (255 * (data[at] - low)) / (high - low);
-        image.data.set([light, light, light, Number.isNaN(light) ? 0 : 255], at * 4);
-      }
-      contextOf(canvas).putImageData(image, 0, 0);
+      drawCells(canvas, rows, cols, (pixels) => {
+        for (let at = 0; at < data.length; at++) {
+          const light = (255 * (data[at] - low)) / (high - low);
+          pixels.set([light, light, light, Number.isNaN(light) ? 0 : 255], at * 4);
+        }
+      });
     },
     /**
      * Draws in colours, with a bar of them from 0 to `high`.
@@ -136,24 +127,6 @@ export function followPointer(target, rows, cols, moved) {
   target.addEventListener("pointermove", follow);
 }
 
-/** @type {Record<string, Place>} */
-const TOUR_ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-
-/**
- * Calls a function with the direction of an arrow key.
- * @param {Element} target
- * @param {(by: Place) => void} move
- */
-export function followArrows(target, move) {
-  target.addEventListener("keydown", (event) => {
-    const by = TOUR_ARROWS[/** @type {KeyboardEvent} */ (event).key];
-    if (!by) return;
-    event.preventDefault();
-    event.stopPropagation();
-    move(by);
-  });
-}
-
 /** @param {Place} place @param {number} rows @param {number} cols @returns {Place} the nearest cell */
 export function nearestInside([row, col], rows, cols) {
   return [Math.min(Math.max(Math.round(row), 0), rows - 1), Math.min(Math.max(Math.round(col), 0), cols - 1)];
@@ -196,12 +169,10 @@ export function slider(name, { text, ...range }, changed) {
  * @param {(word: string) => void} changed
  */
 export function choice(name, words, value, changed) {
-  const group = freshId("choice");
-  const items = words.map((word) => {
-    const input = h("input", { type: "radio", name: group, checked: word === value, onChange: () => changed(word) });
-    return h("label", null, input, h("span", null, word));
-  });
-  return h("fieldset", { class: "segments" }, h("legend", null, name), h("div", { class: "segment-row" }, ...items));
+  const texts = Object.fromEntries(words.map((word) => [word, word]));
+  const { element, set } = createSegments(name, texts, changed);
+  set(value);
+  return element;
 }
 
 /**
