@@ -1,13 +1,14 @@
 """Networks in memory: what is asked of them, and pictures that are added."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from PIL import Image
 
 from convattn import AttentionNet
-from convattn.viewer import Exhibit
+from convattn.viewer import Exhibit, build_scene
 from convattn.viewer.asked import Asked
 from convattn.viewer.live import Live
 from convattn.viewer.refused import RefusedError
@@ -71,9 +72,20 @@ def test_a_network_of_one_channel_sees_the_lightness():
     live = Live(_exhibit(channels=1))
     live.add(Image.new("RGB", (20, 20), (10, 200, 90)), "green")
     lightness = Image.new("RGB", (1, 1), (10, 200, 90)).convert("L").getpixel((0, 0))
-    torch.testing.assert_close(live._images[0][2], torch.full((1, 10, 14), (lightness / 255 - 0.5) / 0.5))
+    assert torch.equal(live._images[0][2], ((torch.tensor(lightness) / 255 - 0.5) / 0.5).expand(1, 10, 14))
 
 
 def test_what_is_no_picture_takes_none():
     with pytest.raises(RefusedError, match="not known how pictures are prepared"):
         Live(_exhibit(channels=2)).add(Image.new("RGB", (20, 20)), "picture")
+
+
+def test_threads_that_show_one_network_do_not_mix_up_what_they_read():
+    exhibit = _exhibit()
+    flags = [module.training for module in exhibit.network.modules()]
+    wanted = build_scene(exhibit).to_bytes()
+    with ThreadPoolExecutor(3) as pool:
+        made = [pool.submit(lambda: build_scene(exhibit).to_bytes()) for _ in range(6)]
+    assert all(one.result() == wanted for one in made)
+    assert [module.training for module in exhibit.network.modules()] == flags
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in exhibit.network.modules())

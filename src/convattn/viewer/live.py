@@ -63,7 +63,7 @@ class Live:
         self._images: list[list[Tensor]] = [list(one.images) for one in self._exhibits]
         self._given = len(self._images[0])
         self._maps: Kept[_Maps] = Kept(self.limits.map_bytes, self._read, _size)
-        self._running, self._adding = threading.Lock(), threading.Lock()
+        self._adding = threading.Lock()
 
     @property
     def title(self) -> str:
@@ -163,7 +163,7 @@ class Live:
                 found.extend(((read.name, part), weights.float().cpu()) for part, weights in read.parts.items())
 
         try:
-            with self._running, torch.no_grad():
+            with torch.no_grad():
                 read_maps(exhibit.network, image[None], keep, layers=exhibit.layers)
         except ConvAttnError as error:
             raise RefusedError(422, f"the network does not take this image: {error}") from error
