@@ -144,3 +144,7 @@ def test_every_step_of_the_tour_has_texts():
 
 def test_a_page_without_a_scene_has_none():
     assert 'convattn-scene">' not in page_html("empty")
+
+
+def test_a_title_that_is_no_text_is_written():
+    assert "<title>runs/?</title>" in page_html("runs/\udcff")

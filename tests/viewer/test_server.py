@@ -199,6 +199,13 @@ def test_a_file_that_does_not_come_is_not_waited_for():
         assert client.get("/scene").status_code == 200
 
 
+def test_a_sender_that_goes_away_leaves_no_traceback(client, caplog):
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as sender:
+        sender.sendall(b"POST /images HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\nabc")
+    assert client.get("/scene").status_code == 200
+    assert not caplog.records
+
+
 def test_a_port_that_is_taken_is_told():
     with listening("127.0.0.1", 0) as opened:
         port = opened.getsockname()[1]

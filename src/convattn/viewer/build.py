@@ -101,7 +101,7 @@ class _Network:
             "note": exhibit.note,
             "classes": list(exhibit.classes) or None,
             "input": self._input(),
-            "program": program.collect(name, self.collected) if program and exhibit.mean else None,
+            "program": program.collect(name, self.collected) if program and exhibit.shows_pictures else None,
             "layers": layers,
             "timeline": self._timeline(met),
         }

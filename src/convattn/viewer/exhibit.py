@@ -1,5 +1,6 @@
 """A network as it is shown: what is said of it, and how its images were prepared."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -50,11 +51,14 @@ class Exhibit:
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.numel():
             found = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
             raise ShapeError(must_be("images", "of shape (images, channels, rows, cols), with at least one", found))
+        if images.is_meta:
+            raise ArgumentError(must_be("images", "on a device that holds numbers", images.device))
         if not images.is_floating_point() or not bool(torch.isfinite(images).all()):
             raise ArgumentError("images must be finite floating-point numbers")
         for name in ("mean", "std"):
-            if len(getattr(self, name)) not in (0, images.shape[1]):
-                raise ArgumentError(must_be(name, f"one number for each of {images.shape[1]} channels", self.mean))
+            given = getattr(self, name)
+            if len(given) not in (0, images.shape[1]) or not all(math.isfinite(value) for value in given):
+                raise ArgumentError(must_be(name, f"one finite number for each of {images.shape[1]} channels", given))
         if bool(self.mean) != bool(self.std) or not all(value > 0 for value in self.std):
             raise ArgumentError(must_be("std", "positive numbers, given together with mean", self.std))
 
@@ -62,6 +66,11 @@ class Exhibit:
     def size(self) -> tuple[int, int]:
         """Rows and columns of the images."""
         return self.images.shape[2], self.images.shape[3]
+
+    @property
+    def shows_pictures(self) -> bool:
+        """Whether a picture says all of an image: mean and std are known, and the channels are grey or colours."""
+        return bool(self.mean) and self.images.shape[1] in (1, 3)
 
     def pictures(self) -> UInt8[Tensor, "images rows cols 3"]:
         """Returns the images as one sees them; where mean and std are unknown, each between its extremes."""

@@ -11,7 +11,7 @@ from convattn.adapters.attention import attention_layers
 from convattn.adapters.attention.state import as_it_was
 from convattn.errors import ArgumentError, ConvAttnError, UnknownNameError
 from convattn.layers import RelativeAttention
-from convattn.viewer.maps import numbered
+from convattn.viewer.maps import numbered, one_run
 from convattn.viewer.stored import require_image_grid
 
 
@@ -53,7 +53,7 @@ def met_layers(network: nn.Module, image: Tensor, layers: Sequence[str] | None) 
             require_image_grid(name, module.dims)
         met.append(MetLayer(numbered(name, calls[name]), module, tuple(given[0].shape[2:]) if own else ()))
 
-    with ExitStack() as hooks:
+    with one_run, ExitStack() as hooks:
         for module in chosen:
             hooks.callback(module.register_forward_pre_hook(note).remove)
         hooks.enter_context(as_it_was(network))

@@ -63,7 +63,7 @@ class Live:
         self._images: list[list[Tensor]] = [list(one.images) for one in self._exhibits]
         self._given = len(self._images[0])
         self._maps: Kept[_Maps] = Kept(self.limits.map_bytes, self._read, _size)
-        self._running, self._adding = threading.Lock(), threading.Lock()
+        self._adding = threading.Lock()
 
     @property
     def title(self) -> str:
@@ -104,22 +104,24 @@ class Live:
             if count >= self._given + self.limits.pictures:
                 raise RefusedError(507, f"{self.limits.pictures} pictures were added; no more are held")
             made = [self._prepared(number, picture) for number in range(len(self._exhibits))]
-            for images, image in zip(self._images, made, strict=True):
-                images.append(image)
             seen = replace(self._exhibits[0], images=made[0][None]).pictures()[0]
             place = f"tensors/pictures/{count}"
             image = {"name": name, "label": None, "picture": place}
             header = {**self._scene.header, "images": [*self._scene.header["images"], image]}
+            for images, one in zip(self._images, made, strict=True):
+                images.append(one)
             self._scene = Scene(header, {**self._scene.tensors, place: seen})
         return save({"picture": seen}, {"convattn.image": json.dumps({"index": count, "image": image})})
 
     def _layers(self, asked: Asked) -> list[dict[str, Any]]:
         networks = self._scene.header["networks"]
-        if asked.network >= len(networks):
+        if not 0 <= asked.network < len(networks):
             raise RefusedError(404, f"network must be below {len(networks)}, but is {asked.network}")
         count = len(self._images[asked.network])
-        if asked.image != "mean" and not 0 <= cast(int, asked.image) < count:
+        if asked.image != "mean" and not (isinstance(asked.image, int) and 0 <= asked.image < count):
             raise RefusedError(404, f"image must be below {count}, but is {asked.image}")
+        if isinstance(asked.query, tuple) and not all(math.isfinite(place) for place in asked.query):
+            raise RefusedError(400, must_be("query", "two finite numbers", asked.query))
         if asked.part not in ("both", "position", "content"):
             raise RefusedError(400, must_be("part", "both, position or content", asked.part[:40]))
         return networks[asked.network]["layers"]
@@ -128,6 +130,8 @@ class Live:
         """Returns the group of a query and its place there; None if the layer has none, or is computed in the page."""
         attention = layer["attention"]
         if attention["kind"] != "maps":
+            return None
+        if isinstance(query, int) and not 0 <= query < len(layer["prefix"]):
             return None
         index = -1 - query if isinstance(query, int) else _nearest(layer, query)
         found = (self._scene.tensors[attention["queries"]] == index).nonzero()
@@ -159,23 +163,38 @@ class Live:
                 found.extend(((read.name, part), weights.float().cpu()) for part, weights in read.parts.items())
 
         try:
-            with self._running, torch.no_grad():
+            with torch.no_grad():
                 read_maps(exhibit.network, image[None], keep, layers=exhibit.layers)
         except ConvAttnError as error:
             raise RefusedError(422, f"the network does not take this image: {error}") from error
         return found
 
     def _prepared(self, number: int, picture: Any) -> Tensor:
+        """Returns what a network takes of a picture: of the same shape as its other images, and finite."""
         exhibit, prepare = self._exhibits[number], self._prepare[number]
-        if prepare is not None:
-            return prepare(picture).to(exhibit.images)
-        if not exhibit.mean:
-            raise RefusedError(422, "it is not known how pictures are prepared for this network")
-        rows, cols = exhibit.size
-        fitted = ImageOps.fit(picture, (cols, rows), Image.Resampling.BICUBIC)
-        pixels = torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8).view(rows, cols, 3).movedim(2, 0)
-        mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (exhibit.mean, exhibit.std))
-        return ((pixels / 255 - mean) / std).to(exhibit.images)
+        if prepare is None:
+            return _fitted(exhibit, picture)
+        try:
+            made = prepare(picture).to(exhibit.images)
+        except Exception as error:  # a function from outside may fail in any way
+            raise RefusedError(422, f"the picture cannot be prepared ({type(error).__name__}: {error})") from error
+        if made.shape != exhibit.images.shape[1:]:
+            found, wanted = (list(shape) for shape in (made.shape, exhibit.images.shape[1:]))
+            raise RefusedError(422, f"the picture, prepared, has the shape {found}; the other images have {wanted}")
+        if not bool(torch.isfinite(made).all()):
+            raise RefusedError(422, "the picture, prepared, has numbers that are not finite")
+        return made
+
+
+def _fitted(exhibit: Exhibit, picture: Any) -> Tensor:
+    """Scales the middle of a picture, and normalises it; a network of one channel sees its lightness."""
+    if not exhibit.shows_pictures:
+        raise RefusedError(422, "it is not known how pictures are prepared for this network")
+    (rows, cols), channels = exhibit.size, exhibit.images.shape[1]
+    fitted = ImageOps.fit(picture, (cols, rows), Image.Resampling.BICUBIC).convert("L" if channels == 1 else "RGB")
+    pixels = torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8).view(rows, cols, channels).movedim(2, 0)
+    mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (exhibit.mean, exhibit.std))
+    return ((pixels / 255 - mean) / std).to(exhibit.images)
 
 
 def _nearest(layer: Mapping[str, Any], query: tuple[float, float]) -> int:

@@ -1,5 +1,6 @@
 """Attention that depends on the image: rows of weights in bytes, read image by image."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from convattn.adapters.attention import AttentionCall, watch
 from convattn.functional import attention_weights, pad_keys
 from convattn.layers import RelativeAttention
+
+one_run = threading.RLock()
+"""Held while a network runs with hooks: a network that two threads ran at once would mix up what they read."""
 
 _LEVELS = 255
 BOTH, CONTENT = "both", "content"
@@ -75,7 +79,7 @@ def read_maps(
         calls[call.name] += 1
         callback(ReadMaps(numbered(call.name, calls[call.name]), call, parts))
 
-    with ExitStack() as hooks:
+    with one_run, ExitStack() as hooks:
         for name, module in network.named_modules():
             if isinstance(module, RelativeAttention) and module.content is not None:
                 hooks.callback(module.register_forward_pre_hook(_noting(inputs, name)).remove)

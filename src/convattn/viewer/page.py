@@ -74,7 +74,7 @@ def page_html(title: str, *, scene: bytes | None = None, entry: str = "start.js"
     assert "</script" not in (module + costs).lower()
     data = "" if scene is None else f'<script type="text/plain" id="convattn-scene">{_base64(scene)}</script>\n'
     parts = {
-        "title": html.escape(title),
+        "title": html.escape(title.encode(errors="replace").decode()),  # of a folder whose name is no text
         "style": "\n".join(_static(f"css/{name}.css") for name in _STYLES),
         "tour": f'{_static("tour.html")}<script type="application/json" id="convattn-costs">{costs}</script>',
         "scripts": f'{data}<script type="module">\n{module}\n{start}\n</script>',

@@ -26,7 +26,7 @@ def make_app(shown: Exhibition) -> Any:
     require_packages()
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import HTMLResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
@@ -45,7 +45,10 @@ def make_app(shown: Exhibition) -> Any:
 
     async def images(request: Request) -> Response:
         async with uploads:
-            data = await _read_body(request, shown.limits.file_bytes, shown.limits.seconds)
+            try:
+                data = await _read_body(request, shown.limits.file_bytes, shown.limits.seconds)
+            except ClientDisconnect:
+                raise RefusedError(400, "the sender went away") from None  # and sees no answer
             picture = await run_in_threadpool(read_picture, data, shown.limits)
         name = request.query_params.get("name", "picture")[:100]
         return _tensors(await run_in_threadpool(shown.add, picture, name))

@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from convattn.viewer.refused import RefusedError
@@ -47,7 +48,7 @@ def read_picture(data: bytes, limits: Limits) -> Any:
                         413,
                         f"the picture has {picture.width} × {picture.height} pixels; {limits.pixels:,} may be read",
                     )
-                return ImageOps.exif_transpose(picture).convert("RGB")
+                return _colours(ImageOps.exif_transpose(picture))
         except UnidentifiedImageError:
             raise RefusedError(415, f"this is no picture that can be read ({', '.join(FORMATS)})") from None
         except Image.DecompressionBombError:
@@ -56,3 +57,14 @@ def read_picture(data: bytes, limits: Limits) -> Any:
             raise
         except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged files
             raise RefusedError(400, f"the picture is damaged ({type(error).__name__}: {error})") from None
+
+
+def _colours(picture: Image.Image) -> Image.Image:
+    """Makes a picture RGB: what is transparent lies on white, and grey of 16 bits becomes grey of 8."""
+    if picture.mode.startswith("I"):
+        # Pillow's own conversion takes every value above 255 for white.
+        return Image.fromarray((np.asarray(picture).clip(0, 65535) / 257).round().astype(np.uint8)).convert("RGB")
+    if picture.has_transparency_data:
+        whole = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole)
+    return picture.convert("RGB")

@@ -86,8 +86,10 @@ def _widget_class() -> Callable[[Exhibition, str | None], Any]:
     return Widget
 
 
-def _answer(widget: Any, content: dict[str, Any], buffers: list[Any]) -> None:
-    """Answers one message; what goes wrong is told to the page."""
+def _answer(widget: Any, content: Any, buffers: list[Any]) -> None:
+    """Answers one message; what goes wrong is told to the page. What is no question has no answer."""
+    if not isinstance(content, dict):
+        return
     shown: Exhibition = widget._shown
     answer: dict[str, Any] = {"id": content.get("id")}
     data = []

@@ -30,19 +30,36 @@ const LAYER = {
   },
 };
 const INDEX = { dtype: /** @type {const} */ ("I32"), shape: [1, 4], values: [-1, 0, 1, 2] };
-const SCENE = safetensorsFile(
-  { queries: INDEX, keys: INDEX },
-  {
-    "convattn.scene": JSON.stringify({
-      schema: 1,
-      title: "",
-      images: [{ name: "a", label: null, picture: "p" }],
-      networks: [
-        { name: "n", title: "", note: "", classes: null, input: null, program: null, layers: [LAYER], timeline: null },
-      ],
-    }),
-  },
-);
+/** @param {string[]} names of the images */
+const sceneOf = (names) =>
+  safetensorsFile(
+    {
+      queries: INDEX,
+      keys: INDEX,
+      ...Object.fromEntries(names.map((name) => [name, { dtype: "U8", shape: [1, 1, 3], values: [4, 5, 6] }])),
+    },
+    {
+      "convattn.scene": JSON.stringify({
+        schema: 1,
+        title: "",
+        images: names.map((name) => ({ name, label: null, picture: name })),
+        networks: [
+          {
+            name: "n",
+            title: "",
+            note: "",
+            classes: null,
+            input: null,
+            program: null,
+            layers: [LAYER],
+            timeline: null,
+          },
+        ],
+      }),
+    },
+  );
+const SCENE = sceneOf(["a"]);
+const LATER = sceneOf(["a", "of another page", "of a third", "b"]);
 const ASKED = /** @type {const} */ ({
   network: 0,
   image: 0,
@@ -61,8 +78,8 @@ function answer(level) {
   );
 }
 
-/** @param {() => ArrayBuffer | Promise<ArrayBuffer>} rows */
-function source(rows) {
+/** @param {() => ArrayBuffer | Promise<ArrayBuffer>} rows @param {number} [index] of the next picture */
+function source(rows, index = 1) {
   const counted = { calls: 0 };
   const transport = {
     scene: SCENE,
@@ -70,10 +87,13 @@ function source(rows) {
       counted.calls++;
       return rows();
     },
+    again: async () => LATER,
     upload: async () =>
       safetensorsFile(
         { picture: { dtype: "U8", shape: [1, 1, 3], values: [1, 2, 3] } },
-        { "convattn.image": JSON.stringify({ index: 1, image: { name: "b", label: null, picture: "pictures/1" } }) },
+        {
+          "convattn.image": JSON.stringify({ index, image: { name: "b", label: null, picture: `pictures/${index}` } }),
+        },
       ),
   };
   return { made: remoteSource(transport), counted };
@@ -107,6 +127,17 @@ test("an uploaded picture joins the scene", async () => {
   assert.equal(await made.upload?.(new File(["x"], "b.png")), 1);
   assert.equal(made.scene.images[1].name, "b");
   assert.deepEqual([...(made.scene.tensors.get("pictures/1")?.data ?? [])], [1, 2, 3]);
+});
+
+test("pictures that other pages have sent come with one's own", async () => {
+  const { made } = source(() => answer(0), 3);
+  assert.equal(await made.upload?.(new File(["x"], "b.png")), 3);
+  assert.deepEqual(
+    made.scene.images.map(({ name }) => name),
+    ["a", "of another page", "of a third", "b"],
+  );
+  assert.deepEqual([...(made.scene.tensors.get("of a third")?.data ?? [])], [4, 5, 6]);
+  assert.deepEqual([...(made.scene.tensors.get("pictures/3")?.data ?? [])], [1, 2, 3]);
 });
 
 test("what is asked is written into the address", () => {

@@ -49,4 +49,5 @@ test("numbers are short, with a true minus sign", () => {
 
 test("fields of a table are quoted where they must be", () => {
   assert.equal(csvLine(["a,b", 'c"d', null, NaN, 1.5, "e"]), '"a,b","c""d",,,1.5,e');
+  assert.equal(csvLine(["a\rb", "c\nd"]), '"a\rb","c\nd"');
 });

@@ -48,9 +48,21 @@ function normalisePicture(picture, { rows, cols, mean, std }) {
   const data = new Float32Array(rows * cols * channels);
   for (let i = 0; i < data.length; i++) {
     const c = i % channels;
-    data[i] = (picture[Math.floor(i / channels) * 3 + c] / 255 - mean[c]) / std[c];
+    const byte = channels === 1 ? lightness(picture, 3 * i) : picture[Math.floor(i / channels) * 3 + c];
+    data[i] = (byte / 255 - mean[c]) / std[c];
   }
   return { rows, cols, channels, data };
+}
+
+/**
+ * Returns what a network of one channel sees of a pixel: its lightness (ITU-R 601), in bytes, as pillow rounds it.
+ *
+ * @param {Uint8Array} picture
+ * @param {number} at  where the pixel begins
+ * @returns {number}
+ */
+export function lightness(picture, at) {
+  return (19595 * picture[at] + 38470 * picture[at + 1] + 7471 * picture[at + 2] + 32768) >> 16;
 }
 
 /**

@@ -14,6 +14,7 @@ import { rowsInPage } from "./source.js";
  * @typedef {object} Transport  every answer is a safetensors file
  * @property {ArrayBuffer} scene
  * @property {(asked: RowsAsked) => Promise<ArrayBuffer>} rows  `{layer}/levels` (heads, keys), `scales` and `lows` (heads)
+ * @property {() => Promise<ArrayBuffer>} again  the scene as it is now
  * @property {(file: File) => Promise<ArrayBuffer>} upload  the picture, and in the metadata its number and description
  */
 
@@ -80,7 +81,24 @@ async function sendPicture(scene, transport, file) {
   const { index, image } = JSON.parse(metadata["convattn.image"]);
   const picture = tensors.get("picture");
   if (!picture) throw new Error("the answer holds no picture");
+  if (index > scene.images.length) takeOthers(scene, openScene(await transport.again()), index);
   scene.tensors.set(image.picture, picture);
   scene.images[index] = image;
   return index;
+}
+
+/**
+ * Adds the pictures that others have sent in the meantime.
+ *
+ * @param {Scene} scene
+ * @param {Scene} now
+ * @param {number} end  number of the first picture that is not taken
+ */
+function takeOthers(scene, now, end) {
+  for (const image of now.images.slice(scene.images.length, end)) {
+    const picture = now.tensors.get(image.picture);
+    if (!picture) throw new Error(`the scene has no picture ${image.picture}`);
+    scene.tensors.set(image.picture, picture);
+    scene.images.push(image);
+  }
 }

@@ -18,6 +18,7 @@ export async function serverSource(base) {
   return remoteSource({
     scene: await fetchBytes(at("scene")),
     rows: (asked) => fetchBytes(rowsAddress(at("rows"), asked)),
+    again: () => fetchBytes(at("scene")),
     upload: (file) => fetchBytes(pictureAddress(at("images"), file), { method: "POST", body: file }),
   });
 }

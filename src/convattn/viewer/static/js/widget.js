@@ -22,9 +22,10 @@ const PATIENCE = 600_000;
  *
  * @param {WidgetModel} model
  */
-function openChannel(model) {
-  /** @type {Map<number, {resolve: (answer: Answer) => void, reject: (error: Error) => void}>} */
+export function openChannel(model) {
+  /** @type {Map<string, {resolve: (answer: Answer) => void, reject: (error: Error) => void}>} */
   const waiting = new Map();
+  const mark = Math.random().toString(36).slice(2); // an answer reaches every view of the widget
   let asked = 0;
   const listener = (/** @type {any} */ { id, error, text }, /** @type {DataView[]} */ buffers) => {
     const one = waiting.get(id);
@@ -36,7 +37,7 @@ function openChannel(model) {
   const ask = (/** @type {object} */ content, /** @type {ArrayBuffer[]} */ buffers = []) =>
     /** @type {Promise<Answer>} */ (
       new Promise((resolve, reject) => {
-        const id = asked++;
+        const id = `${mark}-${asked++}`;
         waiting.set(id, { resolve, reject });
         model.send({ id, ...content }, undefined, buffers);
         setTimeout(
@@ -73,6 +74,7 @@ async function render({ model, el }) {
   const transport = {
     scene: page.bytes,
     rows: async (asked) => (await ask({ kind: "rows", asked })).bytes,
+    again: async () => (await ask({ kind: "page" })).bytes,
     upload: async (file) => (await ask({ kind: "upload", name: file.name }, [await file.arrayBuffer()])).bytes,
   };
   const theme = document.body.dataset.jpThemeLight === "false" ? "dark" : "auto";

@@ -19,7 +19,7 @@ export function csvLine(fields) {
   return fields
     .map((field) => {
       const text = field === null || field === undefined || Number.isNaN(field) ? "" : String(field);
-      return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+      return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
     })
     .join(",");
 }
