@@ -108,6 +108,10 @@ def test_it_fits_a_phone(opened, folder_page):
     page = opened(folder_page, width=360, height=740, has_touch=True, is_mobile=True)
     expect(page.locator("button.map").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.evaluate(
+        "columns = document.querySelector('.compare-columns'); columns.append(columns.lastChild.cloneNode(true))"
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360, "three networks side by side"
     page.get_by_test_id("picture").tap(position={"x": 50, "y": 60})
     choose(page, 4, 7)
 
