@@ -26,6 +26,7 @@ def address(request):
 def test_every_head_is_a_map_and_its_numbers_are_the_librarys(opened, address, shown):
     page = opened(address)
     expect(page.locator("button.map").first).to_be_visible()
+    expect(page.get_by_role("heading", name="All heads 6 layers")).to_be_visible()
     for layer, head in ((0, 0), (2, 4), (5, 8)):
         choose(page, layer, head)
         expect_map(page, *own_weights(shown, layer, head, query_of(page)))
