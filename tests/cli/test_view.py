@@ -87,6 +87,7 @@ def test_a_foreign_network_on_pictures(tmp_path):
     (layer,) = header["networks"][0]["layers"]
     assert (layer["grid"], layer["prefix"]) == ([2, 2], ["class"])
     assert header["networks"][0]["input"]["mean"] == [0.5, 0.5, 0.5]
+    assert header["networks"][0]["note"] == "Its weights are random, drawn with seed 0."
 
 
 @pytest.mark.parametrize(

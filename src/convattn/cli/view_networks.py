@@ -54,6 +54,7 @@ class _Subject:
     options: dict[str, Any]
     folder: Path | None  # Its folder
     title: str
+    note: str = ""  # What the page says of it
 
     @property
     def on_cifar10(self) -> bool:
@@ -96,7 +97,8 @@ def _load(origin: Origin) -> _Subject:
     packaged = home == "convattn" and name in pretrained_names()
     folder = network_folder(origin.source) if packaged or home not in HOMES else None
     title = name if packaged or home in HOMES else Path(origin.source).resolve().name
-    return _Subject(loaded.network, loaded.source, loaded.options, folder, title)
+    note = "Its weights are random, drawn with seed 0." if origin.random_weights else ""
+    return _Subject(loaded.network, loaded.source, loaded.options, folder, title, note)
 
 
 def _open(
@@ -149,6 +151,7 @@ def _exhibit(
         images=images,
         name=name,
         title=subject.title,
+        note=subject.note,
         mean=mean,
         std=std,
         classes=classes,

@@ -26,6 +26,7 @@ def address(request):
 def test_every_head_is_a_map_and_its_numbers_are_the_librarys(opened, address, shown):
     page = opened(address)
     expect(page.locator("button.map").first).to_be_visible()
+    expect(page.get_by_role("heading", name="All heads 6 layers")).to_be_visible()
     for layer, head in ((0, 0), (2, 4), (5, 8)):
         choose(page, layer, head)
         expect_map(page, *own_weights(shown, layer, head, query_of(page)))
@@ -108,6 +109,10 @@ def test_it_fits_a_phone(opened, folder_page):
     page = opened(folder_page, width=360, height=740, has_touch=True, is_mobile=True)
     expect(page.locator("button.map").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.evaluate(
+        "columns = document.querySelector('.compare-columns'); columns.append(columns.lastChild.cloneNode(true))"
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360, "three networks side by side"
     page.get_by_test_id("picture").tap(position={"x": 50, "y": 60})
     choose(page, 4, 7)
 

@@ -46,6 +46,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   const bar = createColourBar(model);
   const comparison = createComparison(model);
   const timeline = createTimeline(model);
+  const count = h("span", { class: "table-size" });
   const note = h("p", { class: "caption network-note" });
   const back = h("button", { class: "back", onclick: () => showOverview() }, "← All heads");
   detail.element.prepend(back);
@@ -53,7 +54,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   const overview = h(
     "section",
     { class: "overview", "aria-label": "All heads" },
-    h("h2", null, "All heads"),
+    h("h2", null, "All heads ", count),
     note,
     controls.element,
     trouble,
@@ -83,7 +84,9 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   }
 
   function paintChoices() {
-    say(note, model.network().note);
+    const { note: text, layers } = model.network();
+    say(note, text);
+    say(count, layers.length === 1 ? "1 layer" : `${layers.length} layers`);
     for (const part of [controls, images, timeline]) part.update();
   }
 

@@ -45,6 +45,7 @@ export function createMatrix(model, opened) {
     built = state.get().network;
     const most = Math.max(...layers.map(({ heads }) => heads));
     body.style.setProperty("--heads", String(most));
+    body.style.setProperty("--layers", String(layers.length));
     const numbers = Array.from({ length: most }, (_, head) =>
       h("span", { role: "columnheader", "aria-label": `Head ${head + 1}` }, head + 1),
     );

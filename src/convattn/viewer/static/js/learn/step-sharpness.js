@@ -50,7 +50,7 @@ export function sharpnessStep(tour) {
   const chart = logChart(
     { low: SOFTEST, high: SHARPEST, name: "sharpness α", ticks: [0.1, 1, 10, 100] },
     { low: 1e-9, high: 10, name: "Largest error", ticks: [1e-9, 1e-6, 1e-3, 1] },
-    "Largest error against sharpness: what is measured lies below the bound until both reach the rounding of float32.",
+    "Largest error against sharpness: what is measured lies below the bound; both end at the rounding of float32.",
     320,
   );
   const rule = svg("line", { class: "learn-rule", y1: 12, y2: 280 });
@@ -66,7 +66,7 @@ export function sharpnessStep(tour) {
     sharpness = 10 ** value;
     tour.ask();
   });
-  const numbers = numbersList("Largest error, measured", "Bound of the certificate", "Weight on the centre");
+  const numbers = numbersList("Largest error, measured", "Bound and rounding", "Weight on the centre");
   const strip = comparison(tour, (place) => void (query = place));
 
   /** @param {string} name */
@@ -87,9 +87,9 @@ export function sharpnessStep(tour) {
     const points = measured.map((error, at) => /** @type {[number, number]} */ ([CURVE_AT[at], error]));
     chart.draw([
       {
-        name: "bound of the certificate",
+        name: "bound of the certificate, and rounding",
         kind: "learn-second",
-        points: CURVE_AT.map((at) => [at, certifiedError(at, taps)]),
+        points: CURVE_AT.map((at) => [at, certifiedError(at, taps) + floor]),
       },
       { name: "measured", kind: "learn-first", points: points.filter(([, error]) => error > 0) },
       {
@@ -108,7 +108,7 @@ export function sharpnessStep(tour) {
     const map = headMap(picture, taps[SHOWN_HEAD].offset, sharpness, query);
     const most = largestSize(map.data);
     around.heat(cutAround(map, query, MAP_REACH), most, tour.theme());
-    const bound = powerText(certifiedError(sharpness, taps));
+    const bound = powerText(certifiedError(sharpness, taps) + float32Floor(wanted));
     const said = numbers.show(differenceText(largest), bound, `${(100 * most).toPrecision(3)} %`);
     tour.tell(`${sharpnessText(sharpness)}. ${said}`);
     const across = chart.across(sharpness);
