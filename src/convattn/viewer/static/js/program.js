@@ -42,7 +42,7 @@ import { bytesOf, floatsOf } from "./safetensors.js";
  * @param {{rows: number, cols: number, mean: number[], std: number[]}} input
  * @returns {Features}
  */
-function normalisePicture(picture, { rows, cols, mean, std }) {
+export function normalisePicture(picture, { rows, cols, mean, std }) {
   const channels = mean.length;
   if (picture.length !== rows * cols * 3) throw new Error(`the picture must have ${rows} × ${cols} pixels`);
   const data = new Float32Array(rows * cols * channels);
