@@ -5,6 +5,9 @@ from torch import Tensor, nn
 
 from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet
 
+SMALL = {"width": 14, "depth": 2, "heads": 3, "ffn": 11, "image_size": 10, "num_classes": 5}
+"""Sizes of an `AttentionNet`."""
+
 SAVED = {
     "attention": lambda: AttentionNet("learned_axial", width=10, depth=2, heads=3, ffn=7, image_size=10, num_classes=5),
     "attention with content": lambda: AttentionNet(

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from tests.models.network_cases import count_parameters, small_images
+from tests.models.network_cases import SMALL, count_parameters, small_images
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,8 +17,6 @@ from convattn.errors import (
 from convattn.layers import Content, GatedRelativeAttention2d
 from convattn.models import AttentionNet
 from convattn.testing.budget import assert_within_budget
-
-SMALL = {"width": 14, "depth": 2, "heads": 3, "ffn": 11, "image_size": 10, "num_classes": 5}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from tests.models.network_cases import count_parameters, small_images
+from tests.models.network_cases import SMALL, count_parameters, small_images
 from torch import nn
 
 from convattn.errors import (

@@ -3,17 +3,20 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.training.resuming import RECIPE, cut_off, newest, resume, timeless
+from tests.training.resuming import RECIPE, cut_off, newest, resume, timeless, truncate
 from tests.training.tiny import tiny_data, tiny_speed_recipe
 
 from convattn.errors import CheckpointError, CheckpointWarning
 from convattn.records import RunRecord
 from convattn.training import loop, train
 from convattn.training.trainer import Trainer
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(

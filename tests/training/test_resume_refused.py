@@ -3,22 +3,14 @@ import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from tests.training.resuming import RECIPE, cut_off, newest, resume, timeless
+from tests.training.resuming import RECIPE, cut_off, newest, resume, timeless, truncate
 from tests.training.tiny import tiny_data
 
 from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning
 from convattn.training import train
 from convattn.training.trainer import Trainer
-
-ROOT = Path(__file__).parents[2]
-
-
-def truncate(checkpoint):
-    file = checkpoint / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
 
 
 def flip_a_bit(checkpoint):
