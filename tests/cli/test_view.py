@@ -97,6 +97,7 @@ def test_a_foreign_network_on_pictures(tmp_path):
         ([SMALL, "--images", "missing", "-o", "page"], "--images must be a folder or a file that exists"),
         ([SMALL, "--layer", "stages.9", "-o", "page"], "unknown layer 'stages.9'"),
         ([SMALL, "--compare", "convattn:cifar10-smal", "-o", "page"], "did you mean 'cifar10-small'"),
+        ([SMALL, "--compare", "untrain", "-o", "page"], "--compare must be untrained, converted, or a network"),
         ([SMALL, "--report", "missing.json", "-o", "page"], "missing.json"),
         (["convattn:AttentionNet", "--random-weights", "-o", "page"], "--images must be given for AttentionNet"),
         ([SMALL, "-o", "full"], "--output must be new or empty"),

@@ -84,6 +84,8 @@ def gather(
             exhibits.append(_untrained(subject, first))
         elif what == CONVERTED:
             exhibits.append(_converted(subject, first, kernel_size))
+        elif ":" not in what and not Path(what).is_dir():
+            raise ArgumentError(must_be("--compare", "untrained, converted, or a network such as a folder", what))
         else:
             other = _load(replace(origin, source=what))
             exhibits.append(_other(other, images, limit, len(exhibits), classes))
