@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 import timm
 import torch
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
+from tests.viewer.browser.reading import PATIENCE
 from tests.viewer.hosts import served
 
 from convattn import load_network
@@ -29,6 +30,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+expect.set_options(timeout=1000 * PATIENCE)
 NEAR = {"127.0.0.1", "localhost", "[::1]", "::1"}
 
 
@@ -109,7 +111,7 @@ def opened(browser):
             **options,
         )
         contexts.append(context)
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(1000 * PATIENCE)
         watched.watch(context)
         page = context.new_page()
         watched.listen(page)
