@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from pyarrow import parquet
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.errors import ArgumentError, DataError, must_be
 from convattn.networks.images import ENDINGS
 from convattn.networks.images import preparation as foreign_preparation
+from convattn.networks.pictures import PictureError, decode_picture
 
 _IMAGE_COLUMNS, _TOKEN_COLUMNS = ("image", "img"), ("input_ids", "tokens", "token_ids")
 
@@ -46,10 +47,10 @@ class Pictures(Sequence[Tensor]):
         """Returns a prepared picture; one that cannot be read raises DataError."""
         name, source = self._sources[number]
         try:
-            with Image.open(source()) as picture:
-                return self._prepare(picture.convert("RGB"))
-        except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            picture = decode_picture(source())
+        except (OSError, PictureError) as error:
             raise DataError(f"cannot read the image {name}: {error}") from None
+        return self._prepare(picture)
 
 
 def open_images(path: Path, prepare: Callable[[], Prepare], *, limit: int | None = None) -> Sequence[Tensor] | Tensor:

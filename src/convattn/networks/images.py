@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor, nn
 
 from convattn.convert.network.running import draw_image
 from convattn.errors import ArgumentError, DataError
 from convattn.networks import timm, torchvision
+from convattn.networks.pictures import PictureError, decode_picture
 from convattn.networks.source import split_source
 
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -30,10 +30,10 @@ def read_images(folder: Path, prepare: Callable[[Any], Tensor], *, limit: int) -
     made = []
     for file in files[:limit]:
         try:
-            with Image.open(file) as picture:
-                made.append(prepare(picture.convert("RGB")))
-        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            picture = decode_picture(file)
+        except (OSError, PictureError) as error:
             raise DataError(f"cannot read the image {file}: {error}") from None
+        made.append(prepare(picture))
     if len({tuple(image.shape) for image in made}) > 1:
         raise ArgumentError(f"the images in {folder} have different sizes when prepared for this network")
     return torch.stack(made)

@@ -44,13 +44,13 @@ def make_app(shown: Exhibition) -> Any:
         return _tensors(await run_in_threadpool(shown.rows, asked))
 
     async def images(request: Request) -> Response:
+        name = request.query_params.get("name", "picture")[:100]
         async with uploads:
             try:
                 data = await _read_body(request, shown.limits.file_bytes, shown.limits.seconds)
             except ClientDisconnect:
                 raise RefusedError(400, "the sender went away") from None  # and sees no answer
-            picture = await run_in_threadpool(read_picture, data, shown.limits)
-        name = request.query_params.get("name", "picture")[:100]
+            picture = await run_in_threadpool(read_picture, data, shown.limits, name)
         return _tensors(await run_in_threadpool(shown.add, picture, name))
 
     def _tensors(body: bytes) -> Response:

@@ -106,7 +106,8 @@ def _answer(widget: Any, content: Any, buffers: list[Any]) -> None:
                     raise RefusedError(
                         413, f"the file has {len(file):,} bytes; at most {shown.limits.file_bytes:,} are taken"
                     )
-                data = [shown.add(read_picture(file, shown.limits), str(content["name"])[:100])]
+                name = str(content["name"])[:100]
+                data = [shown.add(read_picture(file, shown.limits, name), name)]
             case kind:
                 answer["error"] = f"there is no {kind!r}"
     except ConvAttnError as error:
