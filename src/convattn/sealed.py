@@ -26,7 +26,17 @@ from convattn.files import as_path, new_file, write_atomically
 from convattn.records import Certificate, NetworkCertificate
 from convattn.records.words import some
 
-__all__ = ["CERTIFICATE", "CONFIG", "DIGESTS", "LOAD_AS", "WEIGHTS", "read_config", "read_sealed", "write_sealed"]
+__all__ = [
+    "CERTIFICATE",
+    "CONFIG",
+    "DIGESTS",
+    "LOAD_AS",
+    "WEIGHTS",
+    "read_config",
+    "read_sealed",
+    "tensor_digest",
+    "write_sealed",
+]
 
 CONFIG, WEIGHTS, CERTIFICATE = "config.json", "model.safetensors", "certificate.json"
 DIGESTS, LOAD_AS = "digests", "load_as"
@@ -58,7 +68,7 @@ def write_sealed(
     """
     plain = _plain(tensors)
     _require_numbers(plain, UnsupportedModelError)
-    digests = {"tensors": {name: _tensor_digest(name, tensor) for name, tensor in plain.items()}}
+    digests = {"tensors": {name: tensor_digest(name, tensor) for name, tensor in plain.items()}}
     text = None if certificate is None else certificate.to_json()
     sealed = {**config, DIGESTS: {**digests, "certificate": None if text is None else _digest(text.encode())}}
     sealed[DIGESTS]["configuration"] = _config_digest(json.loads(json.dumps(sealed)))
@@ -136,7 +146,7 @@ def _verify(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor])
         raise CheckpointError(f"{folder / CONFIG} has no digests, so changes cannot be found; {_HINT}")
     if digests.get("configuration") != _config_digest(config):
         raise CheckpointError(f"{folder / CONFIG} is not what was saved; {_HINT}")
-    saved, found = digests["tensors"], {name: _tensor_digest(name, tensor) for name, tensor in tensors.items()}
+    saved, found = digests["tensors"], {name: tensor_digest(name, tensor) for name, tensor in tensors.items()}
     changed = [name for name in {**saved, **found} if saved.get(name) != found.get(name)]
     if changed:
         raise CheckpointError(f"{folder / WEIGHTS} is not what was saved: {some(changed)}; {_HINT}")
@@ -208,7 +218,7 @@ def _has_nan(tensor: Tensor) -> bool:
     return bool(wide.isnan().any())
 
 
-def _tensor_digest(name: str, tensor: Tensor) -> str:
+def tensor_digest(name: str, tensor: Tensor) -> str:
     """Returns the SHA-256 of the name, dtype, shape and bytes of a contiguous tensor on the CPU."""
     head = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
     digest = hashlib.sha256(head)

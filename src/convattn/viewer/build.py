@@ -48,7 +48,8 @@ def build_scene(
         The scene.
 
     Raises:
-        ArgumentError: Numbers of images or names differ, or the scene would be too large.
+        ArgumentError: Numbers of images or names differ, or a network holds numbers that are not finite.
+        SceneSizeError: The scene would be too large.
         UnknownNameError: A network has no layer of a name that is asked for.
         UnsupportedModelError: A network has no attention that can be read, or a layer that attends on a sequence or a
             volume.

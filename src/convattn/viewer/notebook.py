@@ -11,7 +11,7 @@ from convattn.errors import ArgumentError
 from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.live import Live
-from convattn.viewer.scene import Scene
+from convattn.viewer.scene import Scene, SceneSizeError
 from convattn.viewer.widget import make_widget
 
 COPY = 16 * 2**20
@@ -77,7 +77,6 @@ def _copy(shown: Sequence[Exhibit], title: str) -> Scene | None:
     for exhibits in (shown, [replace(one, images=one.images[:1]) for one in shown]):
         try:
             return build_scene(exhibits, title=title, largest=COPY)
-        except ArgumentError as error:
-            if "MB" not in str(error):
-                raise
+        except SceneSizeError:
+            continue
     return None

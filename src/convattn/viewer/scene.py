@@ -1,8 +1,10 @@
 """A scene: images, networks, the attention of their layers, in one safetensors file that the page opens."""
 
+import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,14 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.files import as_path, write_atomically
+from convattn.sealed import tensor_digest
+from convattn.viewer.checked import require_scene
+from convattn.viewer.named import wrong_numbers
 
 SCHEMA = 1
 """Version of the format."""
 
-_KEY = "convattn.scene"
+_KEY, _DIGEST = "convattn.scene", "convattn.scene.sha256"
 _LISTS = ("images", "networks")
 
 
@@ -47,7 +52,8 @@ class Scene:
 
     def to_bytes(self) -> bytes:
         """Returns the file's content."""
-        return save(self.tensors, {_KEY: json.dumps(self.header, allow_nan=False)})
+        told = json.dumps(self.header, allow_nan=False)
+        return save(self.tensors, {_KEY: told, _DIGEST: _digest(told, self.tensors)})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves the scene; the file is there whole or not at all.
@@ -72,16 +78,17 @@ class Scene:
             The scene.
 
         Raises:
-            CheckpointError: The file is missing or damaged, holds no scene, or one of another version.
+            CheckpointError: The file is missing or damaged, holds no scene, or one of another version. The message says
+                where.
         """
         path = as_path(path, "path")
         try:
             with safe_open(path, "pt") as file:
-                told = (file.metadata() or {}).get(_KEY)
+                metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot read a scene from {path}: {error}") from None
-        return cls(_read_header(path, told, tensors), tensors)
+        return cls(_read_header(path, metadata, tensors), tensors)
 
     @property
     def bytes(self) -> int:
@@ -89,22 +96,45 @@ class Scene:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def _read_header(path: Path, told: str | None, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _read_header(path: Path, metadata: Mapping[str, str], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    told = metadata.get(_KEY)
     if told is None:
         raise CheckpointError(f"{path} holds no scene")
     try:
-        header = json.loads(told)
-    except ValueError as error:
+        header = json.loads(told, parse_constant=_number, parse_float=_number)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: its header is no JSON ({error})") from None
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         found = header.get("schema") if isinstance(header, dict) else None
         raise CheckpointError(f"{path} must be a scene of version {SCHEMA}, but is of {found!r}")
     if not all(isinstance(header.get(name), list) for name in _LISTS):
         raise CheckpointError(f"{path} is damaged: its header has no {' and '.join(_LISTS)}")
-    missing = sorted(name for name in _names(header) if name not in tensors)
-    if missing:
-        raise CheckpointError(f"{path} is damaged: it does not hold {', '.join(missing[:3])}")
+    try:
+        missing = sorted(name for name in _names(header) if name not in tensors)
+        if missing:
+            raise CheckpointError(f"{path} is damaged: it does not hold {', '.join(missing[:3])}")
+        require_scene(header, tensors)
+    except (ArgumentError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    # The form comes first: its messages say where.
+    if _DIGEST in metadata and metadata[_DIGEST] != _digest(told, tensors):
+        raise CheckpointError(f"{path} is damaged: what it holds is not what was saved")
     return header
+
+
+def _number(text: str) -> float:
+    """Reads a number of a header; nan and infinity, which Python's JSON has, and what is as large, raise ValueError."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no number of JSON")
+    return number
+
+
+def _digest(told: str, tensors: Mapping[str, Tensor]) -> str:
+    """Returns the SHA-256 of a header's text and of every tensor, whatever their order in the file."""
+    digest = hashlib.sha256(told.encode())
+    for name in sorted(tensors):
+        digest.update(tensor_digest(name, tensors[name]).encode())
+    return digest.hexdigest()
 
 
 def _names(value: Any) -> Iterator[str]:
@@ -119,6 +149,31 @@ def _names(value: Any) -> Iterator[str]:
         yield value
 
 
+class SceneSizeError(ArgumentError):
+    """A scene would be larger than it may be.
+
+    Attributes:
+        size: Bytes that it would have at least.
+        largest: Bytes that it may have.
+    """
+
+    def __init__(self, size: int, largest: int) -> None:
+        """Takes both numbers of bytes."""
+        self.size, self.largest = size, largest
+        super().__init__(
+            f"the scene would be {_megabytes(size)} or more, and may be {_megabytes(largest)}: take fewer images, or"
+            " name the layers to show"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
+        """Lets the error cross from one process to another."""
+        return type(self), (self.size, self.largest)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 2**20:.0f} MB"
+
+
 class Collected:
     """Tensors of a scene while it is made; their size is bounded."""
 
@@ -127,26 +182,27 @@ class Collected:
         self.tensors: dict[str, Tensor] = {}
         self._largest = self._left = largest
 
-    def add(self, name: str, tensor: Tensor) -> str:
-        """Adds a tensor and returns the name that the header gives it; a scene that is too large raises ArgumentError.
+    def add(self, name: str, tensor: Tensor, *, gaps: bool = False) -> str:
+        """Adds a tensor and returns the name that the header gives it; a scene that is too large raises SceneSizeError.
 
-        Floating-point numbers become float16 if that changes none, else float32.
+        `gaps` allows nan.
+
+        Floating-point numbers become float16 if that changes none, else float32. nan and inf raise ArgumentError: with
+        them a page would show something else than the network computes.
         """
-        name = f"tensors/{name}"
         kept = _compact(tensor.detach().cpu()).contiguous()
+        if kept.is_floating_point() and not gaps and wrong_numbers(kept):
+            raise ArgumentError(f"the network must hold finite numbers, but {name} of its scene has nan or inf")
+        name = f"tensors/{name}"
         self.reserve(kept.nbytes)
         self.tensors[name] = kept
         return name
 
     def reserve(self, count: int) -> None:
-        """Takes bytes away from those that are left; if there are too few, it raises ArgumentError."""
+        """Takes bytes away from those that are left; if there are too few, it raises SceneSizeError."""
         self._left -= count
         if self._left < 0:
-            size, most = (self._largest - self._left) / 2**20, self._largest / 2**20
-            raise ArgumentError(
-                f"the scene would be {size:.0f} MB or more, and may be {most:.0f} MB: take fewer images, or name the"
-                " layers to show"
-            )
+            raise SceneSizeError(self._largest - self._left, self._largest)
 
 
 def _compact(tensor: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def describe_timeline(
         sharpness[moment, shot.layer, :count] = (trace / 4).float()
     return {
         "epochs": [epoch for _, epoch in times],
-        "centres": collected.add(f"{name}/timeline/centres", centres),
-        "sharpness": collected.add(f"{name}/timeline/sharpness", sharpness),
+        "centres": collected.add(f"{name}/timeline/centres", centres, gaps=True),
+        "sharpness": collected.add(f"{name}/timeline/sharpness", sharpness, gaps=True),
         "layers": list(layers),
     }
