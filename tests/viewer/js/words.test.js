@@ -51,3 +51,9 @@ test("fields of a table are quoted where they must be", () => {
   assert.equal(csvLine(["a,b", 'c"d', null, NaN, 1.5, "e"]), '"a,b","c""d",,,1.5,e');
   assert.equal(csvLine(["a\rb", "c\nd"]), '"a\rb","c\nd"');
 });
+
+test("text that a spreadsheet would take for a formula is kept from it, and numbers stay numbers", () => {
+  assert.equal(csvLine(["=1+2", "+1", "-1", "@a", "\t=1", "a=1"]), "'=1+2,'+1,'-1,'@a,'\t=1,a=1");
+  assert.equal(csvLine(["\r=1", '=HYPERLINK("a","b")']), '"\'\r=1","\'=HYPERLINK(""a"",""b"")"');
+  assert.equal(csvLine([-1.5, 1e-9, -0]), "-1.5,1e-9,0");
+});

@@ -1,7 +1,5 @@
 """Figure 2: test accuracy of all models over training."""
 
-import csv
-import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from convattn.analysis.reproduction.published import TABLE1
 from convattn.analysis.runs import read_metrics
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.files import write_atomically
+from convattn.records.sheets import csv_text
 
 _DASHES = ("-", "--", "-.", ":")
 
@@ -96,7 +95,5 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
         raise CheckpointError("; ".join(problems))
     title = f"{figure_name(name)}: test accuracy over training, scale {material.scale}\nthin: seeds, thick: their mean"
     accuracy_curves(figure_paths(folder, name), panels, title=title)
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([("recipe", "seed", "epoch", "test_accuracy", "folder"), *rows])
-    write_atomically(folder / f"{name}.csv", buffer.getvalue())
+    write_atomically(folder / f"{name}.csv", csv_text([("recipe", "seed", "epoch", "test_accuracy", "folder"), *rows]))
     return problems

@@ -1,7 +1,5 @@
 """Table 1 of the paper, its rows and ours, from training runs."""
 
-import csv
-import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,6 +13,7 @@ from convattn.errors import ConvAttnError
 from convattn.files import write_atomically
 from convattn.models import FlopCount
 from convattn.networks import load_network
+from convattn.records.sheets import csv_text
 from convattn.training.markdown import markdown_table
 
 
@@ -99,11 +98,7 @@ def _rows_of(published: PublishedRow, groups: Sequence[RunGroup], problems: list
 
 def _to_csv(rows: Sequence[TableRow]) -> str:
     """Writes the rows as CSV; what is None stays empty."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [field.name for field in fields(TableRow)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return buffer.getvalue()
+    return csv_text([[field.name for field in fields(TableRow)], *(asdict(row).values() for row in rows)])
 
 
 def _to_markdown(rows: Sequence[TableRow], scale: str) -> str:

@@ -1,8 +1,6 @@
 """Writes the record of a study as a page and as a table."""
 
-import csv
-import io
-
+from convattn.records.sheets import csv_text
 from convattn.training.markdown import markdown_table
 from convattn.training.studies.record import StudyDifference, StudyRecord, Summary
 
@@ -27,19 +25,17 @@ def study_csv(record: StudyRecord) -> str:
 
     A number that does not exist, such as the deviation of one run, is empty.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     ends = ("n", "mean", "deviation", "low", "high")
     columns = [f"{quantity}_{measure}" for quantity in _QUANTITIES for measure in _MEASURES]
-    writer.writerow(["recipe", "n", *columns, "baseline", *(f"difference_{end}" for end in ends)])
+    rows: list[list[object]] = [["recipe", "n", *columns, "baseline", *(f"difference_{end}" for end in ends)]]
     differences = {item.label: item for item in record.differences}
     for group in record.groups:
         summaries = [getattr(group, quantity) for quantity in _QUANTITIES]
         numbers = [getattr(summary, measure) for summary in summaries for measure in _MEASURES]
         found = differences.get(group.label)
         rest = (found.baseline, len(found.seeds), found.mean, found.deviation, found.low, found.high) if found else ()
-        writer.writerow([group.label, group.accuracy.n, *numbers, *(rest or [None] * 6)])
-    return text.getvalue()
+        rows.append([group.label, group.accuracy.n, *numbers, *(rest or [None] * 6)])
+    return csv_text(rows)
 
 
 def _search(record: StudyRecord) -> list[str]:

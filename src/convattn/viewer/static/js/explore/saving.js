@@ -11,14 +11,20 @@ import { makeFigure } from "./figure.js";
 /** Pixels of a PNG for each unit of the figure. */
 const PNG_SCALE = 2;
 
+/** What a spreadsheet would take for a formula, which may run programs and send what is in the sheet. */
+const FORMULA = /^[=+\-@\t\r\n]/;
+
 /**
+ * Writes a line. Text that would be a formula gets an apostrophe in front, as OWASP advises; numbers stay as they are.
+ *
  * @param {(string | number | null | undefined)[]} fields
  * @returns {string}
  */
 export function csvLine(fields) {
   return fields
     .map((field) => {
-      const text = field === null || field === undefined || Number.isNaN(field) ? "" : String(field);
+      const plain = field === null || field === undefined || Number.isNaN(field) ? "" : String(field);
+      const text = typeof field === "string" && FORMULA.test(plain) ? `'${plain}` : plain;
       return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
     })
     .join(",");
