@@ -32,3 +32,17 @@ def test_a_network_runs_in_the_page_if_pictures_are_what_it_takes(channels, runs
     numbers = (0.5,) * channels
     exhibit = Exhibit(_network(channels), torch.rand(1, channels, 8, 8), mean=numbers, std=numbers)
     assert (build_scene(exhibit).header["networks"][0]["program"] is not None) == runs
+
+
+def test_what_a_picture_cuts_off_is_said():
+    images = torch.tensor([0.0, 0.5, 1.0, 1.0]).expand(3, 3, 2, 4).clone()
+    images[1, 0, 0, :3] = torch.tensor([-0.5, 1.5, 2.0])
+    images[2, 0, 0, 0] = -1e-4  # less than a picture in bytes can show
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+    prepared = (images - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+    exhibit = Exhibit(_network(), prepared, mean=mean, std=std)
+    first, second, third = exhibit.notes()
+    assert first == third == ""
+    assert second.startswith("12.5% of this image's numbers lie outside 0 to 1 before normalisation (from -0.5 to 2).")
+    assert [image["note"] for image in build_scene(exhibit).header["images"]] == ["", second, ""]
+    assert Exhibit(_network(), prepared).notes() == ["", "", ""]

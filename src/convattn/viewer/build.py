@@ -66,14 +66,14 @@ def build_scene(
     _require(shown, names, labels)
     collected = Collected(largest)
     first = shown[0]
-    pictures = first.pictures()
     images = [
         {
             "name": names[number] if names else f"image {number + 1}",
             "label": labels[number] if labels else None,
             "picture": collected.add(f"pictures/{number}", picture),
+            "note": note,
         }
-        for number, picture in enumerate(pictures)
+        for number, (picture, note) in enumerate(zip(first.pictures(), first.notes(), strict=True))
     ]
     networks = [_Network(one, number, first.size, collected).describe(stored) for number, one in enumerate(shown)]
     header = {"schema": SCHEMA, "title": title or networks[0]["title"], "images": images, "networks": networks}

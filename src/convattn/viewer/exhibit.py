@@ -12,6 +12,14 @@ from convattn.analysis.heads import HeadSnapshot
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.records import HeadReport
 
+_ROUNDING = 1 / 510
+"""What a picture in bytes may be off."""
+
+_CLIPPED = (
+    "{:.1%} of this image's numbers lie outside 0 to 1 before normalisation (from {:.3g} to {:.3g}). The picture shows"
+    " them cut off, and what is computed in the page is of the picture."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Exhibit:
@@ -74,13 +82,27 @@ class Exhibit:
 
     def pictures(self) -> UInt8[Tensor, "images rows cols 3"]:
         """Returns the images as one sees them; where mean and std are unknown, each between its extremes."""
-        images = self.images.detach().cpu().double()
-        if self.mean:
-            mean, std = (torch.tensor(value, dtype=torch.float64).view(-1, 1, 1) for value in (self.mean, self.std))
-            images = images * std + mean
-        else:
+        images = self._before_normalisation()
+        if not self.mean:
             low, high = (images.flatten(1).aminmax(dim=1)[n].view(-1, 1, 1, 1) for n in (0, 1))
             images = (images - low) / torch.where(high > low, high - low, 1)
         if images.shape[1] not in (1, 3):
             images = images.mean(1, keepdim=True)
         return (images.clamp(0, 1) * 255).round().to(torch.uint8).expand(-1, 3, -1, -1).movedim(1, -1).contiguous()
+
+    def notes(self) -> list[str]:
+        """Says of each image what its picture does not show: numbers outside 0 to 1; "" where it shows all."""
+        if not self.mean:
+            return [""] * len(self.images)
+        images = self._before_normalisation().flatten(1)
+        outside = (images < -_ROUNDING) | (images > 1 + _ROUNDING)
+        extremes = zip(outside.double().mean(1).tolist(), *(images.aminmax(dim=1)), strict=True)
+        return [_CLIPPED.format(share, low.item(), high.item()) if share else "" for share, low, high in extremes]
+
+    def _before_normalisation(self) -> Tensor:
+        """Returns the images with the mean and deviation put back, where they are known."""
+        images = self.images.detach().cpu().double()
+        if not self.mean:
+            return images
+        mean, std = (torch.tensor(value, dtype=torch.float64).view(-1, 1, 1) for value in (self.mean, self.std))
+        return images * std + mean

@@ -17,6 +17,7 @@ class ImageForm:
     name: str
     label: str | None
     picture: str
+    note: str = ""  # What the picture does not show
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,9 @@ class Live:
             if count >= self._given + self.limits.pictures:
                 raise RefusedError(507, f"{self.limits.pictures} pictures were added; no more are held")
             made = [self._prepared(number, picture) for number in range(len(self._exhibits))]
-            seen = replace(self._exhibits[0], images=made[0][None]).pictures()[0]
-            place = f"tensors/pictures/{count}"
-            image = {"name": name, "label": None, "picture": place}
+            added = replace(self._exhibits[0], images=made[0][None])
+            seen, place = added.pictures()[0], f"tensors/pictures/{count}"
+            image = {"name": name, "label": None, "picture": place, "note": added.notes()[0]}
             header = {**self._scene.header, "images": [*self._scene.header["images"], image]}
             for images, one in zip(self._images, made, strict=True):
                 images.append(one)

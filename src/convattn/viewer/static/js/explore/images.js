@@ -16,7 +16,8 @@ export function createImages(model, dropZone) {
   const status = h("p", { class: "caption", role: "status" });
   const file = h("input", { type: "file", accept: "image/*", onchange: () => void take(file.files?.[0]) });
   const own = h("label", { class: "button file-button" }, file, h("span", null, "Own image …"));
-  const element = h("div", { class: "images" }, strip, source.upload ? own : null, status);
+  const note = h("p", { class: "caption image-note" });
+  const element = h("div", { class: "images" }, strip, source.upload ? own : null, status, note);
 
   /** @param {File | undefined} picked */
   async function take(picked) {
@@ -49,6 +50,8 @@ export function createImages(model, dropZone) {
     element,
     update() {
       const { image, average } = state.get();
+      note.textContent = (!average && scene.images[image].note) || "";
+      note.hidden = !note.textContent;
       while (strip.children.length < scene.images.length) {
         const number = strip.children.length;
         const { name, label } = scene.images[number];
