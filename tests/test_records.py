@@ -160,6 +160,8 @@ def changed(**changes):
     ("text", "message"),
     [
         ("", "not a Certificate: the text is not JSON"),
+        ("[" * 50_000, "not a Certificate: the text is not JSON"),
+        ("9" * 9999, "not a Certificate: the text is not JSON"),
         (CERTIFICATE.to_json()[:-20], "not a Certificate: the text is not JSON"),
         ("[]", "not a Certificate of schema version 2: found None"),
         ("{}", r"not a Certificate of schema version 2: found \(None, None\)"),

@@ -1,3 +1,5 @@
+import random
+
 import pyarrow as pa
 import pytest
 import torch
@@ -55,5 +57,45 @@ def test_damaged_file_is_refused(tmp_path):
 
 def test_table_of_other_columns_is_refused(tmp_path):
     parquet.write_table(pa.table({"step": [0]}), tmp_path / "heads.parquet")
-    with pytest.raises(CheckpointError, match=r"cannot read heads .* KeyError: 'layer'"):
+    with pytest.raises(CheckpointError, match=r"cannot read heads .* KeyError: .*epoch"):
+        read_heads(tmp_path)
+
+
+def test_a_changed_byte_is_found_or_changes_nothing(tmp_path):
+    """Pages of numbers have checksums; what else a file says may be of no meaning."""
+    record(tmp_path)
+    content, draw, found = (tmp_path / "heads.parquet").read_bytes(), random.Random(0), 0
+    whole = read_heads(tmp_path)
+    for _ in range(300):
+        damaged = bytearray(content)
+        damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        (tmp_path / "heads.parquet").write_bytes(damaged)
+        try:
+            read = read_heads(tmp_path)
+        except CheckpointError:
+            found += 1
+            continue
+        assert [shot.centres.tolist() for shot in read] == [shot.centres.tolist() for shot in whole]
+        assert [shot.precisions.tolist() for shot in read] == [shot.precisions.tolist() for shot in whole]
+    assert found > 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"centre_row": "up"}, "up"),
+        ({"centre_row": [1.0, 2.0]}, "list"),
+        ({"centre_row": None}, "must be finite"),
+        ({"centre_col": float("nan")}, "must be finite"),
+        ({"precision_row_row": float("inf")}, "must be finite"),
+        ({"layer": -5}, "count from 0"),
+        ({"layer": 0.5}, "0.5"),
+        ({"head": 0}, r"must have each head once, but has \[0, 0, 0\]"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(tmp_path, changes, message):
+    record(tmp_path)
+    rows = [{**row, **changes} for row in parquet.read_table(tmp_path / "heads.parquet").to_pylist()]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "heads.parquet")
+    with pytest.raises(CheckpointError, match=rf"cannot read heads from .*{message}"):
         read_heads(tmp_path)

@@ -1,6 +1,7 @@
 """`convattn view`: pages of networks."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from convattn.analysis import analyze
 from convattn.cli import main
 from convattn.cli.view import WrittenPage
 from convattn.models import AttentionNet
+from convattn.models.pretrained import network_folder
 from convattn.viewer import Scene
 
 SMALL = "convattn:cifar10-small"
@@ -98,7 +100,11 @@ def test_a_foreign_network_on_pictures(tmp_path):
         ([SMALL, "--layer", "stages.9", "-o", "page"], "unknown layer 'stages.9'"),
         ([SMALL, "--compare", "convattn:cifar10-smal", "-o", "page"], "did you mean 'cifar10-small'"),
         ([SMALL, "--compare", "untrain", "-o", "page"], "--compare must be untrained, converted, or a network"),
-        ([SMALL, "--report", "missing.json", "-o", "page"], "missing.json"),
+        (
+            [SMALL, "--report", "missing.json", "-o", "page"],
+            "head report (the folder that `convattn analyze -o` makes): cannot read a head report from missing.json",
+        ),
+        ([SMALL, "--report", "full/mine", "-o", "page"], "full/mine: not a head report: the text is not JSON"),
         (["convattn:AttentionNet", "--random-weights", "-o", "page"], "--images must be given for AttentionNet"),
         ([SMALL, "-o", "full"], "--output must be new or empty"),
     ],
@@ -120,3 +126,21 @@ def test_the_run_of_a_network_of_heads_that_stay_is_shown(tmp_path):
     images = str(tmp_path / "images.npy")
     assert main(["view", str(tmp_path / "network"), "--images", images, "-o", str(tmp_path / "page")]) == 0
     assert _scene(tmp_path / "page").header["networks"][0]["timeline"] is None
+
+
+def test_a_report_of_another_network_is_refused(tmp_path, capsys):
+    network = AttentionNet(width=8, depth=4, heads=4, ffn=8).eval()
+    analyze(network, torch.randn(2, 3, 8, 8), controls=(), progress=False).save(tmp_path / "report.json")
+    assert main(["view", SMALL, "--report", str(tmp_path), "-o", str(tmp_path / "page")]) == 2
+    message = (
+        "--report is of another network: cifar10-small has no layer blocks.0.mixer, blocks.1.mixer, blocks.2.mixer and"
+    )
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_damaged_training_is_not_left_out(tmp_path, capsys):
+    """A page without a timeline would say that there is none."""
+    shutil.copytree(network_folder(SMALL), tmp_path / "run")
+    (tmp_path / "run" / "heads.parquet").write_bytes(b"PAR1")
+    assert main(["view", str(tmp_path / "run"), "-o", str(tmp_path / "page")]) == 2
+    assert "cannot read heads from" in capsys.readouterr().err

@@ -12,7 +12,14 @@ from pyarrow import parquet
 
 from convattn.errors import CheckpointError
 
+HEADS = "heads.parquet"
+"""The file in the folder of a run of quadratic heads."""
+
 _PRECISION = ("precision_row_row", "precision_row_col", "precision_row_col", "precision_col_col")
+_COLUMNS = pa.schema(
+    [(name, pa.int64()) for name in ("step", "epoch", "layer", "head")]
+    + [(name, pa.float64()) for name in ("centre_row", "centre_col", *dict.fromkeys(_PRECISION))]
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +54,24 @@ def read_heads(run: str | os.PathLike[str]) -> list[HeadSnapshot]:
     Raises:
         CheckpointError: The folder has no such file (as runs of networks without quadratic heads), or it is damaged.
     """
-    path = Path(run) / "heads.parquet"
+    path = Path(run) / HEADS
     try:
-        rows = parquet.read_table(path).to_pylist()
+        table = parquet.read_table(path, page_checksum_verification=True)
+        rows = table.select(_COLUMNS.names).cast(_COLUMNS).to_pylist()
         rows.sort(key=lambda row: (row["step"], row["layer"], row["head"]))
         moments = groupby(rows, key=lambda row: (row["epoch"], row["step"], row["layer"]))
         return [_snapshot(*moment, list(heads)) for moment, heads in moments]
-    except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"cannot read heads from {path}: {type(error).__name__}: {error}") from None
 
 
 def _snapshot(epoch: int, step: int, layer: int, rows: list[dict[str, float]]) -> HeadSnapshot:
-    centres = np.array([[row["centre_row"], row["centre_col"]] for row in rows])
-    precisions = np.array([[row[name] for name in _PRECISION] for row in rows]).reshape(-1, 2, 2)
+    """Makes a snapshot of rows in the order of the heads; ValueError says what is wrong with them."""
+    place = f"step {step}, layer {layer}"
+    centres = np.array([[row["centre_row"], row["centre_col"]] for row in rows], dtype=float)
+    precisions = np.array([[row[name] for name in _PRECISION] for row in rows], dtype=float).reshape(-1, 2, 2)
+    if min(epoch, step, layer) < 0 or not (np.isfinite(centres).all() and np.isfinite(precisions).all()):
+        raise ValueError(f"{place}: numbers must be finite, and steps, epochs and layers count from 0")
+    if [row["head"] for row in rows] != list(range(len(rows))):
+        raise ValueError(f"{place} must have each head once, but has {[row['head'] for row in rows]}")
     return HeadSnapshot(epoch, step, layer, centres, precisions)

@@ -1,5 +1,6 @@
 """What `convattn view` shows: a network on images, and those beside it."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from convattn.adapters.attention import attention_layers
-from convattn.analysis import read_heads
+from convattn.analysis.heads import HEADS, read_heads
 from convattn.cli.convert_network import Origin
 from convattn.convert import network_to_attention, network_to_conv
 from convattn.data import load_samples, normalise
@@ -22,6 +23,7 @@ from convattn.networks.image_files import Pictures, open_images, preparation, tr
 from convattn.networks.normalisation import normalisation
 from convattn.networks.source import HOMES
 from convattn.records import HeadReport
+from convattn.records.words import some
 from convattn.viewer import Exhibit
 
 UNTRAINED, CONVERTED = "untrained", "converted"
@@ -41,8 +43,23 @@ class Shown:
         """Returns the exhibits, the first with a report of its heads."""
         if report is None:
             return self.exhibits
-        read = HeadReport.load(report / "report.json" if report.is_dir() else report)
-        return (replace(self.exhibits[0], report=read), *self.exhibits[1:])
+        first = self.exhibits[0]
+        return (replace(first, report=_read_report(report, first)), *self.exhibits[1:])
+
+
+def _read_report(path: Path, first: Exhibit) -> HeadReport:
+    """Reads what `convattn analyze` measured of a network."""
+    try:
+        report = HeadReport.load(path / "report.json" if path.is_dir() else path)
+    except CheckpointError as error:
+        reason = re.sub(r"(a )?HeadReport", "a head report", str(error))
+        raise CheckpointError(
+            f"--report must be a head report (the folder that `convattn analyze -o` makes): {reason}"
+        ) from None
+    measured, there = [layer.name for layer in report.layers], {name for name, _ in first.network.named_modules()}
+    if not there.intersection(measured):
+        raise ArgumentError(f"--report is of another network: {first.title} has no layer {some(measured)}")
+    return report
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +161,9 @@ def _exhibit(
     subject: _Subject, images: Tensor, name: str, classes: tuple[str, ...], layers: tuple[str, ...] | None
 ) -> Exhibit:
     mean, std = normalisation(subject.source, subject.network, subject.folder) or ((), ())
-    try:
-        heads = read_heads(subject.folder) if subject.folder else []
-    except CheckpointError:  # not a run, or one of heads without centres
-        heads = []
+    # A folder that is not a run has no such file, nor has one of heads without centres.
+    trained = subject.folder is not None and (subject.folder / HEADS).is_file()
+    heads = read_heads(subject.folder) if subject.folder and trained else []
     return Exhibit(
         network=subject.network,
         images=images,

@@ -46,7 +46,7 @@ class Record:
         """
         try:
             content = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"not a {cls.__name__}: the text is not JSON ({error})") from None
         head = (content.pop("record", None), content.pop("schema_version", None)) if isinstance(content, dict) else None
         if head != (cls.__name__, cls.schema_version):

@@ -68,7 +68,7 @@ class HeadTrace:
     def to_parquet(self) -> bytes:
         """Returns the rows as a parquet file with `HEAD_COLUMNS`."""
         buffer = io.BytesIO()
-        parquet.write_table(pa.Table.from_pylist(self.rows, schema=HEAD_COLUMNS), buffer)
+        parquet.write_table(pa.Table.from_pylist(self.rows, schema=HEAD_COLUMNS), buffer, write_page_checksum=True)
         return buffer.getvalue()
 
 

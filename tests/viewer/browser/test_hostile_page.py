@@ -1,0 +1,74 @@
+"""A page of hostile names and odd pictures in a browser: no script of theirs runs, and it says what is wrong."""
+
+import pytest
+import torch
+from PIL import Image
+from playwright.sync_api import expect
+from tests.networks.picture_files import black_png, encoded
+from tests.viewer.browser.reading import download
+from tests.viewer.hosts import served
+
+from convattn.models import AttentionNet
+from convattn.viewer import Exhibit, build_scene, write_page
+from convattn.viewer.live import Live
+
+SCRIPT = "</script><img src=x onerror='document.title=\"broken\"'><svg onload=document.title='broken'>\"'`{{title}}"
+
+
+@pytest.fixture(scope="module")
+def exhibit():
+    torch.manual_seed(0)
+    images = torch.rand(2, 3, 8, 8)
+    images[0, 0, 0, 0] = 3
+    classes = tuple(f"{number}{SCRIPT}" for number in range(10))
+    texts = {"name": f"n{SCRIPT}", "title": f"t{SCRIPT}", "note": f"note{SCRIPT}", "classes": classes}
+    return Exhibit(AttentionNet(width=8, depth=1, heads=4, ffn=8).eval(), images, mean=(0,) * 3, std=(1,) * 3, **texts)
+
+
+NAMES, LABELS = [f"=1+1{SCRIPT}", "second"], [f"label{SCRIPT}", "other"]
+
+
+@pytest.fixture(params=["folder", "server"])
+def address(request, exhibit, tmp_path):
+    if request.param == "folder":
+        scene = build_scene(exhibit, names=NAMES, labels=LABELS)
+        yield write_page(scene, tmp_path / "page").as_uri()
+    else:
+        with served(Live(exhibit, names=NAMES, labels=LABELS)) as client:
+            yield str(client.base_url)
+
+
+def test_names_are_text(opened, address):
+    page = opened(address)
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"t{SCRIPT}")
+    expect(page.locator(".image-note")).to_contain_text("lie outside 0 to 1 before normalisation (from 0.00")
+    content = download(page, "Save numbers as CSV").decode()
+    assert "'=1+1</script>" in content
+    assert "onerror" in download(page, "Save as SVG").decode()
+    page.get_by_role("button", name="second").click()
+    expect(page.locator(".image-note")).to_be_hidden()
+    assert page.locator("img").count() == 0
+    assert page.title() == f"t{SCRIPT}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("none.png", b"<svg onload=alert(1)>", "none.png"),
+        ("empty.png", b"", "empty.png"),
+        ("cut.png", encoded(Image.new("RGB", (40, 30), "red"))[:60], "cut.png"),
+        ("large.png", black_png(30_000, 30_000), "large.png"),
+    ],
+    ids=["text", "empty", "cut", "large"],
+)
+def test_a_picture_that_cannot_be_read_is_named_and_the_page_goes_on(opened, address, name, content, said):
+    page = opened(address)
+    expect(page.locator("button.thumb")).to_have_count(2)
+    page.locator("input[type=file]").set_input_files([{"name": name, "mimeType": "image/png", "buffer": content}])
+    expect(page.locator(".images [role=status]")).to_contain_text(said)
+    expect(page.locator(".images [role=status]")).not_to_contain_text("Reading")
+    if address.startswith("http"):  # Chromium notes every status of 400 and above in its console
+        opened.watched.errors.clear()
+    good = encoded(Image.new("RGB", (40, 30), "red"))
+    page.locator("input[type=file]").set_input_files([{"name": "good.png", "mimeType": "image/png", "buffer": good}])
+    expect(page.locator("button.thumb")).to_have_count(3)
