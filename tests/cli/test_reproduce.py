@@ -1,8 +1,15 @@
+import html
+import re
+from importlib import resources
+from xml.etree import ElementTree as ET
+
 import pytest
 from tests.analysis.run_cases import make_run
 
 from convattn.analysis.reproduction import TARGETS, Reproduction
 from convattn.cli import main
+from convattn.cli.reproduce_links import figure_links
+from convattn.viewer import Scene
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +31,86 @@ def test_figure_is_made_where_it_is_told(runs, tmp_path, capsys):
     assert err == ""
     assert "fig4: made\n" in out
     files = ["fig4.parquet", "fig4.png", "fig4.svg"]
-    assert out.endswith("".join(f"wrote there/figure/{file}\n" for file in files))
-    assert sorted(item.name for item in (tmp_path / "there" / "figure").iterdir()) == [*files, "reproduction.json"]
+    assert out.endswith("".join(f"wrote there/figure/{file}\n" for file in [*files, "index.html"]))
+    made = sorted(item.name for item in (tmp_path / "there" / "figure").iterdir())
+    assert made == [*files, "index.html", "reproduction.json", "view"]
+
+
+def test_figures_link_to_what_they_show_on_the_page(runs, tmp_path):
+    """Each panel of the figures, and the index, open the page at the layer and the epoch."""
+    assert main(["reproduce", "all", "--runs", str(runs), "--scale", "small", "-o", "made"]) == 1
+    made = tmp_path / "made"
+    scene = Scene.load(made / "view" / "sa-quadratic" / "scene.safetensors")
+    (network,) = scene.header["networks"]
+    assert (network["name"], network["title"]) == ("sa-quadratic", "sa-quadratic, scale small, seed 0")
+    assert len(network["layers"]) == 2
+    epochs = network["timeline"]["epochs"]
+    page = "view/sa-quadratic/index.html"
+    assert _links(made / "fig4.svg") == [f"{page}#layer=0", f"{page}#layer=1"]
+    moments = [link.partition("epoch=")[2] for link in _links(made / "fig3.svg")]
+    assert moments[:2] == ["0", "0"]
+    assert moments[-1] == str(len(epochs) - 1)
+    index = (made / "index.html").read_text()
+    for file in ("fig3.svg", "fig4.svg"):
+        assert all(f'href="{html.escape(link)}"' in index for link in _links(made / file))
+    assert all((made / name).exists() for name in re.findall(r'(?:href|src)="([^"#:]+)', index))
+    assert f"{(made / page).stat().st_size / 1e6:.1f} MB" in index
+    head = (made / "fig4.svg").read_text()
+    assert head.startswith("<?xml")
+    assert "\n<svg " in head
+
+
+def _links(figure):
+    found = ET.parse(figure).iter("{http://www.w3.org/2000/svg}a")
+    return [link.get("href") for link in found if link.get("href", "").startswith("view/")]
+
+
+def test_pages_can_be_left_out(runs, tmp_path):
+    assert main(["reproduce", "fig4", "--runs", str(runs), "--scale", "small", "-o", "made", "--no-view"]) == 0
+    assert not {"index.html", "view"}.intersection(item.name for item in (tmp_path / "made").iterdir())
+    assert _links(tmp_path / "made" / "fig4.svg") == []
+
+
+def test_a_page_that_is_too_large_is_left_out_and_said(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("convattn.cli.reproduce_view.LARGEST", 1000)
+    assert main(["reproduce", "fig4", "--runs", str(runs), "--scale", "small", "-o", "made"]) == 0
+    index = (tmp_path / "made" / "index.html").read_text()
+    assert "no page: the scene would be" in index
+    assert f"convattn view\n{runs}/here</code> shows it" in index
+    assert not (tmp_path / "made" / "view").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("table1", []),
+        ("fig5", ["layer=0&query=4,4", "layer=1&query=4,4"]),
+        ("fig6", ["layer=0&query=4,4&average=true", "layer=1&query=4,4&average=true"]),
+        ("fig9", ["layer=0&query=4,4&image=1", "layer=1&query=4,4&image=1"]),
+        ("fig14", ["layer=0", "layer=1"]),
+    ],
+)
+def test_links_are_those_of_the_figure(target, expected):
+    assert [link.hash for link in figure_links(target, [], [3, 3], 8)] == expected
+
+
+def test_links_say_which_query():
+    links = figure_links("fig7", [], [3], 32)
+    assert [link.hash for link in links] == [
+        "layer=0&query=8,8&average=true",
+        "layer=0&query=24,24&average=true",
+    ]
+    assert links[1].text == "layer 1, query at row 25, column 25"
+
+
+def test_the_page_reads_every_name_of_a_link():
+    """The names are those of the page's state."""
+    state = (resources.files("convattn.viewer") / "static/js/state.js").read_text()
+    known = re.search(r"DEFAULT_STATE = Object\.freeze\(\{(.*?)\n\}\)", state, re.DOTALL)[1]
+    links = [link for target in TARGETS for link in figure_links(target, [], [3], 32)]
+    names = {part.partition("=")[0] for link in links for part in link.hash.split("&")} | {"epoch"}
+    assert names == {"layer", "query", "average", "image", "epoch"}
+    assert all(f"\n  {name}:" in known for name in names)
 
 
 def test_incomplete_is_exit_code_1_and_earlier_output_is_kept(runs, tmp_path, capsys):

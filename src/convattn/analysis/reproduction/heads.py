@@ -23,10 +23,10 @@ def make_ways(material: Material, name: str, folder: Path, recipe: str) -> list[
     """
     snapshots = _read(material, recipe)
     depth = 1 + max(snapshot.layer for snapshot in snapshots)
-    layer = min(_LAYER, depth - 1)
+    layer = shown_layer(depth)
     shown = [snapshot for snapshot in snapshots if snapshot.layer == layer]
     title = material.title(name, f"heads of layer {layer + 1} of {depth} over training", recipe)
-    head_paths(figure_paths(folder, name), shown, _moments(shown), title=title)
+    head_paths(figure_paths(folder, name), shown, [shown[number] for number in shown_moments(shown)], title=title)
     write_parquet(folder / f"{name}.parquet", _numbers(shown), HEAD_COLUMNS)
     return [] if layer == _LAYER else [f"the network has {depth} layers: layer {layer + 1} stands for the paper's 4"]
 
@@ -48,13 +48,18 @@ def _read(material: Material, recipe: str) -> list[HeadSnapshot]:
     return snapshots
 
 
-def _moments(snapshots: Sequence[HeadSnapshot]) -> list[HeadSnapshot]:
-    """Picks the moments nearest to given shares of the steps, each once."""
+def shown_layer(depth: int) -> int:
+    """Returns the layer of figure 3, from 0, in a network of so many layers."""
+    return min(_LAYER, depth - 1)
+
+
+def shown_moments(snapshots: Sequence[HeadSnapshot]) -> list[int]:
+    """Returns which moments of a layer figure 3 shows: those nearest to given shares of the steps, each once."""
     last = snapshots[-1].step
     nearest = {
         min(range(len(snapshots)), key=lambda number: abs(snapshots[number].step - share * last)) for share in _MOMENTS
     }
-    return [snapshots[number] for number in sorted(nearest)]
+    return sorted(nearest)
 
 
 def _numbers(snapshots: Sequence[HeadSnapshot]) -> list[dict[str, float]]:
