@@ -2,7 +2,6 @@
 
 import threading
 import warnings
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -41,7 +40,7 @@ class PictureError(DataError):
         return type(self), (self.reason, str(self))
 
 
-def decode_picture(file: Any, *, formats: Sequence[str] = FORMATS, pixels: int = PIXELS) -> Any:
+def decode_picture(file: Any, *, formats: tuple[str, ...] = FORMATS, pixels: int = PIXELS) -> Any:
     """Decodes the first picture of a file.
 
     The size is read from the file's head, before anything is decoded. One picture is decoded at a time.

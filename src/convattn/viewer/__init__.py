@@ -4,6 +4,6 @@ from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.notebook import view
 from convattn.viewer.page import write_page
-from convattn.viewer.scene import Scene
+from convattn.viewer.scene import Scene, SceneSizeError
 
-__all__ = ["Exhibit", "Scene", "build_scene", "view", "write_page"]
+__all__ = ["Exhibit", "Scene", "SceneSizeError", "build_scene", "view", "write_page"]
