@@ -58,7 +58,7 @@ def test_networks_of_every_kind_pass(scene, tmp_path):
     require_scene(json.loads(json.dumps(speed.header)), speed.tensors)
 
 
-def test_a_changed_byte_is_always_found(scene, tmp_path):
+def test_a_changed_byte_is_found_or_says_the_same(scene, tmp_path):
     """A number is like any other: that one was changed, the digest says."""
     content, draw = scene.to_bytes(), random.Random(0)
     head = 8 + struct.unpack("<Q", content[:8])[0]
@@ -66,9 +66,12 @@ def test_a_changed_byte_is_always_found(scene, tmp_path):
         for _ in range(100):
             damaged = bytearray(content)
             damaged[draw.randrange(end)] ^= 1 << draw.randrange(8)
-            if bytes(damaged).replace(b"convattn.scene.sha256", b"") != bytes(damaged):  # else the digest has no name
-                with pytest.raises(CheckpointError, match="a scene"):
-                    _load(tmp_path, bytes(damaged))
+            try:
+                loaded = _load(tmp_path, bytes(damaged))
+            except CheckpointError as error:
+                assert "a scene" in str(error)
+            else:  # 1E-05 is 1e-05
+                assert loaded.to_bytes() == content
 
 
 def test_files_that_are_cut_or_lie_about_their_size_are_refused(scene, tmp_path):

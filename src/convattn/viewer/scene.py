@@ -23,7 +23,7 @@ from convattn.viewer.named import wrong_numbers
 SCHEMA = 1
 """Version of the format."""
 
-_KEY, _DIGEST = "convattn.scene", "convattn.scene.sha256"
+_KEY, _DIGEST = "convattn.scene", "sha256"
 _LISTS = ("images", "networks")
 
 
@@ -52,8 +52,9 @@ class Scene:
 
     def to_bytes(self) -> bytes:
         """Returns the file's content."""
-        told = json.dumps(self.header, allow_nan=False)
-        return save(self.tensors, {_KEY: told, _DIGEST: _digest(told, self.tensors)})
+        # Inside the header: two entries of metadata would come in either order.
+        header = {**self.header, _DIGEST: _digest(self.header, self.tensors)}
+        return save(self.tensors, {_KEY: json.dumps(header, allow_nan=False)})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves the scene; the file is there whole or not at all.
@@ -109,6 +110,7 @@ def _read_header(path: Path, metadata: Mapping[str, str], tensors: dict[str, Ten
         raise CheckpointError(f"{path} must be a scene of version {SCHEMA}, but is of {found!r}")
     if not all(isinstance(header.get(name), list) for name in _LISTS):
         raise CheckpointError(f"{path} is damaged: its header has no {' and '.join(_LISTS)}")
+    said = header.pop(_DIGEST, None)
     try:
         missing = sorted(name for name in _names(header) if name not in tensors)
         if missing:
@@ -117,7 +119,7 @@ def _read_header(path: Path, metadata: Mapping[str, str], tensors: dict[str, Ten
     except (ArgumentError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     # The form comes first: its messages say where.
-    if _DIGEST in metadata and metadata[_DIGEST] != _digest(told, tensors):
+    if said is not None and said != _digest(header, tensors):
         raise CheckpointError(f"{path} is damaged: what it holds is not what was saved")
     return header
 
@@ -129,9 +131,9 @@ def _number(text: str) -> float:
     return number
 
 
-def _digest(told: str, tensors: Mapping[str, Tensor]) -> str:
-    """Returns the SHA-256 of a header's text and of every tensor, whatever their order in the file."""
-    digest = hashlib.sha256(told.encode())
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Returns the SHA-256 of a header and of every tensor, whatever their order in the file."""
+    digest = hashlib.sha256(json.dumps(header, allow_nan=False).encode())
     for name in sorted(tensors):
         digest.update(tensor_digest(name, tensors[name]).encode())
     return digest.hexdigest()
