@@ -51,6 +51,14 @@ Not covered: padded texts, longer ones, tasks other than the nearest neighbour.
 """
 
 
+def load_model(folder: Path) -> tuple[nn.Module, Any]:
+    """Loads an encoder, in evaluation mode, and its tokenizer."""
+    from transformers import AutoTokenizer, BertModel
+
+    model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
 def paragraphs() -> list[str]:
     """Lists the paragraphs of the standard library's docstrings that have more than 150 letters, each once."""
     root, found = Path(os.__file__).parent, dict[str, None]()
@@ -140,8 +148,6 @@ def page(content: dict[str, Any], controls: int) -> str:
 
 def main() -> None:
     """Measures and writes."""
-    from transformers import AutoTokenizer, BertModel
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="folder of the encoder and its tokenizer")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
@@ -150,8 +156,8 @@ def main() -> None:
     parser.add_argument("--controls", type=int, default=3, help="draws of random heads")
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    model = BertModel.from_pretrained(given.model, add_pooling_layer=False).eval()
-    ids = tokens(AutoTokenizer.from_pretrained(given.model), paragraphs())[: given.texts + given.tests]
+    model, tokenizer = load_model(given.model)
+    ids = tokens(tokenizer, paragraphs())[: given.texts + given.tests]
     words = f"{portable_path(given.model)} --output {portable_path(given.output)}"
     counts = f"--texts {given.texts} --tests {given.tests} --controls {given.controls}"
     content = {
