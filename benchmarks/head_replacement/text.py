@@ -37,7 +37,7 @@ from the least to the most of {controls} draws.
 
 {table}
 
-Heads with R² ≥ 0.5: {found}.
+Heads with R² ≥ 0.5, counted from 0: {found}.
 
 ## How it was measured
 

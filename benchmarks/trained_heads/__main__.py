@@ -3,7 +3,7 @@
 Measures the heads of networks of this library (`convattn:NAME`, or the folder of a network or a run), of runs of
 `benchmarks.small_vits`, and of a text encoder, and compares the runs with and without CutMix. The report of each
 network is kept in the folder WORK, so that a stopped run goes on. Writes trained-heads.json, trained-heads.md and a
-folder of figures:
+folder of figures, of runs of the same kind for seed 0 alone:
 
     CONVATTN_CIFAR10=FOLDER python -m benchmarks.trained_heads convattn:cifar10-small RUNS/sa-learned RUNS/vit-* \
         --text MODEL --work WORK --output docs/results
@@ -98,9 +98,11 @@ def main() -> None:
     networks = []
     for subject in subjects(given, data):
         report = report_of(subject, given.work / f"{subject.name}.json")
-        convolution_by_depth(figures / f"{subject.name}-by-depth.png", report)
-        kernel_gallery(figures / f"{subject.name}-kernels.png", report)
-        networks.append({"network": subject.name, **subject.facts, **summary(report)})
+        shown = subject.facts.get("seed", 0) == 0
+        if shown:
+            convolution_by_depth(figures / f"{subject.name}-by-depth.png", report)
+            kernel_gallery(figures / f"{subject.name}-kernels.png", report)
+        networks.append({"network": subject.name, "shown": shown, **subject.facts, **summary(report)})
         print(report.summary(), flush=True)  # noqa: T201 - progress
     words = [portable_path(Path(source)) if Path(source).exists() else source for source in given.networks]
     words += ["--text", given.text.name] if given.text is not None else []

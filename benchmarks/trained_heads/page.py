@@ -44,7 +44,7 @@ Python's standard library. Errors are standard errors over inputs, controls were
 {hardware[processor]}, {hardware[threads]} thread(s), {versions}, revision {revision}. All numbers are in
 [{name}.json]({name}.json).
 
-Not covered: other data. Each network but the transformers was trained once.
+Not covered: other data. Each network but the small transformers was trained once.
 """
 
 CUTMIX = """
@@ -231,7 +231,11 @@ def _network(network: Mapping[str, Any]) -> str:
 `{network["kind"]}`{command}.
 
 {markdown_table(columns, rows)}
+{_figures(name) if network["shown"] else ""}"""
 
+
+def _figures(name: str) -> str:
+    return f"""
 ![What a convolution explains of `{name}`, by depth]({NAME}/{name}-by-depth.png)
 
 ![Mean weight of the heads of `{name}` at each displacement]({NAME}/{name}-kernels.png)
