@@ -37,7 +37,7 @@ from the least to the most of {controls} draws.
 
 {table}
 
-Heads with R² ≥ 0.5: {found}.
+Heads with R² ≥ 0.5, counted from 0: {found}.
 
 ## How it was measured
 
@@ -49,6 +49,14 @@ transformers {transformers}, revision {revision}. All numbers are in
 
 Not covered: padded texts, longer ones, tasks other than the nearest neighbour.
 """
+
+
+def load_model(folder: Path) -> tuple[nn.Module, Any]:
+    """Loads an encoder, in evaluation mode, and its tokenizer."""
+    from transformers import AutoTokenizer, BertModel
+
+    model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    return model, AutoTokenizer.from_pretrained(folder)
 
 
 def paragraphs() -> list[str]:
@@ -140,8 +148,6 @@ def page(content: dict[str, Any], controls: int) -> str:
 
 def main() -> None:
     """Measures and writes."""
-    from transformers import AutoTokenizer, BertModel
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="folder of the encoder and its tokenizer")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
@@ -150,8 +156,8 @@ def main() -> None:
     parser.add_argument("--controls", type=int, default=3, help="draws of random heads")
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    model = BertModel.from_pretrained(given.model, add_pooling_layer=False).eval()
-    ids = tokens(AutoTokenizer.from_pretrained(given.model), paragraphs())[: given.texts + given.tests]
+    model, tokenizer = load_model(given.model)
+    ids = tokens(tokenizer, paragraphs())[: given.texts + given.tests]
     words = f"{portable_path(given.model)} --output {portable_path(given.output)}"
     counts = f"--texts {given.texts} --tests {given.tests} --controls {given.controls}"
     content = {

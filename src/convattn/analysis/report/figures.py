@@ -155,7 +155,7 @@ def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
         note = f"; {left} heads are not shown" if left else ""
         figure.suptitle(
             "mean weight at each displacement, the query in the middle;\n"
-            "above each head its number and its largest share at one displacement" + note,
+            "above each head its number, from 1, and its largest share at one displacement" + note,
             fontsize=9,
         )
     return Path(path)

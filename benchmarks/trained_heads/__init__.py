@@ -1,0 +1,1 @@
+"""Head reports of trained networks."""
