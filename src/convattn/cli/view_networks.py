@@ -204,10 +204,11 @@ def _converted(subject: _Subject, first: Exhibit, kernel_size: int) -> Exhibit:
         how = "Its convolutions as attention: every head is one tap."
     with torch.no_grad():
         before, after = network(images), made(images)
-    note = how
+    notes = [how]
     if isinstance(before, Tensor) and before.ndim == 2:
         same = int((before.argmax(1) == after.argmax(1)).sum())
-        note = f"{how} {same} of {len(images)} images get the same class."
+        notes.append(f"{same} of {len(images)} images get the same class.")
+    note = " ".join(filter(None, [*notes, subject.note]))
     return replace(
         first, network=made, name=CONVERTED, title=f"{subject.title}, converted", note=note, heads=(), layers=None
     )
