@@ -92,6 +92,15 @@ def test_a_foreign_network_on_pictures(tmp_path):
     assert header["networks"][0]["note"] == "Its weights are random, drawn with seed 0."
 
 
+def test_a_converted_copy_of_random_weights_says_so_too(tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((1, 3, 32, 32), np.float32))
+    arguments = ["view", "convattn:AttentionNet", "--random-weights", "--set", "width=18", "--set", "depth=1"]
+    arguments += ["--compare", "converted", "--images", str(tmp_path / "images.npy"), "-o", str(tmp_path / "page")]
+    assert main(arguments) == 0
+    note = _scene(tmp_path / "page").header["networks"][1]["note"]
+    assert note.endswith("Its weights are random, drawn with seed 0.")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
