@@ -119,7 +119,7 @@ class LayerReport:
     grid: tuple[int, ...]  # Positions of the queries along each axis
     prefix: int  # Number of prefix tokens among the keys
     normalised: bool  # Whether the weights of a query sum to 1
-    error: float  # Largest difference of weights × values to what the module computed
+    error: float  # Largest difference of weights × values to what the module computed; of a fused one, both to float64
     budget: float  # Largest difference that rounding explains
     uniform_distance: float  # Mean attention distance of a head that looks everywhere alike
     displacements: tuple[tuple[float, ...], ...]  # Displacements of the kernels: all within the report's radius
