@@ -75,10 +75,10 @@ export function positionRow(geometry, scores, heads, query) {
 function softmaxInPlace(scores, start, count) {
   let largest = -Infinity;
   for (let i = start; i < start + count; i++) largest = Math.max(largest, scores[i]);
-  const powers = new Float64Array(count);
+  const [powers, first] = scores instanceof Float64Array ? [scores, start] : [new Float64Array(count), 0];
   let sum = 0;
-  for (let i = 0; i < count; i++) sum += powers[i] = Math.exp(scores[start + i] - largest);
-  for (let i = 0; i < count; i++) scores[start + i] = powers[i] / sum;
+  for (let i = 0; i < count; i++) sum += powers[first + i] = Math.exp(scores[start + i] - largest);
+  for (let i = 0; i < count; i++) scores[start + i] = powers[first + i] / sum;
 }
 
 /**

@@ -8,6 +8,7 @@ const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 /**
  * Sets one property of an element: "class", "style" (an object, also of custom properties), "on…" (a listener), an
  * attribute otherwise. null, undefined and false leave the attribute out; true sets it empty, but "true" for aria-….
+ * What is so already is left alone: browsers lay out and paint again what is set again.
  * @param {Element} element
  * @param {string} name
  * @param {unknown} value
@@ -18,17 +19,16 @@ export function setProp(element, name, value) {
   } else if (name === "style") {
     const style = /** @type {HTMLElement} */ (element).style;
     for (const [key, text] of Object.entries(/** @type {Record<string, string>} */ (value)))
-      style.setProperty(key, text);
+      if (style.getPropertyValue(key) !== text) style.setProperty(key, text);
   } else if (name === "value") {
     /** @type {HTMLInputElement} */ (element).value = String(value);
   } else if (name === "checked") {
     /** @type {HTMLInputElement} */ (element).checked = Boolean(value);
-  } else if (name.startsWith("aria-") && typeof value === "boolean") {
-    element.setAttribute(name, String(value));
-  } else if (value === null || value === undefined || value === false) {
-    element.removeAttribute(name);
   } else {
-    element.setAttribute(name, value === true ? "" : String(value));
+    const said = typeof value === "boolean" && name.startsWith("aria-");
+    const text = value === true && !said ? "" : String(value);
+    if ((value ?? false) === false && !said) element.removeAttribute(name);
+    else if (element.getAttribute(name) !== text) element.setAttribute(name, text);
   }
 }
 
@@ -96,12 +96,30 @@ export function fill(parent, ...children) {
 }
 
 /**
- * Writes a text, only if it is another: screen readers say what is written again.
+ * Writes a text, only if it is another: screen readers say what is written again. The node of a text stays, which is
+ * quicker to lay out than a new one.
  * @param {Element} element
  * @param {string} text
  */
 export function say(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  if (element.textContent === text) return;
+  const { firstChild } = element;
+  if (text && firstChild instanceof Text && !firstChild.nextSibling) firstChild.data = text;
+  else element.textContent = text;
+}
+
+/**
+ * Gives an element as many children as are wanted: the first ones stay, so that writing in them is all that is painted.
+ * @template {Element} E
+ * @param {Element} parent
+ * @param {number} count
+ * @param {(at: number) => E} make
+ * @returns {E[]} all of them
+ */
+export function keepChildren(parent, count, make) {
+  while (parent.children.length > count) parent.lastElementChild?.remove();
+  while (parent.children.length < count) parent.append(make(parent.children.length));
+  return /** @type {E[]} */ ([...parent.children]);
 }
 
 /** @param {unknown} error @returns {string} what went wrong, for readers */

@@ -1,6 +1,6 @@
 // One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
 
-import { h, say } from "../dom.js";
+import { h, keepChildren, say, setProp } from "../dom.js";
 import { drawBars, fixedText } from "../draw.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
@@ -107,7 +107,7 @@ export function createDetail(model) {
     const found = rowNumbers(layer, shown.rows, head);
     const words = headSentence(layer, number, head, found);
     say(sentence, `${words}.`);
-    field.element.setAttribute("aria-label", `${words}. Arrow keys move the query.`);
+    setProp(field.element, "aria-label", `${words}. Arrow keys move the query.`);
     showPrefix(found.prefix);
     showNumbers(found);
   }
@@ -116,13 +116,13 @@ export function createDetail(model) {
   function showPrefix(shares) {
     const names = model.layer().prefix;
     bars.hidden = !names.length;
-    bars.replaceChildren(
-      ...names.map((name, at) => {
-        const bar = h("canvas");
-        drawBars(bar, [shares[at]], { bar: model.theme(), height: 100 });
-        return h("div", { class: "prefix-bar" }, h("span", null, percent(shares[at])), bar, h("span", null, name));
-      }),
-    );
+    keepChildren(bars, names.length, () =>
+      h("div", { class: "prefix-bar" }, h("span"), h("canvas"), h("span")),
+    ).forEach(({ children: [share, bar, token] }, at) => {
+      drawBars(/** @type {HTMLCanvasElement} */ (bar), [shares[at]], { bar: model.theme(), height: 100 });
+      say(share, percent(shares[at]));
+      say(token, names[at]);
+    });
   }
 
   /** @param {import("../statistics.js").RowNumbers} found */
@@ -142,11 +142,12 @@ export function createDetail(model) {
     if (layer.prefix.length) lines.push(["prefix share", percent(found.prefixShare), withError(report?.prefix_share)]);
     if (report)
       for (const [name, text] of REPORT_ONLY) if (report[name]) lines.push([text, "", withError(report[name])]);
-    numbers.replaceChildren(
-      ...lines.map(([name, here, there]) =>
-        h("tr", null, h("th", { scope: "row" }, name), h("td", null, here), report ? h("td", null, there) : null),
-      ),
-    );
+    keepChildren(numbers, lines.length, () =>
+      h("tr", null, h("th", { scope: "row" }), h("td"), h("td")),
+    ).forEach(({ children }, at) => {
+      lines[at].forEach((text, column) => say(children[column], text ?? ""));
+      setProp(children[2], "hidden", !report);
+    });
   }
 
   return { element, map: field.element, update, said: () => sentence.textContent ?? "" };

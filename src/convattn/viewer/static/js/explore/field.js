@@ -38,6 +38,13 @@ export function unionOf(one, other) {
   };
 }
 
+/**
+ * Writes a share as a length of CSS, as browsers write it back.
+ * @param {number} share
+ * @param {string} [unit]
+ */
+export const cssShare = (share, unit = "%") => `${Number((100 * share).toFixed(3))}${unit}`;
+
 /** @param {Extent} extent @returns {Record<string, number>} attributes of an SVG rectangle */
 export function rectangle({ top, left, bottom, right }) {
   return { x: left, y: top, width: right - left, height: bottom - top };
@@ -85,9 +92,6 @@ export function createField(canvases) {
 
   const across = (/** @type {number} */ col) => (col - extent.left) / (extent.right - extent.left);
   const down = (/** @type {number} */ row) => (row - extent.top) / (extent.bottom - extent.top);
-  const place = (/** @type {HTMLElement} */ one, /** @type {Record<string, number>} */ shares) => {
-    for (const [name, share] of Object.entries(shares)) one.style.setProperty(name, `${100 * share}%`);
-  };
 
   return {
     element,
@@ -96,18 +100,23 @@ export function createField(canvases) {
       extent = next;
       const { x, y, width, height } = rectangle(extent);
       setProp(marks, "viewBox", `${x} ${y} ${width} ${height}`);
-      element.style.aspectRatio = `${width} / ${height}`;
+      setProp(element, "style", { "aspect-ratio": `${width} / ${height}` });
       const size = Math.max(width, height) / 60;
       setProps(pattern, { width: size, height: size });
       setProps(/** @type {Element} */ (pattern.firstChild), { width: size / 4, height: size });
     },
     place(canvas, { top, left, bottom, right }) {
-      const [width, height] = [across(right) - across(left), down(bottom) - down(top)];
-      place(canvas, { left: across(left), top: down(top), width, height });
+      setProp(canvas, "style", {
+        left: cssShare(across(left)),
+        top: cssShare(down(top)),
+        width: cssShare(across(right) - across(left)),
+        height: cssShare(down(bottom) - down(top)),
+      });
     },
     placePoint(point, [row, col]) {
-      const within = (/** @type {number} */ share) => Math.min(Math.max(share, 0), 1);
-      place(point, { left: within(across(col)), top: within(down(row)) });
+      const within = (/** @type {number} */ share, /** @type {string} */ unit) => cssShare(Math.min(Math.max(share, 0), 1), unit);
+      const transform = `translate(${within(across(col), "cqw")}, ${within(down(row), "cqh")})`;
+      setProp(point, "style", { transform }); // a transform moves without a new layout
     },
     pixelAt(event) {
       const box = marks.getBoundingClientRect();
@@ -122,11 +131,11 @@ export function createField(canvases) {
       const hole = `M${inner.x} ${inner.y}h${inner.width}v${inner.height}h${-inner.width}z`;
       setProp(outside, "d", padded ? `M${x} ${y}h${width}v${height}h${-width}z${hole}` : null);
       setProps(edge, inner);
-      edge.style.display = padded ? "" : "none";
+      setProp(edge, "visibility", padded ? null : "hidden");
     },
     showQuery(cell) {
       for (const mark of [back, front]) {
-        mark.style.display = cell ? "" : "none";
+        setProp(mark, "visibility", cell ? null : "hidden");
         if (cell) setProps(mark, rectangle(cell));
       }
     },

@@ -1,6 +1,6 @@
 // A handle on the centre of a quadratic head: drag it, or move it by keys; the map and the network follow.
 
-import { h, say } from "../dom.js";
+import { h, say, setProp } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { followArrows } from "../keys.js";
 import { onDrag } from "./field.js";
@@ -87,7 +87,8 @@ export function createHandle(model, field) {
       const centre = centreNow();
       const { step } = model.layer().keys;
       field.placePoint(element, [query[0] + step[0] * centre[0], query[1] + step[1] * centre[1]]);
-      element.setAttribute(
+      setProp(
+        element,
         "aria-label",
         `Centre of head ${head + 1}: ${shiftWords(centre, unitOf(model.layer()), 2)}. Arrow keys move it.`,
       );

@@ -1,6 +1,6 @@
 // The images of the scene, and one's own: the query stays where it is when the image is swapped.
 
-import { h, reasonOf, say } from "../dom.js";
+import { h, reasonOf, say, setProp } from "../dom.js";
 import { drawImage } from "./query.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -56,14 +56,12 @@ export function createImages(model, dropZone) {
         const number = strip.children.length;
         const { name, label } = scene.images[number];
         const canvas = h("canvas");
-        drawImage(model, canvas, number);
+        drawImage(model, canvas, number); // the button takes a copy: every canvas on a page costs each of its frames
         const text = label && label !== name ? `${name}, ${label}` : name;
         const choose = () => state.set({ image: number, average: false });
-        strip.append(h("button", { class: "thumb", "aria-label": text, title: text, onclick: choose }, canvas));
+        strip.append(h("button", { class: "thumb", "aria-label": text, title: text, onclick: choose }, h("img", { src: canvas.toDataURL(), alt: "" })));
       }
-      [...strip.children].forEach((button, at) =>
-        button.setAttribute("aria-pressed", String(at === image && !average)),
-      );
+      [...strip.children].forEach((button, at) => setProp(button, "aria-pressed", at === image && !average));
     },
   };
 }

@@ -1,6 +1,6 @@
 // The image and its query: dragged, or moved by the arrow keys from cell to cell of the chosen layer.
 
-import { h, say, setProps } from "../dom.js";
+import { h, keepChildren, say, setProp, setProps } from "../dom.js";
 import { drawPicture } from "../draw.js";
 import { ARROW_STEPS } from "../keys.js";
 import { cellCentre, nearestCell, pictureShape } from "../scene.js";
@@ -106,20 +106,12 @@ export function createQueryPicture(model) {
     const names = model.layer().prefix;
     prefixes.hidden = !names.length;
     const { prefix } = state.get();
-    const buttons = ["pixel", ...names].map((name, at) =>
-      h(
-        "button",
-        {
-          class: "choice",
-          "aria-pressed": prefix === (at ? at - 1 : null),
-          onclick: () => state.set({ prefix: at ? at - 1 : null }),
-        },
-        at ? `${name} token` : "pixel",
-      ),
-    );
-    const focused = [...prefixes.children].indexOf(/** @type {Element} */ (document.activeElement));
-    prefixes.replaceChildren(...buttons);
-    buttons[focused]?.focus();
+    keepChildren(prefixes, names.length + 1, (at) =>
+      h("button", { class: "choice", onclick: () => state.set({ prefix: at ? at - 1 : null }) }),
+    ).forEach((button, at) => {
+      setProp(button, "aria-pressed", prefix === (at ? at - 1 : null));
+      say(button, at ? `${names[at - 1]} token` : "pixel");
+    });
   }
 
   function update() {
@@ -136,7 +128,7 @@ export function createQueryPicture(model) {
     const layer = model.layer();
     field.showQuery(prefix === null ? cellExtent(layer, nearestCell(layer, query)) : null);
     const words = queryWords(state.get(), layer.prefix);
-    element.setAttribute("aria-label", `${scene.images[image].name}. Query: ${words}. Arrow keys move it.`);
+    setProp(element, "aria-label", `${scene.images[image].name}. Query: ${words}. Arrow keys move it.`);
     [place.dataset.row, place.dataset.col] = query.map(String);
     say(place, `Query: ${words}`);
     showPrefixes();

@@ -1,7 +1,7 @@
 // The table of displacements, (2H − 1) × (2W − 1), and the window of it that the query sees: the table stays, the window
 // slides.
 
-import { h, say, setProps, svg } from "../dom.js";
+import { h, say, setProp, setProps, svg } from "../dom.js";
 import { drawMap } from "../draw.js";
 import { geometryOf } from "../live.js";
 import { cellCentre, nearestCell } from "../scene.js";
@@ -100,7 +100,8 @@ export function createDisplacementTable(model) {
       for (const mark of windowMarks) setProps(mark, rectangle(seen));
       field.showQuery({ top: -step[0] / 2, bottom: step[0] / 2, left: -step[1] / 2, right: step[1] / 2 });
       say(size, `${rows} × ${cols}`);
-      field.element.setAttribute(
+      setProp(
+        field.element,
         "aria-label",
         `Scores of ${rows} by ${cols} displacements; the window that the query sees is outlined.`,
       );

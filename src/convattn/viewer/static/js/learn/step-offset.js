@@ -1,4 +1,4 @@
-import { fill, h, say, setProps, svg } from "../dom.js";
+import { fill, h, say, setProp, setProps, svg } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { followArrows } from "../keys.js";
 import { HARD } from "./bound.js";
@@ -55,6 +55,15 @@ export function offsetStep(tour, text) {
     });
     return ring;
   });
+  const cells = Array.from({ length: OFFSET_WINDOW ** 2 }, (_, at) => {
+    /** @type {Place} */
+    const offset = [Math.floor(at / OFFSET_WINDOW) - OFFSET_REACH, (at % OFFSET_WINDOW) - OFFSET_REACH];
+    const text = svg("text");
+    const cell = squareMark("learn-cell", offset);
+    cell.append(text);
+    return { offset: String(offset), cell, text };
+  });
+  fill(board.marks, ...cells.map(({ cell }) => cell), squareMark("learn-home", [0, 0], 3));
   around.marks.removeAttribute("aria-hidden");
   around.marks.append(arrow, ...rings);
   followPointer(around.marks, OFFSET_WINDOW, OFFSET_WINDOW, (place, first) => {
@@ -106,16 +115,12 @@ export function offsetStep(tour, text) {
   function paintKernel() {
     const { counts, divisor } = KERNELS[kernel];
     const lit = String(heads[active].offset);
-    const cells = Array.from({ length: OFFSET_WINDOW ** 2 }, (_, at) => {
-      /** @type {Place} */
-      const offset = [Math.floor(at / OFFSET_WINDOW) - OFFSET_REACH, (at % OFFSET_WINDOW) - OFFSET_REACH];
-      const here = counts.filter((_, head) => String(heads[head].offset) === String(offset));
+    cells.forEach(({ offset, cell, text }) => {
+      const here = counts.filter((_, head) => String(heads[head].offset) === offset);
       const sum = here.reduce((total, count) => total + count, 0);
-      const cell = squareMark(String(offset) === lit ? "learn-cell learn-on" : "learn-cell", offset);
-      if (here.length) cell.append(svg("text", null, String(sum).replace("-", "−")));
-      return cell;
+      setProp(cell, "class", offset === lit ? "learn-cell learn-on" : "learn-cell");
+      say(text, here.length ? fixedText(sum, 0) : "");
     });
-    fill(board.marks, ...cells, squareMark("learn-home", [0, 0], 3));
     say(board.caption, `The kernel that the heads make, × 1/${divisor}`);
   }
 

@@ -1,4 +1,5 @@
 import { freshId, h, say, setProp, svg } from "../dom.js";
+import { packedColour } from "../colour.js";
 import { drawCells, drawMap, drawRamp, numberText } from "../draw.js";
 import { createSegments } from "../segments.js";
 
@@ -51,11 +52,10 @@ export function pictureView(rows, cols, name, kind = "", reach = 0) {
     marks,
     /** @param {ArrayLike<number>} data  NaN is left transparent @param {number} [low] @param {number} [high] */
     gray(data, low = 0, high = 1) {
-      drawCells(canvas, rows, cols, (pixels) => {
-        for (let at = 0; at < data.length; at++) {
-          const light = (255 * (data[at] - low)) / (high - low);
-          pixels.set([light, light, light, Number.isNaN(light) ? 0 : 255], at * 4);
-        }
+      drawCells(canvas, rows, cols, (cell) => {
+        if (Number.isNaN(data[cell])) return 0;
+        const light = Math.round(255 * Math.min(Math.max((data[cell] - low) / (high - low), 0), 1));
+        return packedColour([light, light, light]);
       });
     },
     /**
@@ -68,7 +68,7 @@ export function pictureView(rows, cols, name, kind = "", reach = 0) {
     heat(data, high, theme, end = numberText(high, 2)) {
       drawMap(canvas, data, { rows, cols, low: 0, high, theme });
       if (!end) return;
-      root.append(bar);
+      if (!bar.parentNode) root.append(bar);
       drawRamp(ramp, theme);
       say(most, end);
     },
