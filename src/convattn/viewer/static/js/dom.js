@@ -42,18 +42,16 @@ export function setProps(element, props) {
 }
 
 /**
- * @param {Element} element
+ * @template {Element} E
+ * @param {E} element
  * @param {Props | null | undefined} props
- * @param {Child[]} children
+ * @param {Child[]} children  numbers are written as texts, by `append`
+ * @returns {E}
  */
 function furnish(element, props, children) {
-  element.append(...children.filter((child) => child !== null && child !== undefined && child !== false).map(nodeOf));
+  element.append(.../** @type {string[]} */ (children.filter((child) => (child ?? false) !== false)));
   setProps(element, props ?? {});
-}
-
-/** @param {Child} child @returns {Node | string} */
-function nodeOf(child) {
-  return typeof child === "number" ? String(child) : /** @type {Node | string} */ (child);
+  return element;
 }
 
 /**
@@ -67,8 +65,18 @@ function nodeOf(child) {
 export function h(tag, props, ...children) {
   const element = document.createElement(tag);
   if (tag === "button") element.setAttribute("type", "button");
-  furnish(element, props, children);
-  return element;
+  return furnish(element, props, children);
+}
+
+/**
+ * Makes a part of the page that has a name.
+ * @param {string} kind  its class
+ * @param {string} name
+ * @param {...Child} children
+ * @returns {HTMLElement}
+ */
+export function section(kind, name, ...children) {
+  return h("section", { class: kind, "aria-label": name }, ...children);
 }
 
 /**
@@ -81,8 +89,7 @@ export function h(tag, props, ...children) {
  */
 export function svg(tag, props, ...children) {
   const element = /** @type {SVGElementTagNameMap[K]} */ (document.createElementNS(SVG_NAMESPACE, tag));
-  furnish(element, props, children);
-  return element;
+  return furnish(element, props, children);
 }
 
 /**

@@ -1,20 +1,11 @@
 // Maps and pictures on canvases: one ImageData for each, painted cell by cell, enlarged by the style sheet.
 
+import { clamp } from "./clamp.js";
 import { levelOf, packedColour, packedRamp } from "./colour.js";
 
 /** @typedef {import("./colour.js").Theme} Theme */
 
-/** @type {Map<Theme, Uint32Array>} */
-const packedRamps = new Map();
-
-/** @param {Theme} theme @returns {Uint32Array} */
-function packedRampOf(theme) {
-  const known = packedRamps.get(theme);
-  if (known) return known;
-  const made = packedRamp(theme);
-  packedRamps.set(theme, made);
-  return made;
-}
+const RAMPS = { light: packedRamp("light"), dark: packedRamp("dark") };
 
 /** @param {HTMLCanvasElement} canvas @returns {CanvasRenderingContext2D} */
 export function contextOf(canvas) {
@@ -59,7 +50,7 @@ export function drawCells(canvas, rows, cols, colour) {
  * @returns {boolean} whether it changed
  */
 export function drawMap(canvas, values, { rows, cols, low, high, theme }) {
-  const colours = packedRampOf(theme);
+  const colours = RAMPS[theme];
   return drawCells(canvas, rows, cols, (cell) => colours[levelOf(values[cell], low, high)]);
 }
 
@@ -95,7 +86,7 @@ export function drawBars(canvas, shares, { bar, height = 32 }) {
   const count = shares.length;
   const values = new Float32Array(count * 3 * height).fill(NaN);
   for (let token = 0; token < count; token++) {
-    const top = height - Math.round(Math.min(Math.max(shares[token], 0), 1) * height);
+    const top = height - Math.round(clamp(shares[token], 0, 1) * height);
     for (let row = 0; row < height; row++) {
       for (let col = 0; col < 2; col++) values[row * count * 3 + token * 3 + col] = row >= top ? 1 : 0;
     }

@@ -1,6 +1,6 @@
 // The chosen head in other networks of the scene, beside each other: trained, untrained, converted.
 
-import { h, say } from "../dom.js";
+import { h, say, section } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { rowNumbers } from "../statistics.js";
 import { chooseNetwork } from "./controls.js";
@@ -27,9 +27,9 @@ export function createComparison(model) {
     if (note) box.title = note;
     return { element, canvas, text, beside, open, figure };
   });
-  const element = h(
-    "section",
-    { class: "compare", "aria-label": "Networks side by side" },
+  const element = section(
+    "compare",
+    "Networks side by side",
     h("h2", null, "This head in other networks"),
     h("div", { class: "compare-columns" }, ...columns.map((column) => column.element)),
   );

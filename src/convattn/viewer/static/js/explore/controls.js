@@ -153,14 +153,11 @@ export function createColourBar(model) {
     title,
     h("div", { class: "bar" }, canvas, h("div", { class: "bar-marks" }, ...marks)),
   );
-  let drawn = "";
   return {
     element,
     update() {
       const { layer, head, scale, values } = model.state.get();
-      const theme = model.theme();
-      if (drawn !== theme) drawRamp(canvas, theme);
-      drawn = theme;
+      drawRamp(canvas, model.theme());
       const [low, high] = model.limits(layer, head);
       marks.forEach((mark, at) => say(mark, numberText(low + ((high - low) * at) / (marks.length - 1), 2)));
       const what = values === "weights" ? "Weight" : "Log weight below the largest";

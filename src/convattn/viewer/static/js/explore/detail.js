@@ -1,6 +1,6 @@
 // One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
 
-import { h, keepChildren, say, setProp } from "../dom.js";
+import { h, keepChildren, say, section, setProp } from "../dom.js";
 import { drawBars, fixedText } from "../draw.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
@@ -59,9 +59,9 @@ export function createDetail(model) {
     oninput: () => canvas.style.setProperty("opacity", `${Number(opacity.value) / 100}`),
   });
   canvas.style.setProperty("opacity", "0.75");
-  const element = h(
-    "section",
-    { class: "detail", "aria-label": "Chosen head" },
+  const element = section(
+    "detail",
+    "Chosen head",
     title,
     sentence,
     h("div", { class: "detail-map" }, field.element, bars),
@@ -75,10 +75,9 @@ export function createDetail(model) {
     table,
     layerSentence,
   );
-  let drawnImage = -1;
 
   function update() {
-    const { layer: number, head, query, prefix, image, average } = state.get();
+    const { layer: number, head, query, prefix, average } = state.get();
     const layer = model.layer();
     const shown = model.shown(number);
     say(title, `Layer ${number + 1}, head ${head + 1}`);
@@ -86,8 +85,7 @@ export function createDetail(model) {
     const keys = extentOf(layer.keys, layer.keys.grid);
     const edge = pictureExtent(model);
     field.setExtent(unionOf(keys, edge));
-    if (drawnImage !== image) drawImage(model, picture);
-    drawnImage = image;
+    drawImage(model, picture);
     picture.style.visibility = average ? "hidden" : "";
     field.place(picture, edge);
     field.place(canvas, keys);
@@ -142,12 +140,12 @@ export function createDetail(model) {
     if (layer.prefix.length) lines.push(["prefix share", percent(found.prefixShare), withError(report?.prefix_share)]);
     if (report)
       for (const [name, text] of REPORT_ONLY) if (report[name]) lines.push([text, "", withError(report[name])]);
-    keepChildren(numbers, lines.length, () =>
-      h("tr", null, h("th", { scope: "row" }), h("td"), h("td")),
-    ).forEach(({ children }, at) => {
-      lines[at].forEach((text, column) => say(children[column], text ?? ""));
-      setProp(children[2], "hidden", !report);
-    });
+    keepChildren(numbers, lines.length, () => h("tr", null, h("th", { scope: "row" }), h("td"), h("td"))).forEach(
+      ({ children }, at) => {
+        lines[at].forEach((text, column) => say(children[column], text ?? ""));
+        setProp(children[2], "hidden", !report);
+      },
+    );
   }
 
   return { element, map: field.element, update, said: () => sentence.textContent ?? "" };

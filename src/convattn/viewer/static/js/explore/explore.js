@@ -1,6 +1,6 @@
 // The Explore view: any network's heads, seen from a query.
 
-import { calm, h, say } from "../dom.js";
+import { calm, h, say, section } from "../dom.js";
 import { createClasses } from "./classes.js";
 import { createComparison } from "./compare.js";
 import { createColourBar, createControls } from "./controls.js";
@@ -51,9 +51,9 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   const back = h("button", { class: "back", onclick: () => showOverview() }, "← All heads");
   detail.element.prepend(back);
 
-  const overview = h(
-    "section",
-    { class: "overview", "aria-label": "All heads" },
+  const overview = section(
+    "overview",
+    "All heads",
     h("h2", null, "All heads ", count),
     note,
     controls.element,
@@ -61,7 +61,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     matrix.element,
     bar.element,
   );
-  const subject = h("section", { class: "subject", "aria-label": "Image and query" }, picture.element, images.element);
+  const subject = section("subject", "Image and query", picture.element, images.element);
   const view = h(
     "div",
     { class: "explore" },

@@ -1,7 +1,9 @@
 // A plane in pixels of the image: pictures and maps on top of each other, marks above them, and a query that is moved
 // by pointer or keys.
 
+import { clamp } from "../clamp.js";
 import { freshId, h, setProp, setProps, svg } from "../dom.js";
+import { followPointer, pointedShare } from "../pointer.js";
 import { cellCentre } from "../scene.js";
 
 /** @typedef {import("../scene.js").Pair} Pair */
@@ -114,16 +116,14 @@ export function createField(canvases) {
       });
     },
     placePoint(point, [row, col]) {
-      const within = (/** @type {number} */ share, /** @type {string} */ unit) => cssShare(Math.min(Math.max(share, 0), 1), unit);
+      const within = (/** @type {number} */ share, /** @type {string} */ unit) => cssShare(clamp(share, 0, 1), unit);
       const transform = `translate(${within(across(col), "cqw")}, ${within(down(row), "cqh")})`;
       setProp(point, "style", { transform }); // a transform moves without a new layout
     },
     pixelAt(event) {
-      const box = marks.getBoundingClientRect();
-      return [
-        extent.top + ((event.clientY - box.top) / box.height) * (extent.bottom - extent.top),
-        extent.left + ((event.clientX - box.left) / box.width) * (extent.right - extent.left),
-      ];
+      const [down, across] = pointedShare(marks, event);
+      const { x, y, width, height } = rectangle(extent);
+      return [y + down * height, x + across * width];
     },
     showImageEdge(image, padded) {
       const { x, y, width, height } = rectangle(extent);
@@ -160,17 +160,12 @@ export function cellExtent({ place }, cell) {
  * @param {(event: PointerEvent) => void} move called at the press, too
  */
 export function onDrag(element, move) {
-  element.addEventListener("pointerdown", (event) => {
-    const pointer = /** @type {PointerEvent} */ (event);
-    if (pointer.button !== 0) return;
-    pointer.preventDefault();
-    pointer.stopPropagation();
-    element.setPointerCapture(pointer.pointerId);
-    element.focus({ preventScroll: true });
-    move(pointer);
-  });
-  element.addEventListener("pointermove", (event) => {
-    const pointer = /** @type {PointerEvent} */ (event);
-    if (element.hasPointerCapture(pointer.pointerId)) move(pointer);
+  followPointer(element, (event, first) => {
+    if (first) {
+      event.preventDefault();
+      event.stopPropagation();
+      element.focus({ preventScroll: true });
+    }
+    move(event);
   });
 }

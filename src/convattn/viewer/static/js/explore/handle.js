@@ -1,5 +1,6 @@
 // A handle on the centre of a quadratic head: drag it, or move it by keys; the map and the network follow.
 
+import { clamp } from "../clamp.js";
 import { h, say, setProp } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { followArrows } from "../keys.js";
@@ -52,7 +53,7 @@ export function createHandle(model, field) {
   function moveTo(centre) {
     const { layer, head } = state.get();
     const { grid } = model.layer().keys;
-    const within = /** @type {Pair} */ (centre.map((size, axis) => Math.min(Math.max(size, -grid[axis]), grid[axis])));
+    const within = /** @type {Pair} */ (centre.map((size, axis) => clamp(size, -grid[axis], grid[axis])));
     model.move(layer, head, within);
   }
 

@@ -1,10 +1,11 @@
 // Every head of every layer as a small map: rows are layers, columns are heads.
 
+import { clamp } from "../clamp.js";
 import { h, setProp, setProps } from "../dom.js";
 import { contextOf, drawBars } from "../draw.js";
-import { ARROW_STEPS } from "../keys.js";
+import { keyTarget } from "../keys.js";
 import { rowNumbers } from "../statistics.js";
-import { farKeys, pictureSize } from "./query.js";
+import { pictureSize } from "./query.js";
 import { paintMap, placeMarks, smallView } from "./small.js";
 import { headSentence } from "./words.js";
 
@@ -47,7 +48,9 @@ export function createMatrix(model, opened) {
   let texts = 0;
   const resized = new ResizeObserver((entries) => {
     for (const { target, contentRect } of entries) {
-      const [width, height] = [contentRect.width, contentRect.height].map((size) => Math.round(size * devicePixelRatio));
+      const [width, height] = [contentRect.width, contentRect.height].map((size) =>
+        Math.round(size * devicePixelRatio),
+      );
       setProps(target, { width, height });
       const row = /** @type {MapRow} */ (rows.find(({ canvas }) => canvas === target));
       row.pixel = width / contentRect.width;
@@ -57,8 +60,8 @@ export function createMatrix(model, opened) {
 
   /** @param {number} layer @param {number} head */
   function select(layer, head) {
-    const at = Math.min(Math.max(layer, 0), rows.length - 1);
-    state.set({ layer: at, head: Math.min(Math.max(head, 0), rows[at].cells.length - 1) });
+    const at = clamp(layer, 0, rows.length - 1);
+    state.set({ layer: at, head: clamp(head, 0, rows[at].cells.length - 1) });
   }
 
   function build() {
@@ -108,12 +111,11 @@ export function createMatrix(model, opened) {
   /** @param {SceneLayer} layer @param {number} number @returns {MapRow} */
   function buildRow(layer, number) {
     const cells = Array.from({ length: layer.heads }, (_, head) => {
-      const label = `Head ${head + 1} of layer ${number + 1}`;
       const props = {
         class: "map",
         "data-layer": number,
         "data-head": head,
-        "aria-label": label,
+        "aria-label": `Head ${head + 1} of layer ${number + 1}`,
         tabindex: -1,
       };
       const button = h("button", props, h("span", { class: "frame" }, h("i")));
@@ -192,11 +194,9 @@ export function createMatrix(model, opened) {
   });
   body.addEventListener("keydown", (event) => {
     const { layer, head } = state.get();
-    const arrow = ARROW_STEPS[event.key];
-    const target = arrow ? [layer + arrow[0], head + arrow[1]] : farKeys([layer, head])[event.key];
+    const target = keyTarget(event, [layer, head]);
     if (!target) return;
-    event.preventDefault();
-    select(target[0], target[1]);
+    select(...target);
     const now = state.get();
     const { button } = rows[now.layer].cells[now.head];
     button.focus({ preventScroll: true });

@@ -1,7 +1,7 @@
 // The table of displacements, (2H − 1) × (2W − 1), and the window of it that the query sees: the table stays, the window
 // slides.
 
-import { h, say, setProp, setProps, svg } from "../dom.js";
+import { h, say, section, setProp, setProps, svg } from "../dom.js";
 import { drawMap } from "../draw.js";
 import { geometryOf } from "../live.js";
 import { cellCentre, nearestCell } from "../scene.js";
@@ -29,15 +29,14 @@ export function createDisplacementTable(model) {
   field.marks.append(...windowMarks);
   const caption = h("p", { class: "caption" });
   const size = h("span", { class: "table-size" });
-  const element = h(
-    "section",
-    { class: "displacements", "aria-label": "Table of displacements" },
+  const element = section(
+    "displacements",
+    "Table of displacements",
     h("h2", null, "Table of displacements ", size),
     field.element,
     caption,
   );
   field.element.setAttribute("role", "img");
-  let drawnImage = -1;
 
   /** @returns {{table: Float32Array, grid: Pair, lowest: Pair, limits: [number, number], fixed: boolean} | null} displacements in key steps */
   function tableNow() {
@@ -76,7 +75,7 @@ export function createDisplacementTable(model) {
     element,
     update() {
       const layer = model.layer();
-      const { query, prefix, image, average } = state.get();
+      const { query, prefix, average } = state.get();
       const made = prefix === null ? tableNow() : null;
       element.hidden = !made;
       if (!made) return;
@@ -87,8 +86,7 @@ export function createDisplacementTable(model) {
       field.setExtent(extent);
       field.place(canvas, extent);
       drawMap(canvas, table, { rows, cols, low, high, theme: model.theme() });
-      if (drawnImage !== image) drawImage(model, picture);
-      drawnImage = image;
+      drawImage(model, picture);
       picture.hidden = average;
       // Displacements are measured from the query: the image lies in the table with its query on displacement 0.
       const [row, col] = cellCentre(layer.place, nearestCell(layer, query));

@@ -1,7 +1,7 @@
 // Where heads attend during a training (figure 3 of Cordonnier, Loukas, Jaggi, 2020): centres, and the circles that hold
 // 50 % and 90 % of the attention; play, or drag the epoch.
 
-import { calm, fill, h, say, setProp, setProps, svg } from "../dom.js";
+import { calm, fill, h, say, section, setProp, setProps, svg } from "../dom.js";
 import { numberText } from "../draw.js";
 import { floatsOf } from "../safetensors.js";
 import { massRadius } from "../statistics.js";
@@ -36,9 +36,9 @@ export function createTimeline(model) {
     },
   });
   const epochText = h("output", { class: "epoch" });
-  const element = h(
-    "section",
-    { class: "timeline", "aria-label": "Heads during the training" },
+  const element = section(
+    "timeline",
+    "Heads during the training",
     h("h2", null, "Where the heads attend during the training"),
     h(
       "p",

@@ -1,3 +1,4 @@
+import { clamp } from "../clamp.js";
 import { h, svg } from "../dom.js";
 import { tenTo } from "./view.js";
 
@@ -58,7 +59,7 @@ export function logChart(x, y, name, height = 250) {
     /** @param {number} share  of the width of the chart @returns {number} the value there */
     valueAt(share) {
       const inside = (share * CHART_WIDTH - CHART_LEFT) / CHART_SPAN;
-      return x.low * (x.high / x.low) ** Math.min(Math.max(inside, 0), 1);
+      return x.low * (x.high / x.low) ** clamp(inside, 0, 1);
     },
     /** @param {Series[]} series */
     draw(series) {

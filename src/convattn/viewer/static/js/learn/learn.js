@@ -1,4 +1,4 @@
-import { fill, h, oncePerFrame, say } from "../dom.js";
+import { fill, h, oncePerFrame, say, section } from "../dom.js";
 import { tourPicture, tourQuery } from "./picture.js";
 import { bordersStep } from "./step-borders.js";
 import { costStep } from "./step-cost.js";
@@ -49,9 +49,9 @@ export function mountLearn(root, source, state, { theme }) {
   const page = h("article", { class: "learn-step" });
   const back = h("button", { onClick: () => go(-1) }, "Back");
   const next = h("button", { class: "learn-next", onClick: () => go(1) }, "Next");
-  const tourRoot = h(
-    "section",
-    { class: "learn", "aria-label": "Guided tour" },
+  const tourRoot = section(
+    "learn",
+    "Guided tour",
     h("nav", { "aria-label": "Steps of the tour" }, dots),
     page,
     h("div", { class: "learn-moves" }, back, next),

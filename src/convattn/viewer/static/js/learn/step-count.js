@@ -54,7 +54,7 @@ export function countStep(tour) {
   }
   function paint() {
     const chosen = taps.filter((tap) => kept.has(tap));
-    const error = differenceText(strip.show(wanted, attendHeads(tour.picture, chosen, HARD), [0, 0]));
+    const error = differenceText(strip.show(wanted, attendHeads(tour.picture, chosen, HARD)));
     [...board.children].forEach((button, at) => button.setAttribute("aria-pressed", String(kept.has(taps[at]))));
     const lost = taps.reduce((sum, tap) => (kept.has(tap) ? sum : sum + Math.abs(tap.weight)), 0);
     const best = numberText(bestTaps(taps, chosen.length).lost, 2);

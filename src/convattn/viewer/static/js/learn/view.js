@@ -1,6 +1,8 @@
+import { clamp } from "../clamp.js";
 import { freshId, h, say, setProp, svg } from "../dom.js";
 import { packedColour } from "../colour.js";
 import { drawCells, drawMap, drawRamp, numberText } from "../draw.js";
+import { followPointer, pointedShare } from "../pointer.js";
 import { createSegments } from "../segments.js";
 
 // Parts that the steps of the tour share: pictures with marks on them, controls, numbers.
@@ -54,7 +56,7 @@ export function pictureView(rows, cols, name, kind = "", reach = 0) {
     gray(data, low = 0, high = 1) {
       drawCells(canvas, rows, cols, (cell) => {
         if (Number.isNaN(data[cell])) return 0;
-        const light = Math.round(255 * Math.min(Math.max((data[cell] - low) / (high - low), 0), 1));
+        const light = Math.round(255 * clamp((data[cell] - low) / (high - low), 0, 1));
         return packedColour([light, light, light]);
       });
     },
@@ -107,29 +109,17 @@ export const placeMark = (mark, [row, col]) => setProp(mark, "transform", `trans
 export const ringMark = (props) => svg("g", props, svg("circle", { r: 0.36 }), svg("circle", { r: 0.36 }));
 
 /**
- * Follows mouse, pen or finger on an element that shows rows × cols cells. A start that returns false is not followed.
+ * Follows a pointer on an element that shows rows × cols cells. A start that returns false is not followed.
  * @param {Element} target
  * @param {number} rows
  * @param {number} cols
  * @param {(place: Place, first: boolean) => unknown} moved  place in cells, not rounded
  */
-export function followPointer(target, rows, cols, moved) {
-  const follow = (/** @type {Event} */ event) => {
-    const { pointerId, type, button, clientX, clientY } = /** @type {PointerEvent} */ (event);
-    const first = type === "pointerdown";
-    if (first ? button : !target.hasPointerCapture(pointerId)) return;
-    const box = target.getBoundingClientRect();
-    const row = ((clientY - box.top) / box.height) * rows - 0.5;
-    const col = ((clientX - box.left) / box.width) * cols - 0.5;
-    if (moved([row, col], first) !== false && first) target.setPointerCapture(pointerId);
-  };
-  target.addEventListener("pointerdown", follow);
-  target.addEventListener("pointermove", follow);
-}
-
-/** @param {Place} place @param {number} rows @param {number} cols @returns {Place} the nearest cell */
-export function nearestInside([row, col], rows, cols) {
-  return [Math.min(Math.max(Math.round(row), 0), rows - 1), Math.min(Math.max(Math.round(col), 0), cols - 1)];
+export function followPlace(target, rows, cols, moved) {
+  followPointer(target, (event, first) => {
+    const [down, across] = pointedShare(target, event);
+    return moved([down * rows - 0.5, across * cols - 0.5], first);
+  });
 }
 
 /**
