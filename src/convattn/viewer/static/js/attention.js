@@ -1,3 +1,4 @@
+import { partOf } from "./parts.js";
 import { addProduct } from "./product.js";
 import { tableShape } from "./scores.js";
 
@@ -226,7 +227,7 @@ function axisWeights({ geometry, heads }, scores, head, axis) {
 function mixByTable(keys, layer, head, mixed) {
   const { grid, stride } = layer.geometry;
   const { size } = tableShape(layer.geometry);
-  const table = layer.scores.subarray(head * size[0] * size[1], (head + 1) * size[0] * size[1]);
+  const table = partOf(layer.scores, head, size[0] * size[1]);
   const powers = powersOf(table);
   const row = new Float64Array(keys.rows * keys.cols);
   for (let i = 0; i < grid[0]; i++) {

@@ -145,7 +145,7 @@ function fixedLimit(model) {
  */
 export function createColourBar(model) {
   const canvas = h("canvas", { class: "ramp", "aria-hidden": true });
-  const marks = Array.from({ length: 5 }, () => h("span", null));
+  const marks = Array.from({ length: 5 }, () => h("span"));
   const title = h("span", { class: "bar-title" });
   const element = h(
     "div",

@@ -33,10 +33,10 @@ export function createDetail(model) {
   field.element.append(handle.element);
   steerQuery(model, field, "attention map");
 
-  const title = h("h2", null);
+  const title = h("h2");
   const sentence = h("p", { class: "sentence", "data-testid": "sentence" });
   const bars = h("div", { class: "prefix-bars" });
-  const numbers = h("tbody", null);
+  const numbers = h("tbody");
   const reportHead = h("th", { scope: "col" }, "Over images");
   const table = h(
     "table",

@@ -94,12 +94,12 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   function openDetail(button) {
     const to = detail.map.getBoundingClientRect();
     const wide = to.top < innerHeight && to.bottom > 0;
-    if (!wide) detail.element.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "start" });
+    if (!wide) detail.element.scrollIntoView({ behavior: calm() ? "auto" : "smooth" });
     else if (!calm()) grow(button, to);
   }
 
   function showOverview() {
-    overview.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "start" });
+    overview.scrollIntoView({ behavior: calm() ? "auto" : "smooth" });
     const chosen = overview.querySelector('button.map[aria-pressed="true"]');
     if (chosen instanceof HTMLElement) chosen.focus({ preventScroll: true });
   }

@@ -149,9 +149,7 @@ export function createField(canvases) {
  * @returns {Extent}
  */
 export function cellExtent({ place }, cell) {
-  const [row, col] = cellCentre(place, cell);
-  const [down, across] = [place.step[0] / 2, place.step[1] / 2];
-  return { top: row - down, left: col - across, bottom: row + down, right: col + across };
+  return extentOf({ first: cellCentre(place, cell), step: place.step }, [1, 1]);
 }
 
 /**

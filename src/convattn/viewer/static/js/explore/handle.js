@@ -30,7 +30,7 @@ export function createHandle(model, field) {
     step: "0.05",
     oninput: () => setSharpness(Math.exp(Number(sharpness.value))),
   });
-  const sharpnessText = h("output", null);
+  const sharpnessText = h("output");
   const hint = h("p", { class: "hint" }, "Drag the ring: it is the centre of this head.");
   const tools = h(
     "div",

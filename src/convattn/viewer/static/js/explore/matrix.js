@@ -4,6 +4,7 @@ import { clamp } from "../clamp.js";
 import { h, setProp, setProps } from "../dom.js";
 import { contextOf, drawBars } from "../draw.js";
 import { keyTarget } from "../keys.js";
+import { partOf } from "../parts.js";
 import { rowNumbers } from "../statistics.js";
 import { pictureSize } from "./query.js";
 import { paintMap, placeMarks, smallView } from "./small.js";
@@ -155,7 +156,7 @@ export function createMatrix(model, opened) {
       const tokens = prefix.length / heads;
       const changed = [...cells.keys()].filter((head) => {
         const { map, bars } = cells[head];
-        const shares = prefix.subarray(head * tokens, (head + 1) * tokens);
+        const shares = partOf(prefix, head, tokens);
         const other = tokens > 0 && drawBars(bars, shares, { bar: theme });
         return paintMap(model, map, number, head, view) || other;
       });

@@ -4,9 +4,10 @@
 import { h, say, section, setProp, setProps, svg } from "../dom.js";
 import { drawMap } from "../draw.js";
 import { geometryOf } from "../live.js";
+import { partOf } from "../parts.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { tableShape } from "../scores.js";
-import { displacements, largestFinite } from "../statistics.js";
+import { displacements, finiteLimits } from "../statistics.js";
 import { createField, extentOf, rectangle } from "./field.js";
 import { drawImage, pictureSize } from "./query.js";
 
@@ -46,8 +47,8 @@ export function createDisplacementTable(model) {
     if (scores && (layer.attention.kind === "position" || part === "position")) {
       const { lowest, size: grid } = tableShape(geometryOf(layer));
       const count = grid[0] * grid[1];
-      const table = scores.subarray(head * count, (head + 1) * count);
-      const high = largestFinite(table);
+      const table = partOf(scores, head, count);
+      const [, high] = finiteLimits(table);
       return { table, grid, lowest, limits: [high + FLOOR, high], fixed: true };
     }
     const shown = model.shown(number);
@@ -60,7 +61,7 @@ export function createDisplacementTable(model) {
     const map = model.map(number, head);
     for (let row = 0; row < keyRows; row++) {
       const start = (top + keyRows - 1 + row) * cols + left + keyCols - 1;
-      table.set(map.subarray(row * keyCols, (row + 1) * keyCols), start);
+      table.set(partOf(map, row, keyCols), start);
     }
     return {
       table,
@@ -96,7 +97,7 @@ export function createDisplacementTable(model) {
       field.place(picture, frame);
       field.showImageEdge(seen, false);
       for (const mark of windowMarks) setProps(mark, rectangle(seen));
-      field.showQuery({ top: -step[0] / 2, bottom: step[0] / 2, left: -step[1] / 2, right: step[1] / 2 });
+      field.showQuery(extentOf({ first: [0, 0], step }, [1, 1]));
       say(size, `${rows} × ${cols}`);
       setProp(
         field.element,
