@@ -69,6 +69,16 @@ export function h(tag, props, ...children) {
 }
 
 /**
+ * Makes a part of the page that has a class and nothing else.
+ * @param {string} kind  its class
+ * @param {...Child} children
+ * @returns {HTMLDivElement}
+ */
+export function div(kind, ...children) {
+  return h("div", { class: kind }, ...children);
+}
+
+/**
  * Makes a part of the page that has a name.
  * @param {string} kind  its class
  * @param {string} name

@@ -1,6 +1,6 @@
 // One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
 
-import { h, keepChildren, say, section, setProp } from "../dom.js";
+import { div, h, keepChildren, say, section, setProp } from "../dom.js";
 import { drawBars, fixedText } from "../draw.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
@@ -35,7 +35,7 @@ export function createDetail(model) {
 
   const title = h("h2");
   const sentence = h("p", { class: "sentence", "data-testid": "sentence" });
-  const bars = h("div", { class: "prefix-bars" });
+  const bars = div("prefix-bars");
   const numbers = h("tbody");
   const reportHead = h("th", { scope: "col" }, "Over images");
   const table = h(
@@ -64,10 +64,9 @@ export function createDetail(model) {
     "Chosen head",
     title,
     sentence,
-    h("div", { class: "detail-map" }, field.element, bars),
-    h(
-      "div",
-      { class: "under-map" },
+    div("detail-map", field.element, bars),
+    div(
+      "under-map",
       paddingNote,
       h("label", { class: "slider" }, h("span", null, "Image"), opacity, h("span", null, "Map")),
       handle.tools,
@@ -114,13 +113,13 @@ export function createDetail(model) {
   function showPrefix(shares) {
     const names = model.layer().prefix;
     bars.hidden = !names.length;
-    keepChildren(bars, names.length, () =>
-      h("div", { class: "prefix-bar" }, h("span"), h("canvas"), h("span")),
-    ).forEach(({ children: [share, bar, token] }, at) => {
-      drawBars(/** @type {HTMLCanvasElement} */ (bar), [shares[at]], { bar: model.theme(), height: 100 });
-      say(share, percent(shares[at]));
-      say(token, names[at]);
-    });
+    keepChildren(bars, names.length, () => div("prefix-bar", h("span"), h("canvas"), h("span"))).forEach(
+      ({ children: [share, bar, token] }, at) => {
+        drawBars(/** @type {HTMLCanvasElement} */ (bar), [shares[at]], { bar: model.theme(), height: 100 });
+        say(share, percent(shares[at]));
+        say(token, names[at]);
+      },
+    );
   }
 
   /** @param {import("../statistics.js").RowNumbers} found */

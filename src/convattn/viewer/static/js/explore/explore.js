@@ -1,6 +1,6 @@
 // The Explore view: any network's heads, seen from a query.
 
-import { calm, h, say, section } from "../dom.js";
+import { calm, div, h, say, section } from "../dom.js";
 import { createClasses } from "./classes.js";
 import { createComparison } from "./compare.js";
 import { createColourBar, createControls } from "./controls.js";
@@ -62,13 +62,12 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     bar.element,
   );
   const subject = section("subject", "Image and query", picture.element, images.element);
-  const view = h(
-    "div",
-    { class: "explore" },
-    h("div", { class: "left" }, subject, table.element, classes.element),
+  const view = div(
+    "explore",
+    div("left", subject, table.element, classes.element),
     overview,
     detail.element,
-    h("div", { class: "lower" }, comparison.element, timeline.element),
+    div("lower", comparison.element, timeline.element),
     createSaving(model, address, detail.said),
     said,
   );

@@ -2,7 +2,7 @@
 // by pointer or keys.
 
 import { clamp } from "../clamp.js";
-import { freshId, h, setProp, setProps, svg } from "../dom.js";
+import { div, freshId, setProp, setProps, svg } from "../dom.js";
 import { followPointer, pointedShare } from "../pointer.js";
 import { cellCentre } from "../scene.js";
 
@@ -90,7 +90,7 @@ export function createField(canvases) {
     back,
     front,
   );
-  const element = h("div", { class: "field" }, ...canvases, marks);
+  const element = div("field", ...canvases, marks);
 
   const across = (/** @type {number} */ col) => (col - extent.left) / (extent.right - extent.left);
   const down = (/** @type {number} */ row) => (row - extent.top) / (extent.bottom - extent.top);

@@ -1,7 +1,7 @@
 // A handle on the centre of a quadratic head: drag it, or move it by keys; the map and the network follow.
 
 import { clamp } from "../clamp.js";
-import { h, say, setProp } from "../dom.js";
+import { div, h, say, setProp } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { followArrows } from "../keys.js";
 import { onDrag } from "./field.js";
@@ -32,9 +32,8 @@ export function createHandle(model, field) {
   });
   const sharpnessText = h("output");
   const hint = h("p", { class: "hint" }, "Drag the ring: it is the centre of this head.");
-  const tools = h(
-    "div",
-    { class: "handle-tools" },
+  const tools = div(
+    "handle-tools",
     hint,
     h("label", { class: "slider" }, h("span", null, "Sharpness"), sharpness, sharpnessText),
     reset,

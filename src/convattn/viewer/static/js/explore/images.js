@@ -1,6 +1,6 @@
 // The images of the scene, and one's own: the query stays where it is when the image is swapped.
 
-import { h, keepChildren, reasonOf, say, setProp } from "../dom.js";
+import { div, h, keepChildren, reasonOf, say, setProp } from "../dom.js";
 import { drawImage } from "./query.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -17,7 +17,7 @@ export function createImages(model, dropZone) {
   const file = h("input", { type: "file", accept: "image/*", onchange: () => void take(file.files?.[0]) });
   const own = h("label", { class: "button file-button" }, file, h("span", null, "Own image …"));
   const note = h("p", { class: "caption image-note" });
-  const element = h("div", { class: "images" }, strip, source.upload ? own : null, status, note);
+  const element = div("images", strip, source.upload ? own : null, status, note);
 
   /** @param {File | undefined} picked */
   async function take(picked) {

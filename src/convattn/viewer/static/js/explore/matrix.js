@@ -1,7 +1,7 @@
 // Every head of every layer as a small map: rows are layers, columns are heads.
 
 import { clamp } from "../clamp.js";
-import { h, setProp, setProps } from "../dom.js";
+import { div, h, setProp, setProps } from "../dom.js";
 import { contextOf, drawBars } from "../draw.js";
 import { keyTarget } from "../keys.js";
 import { partOf } from "../parts.js";
@@ -42,7 +42,7 @@ export function createMatrix(model, opened) {
     role: "grid",
     "aria-label": "Attention maps: a row for each layer, a column for each head",
   });
-  const element = h("div", { class: "matrix-scroll" }, body);
+  const element = div("matrix-scroll", body);
   /** @type {MapRow[]} */
   let rows = [];
   let built = -1;

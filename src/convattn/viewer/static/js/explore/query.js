@@ -1,7 +1,7 @@
 // The image and its query: dragged, or moved by the arrow keys from cell to cell of the chosen layer.
 
 import { clamp } from "../clamp.js";
-import { h, keepChildren, say, setProp, setProps } from "../dom.js";
+import { div, h, keepChildren, say, setProp, setProps } from "../dom.js";
 import { drawPicture } from "../draw.js";
 import { keyTarget } from "../keys.js";
 import { cellCentre, nearestCell, nearestInside, pictureShape } from "../scene.js";
@@ -120,5 +120,5 @@ export function createQueryPicture(model) {
     showPrefixes();
   }
 
-  return { element: h("div", { class: "query" }, element, h("div", { class: "query-line" }, place, prefixes)), update };
+  return { element: div("query", element, div("query-line", place, prefixes)), update };
 }

@@ -1,4 +1,4 @@
-import { h, setProps } from "../dom.js";
+import { div, setProps } from "../dom.js";
 import { numberText } from "../draw.js";
 import { followArrows } from "../keys.js";
 import { nearestInside } from "../scene.js";
@@ -38,7 +38,7 @@ export function comparison(tour, start) {
   }
   return {
     query: () => at,
-    root: h("div", { class: "learn-strip" }, ...views.map((view) => view.root)),
+    root: div("learn-strip", ...views.map((view) => view.root)),
     /**
      * Draws both outputs in one scale of grey, and what is between them.
      * @param {Picture} wanted  by convolution

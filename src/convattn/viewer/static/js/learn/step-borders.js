@@ -1,4 +1,4 @@
-import { fill, h, svg } from "../dom.js";
+import { div, fill, svg } from "../dom.js";
 import { HARD, interiorKernel } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
@@ -72,9 +72,8 @@ export function bordersStep(tour) {
 
   return {
     stage: [
-      h(
-        "div",
-        { class: "learn-line-up" },
+      div(
+        "learn-line-up",
         choice("Beyond the border, the convolution sees", Object.keys(BORDER_MODES), mode, (word) => {
           mode = word;
           tour.ask();
@@ -90,7 +89,7 @@ export function bordersStep(tour) {
         ),
       ),
       control.root,
-      h("div", { class: "learn-pair" }, around.root, corner.root),
+      div("learn-pair", around.root, corner.root),
       numbers.root,
       strip.root,
     ],

@@ -1,4 +1,4 @@
-import { fill, h, setProps, svg } from "../dom.js";
+import { div, fill, h, setProps, svg } from "../dom.js";
 import { clamp } from "../clamp.js";
 import { followArrows } from "../keys.js";
 import { FIT_SIDE, compareEncodings, targetMap } from "./fit.js";
@@ -59,9 +59,8 @@ export function encodingsStep(tour, text) {
 
   return {
     stage: [
-      h(
-        "div",
-        { class: "learn-line-up" },
+      div(
+        "learn-line-up",
         choice("Target", ["a spot", "a slanted stripe"], shape, (word) => {
           shape = word;
           tour.ask();
@@ -75,7 +74,7 @@ export function encodingsStep(tour, text) {
           },
         ).root,
       ),
-      h("div", { class: "learn-gallery" }, target.root, ...views.map((view) => view.root)),
+      div("learn-gallery", target.root, ...views.map((view) => view.root)),
       note,
     ],
     paint,

@@ -1,5 +1,5 @@
 import { clamp } from "../clamp.js";
-import { fill, h, say, setProp, setProps, svg } from "../dom.js";
+import { div, fill, h, say, setProp, setProps, svg } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { followArrows } from "../keys.js";
 import { nearestInside } from "../scene.js";
@@ -126,8 +126,8 @@ export function offsetStep(tour, text) {
 
   return {
     stage: [
-      h("div", { class: "learn-line-up" }, choice("Kernel", Object.keys(KERNELS), kernel, start), reset),
-      h("div", { class: "learn-pair" }, around.root, board.root),
+      div("learn-line-up", choice("Kernel", Object.keys(KERNELS), kernel, start), reset),
+      div("learn-pair", around.root, board.root),
       numbers.root,
       strip.root,
     ],

@@ -1,4 +1,4 @@
-import { h, setProps, svg } from "../dom.js";
+import { div, setProps, svg } from "../dom.js";
 import { HARD, certifiedError } from "./bound.js";
 import { logChart } from "./chart.js";
 import { comparison } from "./compare.js";
@@ -110,7 +110,7 @@ export function sharpnessStep(tour) {
   return {
     stage: [
       control.root,
-      h("div", { class: "learn-pair learn-stack" }, around.root, chart.root),
+      div("learn-pair learn-stack", around.root, chart.root),
       numbers.root,
       strip.root,
       choice("Kernel", Object.keys(KERNELS), "Sharpen", start),
