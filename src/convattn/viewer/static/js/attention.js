@@ -1,3 +1,4 @@
+import { partOf } from "./parts.js";
 import { addProduct } from "./product.js";
 import { tableShape } from "./scores.js";
 
@@ -75,10 +76,10 @@ export function positionRow(geometry, scores, heads, query) {
 function softmaxInPlace(scores, start, count) {
   let largest = -Infinity;
   for (let i = start; i < start + count; i++) largest = Math.max(largest, scores[i]);
-  const powers = new Float64Array(count);
+  const [powers, first] = scores instanceof Float64Array ? [scores, start] : [new Float64Array(count), 0];
   let sum = 0;
-  for (let i = 0; i < count; i++) sum += powers[i] = Math.exp(scores[start + i] - largest);
-  for (let i = 0; i < count; i++) scores[start + i] = powers[i] / sum;
+  for (let i = 0; i < count; i++) sum += powers[first + i] = Math.exp(scores[start + i] - largest);
+  for (let i = 0; i < count; i++) scores[start + i] = powers[first + i] / sum;
 }
 
 /**
@@ -226,7 +227,7 @@ function axisWeights({ geometry, heads }, scores, head, axis) {
 function mixByTable(keys, layer, head, mixed) {
   const { grid, stride } = layer.geometry;
   const { size } = tableShape(layer.geometry);
-  const table = layer.scores.subarray(head * size[0] * size[1], (head + 1) * size[0] * size[1]);
+  const table = partOf(layer.scores, head, size[0] * size[1]);
   const powers = powersOf(table);
   const row = new Float64Array(keys.rows * keys.cols);
   for (let i = 0; i < grid[0]; i++) {

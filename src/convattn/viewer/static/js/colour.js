@@ -51,18 +51,21 @@ export function ramp(theme) {
 }
 
 /**
- * Packs the colours into one 32-bit number each, as the pixels of a canvas lie in memory; the last is that of nothing.
+ * Packs a colour into one 32-bit number, as the pixels of a canvas lie in memory: red first, opaque.
+ * @param {ArrayLike<number>} colours  bytes
+ * @param {number} [at]  where red stands
+ */
+export const packedColour = (colours, at = 0) =>
+  ((255 << 24) | (colours[at + 2] << 16) | (colours[at + 1] << 8) | colours[at]) >>> 0;
+
+/**
+ * Packs the colours of a map; the last is that of nothing.
  * @param {Theme} theme
  * @returns {Uint32Array} 257 colours
  */
 export function packedRamp(theme) {
-  const colours = ramp(theme);
-  const bytes = new Uint8Array(257 * 4);
-  for (let level = 0; level < 257; level++) {
-    const [red, green, blue] = level < 256 ? colours.subarray(level * 3, level * 3 + 3) : NOTHING[theme];
-    bytes.set([red, green, blue, 255], level * 4);
-  }
-  return new Uint32Array(bytes.buffer);
+  const colours = [...ramp(theme), ...NOTHING[theme]];
+  return Uint32Array.from({ length: 257 }, (_, level) => packedColour(colours, 3 * level));
 }
 
 /**

@@ -8,6 +8,7 @@ const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 /**
  * Sets one property of an element: "class", "style" (an object, also of custom properties), "on…" (a listener), an
  * attribute otherwise. null, undefined and false leave the attribute out; true sets it empty, but "true" for aria-….
+ * What is so already is left alone: browsers lay out and paint again what is set again.
  * @param {Element} element
  * @param {string} name
  * @param {unknown} value
@@ -18,17 +19,16 @@ export function setProp(element, name, value) {
   } else if (name === "style") {
     const style = /** @type {HTMLElement} */ (element).style;
     for (const [key, text] of Object.entries(/** @type {Record<string, string>} */ (value)))
-      style.setProperty(key, text);
+      if (style.getPropertyValue(key) !== text) style.setProperty(key, text);
   } else if (name === "value") {
     /** @type {HTMLInputElement} */ (element).value = String(value);
   } else if (name === "checked") {
     /** @type {HTMLInputElement} */ (element).checked = Boolean(value);
-  } else if (name.startsWith("aria-") && typeof value === "boolean") {
-    element.setAttribute(name, String(value));
-  } else if (value === null || value === undefined || value === false) {
-    element.removeAttribute(name);
   } else {
-    element.setAttribute(name, value === true ? "" : String(value));
+    const said = typeof value === "boolean" && name.startsWith("aria-");
+    const text = value === true && !said ? "" : String(value);
+    if ((value ?? false) === false && !said) element.removeAttribute(name);
+    else if (element.getAttribute(name) !== text) element.setAttribute(name, text);
   }
 }
 
@@ -42,18 +42,16 @@ export function setProps(element, props) {
 }
 
 /**
- * @param {Element} element
+ * @template {Element} E
+ * @param {E} element
  * @param {Props | null | undefined} props
- * @param {Child[]} children
+ * @param {Child[]} children  numbers are written as texts, by `append`
+ * @returns {E}
  */
 function furnish(element, props, children) {
-  element.append(...children.filter((child) => child !== null && child !== undefined && child !== false).map(nodeOf));
+  element.append(.../** @type {string[]} */ (children.filter((child) => (child ?? false) !== false)));
   setProps(element, props ?? {});
-}
-
-/** @param {Child} child @returns {Node | string} */
-function nodeOf(child) {
-  return typeof child === "number" ? String(child) : /** @type {Node | string} */ (child);
+  return element;
 }
 
 /**
@@ -67,8 +65,28 @@ function nodeOf(child) {
 export function h(tag, props, ...children) {
   const element = document.createElement(tag);
   if (tag === "button") element.setAttribute("type", "button");
-  furnish(element, props, children);
-  return element;
+  return furnish(element, props, children);
+}
+
+/**
+ * Makes a part of the page that has a class and nothing else.
+ * @param {string} kind  its class
+ * @param {...Child} children
+ * @returns {HTMLDivElement}
+ */
+export function div(kind, ...children) {
+  return h("div", { class: kind }, ...children);
+}
+
+/**
+ * Makes a part of the page that has a name.
+ * @param {string} kind  its class
+ * @param {string} name
+ * @param {...Child} children
+ * @returns {HTMLElement}
+ */
+export function section(kind, name, ...children) {
+  return h("section", { class: kind, "aria-label": name }, ...children);
 }
 
 /**
@@ -81,8 +99,7 @@ export function h(tag, props, ...children) {
  */
 export function svg(tag, props, ...children) {
   const element = /** @type {SVGElementTagNameMap[K]} */ (document.createElementNS(SVG_NAMESPACE, tag));
-  furnish(element, props, children);
-  return element;
+  return furnish(element, props, children);
 }
 
 /**
@@ -96,12 +113,30 @@ export function fill(parent, ...children) {
 }
 
 /**
- * Writes a text, only if it is another: screen readers say what is written again.
+ * Writes a text, only if it is another: screen readers say what is written again. The node of a text stays, which is
+ * quicker to lay out than a new one.
  * @param {Element} element
  * @param {string} text
  */
 export function say(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  if (element.textContent === text) return;
+  const { firstChild } = element;
+  if (text && firstChild instanceof Text && !firstChild.nextSibling) firstChild.data = text;
+  else element.textContent = text;
+}
+
+/**
+ * Gives an element as many children as are wanted: the first ones stay, so that writing in them is all that is painted.
+ * @template {Element} E
+ * @param {Element} parent
+ * @param {number} count
+ * @param {(at: number) => E} make
+ * @returns {E[]} all of them
+ */
+export function keepChildren(parent, count, make) {
+  while (parent.children.length > count) parent.lastElementChild?.remove();
+  while (parent.children.length < count) parent.append(make(parent.children.length));
+  return /** @type {E[]} */ ([...parent.children]);
 }
 
 /** @param {unknown} error @returns {string} what went wrong, for readers */

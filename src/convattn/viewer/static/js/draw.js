@@ -1,39 +1,45 @@
 // Maps and pictures on canvases: one ImageData for each, painted cell by cell, enlarged by the style sheet.
 
-import { levelOf, packedRamp } from "./colour.js";
+import { clamp } from "./clamp.js";
+import { levelOf, packedColour, packedRamp } from "./colour.js";
 
 /** @typedef {import("./colour.js").Theme} Theme */
 
-/** @type {Map<Theme, Uint32Array>} */
-const packedRamps = new Map();
-
-/** @param {Theme} theme @returns {Uint32Array} */
-function packedRampOf(theme) {
-  const known = packedRamps.get(theme);
-  if (known) return known;
-  const made = packedRamp(theme);
-  packedRamps.set(theme, made);
-  return made;
-}
+const RAMPS = { light: packedRamp("light"), dark: packedRamp("dark") };
 
 /** @param {HTMLCanvasElement} canvas @returns {CanvasRenderingContext2D} */
 export function contextOf(canvas) {
   return /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
 }
 
+/** What lies on a canvas. @type {WeakMap<HTMLCanvasElement, {image: ImageData, cells: Uint32Array}>} */
+const drawnCells = new WeakMap();
+
 /**
- * Draws cells: one pixel of the canvas for each.
+ * Draws cells: one pixel of the canvas for each. A canvas that would not change is left alone: no frame pays for it.
  * @param {HTMLCanvasElement} canvas
  * @param {number} rows
  * @param {number} cols
- * @param {(pixels: Uint8ClampedArray) => void} paint writes RGBA
+ * @param {(cell: number) => number} colour  a packed one for each cell
+ * @returns {boolean} whether it changed
  */
-export function drawCells(canvas, rows, cols, paint) {
-  if (canvas.width !== cols) canvas.width = cols;
-  if (canvas.height !== rows) canvas.height = rows;
-  const image = contextOf(canvas).createImageData(cols, rows);
-  paint(image.data);
-  contextOf(canvas).putImageData(image, 0, 0);
+export function drawCells(canvas, rows, cols, colour) {
+  let drawn = drawnCells.get(canvas);
+  let changed = drawn?.image.width !== cols || drawn.image.height !== rows;
+  if (!drawn || changed) {
+    [canvas.width, canvas.height] = [cols, rows];
+    const image = new ImageData(cols, rows);
+    drawnCells.set(canvas, (drawn = { image, cells: new Uint32Array(image.data.buffer) }));
+  }
+  const { cells, image } = drawn;
+  for (let cell = 0; cell < cells.length; cell++) {
+    const wanted = colour(cell);
+    if (cells[cell] === wanted) continue;
+    cells[cell] = wanted;
+    changed = true;
+  }
+  if (changed) contextOf(canvas).putImageData(image, 0, 0);
+  return changed;
 }
 
 /**
@@ -41,13 +47,11 @@ export function drawCells(canvas, rows, cols, paint) {
  * @param {HTMLCanvasElement} canvas
  * @param {ArrayLike<number>} values rows × cols, NaN for none
  * @param {{rows: number, cols: number, low: number, high: number, theme: Theme}} how
+ * @returns {boolean} whether it changed
  */
 export function drawMap(canvas, values, { rows, cols, low, high, theme }) {
-  const colours = packedRampOf(theme);
-  drawCells(canvas, rows, cols, ({ buffer }) => {
-    const out = new Uint32Array(buffer);
-    for (let cell = 0; cell < out.length; cell++) out[cell] = colours[levelOf(values[cell], low, high)];
-  });
+  const colours = RAMPS[theme];
+  return drawCells(canvas, rows, cols, (cell) => colours[levelOf(values[cell], low, high)]);
 }
 
 /**
@@ -58,11 +62,7 @@ export function drawMap(canvas, values, { rows, cols, low, high, theme }) {
  * @param {number} cols
  */
 export function drawPicture(canvas, bytes, rows, cols) {
-  drawCells(canvas, rows, cols, (pixels) => {
-    for (let at = 0; at < pixels.length; at++) {
-      pixels[at] = at % 4 === 3 ? 255 : bytes[Math.floor(at / 4) * 3 + (at % 4)];
-    }
-  });
+  drawCells(canvas, rows, cols, (cell) => packedColour(bytes, 3 * cell));
 }
 
 /**
@@ -80,17 +80,18 @@ export function drawRamp(canvas, theme) {
  * @param {HTMLCanvasElement} canvas
  * @param {ArrayLike<number>} shares 0 … 1
  * @param {{bar: Theme, height?: number}} how
+ * @returns {boolean} whether they changed
  */
 export function drawBars(canvas, shares, { bar, height = 32 }) {
   const count = shares.length;
   const values = new Float32Array(count * 3 * height).fill(NaN);
   for (let token = 0; token < count; token++) {
-    const top = height - Math.round(Math.min(Math.max(shares[token], 0), 1) * height);
+    const top = height - Math.round(clamp(shares[token], 0, 1) * height);
     for (let row = 0; row < height; row++) {
       for (let col = 0; col < 2; col++) values[row * count * 3 + token * 3 + col] = row >= top ? 1 : 0;
     }
   }
-  drawMap(canvas, values, { rows: height, cols: count * 3, low: 0, high: 1, theme: bar });
+  return drawMap(canvas, values, { rows: height, cols: count * 3, low: 0, high: 1, theme: bar });
 }
 
 /**

@@ -50,7 +50,7 @@ export function liveLayer(scene, layer) {
     geometry: geometryOf(layer),
     scores: numbers(position.scores),
     axes: position.axes && [numbers(position.axes[0]), numbers(position.axes[1])],
-    values: floatsOf(scene.tensors, position.values ?? ""),
+    values: numbers(position.values ?? ""),
     outputs,
     inputs: width * position.groups,
     groups: position.groups,

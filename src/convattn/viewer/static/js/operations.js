@@ -1,4 +1,5 @@
 import { padFeatures } from "./attention.js";
+import { partOf } from "./parts.js";
 import { addProduct } from "./product.js";
 
 /**
@@ -176,7 +177,7 @@ export function convolve(features, weight, bias, { stride, dilation, groups, pad
       }
       if (bias) sums.set(bias, at);
       for (let group = 0; group < groups; group++) {
-        const matrix = weight.data.subarray(group * height * length, (group + 1) * height * length);
+        const matrix = partOf(weight.data, group, height * length);
         addProduct(matrix, length, height, patch, group * length, sums, at + group * height);
       }
     }

@@ -120,8 +120,7 @@ function runOperation(scene, op, features) {
   switch (op.op) {
     case "convolve": {
       const weight = { data: numbers("weight"), shape: scene.tensors.get(op.weight)?.shape ?? [] };
-      const { stride, dilation, groups, padding } = op;
-      return convolve(features, weight, bias, { stride, dilation, groups, padding });
+      return convolve(features, weight, bias, /** @type {any} */ (op));
     }
     case "linear":
       return mapPixels(features, numbers("weight"), bias);

@@ -1,5 +1,6 @@
 import { positionRow } from "./attention.js";
 import { geometryOf, positionOf } from "./live.js";
+import { partOf } from "./parts.js";
 import { bytesOf, floatsOf, integersOf } from "./safetensors.js";
 import { nearestCell } from "./scene.js";
 
@@ -79,7 +80,7 @@ export function spreadRow(scene, layer, number, { place, cell }, row) {
   const { heads } = layer;
   const count = scene.tensors.get(attention.keys)?.shape[1] ?? 0;
   const queries = scene.tensors.get(attention.queries)?.shape[1] ?? 0;
-  const keys = integersOf(scene.tensors, attention.keys).subarray(place.group * count, (place.group + 1) * count);
+  const keys = partOf(integersOf(scene.tensors, attention.keys), place.group, count);
   const allowed = attention.allowed ? bytesOf(scene.tensors, attention.allowed) : null;
   const first = (place.group * queries + place.place) * count;
   const cells = keyRows * keyCols;
@@ -136,7 +137,7 @@ export function storedRows(scene, { network, image, query, part }, number) {
   const levels = new Uint8Array(heads * keys);
   const starts = Array.from({ length: heads }, (_, head) => (group * heads + head) * queries + place);
   const all = bytesOf(scene.tensors, `${name}/levels`);
-  starts.forEach((start, head) => levels.set(all.subarray(start * keys, (start + 1) * keys), head * keys));
+  starts.forEach((start, head) => levels.set(partOf(all, start, keys), head * keys));
   const of = (/** @type {string} */ kind) => {
     const numbers = floatsOf(scene.tensors, `${name}/${kind}`);
     return Float32Array.from(starts, (start) => numbers[start]);

@@ -6,8 +6,8 @@
  * @typedef {{metadata: Record<string, string>, tensors: Map<string, Tensor>}} SafetensorsFile
  */
 
-/** Names of the dtypes that scenes have, with the bytes of one number. */
-const SAFETENSORS_BYTES = { F16: 2, F32: 4, I32: 4, U8: 1 };
+/** Names of the dtypes that scenes have, with what holds their numbers. */
+const SAFETENSORS_TYPES = { F16: Uint16Array, F32: Float32Array, I32: Int32Array, U8: Uint8Array };
 
 /**
  * Reads a file. Numbers of 16 bits become float32; the others are views of the buffer where it is aligned.
@@ -42,15 +42,13 @@ export function readSafetensors(buffer) {
  * @returns {Numbers}
  */
 function safetensorsNumbers(dtype, buffer, from, bytes) {
-  const width = SAFETENSORS_BYTES[/** @type {keyof typeof SAFETENSORS_BYTES} */ (dtype)];
-  if (width === undefined) throw new Error(`numbers of dtype ${dtype} cannot be read`);
-  const whole = from % width ? buffer.slice(from, from + bytes) : buffer;
-  const offset = from % width ? 0 : from;
-  const count = Math.floor(bytes / width);
-  if (dtype === "F16") return halvesToFloats(new Uint16Array(whole, offset, count));
-  if (dtype === "F32") return new Float32Array(whole, offset, count);
-  if (dtype === "I32") return new Int32Array(whole, offset, count);
-  return new Uint8Array(whole, offset, count);
+  const type = SAFETENSORS_TYPES[/** @type {keyof typeof SAFETENSORS_TYPES} */ (dtype)];
+  if (!type) throw new Error(`numbers of dtype ${dtype} cannot be read`);
+  const width = type.BYTES_PER_ELEMENT;
+  const aligned = from % width === 0;
+  const whole = aligned ? buffer : buffer.slice(from, from + bytes);
+  const numbers = new type(whole, aligned ? from : 0, Math.floor(bytes / width));
+  return numbers instanceof Uint16Array ? halvesToFloats(numbers) : numbers;
 }
 
 /**

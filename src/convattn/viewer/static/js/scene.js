@@ -1,3 +1,4 @@
+import { clamp } from "./clamp.js";
 import { floatsOf, readSafetensors } from "./safetensors.js";
 import { sumOfAxes } from "./scores.js";
 
@@ -156,13 +157,21 @@ export function pictureShape({ images, tensors }, image) {
  * @param {Pair} pixel  in pixels of the image
  * @returns {Pair}
  */
-export function nearestCell({ place, grid }, pixel) {
-  const along = (/** @type {0 | 1} */ axis) => {
-    const cell = Math.round((pixel[axis] - place.first[axis]) / place.step[axis]);
-    return Math.min(Math.max(cell, 0), grid[axis] - 1);
-  };
-  return [along(0), along(1)];
+export function nearestCell({ place: { first, step }, grid }, pixel) {
+  return nearestInside([(pixel[0] - first[0]) / step[0], (pixel[1] - first[1]) / step[1]], grid);
 }
+
+/**
+ * Returns the cell of a grid that is nearest to a place.
+ *
+ * @param {Pair} place  in cells
+ * @param {Pair} grid
+ * @returns {Pair}
+ */
+export const nearestInside = ([row, col], [rows, cols]) => [
+  clamp(Math.round(row), 0, rows - 1),
+  clamp(Math.round(col), 0, cols - 1),
+];
 
 /**
  * Returns the centre of a cell, in pixels of the image.

@@ -60,15 +60,3 @@ export function sumOfAxes([rows, cols], heads) {
   }
   return table;
 }
-
-/**
- * Scores −α‖δ − Δ‖² of every displacement.
- *
- * @param {ArrayLike<number>} centres  Δ (heads, 2)
- * @param {ArrayLike<number>} sharpness  α (heads)
- * @param {{lowest: Pair, size: Pair}} shape
- * @returns {Float32Array}  (heads, rows, cols)
- */
-export function quadraticScores(centres, sharpness, shape) {
-  return sumOfAxes(quadraticAxes(centres, sharpness, shape), sharpness.length);
-}

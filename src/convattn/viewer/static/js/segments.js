@@ -1,4 +1,4 @@
-import { freshId, h } from "./dom.js";
+import { div, freshId, h } from "./dom.js";
 
 /**
  * Makes a group of radio buttons that looks like one control.
@@ -17,7 +17,7 @@ export function createSegments(legend, choices, chosen) {
     "fieldset",
     { class: "segments" },
     h("legend", null, legend),
-    h("div", { class: "segment-row" }, ...items.map(({ label }) => label)),
+    div("segment-row", ...items.map(({ label }) => label)),
   );
   return {
     element,

@@ -1,6 +1,7 @@
 // Numbers of one row of attention: what a head looks at from one query. `docs/analysis.md` names them; here they are of
 // one query, on the same units: steps of the layer's keys.
 
+import { partOf } from "./parts.js";
 import { cellCentre } from "./scene.js";
 
 /** @typedef {import("./scene.js").SceneLayer} SceneLayer */
@@ -45,9 +46,9 @@ export function displacements(layer, query) {
 export function rowNumbers(layer, rows, head) {
   const { keyRows, keyCols, query } = rows;
   const size = keyRows * keyCols;
-  const weights = rows.weights.subarray(head * size, (head + 1) * size);
+  const weights = partOf(rows.weights, head, size);
   const tokens = rows.heads ? rows.prefix.length / rows.heads : 0;
-  const prefix = Array.from(rows.prefix.subarray(head * tokens, (head + 1) * tokens));
+  const prefix = Array.from(partOf(rows.prefix, head, tokens));
   const placed = !("prefix" in query);
   const [down, across] = displacements(layer, placed ? query : [0, 0]);
 
@@ -100,7 +101,7 @@ export function belowLargest(scores, heads) {
   const size = scores.length / heads;
   const made = new Float32Array(scores.length);
   for (let head = 0; head < heads; head++) {
-    const largest = largestFinite(scores.subarray(head * size, (head + 1) * size));
+    const [, largest] = finiteLimits(partOf(scores, head, size));
     for (let key = head * size; key < (head + 1) * size; key++) made[key] = scores[key] - largest;
   }
   return made;
@@ -108,22 +109,16 @@ export function belowLargest(scores, heads) {
 
 /**
  * @param {ArrayLike<number>} values
- * @returns {number} the largest finite value; −∞ if there is none
+ * @returns {[number, number]} the smallest and the largest finite value; ∞ and −∞ if there is none
  */
-export function largestFinite(values) {
-  let largest = -Infinity;
-  for (let n = 0; n < values.length; n++) if (values[n] > largest && values[n] < Infinity) largest = values[n];
-  return largest;
-}
-
-/**
- * @param {ArrayLike<number>} values
- * @returns {number} the smallest finite value; ∞ if there is none
- */
-function smallestFinite(values) {
-  let smallest = Infinity;
-  for (let n = 0; n < values.length; n++) if (values[n] < smallest && values[n] > -Infinity) smallest = values[n];
-  return smallest;
+export function finiteLimits(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (let n = 0; n < values.length; n++) {
+    const value = values[n];
+    if (value < low && value > -Infinity) low = value;
+    if (value > high && value < Infinity) high = value;
+  }
+  return [low, high];
 }
 
 /** Lowest score of a scale that is shared, below which a weight is less than 1 / 20000 of the largest. */
@@ -140,16 +135,16 @@ const COMMON_FLOOR = -10;
 export function colourLimits(scale, values, own, all) {
   if (values === "scores") {
     if (typeof scale === "number") return [-scale, 0];
-    if (scale === "own") return [Math.min(smallestFinite(own), -1e-6), 0];
+    if (scale === "own") return [Math.min(finiteLimits(own)[0], -1e-6), 0];
     let low = 0;
-    for (const map of all()) low = Math.min(low, Math.max(smallestFinite(map), COMMON_FLOOR));
+    for (const map of all()) low = Math.min(low, Math.max(finiteLimits(map)[0], COMMON_FLOOR));
     return [low || COMMON_FLOOR, 0];
   }
   if (typeof scale === "number") return [0, scale];
   let [low, high] = [0, 0];
   for (const map of scale === "own" ? [own] : all()) {
-    low = Math.min(low, smallestFinite(map));
-    high = Math.max(high, largestFinite(map));
+    const [smallest, largest] = finiteLimits(map);
+    [low, high] = [Math.min(low, smallest), Math.max(high, largest)];
   }
   return [low, high > low ? high : low + 1];
 }

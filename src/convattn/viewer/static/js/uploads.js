@@ -28,15 +28,5 @@ export async function readPicture(file, rows, cols) {
   context.fillRect(0, 0, cols, rows);
   context.drawImage(bitmap, (bitmap.width - width) / 2, (bitmap.height - height) / 2, width, height, 0, 0, cols, rows);
   bitmap.close();
-  return withoutAlpha(context.getImageData(0, 0, cols, rows).data);
-}
-
-/**
- * @param {Uint8ClampedArray} data  (pixels, 4)
- * @returns {Uint8Array}  (pixels, 3)
- */
-function withoutAlpha(data) {
-  const colours = new Uint8Array((data.length / 4) * 3);
-  for (let i = 0, at = 0; i < data.length; i++) if (i % 4 < 3) colours[at++] = data[i];
-  return colours;
+  return new Uint8Array(context.getImageData(0, 0, cols, rows).data.filter((_, at) => at % 4 < 3));
 }

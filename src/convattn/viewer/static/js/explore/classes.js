@@ -1,8 +1,9 @@
 // What the network says of the image: class scores, computed in the page, and how they change when heads are moved.
 
 import { softmaxOf } from "../attention.js";
-import { h, say } from "../dom.js";
+import { h, keepChildren, say, section, setProps } from "../dom.js";
 import { fixedText } from "../draw.js";
+import { cssShare } from "./field.js";
 import { runOnImage } from "../program.js";
 import { percent } from "./words.js";
 
@@ -20,13 +21,7 @@ export function createClasses(model) {
   const { scene, state } = model;
   const list = h("ol", { class: "class-list" });
   const note = h("p", { class: "caption" });
-  const element = h(
-    "section",
-    { class: "classes", "aria-label": "Class scores" },
-    h("h2", null, "What the network sees"),
-    list,
-    note,
-  );
+  const element = section("classes", "Class scores", h("h2", null, "What the network sees"), list, note);
   /** @type {{key: string, result: NetworkResult} | null} */
   let base = null;
 
@@ -53,26 +48,27 @@ export function createClasses(model) {
           : softmaxOf(runOnImage(model.liveScene(), number, image, { from: { result, layer: first } }).scores);
       const names = network.classes ?? Array.from(before, (_, at) => `class ${at}`);
       const order = [...now.keys()].sort((one, other) => now[other] - now[one]).slice(0, SHOWN_CLASSES);
-      const items = order.map((at) => {
+      keepChildren(list, order.length, () =>
+        h(
+          "li",
+          null,
+          h("span", { class: "class-name" }),
+          h("span", { class: "class-share" }, h("span"), h("small")),
+          h("span", { class: "class-bar", "aria-hidden": true }),
+        ),
+      ).forEach((item, row) => {
+        const at = order[row];
         const change = now[at] - before[at];
         const moved = first !== null && Math.abs(change) >= 0.0005;
-        return h(
-          "li",
-          {
-            style: { "--share": `${100 * now[at]}%`, "--before": `${100 * before[at]}%` },
-            class: moved ? "moved" : "",
-          },
-          h("span", { class: "class-name" }, names[at]),
-          h(
-            "span",
-            { class: "class-share" },
-            percent(now[at]),
-            moved ? h("small", null, ` ${change > 0 ? "+" : ""}${fixedText(100 * change, 1)}`) : null,
-          ),
-          h("span", { class: "class-bar", "aria-hidden": true }),
-        );
+        const [name, share] = item.children;
+        setProps(item, {
+          style: { "--share": cssShare(now[at]), "--before": cssShare(before[at]) },
+          class: moved ? "moved" : "",
+        });
+        say(name, names[at]);
+        say(share.children[0], percent(now[at]));
+        say(share.children[1], moved ? ` ${change > 0 ? "+" : ""}${fixedText(100 * change, 1)}` : "");
       });
-      list.replaceChildren(...items);
       const { label } = scene.images[image];
       const truth = label ? `The image is labelled ${label}. ` : "";
       say(

@@ -1,6 +1,6 @@
 // The chosen head in other networks of the scene, beside each other: trained, untrained, converted.
 
-import { h, say } from "../dom.js";
+import { div, h, say, section } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { rowNumbers } from "../statistics.js";
 import { chooseNetwork } from "./controls.js";
@@ -22,16 +22,16 @@ export function createComparison(model) {
     const beside = h("input", { type: "checkbox", onchange: () => toggle(number) });
     const box = h("label", { class: "check" }, beside, h("span", null, title));
     const open = h("button", { onclick: () => chooseNetwork(model, number) }, "Show all its heads");
-    const figure = h("div", { class: "compare-map" }, h("span", { class: "frame" }, canvas, h("i")));
-    const element = h("div", { class: "compare-column" }, box, figure, text, open);
+    const figure = div("compare-map", h("span", { class: "frame" }, canvas, h("i")));
+    const element = div("compare-column", box, figure, text, open);
     if (note) box.title = note;
     return { element, canvas, text, beside, open, figure };
   });
-  const element = h(
-    "section",
-    { class: "compare", "aria-label": "Networks side by side" },
+  const element = section(
+    "compare",
+    "Networks side by side",
     h("h2", null, "This head in other networks"),
-    h("div", { class: "compare-columns" }, ...columns.map((column) => column.element)),
+    div("compare-columns", ...columns.map((column) => column.element)),
   );
   element.hidden = scene.networks.length < 2;
 

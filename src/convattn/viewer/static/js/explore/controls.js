@@ -1,6 +1,6 @@
 // What is painted, and how: one line of choices above the maps, and the bar of their colours below it.
 
-import { freshId, h, say } from "../dom.js";
+import { div, freshId, h, say } from "../dom.js";
 import { drawRamp, numberText } from "../draw.js";
 import { positionOf } from "../live.js";
 import { createSegments } from "../segments.js";
@@ -48,12 +48,11 @@ export function createControls(model) {
   part.element.setAttribute("aria-describedby", why.id);
   average.setAttribute("aria-describedby", why.id);
 
-  const choices = h(
-    "div",
-    { class: "controls" },
+  const choices = div(
+    "controls",
     values.element,
     part.element,
-    h("div", { class: "with-limit" }, scale.element, limit),
+    div("with-limit", scale.element, limit),
     extent.element,
     averageBox,
     why,
@@ -63,7 +62,7 @@ export function createControls(model) {
   const unfold = () => void (more.open = wide.matches);
   wide.addEventListener("change", unfold);
   unfold();
-  const element = h("div", { class: "choosing" }, networkBox, more);
+  const element = div("choosing", networkBox, more);
 
   return {
     element,
@@ -145,22 +144,14 @@ function fixedLimit(model) {
  */
 export function createColourBar(model) {
   const canvas = h("canvas", { class: "ramp", "aria-hidden": true });
-  const marks = Array.from({ length: 5 }, () => h("span", null));
+  const marks = Array.from({ length: 5 }, () => h("span"));
   const title = h("span", { class: "bar-title" });
-  const element = h(
-    "div",
-    { class: "colour-bar" },
-    title,
-    h("div", { class: "bar" }, canvas, h("div", { class: "bar-marks" }, ...marks)),
-  );
-  let drawn = "";
+  const element = div("colour-bar", title, div("bar", canvas, div("bar-marks", ...marks)));
   return {
     element,
     update() {
       const { layer, head, scale, values } = model.state.get();
-      const theme = model.theme();
-      if (drawn !== theme) drawRamp(canvas, theme);
-      drawn = theme;
+      drawRamp(canvas, model.theme());
       const [low, high] = model.limits(layer, head);
       marks.forEach((mark, at) => say(mark, numberText(low + ((high - low) * at) / (marks.length - 1), 2)));
       const what = values === "weights" ? "Weight" : "Log weight below the largest";

@@ -1,6 +1,6 @@
 // One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
 
-import { h, say } from "../dom.js";
+import { div, h, keepChildren, say, section, setProp } from "../dom.js";
 import { drawBars, fixedText } from "../draw.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
@@ -33,10 +33,10 @@ export function createDetail(model) {
   field.element.append(handle.element);
   steerQuery(model, field, "attention map");
 
-  const title = h("h2", null);
+  const title = h("h2");
   const sentence = h("p", { class: "sentence", "data-testid": "sentence" });
-  const bars = h("div", { class: "prefix-bars" });
-  const numbers = h("tbody", null);
+  const bars = div("prefix-bars");
+  const numbers = h("tbody");
   const reportHead = h("th", { scope: "col" }, "Over images");
   const table = h(
     "table",
@@ -59,15 +59,14 @@ export function createDetail(model) {
     oninput: () => canvas.style.setProperty("opacity", `${Number(opacity.value) / 100}`),
   });
   canvas.style.setProperty("opacity", "0.75");
-  const element = h(
-    "section",
-    { class: "detail", "aria-label": "Chosen head" },
+  const element = section(
+    "detail",
+    "Chosen head",
     title,
     sentence,
-    h("div", { class: "detail-map" }, field.element, bars),
-    h(
-      "div",
-      { class: "under-map" },
+    div("detail-map", field.element, bars),
+    div(
+      "under-map",
       paddingNote,
       h("label", { class: "slider" }, h("span", null, "Image"), opacity, h("span", null, "Map")),
       handle.tools,
@@ -75,10 +74,9 @@ export function createDetail(model) {
     table,
     layerSentence,
   );
-  let drawnImage = -1;
 
   function update() {
-    const { layer: number, head, query, prefix, image, average } = state.get();
+    const { layer: number, head, query, prefix, average } = state.get();
     const layer = model.layer();
     const shown = model.shown(number);
     say(title, `Layer ${number + 1}, head ${head + 1}`);
@@ -86,8 +84,7 @@ export function createDetail(model) {
     const keys = extentOf(layer.keys, layer.keys.grid);
     const edge = pictureExtent(model);
     field.setExtent(unionOf(keys, edge));
-    if (drawnImage !== image) drawImage(model, picture);
-    drawnImage = image;
+    drawImage(model, picture);
     picture.style.visibility = average ? "hidden" : "";
     field.place(picture, edge);
     field.place(canvas, keys);
@@ -107,7 +104,7 @@ export function createDetail(model) {
     const found = rowNumbers(layer, shown.rows, head);
     const words = headSentence(layer, number, head, found);
     say(sentence, `${words}.`);
-    field.element.setAttribute("aria-label", `${words}. Arrow keys move the query.`);
+    setProp(field.element, "aria-label", `${words}. Arrow keys move the query.`);
     showPrefix(found.prefix);
     showNumbers(found);
   }
@@ -116,12 +113,12 @@ export function createDetail(model) {
   function showPrefix(shares) {
     const names = model.layer().prefix;
     bars.hidden = !names.length;
-    bars.replaceChildren(
-      ...names.map((name, at) => {
-        const bar = h("canvas");
-        drawBars(bar, [shares[at]], { bar: model.theme(), height: 100 });
-        return h("div", { class: "prefix-bar" }, h("span", null, percent(shares[at])), bar, h("span", null, name));
-      }),
+    keepChildren(bars, names.length, () => div("prefix-bar", h("span"), h("canvas"), h("span"))).forEach(
+      ({ children: [share, bar, token] }, at) => {
+        drawBars(/** @type {HTMLCanvasElement} */ (bar), [shares[at]], { bar: model.theme(), height: 100 });
+        say(share, percent(shares[at]));
+        say(token, names[at]);
+      },
     );
   }
 
@@ -142,10 +139,11 @@ export function createDetail(model) {
     if (layer.prefix.length) lines.push(["prefix share", percent(found.prefixShare), withError(report?.prefix_share)]);
     if (report)
       for (const [name, text] of REPORT_ONLY) if (report[name]) lines.push([text, "", withError(report[name])]);
-    numbers.replaceChildren(
-      ...lines.map(([name, here, there]) =>
-        h("tr", null, h("th", { scope: "row" }, name), h("td", null, here), report ? h("td", null, there) : null),
-      ),
+    keepChildren(numbers, lines.length, () => h("tr", null, h("th", { scope: "row" }), h("td"), h("td"))).forEach(
+      ({ children }, at) => {
+        lines[at].forEach((text, column) => say(children[column], text ?? ""));
+        setProp(children[2], "hidden", !report);
+      },
     );
   }
 

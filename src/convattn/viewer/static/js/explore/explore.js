@@ -1,6 +1,6 @@
 // The Explore view: any network's heads, seen from a query.
 
-import { calm, h, say } from "../dom.js";
+import { calm, div, h, say, section } from "../dom.js";
 import { createClasses } from "./classes.js";
 import { createComparison } from "./compare.js";
 import { createColourBar, createControls } from "./controls.js";
@@ -51,9 +51,9 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   const back = h("button", { class: "back", onclick: () => showOverview() }, "← All heads");
   detail.element.prepend(back);
 
-  const overview = h(
-    "section",
-    { class: "overview", "aria-label": "All heads" },
+  const overview = section(
+    "overview",
+    "All heads",
     h("h2", null, "All heads ", count),
     note,
     controls.element,
@@ -61,14 +61,13 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     matrix.element,
     bar.element,
   );
-  const subject = h("section", { class: "subject", "aria-label": "Image and query" }, picture.element, images.element);
-  const view = h(
-    "div",
-    { class: "explore" },
-    h("div", { class: "left" }, subject, table.element, classes.element),
+  const subject = section("subject", "Image and query", picture.element, images.element);
+  const view = div(
+    "explore",
+    div("left", subject, table.element, classes.element),
     overview,
     detail.element,
-    h("div", { class: "lower" }, comparison.element, timeline.element),
+    div("lower", comparison.element, timeline.element),
     createSaving(model, address, detail.said),
     said,
   );
@@ -94,12 +93,12 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   function openDetail(button) {
     const to = detail.map.getBoundingClientRect();
     const wide = to.top < innerHeight && to.bottom > 0;
-    if (!wide) detail.element.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "start" });
+    if (!wide) detail.element.scrollIntoView({ behavior: calm() ? "auto" : "smooth" });
     else if (!calm()) grow(button, to);
   }
 
   function showOverview() {
-    overview.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "start" });
+    overview.scrollIntoView({ behavior: calm() ? "auto" : "smooth" });
     const chosen = overview.querySelector('button.map[aria-pressed="true"]');
     if (chosen instanceof HTMLElement) chosen.focus({ preventScroll: true });
   }

@@ -1,7 +1,9 @@
 // A plane in pixels of the image: pictures and maps on top of each other, marks above them, and a query that is moved
 // by pointer or keys.
 
-import { freshId, h, setProp, setProps, svg } from "../dom.js";
+import { clamp } from "../clamp.js";
+import { div, freshId, setProp, setProps, svg } from "../dom.js";
+import { followPointer, pointedShare } from "../pointer.js";
 import { cellCentre } from "../scene.js";
 
 /** @typedef {import("../scene.js").Pair} Pair */
@@ -37,6 +39,13 @@ export function unionOf(one, other) {
     right: Math.max(one.right, other.right),
   };
 }
+
+/**
+ * Writes a share as a length of CSS, as browsers write it back.
+ * @param {number} share
+ * @param {string} [unit]
+ */
+export const cssShare = (share, unit = "%") => `${Number((100 * share).toFixed(3))}${unit}`;
 
 /** @param {Extent} extent @returns {Record<string, number>} attributes of an SVG rectangle */
 export function rectangle({ top, left, bottom, right }) {
@@ -81,13 +90,10 @@ export function createField(canvases) {
     back,
     front,
   );
-  const element = h("div", { class: "field" }, ...canvases, marks);
+  const element = div("field", ...canvases, marks);
 
   const across = (/** @type {number} */ col) => (col - extent.left) / (extent.right - extent.left);
   const down = (/** @type {number} */ row) => (row - extent.top) / (extent.bottom - extent.top);
-  const place = (/** @type {HTMLElement} */ one, /** @type {Record<string, number>} */ shares) => {
-    for (const [name, share] of Object.entries(shares)) one.style.setProperty(name, `${100 * share}%`);
-  };
 
   return {
     element,
@@ -96,25 +102,28 @@ export function createField(canvases) {
       extent = next;
       const { x, y, width, height } = rectangle(extent);
       setProp(marks, "viewBox", `${x} ${y} ${width} ${height}`);
-      element.style.aspectRatio = `${width} / ${height}`;
+      setProp(element, "style", { "aspect-ratio": `${width} / ${height}` });
       const size = Math.max(width, height) / 60;
       setProps(pattern, { width: size, height: size });
       setProps(/** @type {Element} */ (pattern.firstChild), { width: size / 4, height: size });
     },
     place(canvas, { top, left, bottom, right }) {
-      const [width, height] = [across(right) - across(left), down(bottom) - down(top)];
-      place(canvas, { left: across(left), top: down(top), width, height });
+      setProp(canvas, "style", {
+        left: cssShare(across(left)),
+        top: cssShare(down(top)),
+        width: cssShare(across(right) - across(left)),
+        height: cssShare(down(bottom) - down(top)),
+      });
     },
     placePoint(point, [row, col]) {
-      const within = (/** @type {number} */ share) => Math.min(Math.max(share, 0), 1);
-      place(point, { left: within(across(col)), top: within(down(row)) });
+      const within = (/** @type {number} */ share, /** @type {string} */ unit) => cssShare(clamp(share, 0, 1), unit);
+      const transform = `translate(${within(across(col), "cqw")}, ${within(down(row), "cqh")})`;
+      setProp(point, "style", { transform }); // a transform moves without a new layout
     },
     pixelAt(event) {
-      const box = marks.getBoundingClientRect();
-      return [
-        extent.top + ((event.clientY - box.top) / box.height) * (extent.bottom - extent.top),
-        extent.left + ((event.clientX - box.left) / box.width) * (extent.right - extent.left),
-      ];
+      const [down, across] = pointedShare(marks, event);
+      const { x, y, width, height } = rectangle(extent);
+      return [y + down * height, x + across * width];
     },
     showImageEdge(image, padded) {
       const { x, y, width, height } = rectangle(extent);
@@ -122,11 +131,11 @@ export function createField(canvases) {
       const hole = `M${inner.x} ${inner.y}h${inner.width}v${inner.height}h${-inner.width}z`;
       setProp(outside, "d", padded ? `M${x} ${y}h${width}v${height}h${-width}z${hole}` : null);
       setProps(edge, inner);
-      edge.style.display = padded ? "" : "none";
+      setProp(edge, "visibility", padded ? null : "hidden");
     },
     showQuery(cell) {
       for (const mark of [back, front]) {
-        mark.style.display = cell ? "" : "none";
+        setProp(mark, "visibility", cell ? null : "hidden");
         if (cell) setProps(mark, rectangle(cell));
       }
     },
@@ -140,9 +149,7 @@ export function createField(canvases) {
  * @returns {Extent}
  */
 export function cellExtent({ place }, cell) {
-  const [row, col] = cellCentre(place, cell);
-  const [down, across] = [place.step[0] / 2, place.step[1] / 2];
-  return { top: row - down, left: col - across, bottom: row + down, right: col + across };
+  return extentOf({ first: cellCentre(place, cell), step: place.step }, [1, 1]);
 }
 
 /**
@@ -151,17 +158,12 @@ export function cellExtent({ place }, cell) {
  * @param {(event: PointerEvent) => void} move called at the press, too
  */
 export function onDrag(element, move) {
-  element.addEventListener("pointerdown", (event) => {
-    const pointer = /** @type {PointerEvent} */ (event);
-    if (pointer.button !== 0) return;
-    pointer.preventDefault();
-    pointer.stopPropagation();
-    element.setPointerCapture(pointer.pointerId);
-    element.focus({ preventScroll: true });
-    move(pointer);
-  });
-  element.addEventListener("pointermove", (event) => {
-    const pointer = /** @type {PointerEvent} */ (event);
-    if (element.hasPointerCapture(pointer.pointerId)) move(pointer);
+  followPointer(element, (event, first) => {
+    if (first) {
+      event.preventDefault();
+      event.stopPropagation();
+      element.focus({ preventScroll: true });
+    }
+    move(event);
   });
 }

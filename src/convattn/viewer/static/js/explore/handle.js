@@ -1,6 +1,7 @@
 // A handle on the centre of a quadratic head: drag it, or move it by keys; the map and the network follow.
 
-import { h, say } from "../dom.js";
+import { clamp } from "../clamp.js";
+import { div, h, say, setProp } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { followArrows } from "../keys.js";
 import { onDrag } from "./field.js";
@@ -29,11 +30,10 @@ export function createHandle(model, field) {
     step: "0.05",
     oninput: () => setSharpness(Math.exp(Number(sharpness.value))),
   });
-  const sharpnessText = h("output", null);
+  const sharpnessText = h("output");
   const hint = h("p", { class: "hint" }, "Drag the ring: it is the centre of this head.");
-  const tools = h(
-    "div",
-    { class: "handle-tools" },
+  const tools = div(
+    "handle-tools",
     hint,
     h("label", { class: "slider" }, h("span", null, "Sharpness"), sharpness, sharpnessText),
     reset,
@@ -52,7 +52,7 @@ export function createHandle(model, field) {
   function moveTo(centre) {
     const { layer, head } = state.get();
     const { grid } = model.layer().keys;
-    const within = /** @type {Pair} */ (centre.map((size, axis) => Math.min(Math.max(size, -grid[axis]), grid[axis])));
+    const within = /** @type {Pair} */ (centre.map((size, axis) => clamp(size, -grid[axis], grid[axis])));
     model.move(layer, head, within);
   }
 
@@ -87,7 +87,8 @@ export function createHandle(model, field) {
       const centre = centreNow();
       const { step } = model.layer().keys;
       field.placePoint(element, [query[0] + step[0] * centre[0], query[1] + step[1] * centre[1]]);
-      element.setAttribute(
+      setProp(
+        element,
         "aria-label",
         `Centre of head ${head + 1}: ${shiftWords(centre, unitOf(model.layer()), 2)}. Arrow keys move it.`,
       );

@@ -1,6 +1,6 @@
 // The images of the scene, and one's own: the query stays where it is when the image is swapped.
 
-import { h, reasonOf, say } from "../dom.js";
+import { div, h, keepChildren, reasonOf, say, setProp } from "../dom.js";
 import { drawImage } from "./query.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -17,7 +17,7 @@ export function createImages(model, dropZone) {
   const file = h("input", { type: "file", accept: "image/*", onchange: () => void take(file.files?.[0]) });
   const own = h("label", { class: "button file-button" }, file, h("span", null, "Own image …"));
   const note = h("p", { class: "caption image-note" });
-  const element = h("div", { class: "images" }, strip, source.upload ? own : null, status, note);
+  const element = div("images", strip, source.upload ? own : null, status, note);
 
   /** @param {File | undefined} picked */
   async function take(picked) {
@@ -52,18 +52,15 @@ export function createImages(model, dropZone) {
       const { image, average } = state.get();
       note.textContent = (!average && scene.images[image].note) || "";
       note.hidden = !note.textContent;
-      while (strip.children.length < scene.images.length) {
-        const number = strip.children.length;
+      keepChildren(strip, scene.images.length, (number) => {
         const { name, label } = scene.images[number];
         const canvas = h("canvas");
-        drawImage(model, canvas, number);
+        drawImage(model, canvas, number); // the button takes a copy: every canvas on a page costs each of its frames
         const text = label && label !== name ? `${name}, ${label}` : name;
         const choose = () => state.set({ image: number, average: false });
-        strip.append(h("button", { class: "thumb", "aria-label": text, title: text, onclick: choose }, canvas));
-      }
-      [...strip.children].forEach((button, at) =>
-        button.setAttribute("aria-pressed", String(at === image && !average)),
-      );
+        const copy = h("img", { src: canvas.toDataURL(), alt: "" });
+        return h("button", { class: "thumb", "aria-label": text, title: text, onclick: choose }, copy);
+      }).forEach((button, at) => setProp(button, "aria-pressed", at === image && !average));
     },
   };
 }

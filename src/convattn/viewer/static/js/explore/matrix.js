@@ -1,17 +1,31 @@
 // Every head of every layer as a small map: rows are layers, columns are heads.
 
-import { h } from "../dom.js";
-import { drawBars } from "../draw.js";
-import { ARROW_STEPS } from "../keys.js";
+import { clamp } from "../clamp.js";
+import { div, h, setProp, setProps } from "../dom.js";
+import { contextOf, drawBars } from "../draw.js";
+import { keyTarget } from "../keys.js";
+import { partOf } from "../parts.js";
 import { rowNumbers } from "../statistics.js";
-import { farKeys, pictureSize } from "./query.js";
+import { pictureSize } from "./query.js";
 import { paintMap, placeMarks, smallView } from "./small.js";
 import { headSentence } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("../scene.js").SceneLayer} SceneLayer */
-/** @typedef {{button: HTMLButtonElement, canvas: HTMLCanvasElement, bars: HTMLCanvasElement | null}} MapCell */
-/** @typedef {{row: HTMLElement, cells: MapCell[], scene: SceneLayer}} MapRow */
+/** @typedef {{button: HTMLButtonElement, map: HTMLCanvasElement, bars: HTMLCanvasElement}} MapCell */
+/**
+ * @typedef {object} MapRow
+ * @property {HTMLElement} row
+ * @property {HTMLCanvasElement} canvas  below the buttons, with the maps of all of them: browsers are slow at many canvases
+ * @property {number} pixel      pixels of the canvas for one of the page
+ * @property {MapCell[]} cells   their canvases are not on the page
+ * @property {SceneLayer} scene
+ * @property {number} shape      width of a map over its height
+ */
+
+/** Pixels between maps, as in the style sheet, and those of a bar of a prefix token. */
+const MAP_GAP = 6;
+const BAR_WIDTH = 3;
 
 /** Time after the last change at which the texts for screen readers follow, in ms: maps come first. */
 const TEXT_DELAY = 250;
@@ -28,16 +42,27 @@ export function createMatrix(model, opened) {
     role: "grid",
     "aria-label": "Attention maps: a row for each layer, a column for each head",
   });
-  const element = h("div", { class: "matrix-scroll" }, body);
+  const element = div("matrix-scroll", body);
   /** @type {MapRow[]} */
   let rows = [];
   let built = -1;
   let texts = 0;
+  const resized = new ResizeObserver((entries) => {
+    for (const { target, contentRect } of entries) {
+      const [width, height] = [contentRect.width, contentRect.height].map((size) =>
+        Math.round(size * devicePixelRatio),
+      );
+      setProps(target, { width, height });
+      const row = /** @type {MapRow} */ (rows.find(({ canvas }) => canvas === target));
+      row.pixel = width / contentRect.width;
+      if (width) compose(row, row.cells.keys());
+    }
+  });
 
   /** @param {number} layer @param {number} head */
   function select(layer, head) {
-    const at = Math.min(Math.max(layer, 0), rows.length - 1);
-    state.set({ layer: at, head: Math.min(Math.max(head, 0), rows[at].cells.length - 1) });
+    const at = clamp(layer, 0, rows.length - 1);
+    state.set({ layer: at, head: clamp(head, 0, rows[at].cells.length - 1) });
   }
 
   function build() {
@@ -57,23 +82,45 @@ export function createMatrix(model, opened) {
     );
     rows = layers.map((layer, number) => buildRow(layer, number));
     body.replaceChildren(head, ...rows.map(({ row }) => row));
+    resized.disconnect();
+    for (const { canvas } of rows) resized.observe(canvas);
+  }
+
+  /**
+   * Puts maps of a row on its canvas.
+   * @param {MapRow} row
+   * @param {Iterable<number>} heads
+   */
+  function compose({ canvas, pixel, cells, scene, shape }, heads) {
+    const most = Number(body.style.getPropertyValue("--heads"));
+    const step = (canvas.width + MAP_GAP * pixel) / most;
+    const bars = scene.prefix.length && BAR_WIDTH * scene.prefix.length * pixel;
+    const width = step - MAP_GAP * pixel - (bars && bars + 2 * pixel);
+    const top = Math.round((canvas.height - width / shape) / 2);
+    const context = contextOf(canvas);
+    context.imageSmoothingEnabled = false;
+    const put = (/** @type {HTMLCanvasElement} */ map, /** @type {number} */ left, /** @type {number} */ wide) => {
+      const from = Math.round(left);
+      context.drawImage(map, from, top, Math.round(left + wide) - from, canvas.height - 2 * top);
+    };
+    for (const head of heads) {
+      put(cells[head].map, head * step, width);
+      if (bars) put(cells[head].bars, head * step + width + 2 * pixel, bars);
+    }
   }
 
   /** @param {SceneLayer} layer @param {number} number @returns {MapRow} */
   function buildRow(layer, number) {
     const cells = Array.from({ length: layer.heads }, (_, head) => {
-      const canvas = h("canvas");
-      const bars = layer.prefix.length ? h("canvas", { class: "bars" }) : null;
-      const label = `Head ${head + 1} of layer ${number + 1}`;
       const props = {
         class: "map",
         "data-layer": number,
         "data-head": head,
-        "aria-label": label,
+        "aria-label": `Head ${head + 1} of layer ${number + 1}`,
         tabindex: -1,
       };
-      const button = h("button", props, h("span", { class: "frame" }, canvas, h("i")), bars);
-      return { button, canvas, bars };
+      const button = h("button", props, h("span", { class: "frame" }, h("i")));
+      return { button, map: h("canvas"), bars: h("canvas") };
     });
     const title = h(
       "span",
@@ -81,31 +128,39 @@ export function createMatrix(model, opened) {
       h("b", null, number + 1),
       h("small", null, layer.name),
     );
+    const canvas = h("canvas", { "aria-hidden": true });
     const row = h(
       "div",
       { class: "matrix-row", role: "row" },
       title,
+      canvas,
       ...cells.map(({ button }) => h("span", { role: "gridcell" }, button)),
     );
     row.classList.toggle("has-prefix", layer.prefix.length > 0);
     row.style.setProperty("--tokens", String(layer.prefix.length));
-    return { row, cells, scene: layer };
+    return { row, canvas, pixel: 1, cells, scene: layer, shape: 1 };
   }
 
   function paint() {
     const theme = model.theme();
-    for (const [number, { row, cells }] of rows.entries()) {
+    for (const [number, line] of rows.entries()) {
+      const { row, cells } = line;
       const shown = model.shown(number);
       const view = smallView(model, number);
       row.classList.toggle("empty", !view);
       if (!shown || !view) continue;
       placeMarks(row, view, pictureSize(model));
+      const { left, right, top, bottom } = view.extent;
+      line.shape = (right - left) / (bottom - top);
       const { heads, prefix } = shown.rows;
       const tokens = prefix.length / heads;
-      for (const [head, { canvas, bars }] of cells.entries()) {
-        paintMap(model, canvas, number, head, view);
-        if (bars) drawBars(bars, prefix.subarray(head * tokens, (head + 1) * tokens), { bar: theme });
-      }
+      const changed = [...cells.keys()].filter((head) => {
+        const { map, bars } = cells[head];
+        const shares = partOf(prefix, head, tokens);
+        const other = tokens > 0 && drawBars(bars, shares, { bar: theme });
+        return paintMap(model, map, number, head, view) || other;
+      });
+      compose(line, changed);
     }
     clearTimeout(texts);
     texts = setTimeout(describe, TEXT_DELAY);
@@ -116,7 +171,7 @@ export function createMatrix(model, opened) {
       const shown = model.shown(number);
       if (!shown) continue;
       for (const [head, { button }] of cells.entries()) {
-        button.setAttribute("aria-label", headSentence(scene, number, head, rowNumbers(scene, shown.rows, head)));
+        setProp(button, "aria-label", headSentence(scene, number, head, rowNumbers(scene, shown.rows, head)));
       }
     }
   }
@@ -127,9 +182,7 @@ export function createMatrix(model, opened) {
       row.classList.toggle("chosen", number === layer);
       for (const [at, { button }] of cells.entries()) {
         const chosen = number === layer && at === head;
-        if (button.tabIndex === (chosen ? 0 : -1) && button.getAttribute("aria-pressed") === String(chosen)) continue;
-        button.tabIndex = chosen ? 0 : -1;
-        button.setAttribute("aria-pressed", String(chosen));
+        setProps(button, { tabindex: chosen ? 0 : -1, "aria-pressed": chosen });
       }
     }
   }
@@ -142,11 +195,9 @@ export function createMatrix(model, opened) {
   });
   body.addEventListener("keydown", (event) => {
     const { layer, head } = state.get();
-    const arrow = ARROW_STEPS[event.key];
-    const target = arrow ? [layer + arrow[0], head + arrow[1]] : farKeys([layer, head])[event.key];
+    const target = keyTarget(event, [layer, head]);
     if (!target) return;
-    event.preventDefault();
-    select(target[0], target[1]);
+    select(...target);
     const now = state.get();
     const { button } = rows[now.layer].cells[now.head];
     button.focus({ preventScroll: true });

@@ -3,6 +3,7 @@
 import { reasonOf } from "../dom.js";
 import { positionScores } from "../attention.js";
 import { geometryOf, positionOf } from "../live.js";
+import { partOf } from "../parts.js";
 import { positionRows } from "../rows.js";
 import { floatsOf } from "../safetensors.js";
 import { quadraticAxes, sumOfAxes, tableShape } from "../scores.js";
@@ -183,7 +184,7 @@ export function createModel(source, state, theme) {
     const shown = rowsOf.get(number)?.get(layerNumber);
     if (!shown) return new Float32Array(0);
     const size = shown.rows.keyRows * shown.rows.keyCols;
-    return shown.values.subarray(head * size, (head + 1) * size);
+    return partOf(shown.values, head, size);
   }
 
   function* allMaps() {

@@ -1,9 +1,10 @@
 // The image and its query: dragged, or moved by the arrow keys from cell to cell of the chosen layer.
 
-import { h, say, setProps } from "../dom.js";
+import { clamp } from "../clamp.js";
+import { div, h, keepChildren, say, setProp, setProps } from "../dom.js";
 import { drawPicture } from "../draw.js";
-import { ARROW_STEPS } from "../keys.js";
-import { cellCentre, nearestCell, pictureShape } from "../scene.js";
+import { keyTarget } from "../keys.js";
+import { cellCentre, nearestCell, nearestInside, pictureShape } from "../scene.js";
 import { cellExtent, createField, extentOf, onDrag } from "./field.js";
 import { queryWords } from "./words.js";
 
@@ -26,15 +27,20 @@ export function pictureSize({ scene, state }) {
  */
 export const pictureExtent = (model) => extentOf({ first: [0, 0], step: [1, 1] }, pictureSize(model));
 
+/** What was drawn last. @type {WeakMap<HTMLCanvasElement, import("../scene.js").Tensor>} */
+const drawnImages = new WeakMap();
+
 /**
- * Draws the picture of the state's image.
+ * Draws the picture of the state's image, unless it is there already.
  * @param {Model} model
  * @param {HTMLCanvasElement} canvas
  * @param {number} [image]
  */
 export function drawImage({ scene, state }, canvas, image = state.get().image) {
   const tensor = scene.tensors.get(scene.images[image].picture);
-  if (tensor) drawPicture(canvas, /** @type {Uint8Array} */ (tensor.data), tensor.shape[0], tensor.shape[1]);
+  if (!tensor || drawnImages.get(canvas) === tensor) return;
+  drawnImages.set(canvas, tensor);
+  drawPicture(canvas, /** @type {Uint8Array} */ (tensor.data), tensor.shape[0], tensor.shape[1]);
 }
 
 /**
@@ -46,7 +52,7 @@ function setQuery(model, [row, col]) {
   const [rows, cols] = pictureSize(model);
   // A centre between two pixels goes to the lower one, whose nearest cell it is: `nearestCell` rounds up.
   const inside = (/** @type {number} */ place, /** @type {number} */ size) =>
-    Math.min(Math.max(Math.ceil(place - 0.5), 0), size - 1);
+    clamp(Math.ceil(place - 0.5), 0, size - 1);
   model.state.set({ query: [inside(row, rows), inside(col, cols)], prefix: null });
 }
 
@@ -60,31 +66,11 @@ export function steerQuery(model, field, name) {
   setProps(field.element, { role: "application", "aria-roledescription": name, tabindex: 0 });
   onDrag(field.element, (event) => setQuery(model, field.pixelAt(event)));
   field.element.addEventListener("keydown", (event) => {
-    const { query } = model.state.get();
     const layer = model.layer();
-    const { place, grid } = layer;
-    const cell = nearestCell(layer, query);
-    const arrow = ARROW_STEPS[event.key];
-    const far = event.shiftKey ? 4 : 1;
-    const next = arrow ? [cell[0] + far * arrow[0], cell[1] + far * arrow[1]] : farKeys(cell)[event.key];
-    if (!next) return;
-    event.preventDefault();
-    const within = /** @type {Pair} */ (next.map((place_, axis) => Math.min(Math.max(place_, 0), grid[axis] - 1)));
-    setQuery(model, cellCentre(place, within));
+    const next = keyTarget(event, nearestCell(layer, model.state.get().query), event.shiftKey ? 4 : 1);
+    if (next) setQuery(model, cellCentre(layer.place, nearestInside(next, layer.grid)));
   });
 }
-
-/**
- * Returns the places that keys go to at once, before they are kept within the grid.
- * @param {Pair} place row and column
- * @returns {Record<string, Pair>}
- */
-export const farKeys = ([row, col]) => ({
-  Home: [row, 0],
-  End: [row, Infinity],
-  PageUp: [0, col],
-  PageDown: [Infinity, col],
-});
 
 /**
  * @param {Model} model
@@ -106,20 +92,12 @@ export function createQueryPicture(model) {
     const names = model.layer().prefix;
     prefixes.hidden = !names.length;
     const { prefix } = state.get();
-    const buttons = ["pixel", ...names].map((name, at) =>
-      h(
-        "button",
-        {
-          class: "choice",
-          "aria-pressed": prefix === (at ? at - 1 : null),
-          onclick: () => state.set({ prefix: at ? at - 1 : null }),
-        },
-        at ? `${name} token` : "pixel",
-      ),
-    );
-    const focused = [...prefixes.children].indexOf(/** @type {Element} */ (document.activeElement));
-    prefixes.replaceChildren(...buttons);
-    buttons[focused]?.focus();
+    keepChildren(prefixes, names.length + 1, (at) =>
+      h("button", { class: "choice", onclick: () => state.set({ prefix: at ? at - 1 : null }) }),
+    ).forEach((button, at) => {
+      setProp(button, "aria-pressed", prefix === (at ? at - 1 : null));
+      say(button, at ? `${names[at - 1]} token` : "pixel");
+    });
   }
 
   function update() {
@@ -136,11 +114,11 @@ export function createQueryPicture(model) {
     const layer = model.layer();
     field.showQuery(prefix === null ? cellExtent(layer, nearestCell(layer, query)) : null);
     const words = queryWords(state.get(), layer.prefix);
-    element.setAttribute("aria-label", `${scene.images[image].name}. Query: ${words}. Arrow keys move it.`);
+    setProp(element, "aria-label", `${scene.images[image].name}. Query: ${words}. Arrow keys move it.`);
     [place.dataset.row, place.dataset.col] = query.map(String);
     say(place, `Query: ${words}`);
     showPrefixes();
   }
 
-  return { element: h("div", { class: "query" }, element, h("div", { class: "query-line" }, place, prefixes)), update };
+  return { element: div("query", element, div("query-line", place, prefixes)), update };
 }

@@ -1,7 +1,8 @@
 // What a small map shows: all keys, or those near the query, so that heads that look a pixel away can be told apart.
 
+import { setProp } from "../dom.js";
 import { drawMap } from "../draw.js";
-import { cellExtent, extentOf } from "./field.js";
+import { cellExtent, cssShare, extentOf } from "./field.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./field.js").Extent} Extent */
@@ -67,12 +68,13 @@ export function smallView(model, number, network = model.state.get().network) {
  * @param {number} head
  * @param {SmallView | null} [view]
  * @param {number} [network]
+ * @returns {boolean} whether it changed
  */
 export function paintMap(model, canvas, number, head, view, network = model.state.get().network) {
   const [low, high] = model.limits(number, head, network);
   const map = model.map(number, head, network);
   const [rows, cols] = view ? [view.rows, view.cols] : model.scene.networks[network].layers[number].keys.grid;
-  drawMap(canvas, view ? view.cut(map) : map, { rows, cols, low, high, theme: model.theme() });
+  return drawMap(canvas, view ? view.cut(map) : map, { rows, cols, low, high, theme: model.theme() });
 }
 
 /**
@@ -83,16 +85,16 @@ export function paintMap(model, canvas, number, head, view, network = model.stat
  */
 export function placeMarks(element, { extent, query, whole }, image) {
   const { top, left, bottom, right } = extent;
-  const across = (/** @type {number} */ length) => `${(100 * length) / (right - left)}%`;
-  const down = (/** @type {number} */ length) => `${(100 * length) / (bottom - top)}%`;
-  element.style.setProperty("--shape", `${right - left} / ${bottom - top}`);
-  element.classList.toggle("placeless", !query);
-  if (query) {
-    element.style.setProperty("--query-top", down((query.top + query.bottom) / 2 - top));
-    element.style.setProperty("--query-left", across((query.left + query.right) / 2 - left));
-  }
+  const across = (/** @type {number} */ length) => cssShare(length / (right - left));
+  const down = (/** @type {number} */ length) => cssShare(length / (bottom - top));
   const padded = whole && (top < -0.6 || left < -0.6);
-  element.classList.toggle("padded", padded);
   const edges = [down(-0.5 - top), across(right - image[1] + 0.5), down(bottom - image[0] + 0.5), across(-0.5 - left)];
-  element.style.setProperty("--inside", padded ? edges.join(" ") : "0");
+  element.classList.toggle("placeless", !query);
+  element.classList.toggle("padded", padded);
+  setProp(element, "style", {
+    "--shape": `${right - left} / ${bottom - top}`,
+    "--query-top": query ? down((query.top + query.bottom) / 2 - top) : "0%",
+    "--query-left": query ? across((query.left + query.right) / 2 - left) : "0%",
+    "--inside": padded ? edges.join(" ") : "0",
+  });
 }

@@ -1,12 +1,13 @@
 // The table of displacements, (2H − 1) × (2W − 1), and the window of it that the query sees: the table stays, the window
 // slides.
 
-import { h, say, setProps, svg } from "../dom.js";
+import { h, say, section, setProp, setProps, svg } from "../dom.js";
 import { drawMap } from "../draw.js";
 import { geometryOf } from "../live.js";
+import { partOf } from "../parts.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { tableShape } from "../scores.js";
-import { displacements, largestFinite } from "../statistics.js";
+import { displacements, finiteLimits } from "../statistics.js";
 import { createField, extentOf, rectangle } from "./field.js";
 import { drawImage, pictureSize } from "./query.js";
 
@@ -29,15 +30,14 @@ export function createDisplacementTable(model) {
   field.marks.append(...windowMarks);
   const caption = h("p", { class: "caption" });
   const size = h("span", { class: "table-size" });
-  const element = h(
-    "section",
-    { class: "displacements", "aria-label": "Table of displacements" },
+  const element = section(
+    "displacements",
+    "Table of displacements",
     h("h2", null, "Table of displacements ", size),
     field.element,
     caption,
   );
   field.element.setAttribute("role", "img");
-  let drawnImage = -1;
 
   /** @returns {{table: Float32Array, grid: Pair, lowest: Pair, limits: [number, number], fixed: boolean} | null} displacements in key steps */
   function tableNow() {
@@ -47,8 +47,8 @@ export function createDisplacementTable(model) {
     if (scores && (layer.attention.kind === "position" || part === "position")) {
       const { lowest, size: grid } = tableShape(geometryOf(layer));
       const count = grid[0] * grid[1];
-      const table = scores.subarray(head * count, (head + 1) * count);
-      const high = largestFinite(table);
+      const table = partOf(scores, head, count);
+      const [, high] = finiteLimits(table);
       return { table, grid, lowest, limits: [high + FLOOR, high], fixed: true };
     }
     const shown = model.shown(number);
@@ -61,7 +61,7 @@ export function createDisplacementTable(model) {
     const map = model.map(number, head);
     for (let row = 0; row < keyRows; row++) {
       const start = (top + keyRows - 1 + row) * cols + left + keyCols - 1;
-      table.set(map.subarray(row * keyCols, (row + 1) * keyCols), start);
+      table.set(partOf(map, row, keyCols), start);
     }
     return {
       table,
@@ -76,7 +76,7 @@ export function createDisplacementTable(model) {
     element,
     update() {
       const layer = model.layer();
-      const { query, prefix, image, average } = state.get();
+      const { query, prefix, average } = state.get();
       const made = prefix === null ? tableNow() : null;
       element.hidden = !made;
       if (!made) return;
@@ -87,8 +87,7 @@ export function createDisplacementTable(model) {
       field.setExtent(extent);
       field.place(canvas, extent);
       drawMap(canvas, table, { rows, cols, low, high, theme: model.theme() });
-      if (drawnImage !== image) drawImage(model, picture);
-      drawnImage = image;
+      drawImage(model, picture);
       picture.hidden = average;
       // Displacements are measured from the query: the image lies in the table with its query on displacement 0.
       const [row, col] = cellCentre(layer.place, nearestCell(layer, query));
@@ -98,9 +97,10 @@ export function createDisplacementTable(model) {
       field.place(picture, frame);
       field.showImageEdge(seen, false);
       for (const mark of windowMarks) setProps(mark, rectangle(seen));
-      field.showQuery({ top: -step[0] / 2, bottom: step[0] / 2, left: -step[1] / 2, right: step[1] / 2 });
+      field.showQuery(extentOf({ first: [0, 0], step }, [1, 1]));
       say(size, `${rows} × ${cols}`);
-      field.element.setAttribute(
+      setProp(
+        field.element,
         "aria-label",
         `Scores of ${rows} by ${cols} displacements; the window that the query sees is outlined.`,
       );

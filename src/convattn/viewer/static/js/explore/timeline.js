@@ -1,7 +1,7 @@
 // Where heads attend during a training (figure 3 of Cordonnier, Loukas, Jaggi, 2020): centres, and the circles that hold
 // 50 % and 90 % of the attention; play, or drag the epoch.
 
-import { calm, fill, h, say, setProp, setProps, svg } from "../dom.js";
+import { calm, div, fill, h, say, section, setProp, setProps, svg } from "../dom.js";
 import { numberText } from "../draw.js";
 import { floatsOf } from "../safetensors.js";
 import { massRadius } from "../statistics.js";
@@ -22,7 +22,7 @@ const MOMENT_TIME = 700;
  */
 export function createTimeline(model) {
   const { state, scene } = model;
-  const panels = h("div", { class: "timeline-panels" });
+  const panels = div("timeline-panels");
   const play = h("button", { class: "play", onclick: () => (frame ? stop() : start()) }, "Play");
   const slider = h("input", {
     type: "range",
@@ -36,16 +36,16 @@ export function createTimeline(model) {
     },
   });
   const epochText = h("output", { class: "epoch" });
-  const element = h(
-    "section",
-    { class: "timeline", "aria-label": "Heads during the training" },
+  const element = section(
+    "timeline",
+    "Heads during the training",
     h("h2", null, "Where the heads attend during the training"),
     h(
       "p",
       { class: "caption" },
       "Each mark is the centre of a head, seen from the query in the middle; the circles hold 50 % and 90 % of its attention, and the line is the way it came.",
     ),
-    h("div", { class: "timeline-tools" }, play, slider, epochText),
+    div("timeline-tools", play, slider, epochText),
     panels,
   );
   let built = -1;

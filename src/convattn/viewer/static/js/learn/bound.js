@@ -1,4 +1,5 @@
 import { softmaxOf } from "../attention.js";
+import { offsetIn } from "./kernels.js";
 
 /** What the certificate of a conversion promises, and the kernel that soft heads make. */
 
@@ -47,5 +48,5 @@ export function interiorKernel(heads, sharpness, reach) {
     );
     for (let at = 0; at < sums.length; at++) sums[at] += weight * axes[0][Math.floor(at / size)] * axes[1][at % size];
   }
-  return Array.from(sums, (weight, at) => ({ offset: [Math.floor(at / size) - reach, (at % size) - reach], weight }));
+  return Array.from(sums, (weight, at) => ({ offset: offsetIn(at, size), weight }));
 }

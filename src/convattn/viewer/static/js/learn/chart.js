@@ -1,4 +1,5 @@
-import { h, svg } from "../dom.js";
+import { clamp } from "../clamp.js";
+import { div, h, svg } from "../dom.js";
 import { tenTo } from "./view.js";
 
 // Charts with logarithmic axes, drawn as SVG.
@@ -49,7 +50,7 @@ export function logChart(x, y, name, height = 250) {
   write(CHART_LEFT + CHART_SPAN, height - 6, "learn-end", x.name);
   const lines = svg("g");
   const picture = svg("svg", { viewBox: `0 0 ${CHART_WIDTH} ${height}`, role: "img", "aria-label": name }, grid, lines);
-  const legend = h("div", { class: "learn-legend" });
+  const legend = div("learn-legend");
   return {
     root: h("figure", { class: "learn-chart" }, h("figcaption", null, y.name), picture, legend),
     picture,
@@ -58,7 +59,7 @@ export function logChart(x, y, name, height = 250) {
     /** @param {number} share  of the width of the chart @returns {number} the value there */
     valueAt(share) {
       const inside = (share * CHART_WIDTH - CHART_LEFT) / CHART_SPAN;
-      return x.low * (x.high / x.low) ** Math.min(Math.max(inside, 0), 1);
+      return x.low * (x.high / x.low) ** clamp(inside, 0, 1);
     },
     /** @param {Series[]} series */
     draw(series) {

@@ -1,5 +1,5 @@
 import { attend } from "../attention.js";
-import { quadraticScores, tableShape } from "../scores.js";
+import { sumOfAxes } from "../scores.js";
 import { attendHeads, layerOfHeads } from "./heads.js";
 import { convolvePicture, largestDifference, namedTaps } from "./kernels.js";
 
@@ -30,11 +30,7 @@ function noisePicture(side) {
 export function attendAllPairs(picture) {
   const heads = namedTaps("Blur");
   const layer = layerOfHeads(picture, heads, TIMED_SHARPNESS);
-  const scores = quadraticScores(
-    heads.flatMap(({ offset }) => offset),
-    heads.map(() => TIMED_SHARPNESS),
-    tableShape(layer.geometry),
-  );
+  const scores = sumOfAxes(/** @type {[Float32Array, Float32Array]} */ (layer.axes), heads.length);
   return attend({ ...picture, channels: 1 }, { ...layer, axes: null, scores });
 }
 

@@ -16,13 +16,11 @@ const FIT_LINE = Array.from({ length: FIT_SIDE }, (_, at) => at - FIT_EXTENT);
  */
 export function targetMap(offset, shape) {
   return softmaxOf(
-    FIT_LINE.flatMap((row) =>
-      FIT_LINE.map((col) => {
-        const [down, right] = [row - offset[0], col - offset[1]];
-        if (shape === "a spot") return -(down * down + right * right);
-        return -((down + right) ** 2) / 2 - (down - right) ** 2 / 16;
-      }),
-    ),
+    overLattice((row, col) => {
+      const [down, right] = [row - offset[0], col - offset[1]];
+      if (shape === "a spot") return -(down * down + right * right);
+      return -((down + right) ** 2) / 2 - (down - right) ** 2 / 16;
+    }),
   );
 }
 

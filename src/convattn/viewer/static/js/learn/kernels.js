@@ -33,17 +33,24 @@ const UNEVEN = [
 ].map((tap) => tap / 100);
 
 /**
+ * The offset of a cell from the middle of a square, or from the cell before it.
+ * @param {number} at  row by row
+ * @param {number} side
+ * @returns {[number, number]}
+ */
+export function offsetIn(at, side) {
+  const middle = Math.floor((side - 1) / 2);
+  return [Math.floor(at / side) - middle, (at % side) - middle];
+}
+
+/**
  * The taps of a square kernel: the middle tap of an odd kernel is at offset 0, of an even one the tap before the middle.
  * @param {number[]} kernel
  * @returns {Tap[]}
  */
 export function tapsOf(kernel) {
   const size = Math.round(Math.sqrt(kernel.length));
-  const middle = Math.floor((size - 1) / 2);
-  return kernel.map((weight, index) => ({
-    offset: [Math.floor(index / size) - middle, (index % size) - middle],
-    weight: Math.fround(weight),
-  }));
+  return kernel.map((weight, at) => ({ offset: offsetIn(at, size), weight: Math.fround(weight) }));
 }
 
 /**
@@ -101,7 +108,7 @@ export function convolvePicture(picture, taps, padding = "replicate") {
       out[at] = sum;
     }
   }
-  return { rows: picture.rows, cols: picture.cols, data: out };
+  return { ...picture, data: out };
 }
 
 /**
@@ -113,7 +120,8 @@ export function convolvePicture(picture, taps, padding = "replicate") {
 export function cutAround({ rows, cols, data }, [row, col], reach) {
   const width = 2 * reach + 1;
   return Float32Array.from({ length: width * width }, (_, at) => {
-    const [i, j] = [row - reach + Math.floor(at / width), col - reach + (at % width)];
+    const [down, right] = offsetIn(at, width);
+    const [i, j] = [row + down, col + right];
     return i >= 0 && i < rows && j >= 0 && j < cols ? data[i * cols + j] : NaN;
   });
 }

@@ -1,4 +1,4 @@
-import { fill, h, oncePerFrame, say } from "../dom.js";
+import { div, fill, h, oncePerFrame, say, section } from "../dom.js";
 import { tourPicture, tourQuery } from "./picture.js";
 import { bordersStep } from "./step-borders.js";
 import { costStep } from "./step-cost.js";
@@ -49,12 +49,12 @@ export function mountLearn(root, source, state, { theme }) {
   const page = h("article", { class: "learn-step" });
   const back = h("button", { onClick: () => go(-1) }, "Back");
   const next = h("button", { class: "learn-next", onClick: () => go(1) }, "Next");
-  const tourRoot = h(
-    "section",
-    { class: "learn", "aria-label": "Guided tour" },
+  const tourRoot = section(
+    "learn",
+    "Guided tour",
     h("nav", { "aria-label": "Steps of the tour" }, dots),
     page,
-    h("div", { class: "learn-moves" }, back, next),
+    div("learn-moves", back, next),
     heard,
   );
   root.append(tourRoot);
@@ -82,7 +82,7 @@ export function mountLearn(root, source, state, { theme }) {
     if (step < end) text.prepend(h("p", { class: "learn-count" }, `${step + 1} of ${end}`));
     current = TOUR_STEPS[dataset.tour ?? ""]?.(tour, text) ?? null;
     page.dataset.step = String(step + 1);
-    fill(page, text, current && h("div", { class: "learn-parts" }, ...current.stage));
+    fill(page, text, current && div("learn-parts", ...current.stage));
     const buttons = texts.map(({ dataset: { name } }, at) =>
       h(
         "button",

@@ -1,8 +1,8 @@
-import { fill, h, svg } from "../dom.js";
+import { div, fill, svg } from "../dom.js";
 import { HARD, interiorKernel } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
-import { convolvePicture, cutAround, namedTaps, padPicture } from "./kernels.js";
+import { convolvePicture, cutAround, namedTaps, offsetIn, padPicture } from "./kernels.js";
 import { choice, differenceText, numbersList, placeMark, ringMark, slider, windowView } from "./view.js";
 import { sharpnessText } from "./step-sharpness.js";
 
@@ -26,13 +26,11 @@ export function bordersStep(tour) {
   let mode = "zeros";
   let keys = "nothing";
   let sharpness = HARD;
-  /** @type {import("./view.js").Place} */
-  let query = [0, 0];
 
   const around = windowView(BORDER_REACH, "Where the nine heads look", "learn-outside");
   const corner = windowView(BORDER_REACH, "Weights of the head up and left", "learn-outside");
   const pixel = [...around.marks.children];
-  const strip = comparison(tour, (place) => void (query = place));
+  const strip = comparison(tour, [0, 0]);
   const numbers = numbersList("Largest difference at the border", "Largest difference inside");
   const sharpnessAt = (/** @type {number} */ value) => (value >= 2 ? HARD : 10 ** value);
   const range = { min: -0.3, max: 2, step: 0.01, value: 2 };
@@ -47,7 +45,8 @@ export function bordersStep(tour) {
     const kernel = sharpness === HARD ? taps : interiorKernel(taps, sharpness, BORDER_TAIL);
     const wanted = convolvePicture(picture, kernel, BORDER_MODES[mode]);
     const made = attendHeads(picture, taps, sharpness, padding);
-    strip.show(wanted, made, query);
+    strip.show(wanted, made);
+    const query = strip.query();
     const shift = padding ? 1 : 0;
     const cut = (/** @type {import("./kernels.js").Picture} */ plane) =>
       cutAround(plane, [query[0] + shift, query[1] + shift], BORDER_REACH);
@@ -63,7 +62,7 @@ export function bordersStep(tour) {
     const rings = [...new Set(looks)].map((at) => {
       const heads = looks.filter((look) => look === at).length;
       const ring = ringMark({ class: "learn-head" });
-      placeMark(ring, [Math.floor(at / BORDER_WINDOW) - BORDER_REACH, (at % BORDER_WINDOW) - BORDER_REACH]);
+      placeMark(ring, offsetIn(at, BORDER_WINDOW));
       if (heads > 1) ring.append(svg("text", null, heads));
       return ring;
     });
@@ -73,9 +72,8 @@ export function bordersStep(tour) {
 
   return {
     stage: [
-      h(
-        "div",
-        { class: "learn-line-up" },
+      div(
+        "learn-line-up",
         choice("Beyond the border, the convolution sees", Object.keys(BORDER_MODES), mode, (word) => {
           mode = word;
           tour.ask();
@@ -91,7 +89,7 @@ export function bordersStep(tour) {
         ),
       ),
       control.root,
-      h("div", { class: "learn-pair" }, around.root, corner.root),
+      div("learn-pair", around.root, corner.root),
       numbers.root,
       strip.root,
     ],

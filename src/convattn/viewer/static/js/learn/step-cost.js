@@ -1,4 +1,4 @@
-import { fill, h, setProp } from "../dom.js";
+import { div, fill, h, setProp } from "../dom.js";
 import { numberText } from "../draw.js";
 import { logChart } from "./chart.js";
 import { measureCosts } from "./costs.js";
@@ -75,7 +75,7 @@ export function costStep(tour) {
   let shown = charts[0].name;
   let stopped = false;
   let measuring = false;
-  const chart = h("div", { class: "learn-wide" });
+  const chart = div("learn-wide");
   const note = h("p", { class: "learn-small" });
   const button = h("button", { onClick: () => void measure() }, "Measure in this browser");
   const menu = h("div");
@@ -123,7 +123,7 @@ export function costStep(tour) {
   layMenu();
 
   return {
-    stage: [h("div", { class: "learn-line-up" }, menu, button), chart, note],
+    stage: [div("learn-line-up", menu, button), chart, note],
     paint,
     destroy: () => void (stopped = true),
   };

@@ -1,4 +1,4 @@
-import { fill, h, say, svg } from "../dom.js";
+import { div, fill, h, say, svg } from "../dom.js";
 import { numberText } from "../draw.js";
 import { HARD } from "./bound.js";
 import { comparison } from "./compare.js";
@@ -20,7 +20,7 @@ export function countStep(tour) {
   let kept = new Set(bestTaps(taps, 5).kept);
   let wanted = convolvePicture(tour.picture, taps);
 
-  const board = h("div", { class: "learn-board" });
+  const board = div("learn-board");
   const bars = svg("svg", { class: "learn-bars", role: "img", preserveAspectRatio: "none" });
   const scale = h("figcaption");
   const strip = comparison(tour, null);
@@ -54,7 +54,7 @@ export function countStep(tour) {
   }
   function paint() {
     const chosen = taps.filter((tap) => kept.has(tap));
-    const error = differenceText(strip.show(wanted, attendHeads(tour.picture, chosen, HARD), [0, 0]));
+    const error = differenceText(strip.show(wanted, attendHeads(tour.picture, chosen, HARD)));
     [...board.children].forEach((button, at) => button.setAttribute("aria-pressed", String(kept.has(taps[at]))));
     const lost = taps.reduce((sum, tap) => (kept.has(tap) ? sum : sum + Math.abs(tap.weight)), 0);
     const best = numberText(bestTaps(taps, chosen.length).lost, 2);
@@ -82,9 +82,8 @@ export function countStep(tour) {
 
   return {
     stage: [
-      h(
-        "div",
-        { class: "learn-line-up" },
+      div(
+        "learn-line-up",
         choice("Size of the kernel", KERNEL_SIZES, KERNEL_SIZES[size - 1], (word) => {
           size = Number(word[0]);
           start();
@@ -95,9 +94,8 @@ export function countStep(tour) {
         }),
       ),
       control.root,
-      h(
-        "div",
-        { class: "learn-pair" },
+      div(
+        "learn-pair",
         h("figure", { class: "learn-view" }, board, h("figcaption", null, "The kernel: filled taps have a head")),
         h("figure", { class: "learn-view" }, bars, scale),
       ),

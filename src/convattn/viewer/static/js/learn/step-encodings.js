@@ -1,8 +1,9 @@
-import { fill, h, setProps, svg } from "../dom.js";
+import { div, fill, h, setProps, svg } from "../dom.js";
+import { clamp } from "../clamp.js";
 import { followArrows } from "../keys.js";
 import { FIT_SIDE, compareEncodings, targetMap } from "./fit.js";
 import { largestSize } from "./kernels.js";
-import { choice, followPointer, slider, windowView, placeMark } from "./view.js";
+import { choice, followPlace, slider, windowView, placeMark } from "./view.js";
 
 const FIT_MIDDLE = (FIT_SIDE - 1) / 2;
 const FIT_LIMIT = FIT_MIDDLE - 2;
@@ -29,11 +30,11 @@ export function encodingsStep(tour, text) {
   target.marks.append(handle);
   setProps(target.frame, { tabindex: 0, role: "group", "aria-label": "Target of the head. Arrow keys move it." });
   const place = (/** @type {number[]} */ ...wanted) => {
-    const [row, col] = wanted.map((at) => Math.min(Math.max(at, -FIT_LIMIT), FIT_LIMIT));
+    const [row, col] = wanted.map((at) => clamp(at, -FIT_LIMIT, FIT_LIMIT));
     offset = [row, col];
     tour.ask();
   };
-  followPointer(target.frame, FIT_SIDE, FIT_SIDE, ([row, col]) => place(row - FIT_MIDDLE, col - FIT_MIDDLE));
+  followPlace(target.frame, FIT_SIDE, FIT_SIDE, ([row, col]) => place(row - FIT_MIDDLE, col - FIT_MIDDLE));
   followArrows(target.frame, ([down, right]) => place(Math.round(offset[0]) + down, Math.round(offset[1]) + right));
 
   function paint() {
@@ -58,9 +59,8 @@ export function encodingsStep(tour, text) {
 
   return {
     stage: [
-      h(
-        "div",
-        { class: "learn-line-up" },
+      div(
+        "learn-line-up",
         choice("Target", ["a spot", "a slanted stripe"], shape, (word) => {
           shape = word;
           tour.ask();
@@ -74,7 +74,7 @@ export function encodingsStep(tour, text) {
           },
         ).root,
       ),
-      h("div", { class: "learn-gallery" }, target.root, ...views.map((view) => view.root)),
+      div("learn-gallery", target.root, ...views.map((view) => view.root)),
       note,
     ],
     paint,

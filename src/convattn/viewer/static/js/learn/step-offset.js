@@ -1,15 +1,16 @@
-import { fill, h, say, setProps, svg } from "../dom.js";
+import { clamp } from "../clamp.js";
+import { div, fill, h, say, setProp, setProps, svg } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { followArrows } from "../keys.js";
+import { nearestInside } from "../scene.js";
 import { HARD } from "./bound.js";
 import { comparison } from "./compare.js";
 import { attendHeads } from "./heads.js";
-import { KERNELS, convolvePicture, cutAround, namedTaps } from "./kernels.js";
+import { KERNELS, convolvePicture, cutAround, namedTaps, offsetIn } from "./kernels.js";
 import {
   choice,
   differenceText,
-  followPointer,
-  nearestInside,
+  followPlace,
   numbersList,
   placeMark,
   ringMark,
@@ -38,11 +39,10 @@ export function offsetStep(tour, text) {
   let heads = [...home];
   let wanted = convolvePicture(picture, home);
   let active = 2;
-  let query = tour.query;
 
   const around = windowView(OFFSET_REACH, "Around the pixel: where the heads look", "learn-touch");
   const board = windowView(OFFSET_REACH, "The kernel that the heads make", "learn-kernel");
-  const strip = comparison(tour, (place) => void (query = place));
+  const strip = comparison(tour, tour.query);
   const numbers = numbersList("Convolution at the pixel", "Attention at the pixel", "Largest difference anywhere");
   const reset = h("button", { onClick: () => start(kernel) }, "Put the heads back");
   const live = /** @type {Element} */ (text.querySelector(".learn-where b"));
@@ -55,10 +55,18 @@ export function offsetStep(tour, text) {
     });
     return ring;
   });
+  const cells = Array.from({ length: OFFSET_WINDOW ** 2 }, (_, at) => {
+    const offset = offsetIn(at, OFFSET_WINDOW);
+    const text = svg("text");
+    const cell = squareMark("learn-cell", offset);
+    cell.append(text);
+    return { offset: String(offset), cell, text };
+  });
+  fill(board.marks, ...cells.map(({ cell }) => cell), squareMark("learn-home", [0, 0], 3));
   around.marks.removeAttribute("aria-hidden");
   around.marks.append(arrow, ...rings);
-  followPointer(around.marks, OFFSET_WINDOW, OFFSET_WINDOW, (place, first) => {
-    const [row, col] = nearestInside(place, OFFSET_WINDOW, OFFSET_WINDOW);
+  followPlace(around.marks, OFFSET_WINDOW, OFFSET_WINDOW, (place, first) => {
+    const [row, col] = nearestInside(place, [OFFSET_WINDOW, OFFSET_WINDOW]);
     /** @type {Place} */
     const offset = [row - OFFSET_REACH, col - OFFSET_REACH];
     const found = heads.map((head) => String(head.offset)).lastIndexOf(String(offset));
@@ -69,7 +77,7 @@ export function offsetStep(tour, text) {
 
   /** @param {number} head @param {Place} offset */
   function move(head, offset) {
-    const [row, col] = offset.map((at) => Math.min(Math.max(at, -OFFSET_REACH), OFFSET_REACH));
+    const [row, col] = offset.map((at) => clamp(at, -OFFSET_REACH, OFFSET_REACH));
     active = head;
     heads[head] = { ...heads[head], offset: [row, col] };
     tour.ask();
@@ -81,8 +89,9 @@ export function offsetStep(tour, text) {
     tour.ask();
   }
   function paint() {
+    const query = strip.query();
     const made = attendHeads(picture, heads, HARD);
-    const largest = differenceText(strip.show(wanted, made, query));
+    const largest = differenceText(strip.show(wanted, made));
     const at = query[0] * picture.cols + query[1];
     around.gray(cutAround(picture, query, OFFSET_REACH));
     paintHeads();
@@ -106,23 +115,19 @@ export function offsetStep(tour, text) {
   function paintKernel() {
     const { counts, divisor } = KERNELS[kernel];
     const lit = String(heads[active].offset);
-    const cells = Array.from({ length: OFFSET_WINDOW ** 2 }, (_, at) => {
-      /** @type {Place} */
-      const offset = [Math.floor(at / OFFSET_WINDOW) - OFFSET_REACH, (at % OFFSET_WINDOW) - OFFSET_REACH];
-      const here = counts.filter((_, head) => String(heads[head].offset) === String(offset));
+    cells.forEach(({ offset, cell, text }) => {
+      const here = counts.filter((_, head) => String(heads[head].offset) === offset);
       const sum = here.reduce((total, count) => total + count, 0);
-      const cell = squareMark(String(offset) === lit ? "learn-cell learn-on" : "learn-cell", offset);
-      if (here.length) cell.append(svg("text", null, String(sum).replace("-", "−")));
-      return cell;
+      setProp(cell, "class", offset === lit ? "learn-cell learn-on" : "learn-cell");
+      say(text, here.length ? fixedText(sum, 0) : "");
     });
-    fill(board.marks, ...cells, squareMark("learn-home", [0, 0], 3));
     say(board.caption, `The kernel that the heads make, × 1/${divisor}`);
   }
 
   return {
     stage: [
-      h("div", { class: "learn-line-up" }, choice("Kernel", Object.keys(KERNELS), kernel, start), reset),
-      h("div", { class: "learn-pair" }, around.root, board.root),
+      div("learn-line-up", choice("Kernel", Object.keys(KERNELS), kernel, start), reset),
+      div("learn-pair", around.root, board.root),
       numbers.root,
       strip.root,
     ],

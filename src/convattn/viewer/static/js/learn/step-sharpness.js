@@ -1,19 +1,10 @@
-import { h, setProps, svg } from "../dom.js";
+import { div, setProps, svg } from "../dom.js";
 import { HARD, certifiedError } from "./bound.js";
 import { logChart } from "./chart.js";
 import { comparison } from "./compare.js";
 import { attendHeads, headMap } from "./heads.js";
 import { KERNELS, convolvePicture, cutAround, largestDifference, largestSize, namedTaps } from "./kernels.js";
-import {
-  choice,
-  differenceText,
-  followPointer,
-  numbersList,
-  powerText,
-  slider,
-  squareMark,
-  windowView,
-} from "./view.js";
+import { choice, differenceText, followPlace, numbersList, powerText, slider, squareMark, windowView } from "./view.js";
 
 const MAP_REACH = 4;
 const SOFTEST = 0.1;
@@ -40,7 +31,6 @@ export function sharpnessStep(tour) {
   let taps = namedTaps("Sharpen");
   let wanted = convolvePicture(picture, taps);
   let sharpness = 1;
-  let query = tour.query;
   /** @type {number[]} */
   let measured = [];
   let later = window.setTimeout(measureMore, 0);
@@ -56,7 +46,7 @@ export function sharpnessStep(tour) {
   const rule = svg("line", { class: "learn-rule", y1: 12, y2: 280 });
   const dot = svg("circle", { class: "learn-point", r: 6 });
   chart.picture.append(rule, dot);
-  followPointer(chart.picture, 1, 1, ([, col]) => {
+  followPlace(chart.picture, 1, 1, ([, col]) => {
     sharpness = chart.valueAt(col + 0.5);
     control.set(Math.log10(sharpness));
     tour.ask();
@@ -67,7 +57,7 @@ export function sharpnessStep(tour) {
     tour.ask();
   });
   const numbers = numbersList("Largest error, measured", "Bound and rounding", "Weight on the centre");
-  const strip = comparison(tour, (place) => void (query = place));
+  const strip = comparison(tour, tour.query);
 
   /** @param {string} name */
   function start(name) {
@@ -104,7 +94,8 @@ export function sharpnessStep(tour) {
     if (measured.length < CURVE_AT.length) later = window.setTimeout(measureMore, 16);
   }
   function paint() {
-    const largest = strip.show(wanted, attendHeads(picture, taps, sharpness), query);
+    const query = strip.query();
+    const largest = strip.show(wanted, attendHeads(picture, taps, sharpness));
     const map = headMap(picture, taps[SHOWN_HEAD].offset, sharpness, query);
     const most = largestSize(map.data);
     around.heat(cutAround(map, query, MAP_REACH), most, tour.theme());
@@ -119,7 +110,7 @@ export function sharpnessStep(tour) {
   return {
     stage: [
       control.root,
-      h("div", { class: "learn-pair learn-stack" }, around.root, chart.root),
+      div("learn-pair learn-stack", around.root, chart.root),
       numbers.root,
       strip.root,
       choice("Kernel", Object.keys(KERNELS), "Sharpen", start),

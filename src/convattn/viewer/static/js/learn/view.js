@@ -1,5 +1,8 @@
-import { freshId, h, say, setProp, svg } from "../dom.js";
+import { clamp } from "../clamp.js";
+import { div, freshId, h, say, setProp, svg } from "../dom.js";
+import { packedColour } from "../colour.js";
 import { drawCells, drawMap, drawRamp, numberText } from "../draw.js";
+import { followPointer, pointedShare } from "../pointer.js";
 import { createSegments } from "../segments.js";
 
 // Parts that the steps of the tour share: pictures with marks on them, controls, numbers.
@@ -41,7 +44,7 @@ export function pictureView(rows, cols, name, kind = "", reach = 0) {
   const frame = h("div", { class: "learn-frame", style: { "aspect-ratio": `${cols} / ${rows}` } }, canvas, marks);
   const ramp = h("canvas", { "aria-hidden": true });
   const most = h("span");
-  const bar = h("div", { class: "learn-bar" }, h("span", null, "0"), ramp, most);
+  const bar = div("learn-bar", h("span", null, "0"), ramp, most);
   const root = h("figure", { class: `learn-view ${kind}` }, frame, caption);
   return {
     root,
@@ -51,11 +54,10 @@ export function pictureView(rows, cols, name, kind = "", reach = 0) {
     marks,
     /** @param {ArrayLike<number>} data  NaN is left transparent @param {number} [low] @param {number} [high] */
     gray(data, low = 0, high = 1) {
-      drawCells(canvas, rows, cols, (pixels) => {
-        for (let at = 0; at < data.length; at++) {
-          const light = (255 * (data[at] - low)) / (high - low);
-          pixels.set([light, light, light, Number.isNaN(light) ? 0 : 255], at * 4);
-        }
+      drawCells(canvas, rows, cols, (cell) => {
+        if (Number.isNaN(data[cell])) return 0;
+        const light = Math.round(255 * clamp((data[cell] - low) / (high - low), 0, 1));
+        return packedColour([light, light, light]);
       });
     },
     /**
@@ -68,7 +70,7 @@ export function pictureView(rows, cols, name, kind = "", reach = 0) {
     heat(data, high, theme, end = numberText(high, 2)) {
       drawMap(canvas, data, { rows, cols, low: 0, high, theme });
       if (!end) return;
-      root.append(bar);
+      if (!bar.parentNode) root.append(bar);
       drawRamp(ramp, theme);
       say(most, end);
     },
@@ -107,29 +109,17 @@ export const placeMark = (mark, [row, col]) => setProp(mark, "transform", `trans
 export const ringMark = (props) => svg("g", props, svg("circle", { r: 0.36 }), svg("circle", { r: 0.36 }));
 
 /**
- * Follows mouse, pen or finger on an element that shows rows × cols cells. A start that returns false is not followed.
+ * Follows a pointer on an element that shows rows × cols cells. A start that returns false is not followed.
  * @param {Element} target
  * @param {number} rows
  * @param {number} cols
  * @param {(place: Place, first: boolean) => unknown} moved  place in cells, not rounded
  */
-export function followPointer(target, rows, cols, moved) {
-  const follow = (/** @type {Event} */ event) => {
-    const { pointerId, type, button, clientX, clientY } = /** @type {PointerEvent} */ (event);
-    const first = type === "pointerdown";
-    if (first ? button : !target.hasPointerCapture(pointerId)) return;
-    const box = target.getBoundingClientRect();
-    const row = ((clientY - box.top) / box.height) * rows - 0.5;
-    const col = ((clientX - box.left) / box.width) * cols - 0.5;
-    if (moved([row, col], first) !== false && first) target.setPointerCapture(pointerId);
-  };
-  target.addEventListener("pointerdown", follow);
-  target.addEventListener("pointermove", follow);
-}
-
-/** @param {Place} place @param {number} rows @param {number} cols @returns {Place} the nearest cell */
-export function nearestInside([row, col], rows, cols) {
-  return [Math.min(Math.max(Math.round(row), 0), rows - 1), Math.min(Math.max(Math.round(col), 0), cols - 1)];
+export function followPlace(target, rows, cols, moved) {
+  followPointer(target, (event, first) => {
+    const [down, across] = pointedShare(target, event);
+    return moved([down * rows - 0.5, across * cols - 0.5], first);
+  });
 }
 
 /**
@@ -151,7 +141,7 @@ export function slider(name, { text, ...range }, changed) {
     changed(Number(input.value));
   });
   return {
-    root: h("div", { class: "learn-slider" }, h("label", { for: id }, name), input, output),
+    root: div("learn-slider", h("label", { for: id }, name), input, output),
     /** @param {number} value @param {number} [max] */
     set(value, max = Number(input.max)) {
       setProp(input, "max", max);
