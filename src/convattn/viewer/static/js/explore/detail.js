@@ -20,6 +20,11 @@ const REPORT_ONLY = [
   ["distance", "attention distance"],
 ];
 
+/** What the numbers of a head mean. */
+const NUMBER_WORDS =
+  "Mean shift: where the head looks on average. Spread: how far from there. Entropy: 0 if one key has all the" +
+  " attention. Hard share: what the strongest key has.";
+
 /**
  * @param {Model} model
  * @returns {{element: HTMLElement, map: HTMLElement, update: () => void, said: () => string}}
@@ -72,6 +77,7 @@ export function createDetail(model) {
       handle.tools,
     ),
     table,
+    h("p", { class: "caption" }, NUMBER_WORDS),
     layerSentence,
   );
 
