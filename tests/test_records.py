@@ -159,9 +159,7 @@ def changed(**changes):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not a Certificate: the text is not JSON"),
-        ("[" * 50_000, "not a Certificate: the text is not JSON"),
-        ("9" * 9999, "not a Certificate: the text is not JSON"),
+        *((text, "not a Certificate: the text is not JSON") for text in ("", "[" * 50_000, "9" * 9999)),
         (CERTIFICATE.to_json()[:-20], "not a Certificate: the text is not JSON"),
         ("[]", "not a Certificate of schema version 2: found None"),
         ("{}", r"not a Certificate of schema version 2: found \(None, None\)"),
