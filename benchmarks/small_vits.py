@@ -1,7 +1,8 @@
 """Trains a small vision transformer of timm on CIFAR-10, with or without CutMix, to have heads to look at.
 
-Writes a folder OUTPUT/vit-plain-SEED or OUTPUT/vit-cutmix-SEED with model.safetensors, metrics.jsonl and record.json. A
-run that was stopped goes on after its last whole epoch, with the same random numbers:
+A ViT, or a ConViT, whose heads start as a 3 × 3 convolution behind gates. Writes a folder OUTPUT/NETWORK-plain-SEED or
+OUTPUT/NETWORK-cutmix-SEED with model.safetensors, metrics.jsonl and record.json. A run that was stopped goes on after
+its last whole epoch, with the same random numbers:
 
     CONVATTN_CIFAR10=FOLDER python -m benchmarks.small_vits --output RUNS --seed 0 --cutmix
 """
@@ -25,14 +26,19 @@ from convattn.data import ImageDataset, ImageSplit, cutmix, horizontal_flip, loa
 from convattn.files import file_sha256, new_file, sole_use, write_atomically
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 
-SIZES: dict[str, Any] = {
-    "img_size": 32,
-    "patch_size": 4,
-    "num_classes": 10,
-    "embed_dim": 96,
-    "depth": 6,
-    "num_heads": 4,
+SIZES: dict[str, dict[str, Any]] = {
+    "vit": {"img_size": 32, "patch_size": 4, "num_classes": 10, "embed_dim": 96, "depth": 6, "num_heads": 4},
+    "convit": {  # embed_dim counts channels of a head; the first blocks have gated heads
+        "img_size": 32,
+        "patch_size": 4,
+        "num_classes": 10,
+        "embed_dim": 12,
+        "depth": 4,
+        "num_heads": 9,
+        "local_up_to_layer": 3,
+    },
 }
+CLASSES: dict[str, type[nn.Module]] = {"vit": timm.models.VisionTransformer, "convit": timm.models.ConVit}
 EVALUATION_BATCH = 500
 EVALUATED_EVERY = 4  # epochs
 
@@ -47,22 +53,24 @@ class Run:
     batch: int = 256
     rate: float = 1e-3  # Highest learning rate: a warm-up of one epoch, then cosine to 0
     decay: float = 0.05  # Weight decay of matrices
+    network: str = "vit"  # Or "convit"
 
     @property
     def name(self) -> str:
         """Name of the run's folder."""
-        return f"vit-{'cutmix' if self.cutmix else 'plain'}-{self.seed}"
+        return f"{self.network}-{'cutmix' if self.cutmix else 'plain'}-{self.seed}"
 
 
-def build(seed: int = 0) -> nn.Module:
-    """Makes the transformer with the random weights of a seed."""
+def build(network: str = "vit", seed: int = 0) -> nn.Module:
+    """Makes a transformer with the random weights of a seed."""
     torch.manual_seed(seed)
-    return timm.models.VisionTransformer(**SIZES)
+    return CLASSES[network](**SIZES[network])
 
 
 def load_small_vit(folder: Path) -> nn.Module:
     """Loads the network of a finished run, in evaluation mode."""
-    model = build()
+    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    model = build(record["run"].get("network", "vit"))
     model.load_state_dict(load_file(folder / "model.safetensors"))
     return model.eval()
 
@@ -128,7 +136,7 @@ def accuracy(model: nn.Module, data: ImageDataset) -> float:
 
 def train(run: Run, data: ImageDataset, folder: Path, command: str) -> None:
     """Trains a network, or goes on where it was stopped, and writes its record last."""
-    model = build(run.seed)
+    model = build(run.network, run.seed)
     for block in model.blocks:  # type: ignore[union-attr]
         block.attn.fused_attn = False  # backward in bfloat16, the fused one is five times slower
     optimiser = torch.optim.AdamW(parameter_groups(model, run.decay), lr=run.rate, fused=True)
@@ -157,7 +165,7 @@ def train(run: Run, data: ImageDataset, folder: Path, command: str) -> None:
     record = {
         "command": command,
         "run": asdict(run),
-        "network": {"class": "timm.models.VisionTransformer", **SIZES},
+        "network": {"class": f"timm.models.{type(model).__name__}", **SIZES[run.network]},
         "augmentation": "crops with 4 black pixels around, flips" + (", CutMix on half of the batches" * run.cutmix),
         "test_accuracy": metrics[-1]["test_accuracy"],
         "seconds": sum(row["seconds"] for row in metrics),
@@ -176,18 +184,20 @@ def main() -> None:
     """Trains one network, unless it is trained already."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("runs"), help="folder for the runs' folders")
+    parser.add_argument("--network", choices=sorted(SIZES), default="vit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cutmix", action="store_true", help="mix half of the batches by CutMix")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--images", type=int, help="train on so many images only, for a trial")
     given = parser.parse_args()
-    run = Run(given.seed, given.cutmix, given.epochs)
+    run = Run(given.seed, given.cutmix, given.epochs, network=given.network)
     folder = given.output / run.name
     if (folder / "record.json").is_file():
         raise SystemExit(f"{folder} holds a finished run")
     torch.set_num_threads(1)
     data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
     words = ["python -m benchmarks.small_vits", "--output", portable_path(given.output), "--seed", str(run.seed)]
+    words += ["--network", run.network] * (run.network != "vit")
     words += ["--cutmix"] * run.cutmix + ["--epochs", str(run.epochs)]
     if given.images is not None:
         data = replace(data, train=ImageSplit(data.train.images[: given.images], data.train.labels[: given.images]))

@@ -11,11 +11,12 @@ from convattn.data import ImageDataset, ImageSplit
 from convattn.records import DataRecord
 
 SMALL = {"img_size": 32, "patch_size": 16, "num_classes": 10, "embed_dim": 8, "depth": 1, "num_heads": 2}
+KINDS = [("vit", False), ("vit", True), ("convit", False)]
 
 
 @pytest.fixture
 def data(monkeypatch):
-    monkeypatch.setattr(small_vits, "SIZES", SMALL)
+    monkeypatch.setattr(small_vits, "SIZES", dict.fromkeys(small_vits.SIZES, SMALL))
     torch.manual_seed(0)
     splits = [
         ImageSplit(torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (count,)))
@@ -25,9 +26,9 @@ def data(monkeypatch):
     return ImageDataset(*splits, 10, (0.5,) * 3, (0.25,) * 3, record)
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["plain", "cutmix"])
-def test_a_stopped_run_goes_on_to_the_same_weights(mixed, data, tmp_path, monkeypatch):
-    run = Run(seed=1, cutmix=mixed, epochs=3, batch=8)
+@pytest.mark.parametrize(("network", "mixed"), KINDS, ids=["plain", "cutmix", "convit"])
+def test_a_stopped_run_goes_on_to_the_same_weights(network, mixed, data, tmp_path, monkeypatch):
+    run = Run(seed=1, cutmix=mixed, epochs=3, batch=8, network=network)
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
     train(run, data, tmp_path / "whole", "command")
@@ -50,7 +51,9 @@ def test_a_stopped_run_goes_on_to_the_same_weights(mixed, data, tmp_path, monkey
     assert record["run"]["cutmix"] is mixed
     assert ("CutMix" in record["augmentation"]) is mixed
     assert not (tmp_path / "stopped" / "checkpoint.pt").exists()
-    assert load_small_vit(tmp_path / "stopped")(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+    loaded = load_small_vit(tmp_path / "stopped")
+    assert loaded(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+    assert record["network"]["class"].removeprefix("timm.models.") == type(loaded).__name__
 
 
 def test_a_run_with_other_settings_is_not_continued(data, tmp_path, monkeypatch):
