@@ -109,3 +109,9 @@ def linear(
             assert like.bias is not None
             made.bias.copy_(bias).requires_grad_(like.bias.requires_grad)
     return made
+
+
+def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
+    """Copies the outputs of a linear map into as many maps of equal size."""
+    biases = (None,) * parts if whole.bias is None else whole.bias.chunk(parts)
+    return tuple(linear(*part, like=whole) for part in zip(whole.weight.chunk(parts), biases, strict=True))

@@ -5,7 +5,7 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.adapters.native import NativeAttention, NativeTransformer, PatchGrid, linear
+from convattn.adapters.native import NativeAttention, NativeTransformer, PatchGrid, linear, split_linear
 from convattn.adapters.readable import read_layers, require_linear
 from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
@@ -83,8 +83,7 @@ def read_timm_attention(names: tuple[str, ...], attention: nn.Module) -> NativeA
     if attention.gate is not None:
         raise UnsupportedModelError("it multiplies the heads' outputs by a gate, which no convolution does")
     qkv, proj = require_linear(attention, "qkv"), require_linear(attention, "proj")
-    biases = (None,) * 3 if qkv.bias is None else qkv.bias.chunk(3)
-    query, key, value = (linear(*part, like=qkv) for part in zip(qkv.weight.chunk(3), biases, strict=True))
+    query, key, value = split_linear(qkv, 3)
     return NativeAttention(
         names=names,
         heads=int(attention.num_heads),  # type: ignore[arg-type]

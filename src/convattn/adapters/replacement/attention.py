@@ -8,39 +8,13 @@ import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from convattn.adapters.native import linear
+from convattn.adapters.replacement.content_heads import ContentHeads, GatedHeads, head_rows, some_rows, split_heads
 from convattn.adapters.replacement.kernel_means import KernelMeans
 from convattn.adapters.replacement.measured import MeasuredHeads
 from convattn.adapters.replacement.readers import ReadAttention
 from convattn.errors import ShapeError
-
-
-@final
-class ContentHeads(nn.Module):
-    """Heads that attend by content as before: softmax(q kᵀ/√D_h) v, with the query and key rows of these heads only."""
-
-    def __init__(self, layer: ReadAttention, heads: Sequence[int]) -> None:
-        """Takes over some heads of a layer."""
-        super().__init__()
-        rows = _rows(heads, layer.head_width)
-        self.query, self.key = _some_rows(layer.query, rows), _some_rows(layer.key, rows)
-        self.query_norm, self.key_norm = layer.query_norm, layer.key_norm
-        self.heads, self.dropout = len(heads), layer.dropout
-
-    def forward(
-        self,
-        tokens: Float[Tensor, "batch tokens width"],
-        values: Float[Tensor, "batch heads tokens head_width"],
-        present: Bool[Tensor, "batch tokens"] | None,
-    ) -> Float[Tensor, "batch heads tokens head_width"]:
-        """Attends to the tokens that are present."""
-        query = self.query_norm(_split_heads(self.query(tokens), self.heads))
-        key = self.key_norm(_split_heads(self.key(tokens), self.heads))
-        mask = None if present is None else present[:, None, None, :]
-        dropout = self.dropout if self.training else 0.0
-        return functional.scaled_dot_product_attention(query, key, values, attn_mask=mask, dropout_p=dropout)
 
 
 @final
@@ -53,12 +27,12 @@ class ConvolvedAttention(nn.Module):
     is no query, key and softmax.
 
     Attributes:
-        value: W_val with its bias; first the heads that average, in the order of `means`, then those by content.
+        value: W_val with its bias; first the heads that average, in the order of `means`, then the others.
         output: W_out with its bias, with its columns in that order; None if another module applies it.
         means: The heads that average.
         prefix_shares: π, (heads that average, prefix tokens).
         prefix_maps: Weights of each prefix token's own query, (heads that average, prefix tokens, tokens).
-        content: The heads by content, or None.
+        content: The heads that attend as before, or None.
         back: Where each head of the layer is in that order, if no `output` is there to put them right.
         grid: Sizes of the grid of positions; None for a sequence of any length.
         after: What follows the output: its dropout.
@@ -72,8 +46,8 @@ class ConvolvedAttention(nn.Module):
         moved = [head for group in groups for head in group.heads]
         kept = [head for head in range(layer.heads) if head not in moved]
         order, width = [*moved, *kept], layer.head_width
-        rows = _rows(order, width)
-        self.value = _some_rows(layer.value, rows)
+        rows = head_rows(order, width)
+        self.value = some_rows(layer.value, rows)
         out, back = layer.output, torch.argsort(torch.tensor(order, device=layer.value.weight.device))
         self.output = None if out is None else linear(out.weight[:, rows], out.bias, like=out)
         self.register_buffer("back", back if out is None and order != sorted(order) else None, persistent=False)
@@ -83,7 +57,8 @@ class ConvolvedAttention(nn.Module):
         self.prefix_shares = nn.Parameter(torch.cat([group.prefix_shares for group in groups]).to(**kind))
         self.prefix_maps = nn.Parameter(torch.cat([group.prefix_maps for group in groups]).to(**kind))
         self.requires_grad_(like.requires_grad)
-        self.content = ContentHeads(layer, kept) if kept else None
+        attend = ContentHeads if layer.gated is None else GatedHeads
+        self.content = attend(layer, kept) if kept else None
         self.heads, self.moved, self.grid, self.after = layer.heads, len(moved), grid, layer.after
 
     @property
@@ -107,11 +82,11 @@ class ConvolvedAttention(nn.Module):
             ShapeError: The number of tokens is not that of prefix tokens and positions.
         """
         sizes = self._sizes(tokens.shape[1])
-        values = _split_heads(self.value(tokens), self.heads)
+        values = split_heads(self.value(tokens), self.heads)
         moved, kept = values.split([self.moved, self.heads - self.moved], dim=1)
         parts = [self._averaged(moved, sizes, present)]
         if self.content is not None:
-            parts.append(self.content(tokens, kept, present))
+            parts.append(self.content(tokens, kept, sizes, present))
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         if self.back is not None:
             y = y[:, self.back]
@@ -146,17 +121,3 @@ class ConvolvedAttention(nn.Module):
             expected = f"{self.prefix + prod(self.grid)} ({self.prefix} prefix and {cells} positions)"
             raise ShapeError(f"tokens must be {expected}, as where the heads were measured, but are {tokens}")
         return self.grid
-
-
-def _rows(heads: Sequence[int], width: int) -> Tensor:
-    """Returns the rows of some heads."""
-    return (torch.tensor(list(heads))[:, None] * width + torch.arange(width)).flatten()
-
-
-def _some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
-    """Copies some rows of a linear map."""
-    return linear(whole.weight[rows], None if whole.bias is None else whole.bias[rows], like=whole)
-
-
-def _split_heads(tokens: Float[Tensor, "batch tokens inner"], heads: int) -> Float[Tensor, "batch heads tokens width"]:
-    return rearrange(tokens, "batch tokens (heads width) -> batch heads tokens width", heads=heads)

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from convattn.adapters.native import NativeAttention, TokenAttention, linear
+from convattn.adapters.native import NativeAttention, TokenAttention, linear, split_linear
 from convattn.adapters.readable import require_linear
 from convattn.adapters.replacement.calls import SequenceAttention, TorchAttention
 from convattn.adapters.timm import TimmAttention, read_timm_attention
@@ -17,12 +17,22 @@ from convattn.errors import UnsupportedModelError
 
 
 @final
+@dataclass(frozen=True)
+class GatedPosition:
+    """Attention by position, which is mixed with that by content: σ(λ) of the former, 1 − σ(λ) of the latter."""
+
+    position: nn.Linear  # Scores of the heads from (columns, rows, columns² + rows²) of a displacement
+    gates: nn.Parameter  # λ, (heads,)
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
 class ReadAttention(TokenAttention):
     """One layer, whose W_out another module may apply."""
 
     output: nn.Linear | None  # W_out with its bias; None if another module applies it
     wrap: Callable[[nn.Module], nn.Module]  # Gives a module from tokens to tokens the call signature of this layer
+    gated: GatedPosition | None = None  # What is mixed with the attention by content
 
 
 def read_attention(attention: nn.Module) -> ReadAttention:
@@ -35,6 +45,36 @@ def read_attention(attention: nn.Module) -> ReadAttention:
 
 def _timm(attention: nn.Module) -> ReadAttention:
     return _from_native(read_timm_attention(("",), attention), TimmAttention)
+
+
+def _convit(attention: nn.Module) -> ReadAttention:
+    query, key, value = split_linear(require_linear(attention, "qkv"), 3)
+    return _from_convit(attention, query, key, value, None)
+
+
+def _gated(attention: nn.Module) -> ReadAttention:
+    query, key = split_linear(require_linear(attention, "qk"), 2)
+    value, position = require_linear(attention, "v"), require_linear(attention, "pos_proj")
+    gates = attention.gating_param
+    assert isinstance(gates, nn.Parameter)
+    return _from_convit(attention, query, key, value, GatedPosition(position, gates))
+
+
+def _from_convit(
+    attention: nn.Module, query: nn.Linear, key: nn.Linear, value: nn.Linear, gated: GatedPosition | None
+) -> ReadAttention:
+    proj = require_linear(attention, "proj")
+    return ReadAttention(
+        heads=int(attention.num_heads),  # type: ignore[arg-type]
+        query=query,
+        key=key,
+        value=value,
+        output=linear(proj.weight, proj.bias, like=proj),
+        dropout=float(attention.attn_drop.p),  # type: ignore[union-attr, arg-type]
+        after=attention.proj_drop,  # type: ignore[arg-type]
+        wrap=TimmAttention,
+        gated=gated,
+    )
 
 
 def _transformers(attention: nn.Module) -> ReadAttention:
@@ -91,6 +131,8 @@ def _torch(attention: nn.Module) -> ReadAttention:
 
 _READERS: dict[str, Callable[[nn.Module], ReadAttention]] = {
     "timm.layers.attention.Attention": _timm,
+    "timm.models.convit.GPSA": _gated,
+    "timm.models.convit.MHSA": _convit,
     "transformers.models.vit.modeling_vit.ViTAttention": _transformers,
     "transformers.models.bert.modeling_bert.BertSelfAttention": _bert,
     "torch.nn.modules.activation.MultiheadAttention": _torch,

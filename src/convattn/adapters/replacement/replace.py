@@ -44,8 +44,8 @@ def replace_convolutional_heads(
     no query, key and softmax. Kernels and shares are parameters, so that the network can be trained on.
 
     Args:
-        model: timm's or transformers' ViT, torchvision's, transformers' BERT, or a network of this library with
-            content, of which whole layers are replaced; it is not changed.
+        model: timm's or transformers' ViT, torchvision's, timm's ConViT, transformers' BERT, or a network of this
+            library with content, of which whole layers are replaced; it is not changed.
         report: What `analyze` measured on this network.
         threshold: Least position score R², in (0, 1].
         heads: Pairs of a layer's name and a head's number: replace these, whatever their score.

@@ -1,0 +1,125 @@
+"""ConViT, whose heads mix position and content by a gate: replaced heads, and those that stay."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from tests.adapters.report_cases import every_head, fixed_weights, outputs, randomised
+from torch.nn import functional
+
+from convattn.adapters.replacement import replace_convolutional_heads
+from convattn.adapters.replacement.measured import measured_heads
+from convattn.analysis import analyze
+from convattn.errors import ShapeError
+from convattn.testing.budget import assert_within_budget
+
+GATED = ["blocks.0.attn", "blocks.1.attn"]
+LAYERS = [*GATED, "blocks.2.attn"]
+
+
+def convit(gate=0.0, **options):
+    """Two layers of four gated heads and one without position, on a grid of 5 × 5 patches."""
+    sizes = {"img_size": 20, "patch_size": 4, "num_classes": 5, "embed_dim": 3, "num_heads": 4, "depth": 3}
+    network = randomised(timm.models.ConVit(**sizes, local_up_to_layer=2, **options))
+    with torch.no_grad():
+        for name in GATED:
+            network.get_submodule(name).gating_param.copy_(gate + torch.linspace(-1, 1, 4))
+    return network
+
+
+def images(count):
+    return torch.randn(count, 3, 20, 20, generator=torch.Generator().manual_seed(1))
+
+
+def report_of(network, count=8):
+    return analyze(network, images(count), controls=(), progress=False)
+
+
+def with_weights(layer, tokens, replaced):
+    """The output of timm's gated layer, with some rows of its own weights exchanged."""
+    with torch.no_grad():
+        layer(tokens)  # makes its table of displacements
+        weights = layer.get_attention(tokens)
+        for head, fixed in replaced.items():
+            weights[:, head] = fixed.to(weights.dtype)
+        value = layer.v(tokens).unflatten(-1, (layer.num_heads, -1)).movedim(-2, 1)
+        return functional.linear((weights @ value).movedim(1, -2).flatten(-2), layer.proj.weight, layer.proj.bias)
+
+
+@pytest.mark.parametrize("heads", [(0,), (1, 2), (0, 1, 3)], ids=str)
+def test_gated_heads_that_stay_attend_as_before(heads):
+    network = convit(qkv_bias=True)
+    report = report_of(network)
+    made, record = replace_convolutional_heads(network, report, heads=[(GATED[1], head) for head in heads])
+    assert {(head.layer, head.head) for head in record.replaced} == {(GATED[1], head) for head in heads}
+    layer = report.layers[1]
+    fixed = fixed_weights(layer, measured_heads(layer, heads))
+    tokens = torch.randn(2, 25, 12)
+    wide, narrow = (
+        with_weights(
+            copy.deepcopy(network.get_submodule(GATED[1])).to(kind), tokens.to(kind), {h: fixed[h] for h in heads}
+        )
+        for kind in (torch.float64, torch.float32)
+    )
+    assert_within_budget(made.get_submodule(GATED[1])(tokens).detach(), wide, narrow)
+
+
+def test_nothing_changes_where_nothing_is_replaced():
+    network, x = convit(), images(2)
+    made, _ = replace_convolutional_heads(network, report_of(network), heads=[])
+    assert torch.equal(outputs(made, x), outputs(network, x))
+
+
+def test_layers_without_other_heads_hold_no_queries_keys_and_gates():
+    network = convit()
+    report = report_of(network)
+    assert [layer.name for layer in report.layers] == LAYERS
+    assert [layer.prefix for layer in report.layers] == [0, 0, 1]
+    made, record = replace_convolutional_heads(network, report, heads=every_head(report), images=images(2))
+    assert list(record.layers_without_softmax) == LAYERS
+    held = {name.rpartition(".")[2] for name, _ in made.named_parameters()}
+    assert not held & {"gating_param", "gates"}
+    assert not any(part in name for name, _ in made.named_parameters() for part in ("qk", "query", "pos_proj"))
+
+
+def test_heads_of_position_alone_are_replaced_and_others_are_left():
+    """Gates of σ(40), which rounds to 1, make convolutions; nothing is lost with these."""
+    network = convit(gate=40.0)
+    with torch.no_grad():
+        network.get_submodule(GATED[1]).gating_param[2] = -40.0
+    report = report_of(network, 40)
+    made, record = replace_convolutional_heads(network, report, images=images(48)[40:])
+    positional = {(name, head) for name in GATED for head in range(4)} - {(GATED[1], 2)}
+    assert {(head.layer, head.head) for head in record.replaced} == positional
+    assert record.trial.predictions_changed == 0
+    x = images(48)[40:]
+    wide = outputs(copy.deepcopy(network).double(), x.double())
+    # The kernels are means of float32 weights over 40 images and 25 queries, so they are right to float32's rounding.
+    assert_within_budget(outputs(made, x), wide, outputs(network, x))
+
+
+def test_dropout_of_weights_stays_on_the_heads_that_attend():
+    network = convit(attn_drop_rate=0.5).train()
+    made, _ = replace_convolutional_heads(network, report_of(convit()), heads=[(GATED[0], 0)])
+    tokens = torch.randn(2, 25, 12)
+    assert made.training
+    layer = made.get_submodule(GATED[0])
+    assert not torch.equal(layer(tokens), layer(tokens))
+    layer.eval()
+    assert torch.equal(layer(tokens), layer(tokens))
+
+
+def test_the_made_network_can_be_trained():
+    network = convit()
+    made, _ = replace_convolutional_heads(network, report_of(network), heads=[(name, 1) for name in LAYERS])
+    made.train()(images(2)).square().sum().backward()
+    assert not [name for name, part in made.named_parameters() if part.grad is None and part.numel()]
+
+
+@pytest.mark.parametrize("tokens", [24, 26])
+def test_another_grid_is_refused(tokens):
+    network = convit()
+    made, _ = replace_convolutional_heads(network, report_of(network), heads=[(GATED[0], 0)])
+    with pytest.raises(ShapeError, match=f"tokens must be 25 .* but are {tokens}"):
+        made.get_submodule(GATED[0])(torch.randn(1, tokens, 12))
