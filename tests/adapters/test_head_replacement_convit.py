@@ -6,7 +6,6 @@ import pytest
 import timm
 import torch
 from tests.adapters.report_cases import every_head, fixed_weights, outputs, randomised
-from timm.models.convit import GPSA
 from torch.nn import functional
 
 from convattn.adapters.replacement import replace_convolutional_heads
@@ -25,15 +24,8 @@ def convit(gate=0.0, **options):
     network = randomised(timm.models.ConVit(**sizes, local_up_to_layer=2, **options))
     with torch.no_grad():
         for name in GATED:
-            gated(network, name).gating_param.copy_(gate + torch.linspace(-1, 1, 4))
+            network.get_parameter(f"{name}.gating_param").copy_(gate + torch.linspace(-1, 1, 4))
     return network
-
-
-def gated(network, name):
-    """A layer of gated heads."""
-    layer = network.get_submodule(name)
-    assert isinstance(layer, GPSA)
-    return layer
 
 
 def images(count):
@@ -95,7 +87,7 @@ def test_heads_of_position_alone_are_replaced_and_others_are_left():
     """Gates of σ(40), which rounds to 1, make convolutions; nothing is lost with these."""
     network = convit(gate=40.0)
     with torch.no_grad():
-        gated(network, GATED[1]).gating_param[2] = -40.0
+        network.get_parameter(f"{GATED[1]}.gating_param")[2] = -40.0
     report = report_of(network, 40)
     made, record = replace_convolutional_heads(network, report, images=images(48)[40:])
     positional = {(name, head) for name in GATED for head in range(4)} - {(GATED[1], 2)}
