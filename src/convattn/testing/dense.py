@@ -1,4 +1,4 @@
-"""Attention by its definition, one query after another: a second road to what the layers compute."""
+"""Attention by its definition, over all pairs of query and key: a second road to what the layers compute."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -41,14 +41,10 @@ def dense_attention(
     weights = dense_weights(layer, x, formula, backwards=backwards).to(x.dtype)
     weights = weights.flatten(2 + layer.dims).flatten(2, 1 + layer.dims)
     maps, pixels, order = _block_diagonal(layer), keys.flatten(2), -1 if backwards else 1
-    if backwards:
-        weights, pixels = weights.flip(-1), pixels.flip(-1)
-    columns = []
-    for row in weights.unbind(2):
-        heads = list(zip(row.unbind(1), maps, strict=True))
-        terms = [(pixels @ weight[:, :, None]).squeeze(-1) @ matrix.mT for weight, matrix in heads[::order]]
-        columns.append(sum(terms[1:], terms[0]))
-    y = torch.stack(columns, dim=-1)
+    weights, pixels = _ordered(weights, order), _ordered(pixels, order)
+    heads = list(zip(weights.unbind(1), maps, strict=True))
+    terms = [(weight @ pixels.mT) @ matrix.mT for weight, matrix in heads[::order]]
+    y = sum(terms[1:], terms[0]).mT
     y = y if layer.bias is None else y + layer.bias[:, None]
     return y.unflatten(-1, [len({query[axis] for query in queries}) for axis in range(len(queries[0]))])
 
@@ -64,21 +60,16 @@ def dense_weights(
     kind = torch.promote_types(x.dtype, torch.float32)
     order = -1 if backwards else 1
     displacements = torch.tensor(places, dtype=kind) - torch.tensor(queries, dtype=kind)[:, None]
-    scores, features = _position_terms(layer, displacements, formula, one_by_one=backwards)
-    rows, positions = [], scores.unbind(1)
-    for number in range(len(queries))[::order]:
-        position = positions[number]
-        if layer.content is None:
-            rows.append(_softmax(position, order).expand(len(x), -1, -1))
-            continue
-        seen = None if features is None else features[number]
-        content = _content_scores(layer, keys, places.index(queries[number]), seen, kind)
+    position, features = _position_terms(layer, displacements, formula, one_by_one=backwards)
+    if layer.content is None:
+        weights = _softmax(position, order).expand(len(x), -1, -1, -1)
+    else:
+        content = _content_scores(layer, keys, [places.index(query) for query in queries], features, kind, order)
         if layer.gate is None:
-            rows.append(_softmax(content + position, order))
+            weights = _softmax(content + position, order)
         else:
             share = _position_share(layer, kind)
-            rows.append((1 - share) * _softmax(content, order) + share * _softmax(position, order))
-    weights = torch.stack(rows[::order], dim=2)
+            weights = (1 - share) * _softmax(content, order) + share * _softmax(position, order)
     sizes = [[len({point[axis] for point in points}) for axis in range(layer.dims)] for points in (queries, places)]
     return weights.unflatten(-1, sizes[1]).unflatten(2, sizes[0])
 
@@ -108,14 +99,18 @@ def _grids(layer: RelativeAttention, x: Tensor) -> tuple[Tensor, list[tuple[int,
 
 def _softmax(scores: Tensor, order: int) -> Tensor:
     exponentials = torch.exp(scores - scores.max(-1, keepdim=True).values)
-    summed = exponentials.flip(-1) if order < 0 else exponentials
-    return exponentials / summed.sum(-1, keepdim=True)
+    return exponentials / _ordered(exponentials, order).sum(-1, keepdim=True)
 
 
-def _position_share(layer: RelativeAttention, kind: torch.dtype) -> Float[Tensor, "heads 1"]:
+def _ordered(terms: Tensor, order: int) -> Tensor:
+    """Returns the terms of a sum along the last axis in their order (1), or from the last to the first (-1)."""
+    return terms.flip(-1) if order < 0 else terms
+
+
+def _position_share(layer: RelativeAttention, kind: torch.dtype) -> Float[Tensor, "heads 1 1"]:
     """Computes σ(λ), or 1 − tanh(g) as 2 / (1 + e^{2g})."""
     assert layer.gate is not None
-    gate = layer.gate.to(kind)[:, None]
+    gate = layer.gate.to(kind)[:, None, None]
     return 1 / (1 + torch.exp(-gate)) if layer.options()["gate"] == "sigmoid" else 2 / (1 + torch.exp(2 * gate))
 
 
@@ -134,23 +129,28 @@ def _position_terms(
 
 
 def _content_scores(
-    layer: RelativeAttention, keys: Tensor, query: int, features: Tensor | None, kind: torch.dtype
-) -> Float[Tensor, "batch heads keys"]:
+    layer: RelativeAttention,
+    keys: Tensor,
+    queries: Sequence[int],
+    features: Tensor | None,
+    kind: torch.dtype,
+    order: int,
+) -> Float[Tensor, "batch heads queries keys"]:
     """Adds the terms of the relative score that depend on the input, one head after another (Dai et al. 2019, §3.3)."""
     assert layer.content is not None
     maps, pixels = layer.content, keys.flatten(2).mT
     width = maps.query.out_features // layer.num_heads
-    asked, offered = maps.query(pixels[:, query]).to(kind), maps.key(pixels).to(kind)
+    asked, offered = maps.query(pixels[:, queries]).to(kind), maps.key(pixels).to(kind)
     heads = []
     for head in range(layer.num_heads):
         part = slice(head * width, (head + 1) * width)
-        q, k = asked[:, part], offered[..., part]
-        score = (k @ q[:, :, None]).squeeze(-1)
+        q, k = _ordered(asked[..., part], order), _ordered(offered[..., part], order)
+        score = q @ k.mT
         if maps.content_bias is not None:
-            score = score + k @ maps.content_bias[head].to(kind)
+            score = score + (k @ _ordered(maps.content_bias[head].to(kind), order))[:, None]
         if features is not None:
             projected = features if maps.position is None else features @ maps.position[head].to(kind).mT
-            score = score + q @ projected.mT
+            score = score + torch.einsum("bqw,qkw->bqk", q, _ordered(projected, order))
         heads.append(score / width**0.5)
     return torch.stack(heads, dim=1)
 
