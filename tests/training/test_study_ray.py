@@ -120,6 +120,7 @@ def test_training_on_a_node_that_dies_ends_with_the_same_bits(cluster, tmp_path)
 
 
 @needs_ray
+@pytest.mark.slow
 def test_stopped_study_leaves_no_process_and_no_cluster(tmp_path):
     import ray
 
