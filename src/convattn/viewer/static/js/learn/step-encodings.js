@@ -61,17 +61,11 @@ export function encodingsStep(tour, text) {
     stage: [
       div(
         "learn-line-up",
-        choice("Target", ["a spot", "a slanted stripe"], shape, (word) => {
-          shape = word;
-          tour.ask();
-        }),
+        choice("Target", ["a spot", "a slanted stripe"], shape, (word) => void (shape = word)),
         slider(
           "Waves of the sinusoidal, per axis",
           { min: 1, max: 8, step: 1, value: waves, text: String },
-          (value) => {
-            waves = value;
-            tour.ask();
-          },
+          (value) => void (waves = value),
         ).root,
       ),
       div("learn-gallery", target.root, ...views.map((view) => view.root)),
