@@ -13,9 +13,10 @@ RESULTS = ROOT / "docs" / "results"
 WRITTEN = ROOT / "src/convattn/viewer/static/costs.json"
 MIB = 2**20
 
-IMAGES_NOTE = "400 channels, 9 heads, forward, per image. All pairs and the convolution ran on 25, 4 and 1 images."
-MEMORY_NOTE = "400 channels, 9 heads, forward: weights and working memory, divided by those of nn.Conv2d 3 × 3."
-SEQUENCES_NOTE = "16 channels, 9 heads or taps, forward, one sequence."
+LAYER = "400 channels, 9 heads with their whole matrices W, forward"
+IMAGES_NOTE = f"{LAYER}, per image. All pairs and the convolution ran on 25, 4 and 1 images."
+MEMORY_NOTE = f"{LAYER}: weights and working memory, divided by those of nn.Conv2d 3 × 3."
+SEQUENCES_NOTE = "16 channels, 9 heads with their whole matrices W, or taps, forward, one sequence."
 
 
 def read(suite: str) -> dict[str, Any]:

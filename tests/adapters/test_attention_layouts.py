@@ -3,12 +3,14 @@
 import math
 
 import pytest
+import timm
 import torch
 from tests.adapters.attention_cases import TIMM
 from tests.adapters.attention_other_cases import CASES
 from torch import nn
 
 from convattn.adapters.attention import OUTSIDE, watch
+from convattn.convert import network_to_attention
 
 TOLERANCE = 1e-11  # of float64 scores, which move by far more where a token changes, and by rounding elsewhere
 
@@ -117,6 +119,21 @@ def test_padding_is_neither_a_position_nor_a_prefix():
     assert (layout.queries == OUTSIDE).sum() == 8 * 12 - 7 * 10
     assert layout.prefix == 0
     assert layout.queries[layout.queries >= 0].sort().values.tolist() == list(range(70))
+
+
+def test_a_patch_embedding_that_was_converted_still_tells_the_grid():
+    network = timm.create_model("vit_tiny_patch16_224", img_size=(48, 32), depth=1).eval()
+    images, calls = torch.randn(1, 3, 48, 32), []
+    for one in (network, network_to_attention(network, images=images)[0]):
+        watch(one, images, calls.append, layers="blocks.0.attn")
+    before, after = (call.layout for call in calls)
+    assert (
+        (after.grid, after.prefix, after.pattern)
+        == (before.grid, before.prefix, before.pattern)
+        == ((3, 2), 1, "global")
+    )
+    assert torch.equal(after.queries, before.queries)
+    assert torch.equal(after.keys, before.keys)
 
 
 def test_a_wrong_layout_is_noticed():

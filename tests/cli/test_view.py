@@ -92,6 +92,27 @@ def test_a_foreign_network_on_pictures(tmp_path):
     assert header["networks"][0]["note"] == "Its weights are random, drawn with seed 0."
 
 
+def test_a_vision_transformer_beside_its_converted_copy(tmp_path):
+    """Its patch embedding, a convolution, becomes 256 heads of one pixel each, which stand beside nothing."""
+    pytest.importorskip("timm")
+    np.save(tmp_path / "images.npy", np.random.default_rng(0).standard_normal((1, 3, 32, 32), np.float32))
+    arguments = ["view", "timm:vit_tiny_patch16_224", "--random-weights", "--set", "img_size=32"]
+    arguments += ["--set", "depth=2", "--images", str(tmp_path / "images.npy"), "--compare", "converted"]
+    assert main([*arguments, "-o", str(tmp_path / "page")]) == 0
+    scene = _scene(tmp_path / "page")
+    first, converted = scene.header["networks"]
+    assert [layer["name"] for layer in converted["layers"]] == ["blocks.0.attn", "blocks.1.attn"]
+    for one, other in zip(first["layers"], converted["layers"], strict=True):
+        assert {key: one[key] for key in ("grid", "place", "keys", "prefix")} == {
+            key: other[key] for key in ("grid", "place", "keys", "prefix")
+        }
+    levels = [scene.tensors[f"maps/{network}/1/both/0/levels"].int() for network in (0, 1)]
+    assert (levels[0] - levels[1]).abs().max() <= 1
+    assert (
+        "Left out are those that have no counterpart to compare: patch_embed.proj. 1 of 1 images" in converted["note"]
+    )
+
+
 def test_a_converted_copy_of_random_weights_says_so_too(tmp_path):
     np.save(tmp_path / "images.npy", np.zeros((1, 3, 32, 32), np.float32))
     arguments = ["view", "convattn:AttentionNet", "--random-weights", "--set", "width=18", "--set", "depth=1"]

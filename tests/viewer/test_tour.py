@@ -44,12 +44,12 @@ def test_bounds_are_those_of_the_certificate(tour):
 
 def test_encodings_have_the_parameters_of_the_librarys(tour):
     heads, dims, size = 9, 2, 16
-    for waves, shown in zip((1, 8), tour["encodings"], strict=True):
+    for (waves, width), shown in zip(((1, 400), (8, 24)), tour["encodings"], strict=True):
         ours = {
             "Quadratic": convattn.Quadratic(heads, dims),
             "Generalised quadratic": convattn.GeneralizedQuadratic(heads, dims),
             "Learned table": convattn.LearnedTable(heads, dims, extent=size),
-            "Learned, one table per axis": convattn.LearnedAxial(heads, dims, extent=size, width=400),
+            "Learned, one table per axis": convattn.LearnedAxial(heads, dims, extent=size, width=width),
             "Sinusoidal": convattn.Sinusoidal(heads, dims, frequencies=waves),
             "Function of distance": convattn.Distance(heads, dims),
             "Linear distance": convattn.LinearDistance(heads, dims),

@@ -92,7 +92,7 @@ def gather(
     subject = _load(origin)
     prepared, names, labels, classes = _open(subject, images, limit)
     first = _exhibit(subject, prepared, "trained" if subject.folder else "network", classes, tuple(layers) or None)
-    exhibits = [first] if _attends(subject.network) or not compare else []
+    exhibits = [first] if _attending(subject.network) or not compare else []
     own = _preparation(subject)
     prepare = [own] * len(exhibits)
     for what in compare:
@@ -193,25 +193,36 @@ def _untrained(subject: _Subject, first: Exhibit) -> Exhibit:
 
 
 def _converted(subject: _Subject, first: Exhibit, kernel_size: int) -> Exhibit:
-    """Converts convolutions to attention, or attention to convolutions and those to attention with hard heads."""
-    network, images = subject.network, first.images
-    if any(isinstance(module, RelativeAttention) for module in network.modules()):
+    """Converts convolutions to attention, or attention to convolutions and those to attention with hard heads.
+
+    The page compares layers by their place. So of a network with attention of its own, the layers of the copy are the
+    same ones, without those that convolutions became: the many heads of a patch embedding stand beside nothing.
+    """
+    network, images, layers = subject.network, first.images, None
+    if _own_layers(network):
         convolutions, _ = network_to_conv(network, kernel_size=kernel_size, images=images, fold=False)
         made, _ = network_to_attention(convolutions, images=images)
-        how = f"Converted to convolutions of {kernel_size} × {kernel_size}, and back: every head is one tap."
+        notes = [f"Converted to convolutions of {kernel_size} × {kernel_size}, and back: every head is one tap."]
     else:
         made, _ = network_to_attention(network, images=images)
-        how = "Its convolutions as attention: every head is one tap."
+        notes = ["Its convolutions as attention: every head is one tap."]
+        layers = first.layers or _attending(network) or None
+        if layers:
+            notes.append(f"Left out are those that have no counterpart to compare: {some(_own_layers(made))}.")
     with torch.no_grad():
         before, after = network(images), made(images)
-    notes = [how]
     if isinstance(before, Tensor) and before.ndim == 2:
         same = int((before.argmax(1) == after.argmax(1)).sum())
         notes.append(f"{same} of {len(images)} images get the same class.")
     note = " ".join(filter(None, [*notes, subject.note]))
     return replace(
-        first, network=made, name=CONVERTED, title=f"{subject.title}, converted", note=note, heads=(), layers=None
+        first, network=made, name=CONVERTED, title=f"{subject.title}, converted", note=note, heads=(), layers=layers
     )
+
+
+def _own_layers(network: nn.Module) -> list[str]:
+    """Names the attention layers of this library."""
+    return [name for name, module in network.named_modules() if isinstance(module, RelativeAttention)]
 
 
 def _other(subject: _Subject, images: Path | None, limit: int, number: int, classes: tuple[str, ...]) -> Exhibit:
@@ -219,8 +230,9 @@ def _other(subject: _Subject, images: Path | None, limit: int, number: int, clas
     return _exhibit(subject, prepared, f"{subject.title} {number + 1}", own or classes, None)
 
 
-def _attends(network: nn.Module) -> bool:
+def _attending(network: nn.Module) -> tuple[str, ...]:
+    """Names the attention layers that can be read."""
     try:
-        return bool(attention_layers(network))
+        return tuple(layer.name for layer in attention_layers(network) if layer.refused is None)
     except UnsupportedModelError:
-        return False
+        return ()

@@ -24,6 +24,7 @@ _STYLES = (
     "learn",
     "learn-marks",
     "learn-charts",
+    "learn-screens",
 )
 """Files of static/css, in the order in which their rules apply."""
 

@@ -68,6 +68,26 @@ def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
     expect_map(page, *own_weights(shown, 1, 1, query_of(page)))
 
 
+def test_the_small_images_are_one_tab_stop(opened, address, shown):
+    page = opened(address)
+    strip, thumbs = page.get_by_role("toolbar", name="Image"), page.locator("button.thumb")
+    expect(thumbs).to_have_count(2)
+    names = [image["name"] for image in shown.header["images"]]
+    for at, key in enumerate(["Home", "ArrowRight", "ArrowRight"]):
+        page.locator('button.thumb[tabindex="0"]').focus()
+        page.keyboard.press(key)
+        chosen = strip.get_by_role("button", name=names[min(at, 1)], exact=True)
+        expect(chosen).to_be_focused()
+        expect(chosen).to_have_attribute("aria-pressed", "true")
+        expect(page.locator('button.thumb[tabindex="0"]')).to_have_count(1)
+    page.keyboard.press("Tab")
+    expect(strip.locator(":focus")).to_have_count(0)
+    strip.evaluate("strip => strip.style.width = '44px'")  # one image below the other
+    thumbs.last.focus()
+    page.keyboard.press("ArrowUp")
+    expect(thumbs.first).to_be_focused()
+
+
 @pytest.mark.parametrize("image", [0, 1])
 def test_maps_of_content_are_the_librarys_to_half_a_level(opened, address, shown, image):
     page = opened(f"{address}#network=1&compare=&image={image}&query=9,22&layer=1&head=2")

@@ -1,5 +1,6 @@
 """The tour in a browser: its steps, by mouse and by keyboard, and the way to Explore and back."""
 
+import pytest
 from playwright.sync_api import expect
 
 STEPS = 6
@@ -45,3 +46,37 @@ def test_it_fits_a_phone(opened, folder_page):
         page = opened(f"{folder_page}#view=learn&step={number}", width=360, height=740)
         expect(step(page, number + 1)).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, number + 1
+
+
+@pytest.mark.parametrize(("width", "height"), [(360, 740), (800, 900), (800, 740)])
+@pytest.mark.parametrize("number", range(1, STEPS + 1))
+def test_in_one_column_what_one_plays_with_is_in_sight(opened, folder_page, width, height, number):
+    page = opened(f"{folder_page}#view=learn&step={number - 1}", width=width, height=height)
+    expect(step(page, number)).to_be_visible()
+    texts = page.locator(".learn-text > p:not(.learn-count)")
+    stage = page.locator(".learn-pair" if number <= 4 else ".learn-parts > *").first
+    first = stage.bounding_box()
+    assert first["y"] < 0.55 * height
+    if number > 4:
+        assert first["y"] < texts.first.bounding_box()["y"], "the explanation comes after it"
+        return
+    texts.get_by_text("Notice").scroll_into_view_if_needed()
+    page.mouse.wheel(0, 10_000)
+    page.wait_for_function("scrollY > 0")
+    for part in (texts.first, texts.get_by_text("Notice"), page.locator(".learn-strip")):
+        part.evaluate("part => part.scrollIntoView({block: 'end'})")
+        box = stage.bounding_box()
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= part.bounding_box()["y"] + 1, "it covers nothing that is read"
+        assert box["height"] <= 0.4 * height
+    page.mouse.wheel(0, 10_000)
+    control = page.locator(".learn-parts input").first
+    control.focus()
+    assert control.bounding_box()["y"] >= stage.bounding_box()["y"] + stage.bounding_box()["height"]
+
+
+def test_a_wide_page_has_the_text_beside_what_one_plays_with(opened, folder_page):
+    page = opened(f"{folder_page}#view=learn&step=0", width=1400)
+    text, stage = (page.locator(name).bounding_box() for name in (".learn-text", ".learn-parts"))
+    assert text["x"] + text["width"] < stage["x"]
+    assert text["y"] == stage["y"]

@@ -84,6 +84,15 @@ def test_waves_remove_the_copies(opened, folder_page):
     expect(sinusoidal).to_contain_text("match 100 %")
 
 
+def test_wide_tables_have_more_parameters(opened, folder_page):
+    page = open_step(opened, folder_page, 5)
+    tables = page.locator("figcaption", has_text="Learned, one table per axis")
+    expect(tables).to_contain_text("32,000 parameters")
+    page.get_by_role("slider", name="Width of the tables").fill("64")
+    expect(tables).to_contain_text("5,120 parameters")
+    expect(page.locator("figcaption", has_text="Learned table")).to_contain_text("8,649 parameters")
+
+
 def test_costs_are_measured_here(opened, folder_page):
     page = open_step(opened, folder_page, 6)
     expect(page.get_by_role("row", name=re.compile("all pairs"))).to_contain_text("3320")

@@ -12,8 +12,15 @@ const bounds = Object.keys(KERNELS).map((name) => ({
   offsets: namedTaps(name).map(({ offset }) => offset),
   bounds: sharpness.map((alpha) => certifiedError(alpha, namedTaps(name))),
 }));
-const encodings = [1, 8].map((waves) =>
-  compareEncodings([0, 0], "a spot", waves).map(({ name, parameters, additive }) => ({ name, parameters, additive })),
+const encodings = [
+  [1, 400],
+  [8, 24],
+].map(([waves, width]) =>
+  compareEncodings([0, 0], "a spot", waves, width).map(({ name, parameters, additive }) => ({
+    name,
+    parameters,
+    additive,
+  })),
 );
 const leaks = sharpness.map((alpha) => offCentreMass(alpha));
 stdout.write(JSON.stringify({ bounds, leaks, encodings, waves: waveFeatures(3) }));

@@ -82,7 +82,7 @@ class Run:
             self._stack.pop()
             self._kernels.pop()
         frame, kernels = self._stack.pop(), self._kernels.pop()
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d) or (is_own(module) and module.dims == 2):  # it may stand for a convolution
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
         if module in self._wanted:

@@ -34,7 +34,7 @@ class Seen:
     images: int  # Number of images in the batch
     shape: tuple[int, ...]  # Sizes of the weights: leading axes, heads, queries, keys
     mask: Tensor | None  # Mask or bias that the kernel was given
-    features: Mapping[nn.Module, tuple[int, ...]]  # Latest output size of each convolution
+    features: Mapping[nn.Module, tuple[int, ...]]  # Latest output size of each convolution, or of what it became
 
     @property
     def queries(self) -> int:

@@ -79,6 +79,15 @@ export function div(kind, ...children) {
 }
 
 /**
+ * Makes a paragraph that has a class and nothing else.
+ * @param {string} kind  its class
+ * @param {...Child} children
+ */
+export function para(kind, ...children) {
+  return h("p", { class: kind }, ...children);
+}
+
+/**
  * Makes a part of the page that has a name.
  * @param {string} kind  its class
  * @param {string} name

@@ -1,6 +1,6 @@
 // The page: title, tabs, theme, and the address that brings back the view.
 
-import { freshId, h } from "./dom.js";
+import { freshId, h, para } from "./dom.js";
 import { mountExplore } from "./explore/explore.js";
 import { pictureShape } from "./scene.js";
 import { withinScene } from "./explore/within.js";
@@ -57,7 +57,7 @@ export function mount(root, source, { theme = "auto", address = true } = {}) {
   const header = h(
     "header",
     { class: "page-head" },
-    h("p", { class: "brand" }, "convattn"),
+    para("brand", "convattn"),
     h("h1", null, source.scene.title),
     h("label", { class: "control theme" }, h("span", null, "Theme"), themes),
   );

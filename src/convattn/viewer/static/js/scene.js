@@ -1,4 +1,5 @@
 import { clamp } from "./clamp.js";
+import { positionOf } from "./live.js";
 import { floatsOf, readSafetensors } from "./safetensors.js";
 import { sumOfAxes } from "./scores.js";
 
@@ -126,8 +127,8 @@ export function openScene(buffer) {
  */
 function addScores({ networks, tensors }) {
   for (const [network, { layers }] of networks.entries()) {
-    for (const [number, { attention }] of layers.entries()) {
-      const position = attention.kind === "position" ? attention : attention.position;
+    for (const [number, layer] of layers.entries()) {
+      const position = positionOf(layer);
       if (!position?.axes || position.scores) continue;
       const axes = position.axes.map((name) => floatsOf(tensors, name));
       const [heads, rows] = tensors.get(position.axes[0])?.shape ?? [0, 0];

@@ -26,7 +26,8 @@ import { readPicture } from "./uploads.js";
 export function staticSource(buffer) {
   const scene = openScene(buffer);
   const rows = async (/** @type {RowsAsked} */ asked) => rowsInPage(scene, asked);
-  return { scene, rows, upload: canTakePictures(scene) ? (file) => addPicture(scene, file) : null };
+  const input = pictureInput(scene);
+  return { scene, rows, upload: input ? (file) => addPicture(scene, input, file) : null };
 }
 
 /**
@@ -46,23 +47,21 @@ export function rowsInPage(scene, asked) {
 }
 
 /**
- * Tells whether another image changes something in the page: a network that runs in it, or position alone.
+ * Returns what a network that runs in the page takes: if there is one, another image changes something.
  *
  * @param {Scene} scene
- * @returns {boolean}
  */
-function canTakePictures({ networks }) {
-  return networks.some((network) => network.program && network.input);
+function pictureInput({ networks }) {
+  return networks.find((network) => network.program && network.input)?.input;
 }
 
 /**
  * @param {Scene} scene
+ * @param {{rows: number, cols: number}} input
  * @param {File} file
  * @returns {Promise<number>}
  */
-async function addPicture(scene, file) {
-  const input = scene.networks.find((network) => network.program && network.input)?.input;
-  if (!input) throw new Error("no network of this scene takes pictures");
+async function addPicture(scene, input, file) {
   const picture = await readPicture(file, input.rows, input.cols);
   const name = `pictures/added/${scene.images.length}`;
   scene.tensors.set(name, { dtype: "U8", shape: [input.rows, input.cols, 3], data: picture });

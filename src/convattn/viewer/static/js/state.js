@@ -62,13 +62,7 @@ export function createState(initial = {}) {
   return {
     get: () => current,
     set(change) {
-      const changed = /** @type {Set<keyof ViewState>} */ (
-        new Set(
-          Object.entries(change)
-            .filter(([name, value]) => !sameValue(value, current[/** @type {keyof ViewState} */ (name)]))
-            .map(([name]) => name),
-        )
-      );
+      const changed = /** @type {Set<keyof ViewState>} */ (new Set(differences(change, current).map(([name]) => name)));
       if (!changed.size) return;
       current = { ...current, ...change };
       for (const listener of [...listeners]) listener(current, changed);
@@ -87,6 +81,10 @@ function sameValue(one, other) {
   return Object.is(one, other);
 }
 
+/** @param {SomeState} wanted @param {Readonly<ViewState>} from @returns {[string, unknown][]} the fields that are others */
+const differences = (wanted, from) =>
+  Object.entries(wanted).filter(([name, value]) => !sameValue(value, from[/** @type {keyof ViewState} */ (name)]));
+
 /**
  * Writes what differs from the defaults, as the part of an address after "#".
  * @param {ViewState} state
@@ -94,8 +92,7 @@ function sameValue(one, other) {
  * @returns {string} such as "layer=2&query=10,12"; empty if nothing differs
  */
 export function toHash(state, defaults = DEFAULT_STATE) {
-  return Object.entries(state)
-    .filter(([name, value]) => !sameValue(value, defaults[/** @type {keyof ViewState} */ (name)]))
+  return differences(state, defaults)
     .map(
       ([name, value]) => `${name}=${Array.isArray(value) ? value.join(",") : value === null ? "none" : String(value)}`,
     )

@@ -1,7 +1,7 @@
 // What the network says of the image: class scores, computed in the page, and how they change when heads are moved.
 
 import { softmaxOf } from "../attention.js";
-import { h, keepChildren, say, section, setProps } from "../dom.js";
+import { h, keepChildren, para, say, section, setProps } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { cssShare } from "./field.js";
 import { runOnImage } from "../program.js";
@@ -20,7 +20,7 @@ const SHOWN_CLASSES = 5;
 export function createClasses(model) {
   const { scene, state } = model;
   const list = h("ol", { class: "class-list" });
-  const note = h("p", { class: "caption" });
+  const note = para("caption");
   const element = section("classes", "Class scores", h("h2", null, "What the network sees"), list, note);
   /** @type {{key: string, result: NetworkResult} | null} */
   let base = null;

@@ -1,6 +1,6 @@
 // The chosen head in other networks of the scene, beside each other: trained, untrained, converted.
 
-import { div, h, say, section } from "../dom.js";
+import { div, h, para, say, section } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { rowNumbers } from "../statistics.js";
 import { chooseNetwork } from "./controls.js";
@@ -18,7 +18,7 @@ export function createComparison(model) {
   const { scene, state } = model;
   const columns = scene.networks.map(({ title, note }, number) => {
     const canvas = h("canvas");
-    const text = h("p", { class: "compare-numbers" });
+    const text = para("compare-numbers");
     const beside = h("input", { type: "checkbox", onchange: () => toggle(number) });
     const box = h("label", { class: "check" }, beside, h("span", null, title));
     const open = h("button", { onclick: () => chooseNetwork(model, number) }, "Show all its heads");

@@ -1,6 +1,6 @@
 // One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
 
-import { div, h, keepChildren, say, section, setProp } from "../dom.js";
+import { div, h, keepChildren, para, say, section, setProp } from "../dom.js";
 import { drawBars, fixedText } from "../draw.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
@@ -54,8 +54,8 @@ export function createDetail(model) {
     ),
     numbers,
   );
-  const paddingNote = h("p", { class: "caption" }, "Hatched: padding around the image.");
-  const layerSentence = h("p", { class: "layer-sentence" });
+  const paddingNote = para("caption", "Hatched: padding around the image.");
+  const layerSentence = para("layer-sentence");
   const opacity = h("input", {
     type: "range",
     min: "0",
@@ -77,7 +77,7 @@ export function createDetail(model) {
       handle.tools,
     ),
     table,
-    h("p", { class: "caption" }, NUMBER_WORDS),
+    para("caption", NUMBER_WORDS),
     layerSentence,
   );
 

@@ -1,6 +1,6 @@
 // The Explore view: any network's heads, seen from a query.
 
-import { calm, div, h, say, section } from "../dom.js";
+import { calm, div, h, para, say, section } from "../dom.js";
 import { createClasses } from "./classes.js";
 import { createComparison } from "./compare.js";
 import { createColourBar, createControls } from "./controls.js";
@@ -47,7 +47,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   const comparison = createComparison(model);
   const timeline = createTimeline(model);
   const count = h("span", { class: "table-size" });
-  const note = h("p", { class: "caption network-note" });
+  const note = para("caption network-note");
   const back = h("button", { class: "back", onclick: () => showOverview() }, "← All heads");
   detail.element.prepend(back);
 

@@ -3,7 +3,7 @@
 import { h, svg } from "../dom.js";
 import { drawRamp, numberText } from "../draw.js";
 import { nearestCell } from "../scene.js";
-import { cellExtent, extentOf } from "./field.js";
+import { cellExtent, extentOf, rectangle } from "./field.js";
 import { drawImage, pictureExtent } from "./query.js";
 import { paintMap, smallView } from "./small.js";
 import { queryWords } from "./words.js";
@@ -60,9 +60,9 @@ function figureFrame(box, width) {
 function figureQuery(extent, cell, box) {
   if (!cell) return [];
   const scale = box.width / (extent.right - extent.left);
-  const place = { x: box.x + (cell.left - extent.left) * scale, y: box.y + (cell.top - extent.top) * scale };
-  const size = { width: (cell.right - cell.left) * scale, height: (cell.bottom - cell.top) * scale };
-  return [figureFrame({ ...place, ...size }, 1.5)];
+  const { x, y, width, height } = rectangle(cell);
+  const place = { x: box.x + (x - extent.left) * scale, y: box.y + (y - extent.top) * scale };
+  return [figureFrame({ ...place, width: width * scale, height: height * scale }, 1.5)];
 }
 
 /**

@@ -1,7 +1,7 @@
 // A handle on the centre of a quadratic head: drag it, or move it by keys; the map and the network follow.
 
 import { clamp } from "../clamp.js";
-import { div, h, say, setProp } from "../dom.js";
+import { div, h, para, say, setProp } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { followArrows } from "../keys.js";
 import { onDrag } from "./field.js";
@@ -31,7 +31,7 @@ export function createHandle(model, field) {
     oninput: () => setSharpness(Math.exp(Number(sharpness.value))),
   });
   const sharpnessText = h("output");
-  const hint = h("p", { class: "hint" }, "Drag the ring: it is the centre of this head.");
+  const hint = para("hint", "Drag the ring: it is the centre of this head.");
   const tools = div(
     "handle-tools",
     hint,

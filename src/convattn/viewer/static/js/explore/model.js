@@ -85,6 +85,7 @@ export function createModel(source, state, theme) {
   let [busy, again] = [false, false];
 
   const networkNumber = () => state.get().network;
+  const network = () => scene.networks[networkNumber()];
   const keyOf = (/** @type {number} */ layer) => `${networkNumber()}/${layer}`;
 
   /** @param {number} number @param {LayerRows} rows @returns {ShownLayer} */
@@ -173,7 +174,7 @@ export function createModel(source, state, theme) {
   function quadratic(layerNumber) {
     const known = movedHeads.get(keyOf(layerNumber));
     if (known) return known;
-    const { attention } = scene.networks[networkNumber()].layers[layerNumber];
+    const { attention } = network().layers[layerNumber];
     const { centres, sharpness } = attention.kind === "position" ? attention.heads : {};
     if (!centres || !sharpness) return null;
     return { centres: floatsOf(scene.tensors, centres), sharpness: floatsOf(scene.tensors, sharpness) };
@@ -204,8 +205,8 @@ export function createModel(source, state, theme) {
     map,
     quadratic,
     refresh,
-    network: () => scene.networks[networkNumber()],
-    layer: () => scene.networks[networkNumber()].layers[state.get().layer],
+    network,
+    layer: () => network().layers[state.get().layer],
     shown: (layer, number = networkNumber()) => rowsOf.get(number)?.get(layer) ?? null,
     limits(layer, head, number = networkNumber()) {
       const { scale, values } = state.get();
@@ -240,7 +241,7 @@ export function createModel(source, state, theme) {
     },
     liveScene: () => liveScene,
     table(layerNumber) {
-      const position = positionOf(scene.networks[networkNumber()].layers[layerNumber]);
+      const position = positionOf(network().layers[layerNumber]);
       return position ? floatsOf(liveScene.tensors, position.scores) : null;
     },
     listen: (listener) => void listeners.add(listener),

@@ -1,7 +1,7 @@
 // The table of displacements, (2H − 1) × (2W − 1), and the window of it that the query sees: the table stays, the window
 // slides.
 
-import { h, say, section, setProp, setProps, svg } from "../dom.js";
+import { h, para, say, section, setProp, setProps, svg } from "../dom.js";
 import { drawMap } from "../draw.js";
 import { geometryOf } from "../live.js";
 import { partOf } from "../parts.js";
@@ -28,7 +28,7 @@ export function createDisplacementTable(model) {
   const field = createField([canvas, picture]);
   const windowMarks = ["window-mark window-mark-back", "window-mark"].map((name) => svg("rect", { class: name }));
   field.marks.append(...windowMarks);
-  const caption = h("p", { class: "caption" });
+  const caption = para("caption");
   const size = h("span", { class: "table-size" });
   const element = section(
     "displacements",

@@ -1,7 +1,7 @@
 // Where heads attend during a training (figure 3 of Cordonnier, Loukas, Jaggi, 2020): centres, and the circles that hold
 // 50 % and 90 % of the attention; play, or drag the epoch.
 
-import { calm, div, fill, h, say, section, setProp, setProps, svg } from "../dom.js";
+import { calm, div, fill, h, para, say, section, setProp, setProps, svg } from "../dom.js";
 import { numberText } from "../draw.js";
 import { floatsOf } from "../safetensors.js";
 import { massRadius } from "../statistics.js";
@@ -40,9 +40,8 @@ export function createTimeline(model) {
     "timeline",
     "Heads during the training",
     h("h2", null, "Where the heads attend during the training"),
-    h(
-      "p",
-      { class: "caption" },
+    para(
+      "caption",
       "Each mark is the centre of a head, seen from the query in the middle; the circles hold 50 % and 90 % of its attention, and the line is the way it came.",
     ),
     div("timeline-tools", play, slider, epochText),

@@ -132,13 +132,14 @@ export function waveFeatures(waves) {
 }
 
 /**
- * Fits every encoding to one target. Parameters are those of a layer of 9 heads on 16 × 16 pixels, width 400.
+ * Fits every encoding to one target. Parameters are those of a layer of 9 heads on 16 × 16 pixels.
  * @param {[number, number]} offset
  * @param {string} shape
  * @param {number} waves
+ * @param {number} [width]  of the tables per axis
  * @returns {Fitted[]}
  */
-export function compareEncodings(offset, shape, waves) {
+export function compareEncodings(offset, shape, waves, width = 400) {
   const target = targetMap(offset, shape);
   const [down, right] = offset;
   const quadratic = [
@@ -169,7 +170,7 @@ export function compareEncodings(offset, shape, waves) {
       "Learned, one table per axis",
       "a·r[δ₁] + b·s[δ₂]",
       true,
-      2 * 31 * 400 + 2 * 9 * 400,
+      2 * (31 + 9) * width,
       productFit(target, (_, sums) => sums),
     ],
     [

@@ -1,4 +1,4 @@
-import { div, fill, h, oncePerFrame, say, section } from "../dom.js";
+import { div, fill, h, oncePerFrame, para, say, section } from "../dom.js";
 import { tourPicture, tourQuery } from "./picture.js";
 import { bordersStep } from "./step-borders.js";
 import { costStep } from "./step-cost.js";
@@ -46,7 +46,7 @@ export function mountLearn(root, source, state, { theme }) {
   };
 
   const dots = h("ol", { class: "learn-dots" });
-  const page = h("article", { class: "learn-step" });
+  const page = h("article", { class: "learn-step", onInput: tour.ask });
   const back = h("button", { onClick: () => go(-1) }, "Back");
   const next = h("button", { class: "learn-next", onClick: () => go(1) }, "Next");
   const tourRoot = section(
@@ -79,7 +79,7 @@ export function mountLearn(root, source, state, { theme }) {
     const { dataset, content } = texts[step];
     const text = h("div", { class: step < end ? "learn-text" : "learn-text learn-end" }, content.cloneNode(true));
     const title = /** @type {HTMLElement} */ (text.firstElementChild);
-    if (step < end) text.prepend(h("p", { class: "learn-count" }, `${step + 1} of ${end}`));
+    if (step < end) text.prepend(para("learn-count", `${step + 1} of ${end}`));
     current = TOUR_STEPS[dataset.tour ?? ""]?.(tour, text) ?? null;
     page.dataset.step = String(step + 1);
     fill(page, text, current && div("learn-parts", ...current.stage));

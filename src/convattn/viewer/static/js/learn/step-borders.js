@@ -37,7 +37,6 @@ export function bordersStep(tour) {
   const text = (/** @type {number} */ value) => sharpnessText(sharpnessAt(value));
   const control = slider("Sharpness", { ...range, text }, (value) => {
     sharpness = sharpnessAt(value);
-    tour.ask();
   });
 
   function paint() {
@@ -74,18 +73,17 @@ export function bordersStep(tour) {
     stage: [
       div(
         "learn-line-up",
-        choice("Beyond the border, the convolution sees", Object.keys(BORDER_MODES), mode, (word) => {
-          mode = word;
-          tour.ask();
-        }),
+        choice(
+          "Beyond the border, the convolution sees",
+          Object.keys(BORDER_MODES),
+          mode,
+          (word) => void (mode = word),
+        ),
         choice(
           "Beyond the border, the attention sees",
           [...Object.keys(BORDER_MODES).slice(0, 3), keys],
           keys,
-          (word) => {
-            keys = word;
-            tour.ask();
-          },
+          (word) => void (keys = word),
         ),
       ),
       control.root,

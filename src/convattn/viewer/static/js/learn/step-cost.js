@@ -1,4 +1,4 @@
-import { div, fill, h, setProp } from "../dom.js";
+import { div, fill, h, para, setProp } from "../dom.js";
 import { numberText } from "../draw.js";
 import { logChart } from "./chart.js";
 import { measureCosts } from "./costs.js";
@@ -76,17 +76,16 @@ export function costStep(tour) {
   let stopped = false;
   let measuring = false;
   const chart = div("learn-wide");
-  const note = h("p", { class: "learn-small" });
+  const note = para("learn-small");
   const button = h("button", { onClick: () => void measure() }, "Measure in this browser");
   const menu = h("div");
 
   function layMenu() {
     const words = charts.map(({ name }) => name);
-    const pick = (/** @type {string} */ word) => {
-      shown = word;
-      paint();
-    };
-    fill(menu, choice("Measured", words, shown, pick));
+    fill(
+      menu,
+      choice("Measured", words, shown, (word) => void (shown = word)),
+    );
   }
   async function measure() {
     if (measuring) return;

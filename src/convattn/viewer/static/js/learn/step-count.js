@@ -28,7 +28,6 @@ export function countStep(tour) {
   const text = (/** @type {number} */ value) => `${value} of ${taps.length}`;
   const control = slider("Number of heads", { min: 1, max: 9, step: 1, value: 5, text }, (value) => {
     kept = new Set(bestTaps(taps, value).kept);
-    tour.ask();
   });
 
   function start() {
@@ -37,7 +36,6 @@ export function countStep(tour) {
     kept = new Set(bestTaps(taps, Math.ceil(taps.length * 0.55)).kept);
     control.set(kept.size, taps.length);
     layBoard();
-    tour.ask();
   }
   function layBoard() {
     board.style.setProperty("--size", String(size));

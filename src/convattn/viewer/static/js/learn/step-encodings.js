@@ -23,6 +23,7 @@ export function encodingsStep(tour, text) {
   let offset = [-2, 3];
   let shape = "a spot";
   let waves = 1;
+  let width = 400;
 
   const target = windowView(FIT_MIDDLE, "Target: drag it", "learn-touch learn-target");
   const views = compareEncodings(offset, shape, waves).map(({ name }) => windowView(FIT_MIDDLE, name));
@@ -42,7 +43,7 @@ export function encodingsStep(tour, text) {
     const most = largestSize(wanted);
     target.heat(wanted, most, tour.theme());
     placeMark(handle, offset);
-    const fitted = compareEncodings(offset, shape, waves);
+    const fitted = compareEncodings(offset, shape, waves, width);
     fitted.forEach(({ name, formula, parameters, additive, map, overlap }, at) => {
       views[at].heat(map, most, tour.theme(), "");
       fill(
@@ -61,17 +62,16 @@ export function encodingsStep(tour, text) {
     stage: [
       div(
         "learn-line-up",
-        choice("Target", ["a spot", "a slanted stripe"], shape, (word) => {
-          shape = word;
-          tour.ask();
-        }),
+        choice("Target", ["a spot", "a slanted stripe"], shape, (word) => void (shape = word)),
         slider(
           "Waves of the sinusoidal, per axis",
           { min: 1, max: 8, step: 1, value: waves, text: String },
-          (value) => {
-            waves = value;
-            tour.ask();
-          },
+          (value) => void (waves = value),
+        ).root,
+        slider(
+          "Width of the tables per axis",
+          { min: 8, max: 512, step: 8, value: width, text: String },
+          (value) => void (width = value),
         ).root,
       ),
       div("learn-gallery", target.root, ...views.map((view) => view.root)),

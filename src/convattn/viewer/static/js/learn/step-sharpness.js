@@ -54,7 +54,6 @@ export function sharpnessStep(tour) {
   const range = { min: -1, max: 2, step: 0.01, value: 0, text: (/** @type {number} */ at) => sharpnessText(10 ** at) };
   const control = slider("Sharpness", range, (value) => {
     sharpness = 10 ** value;
-    tour.ask();
   });
   const numbers = numbersList("Largest error, measured", "Bound and rounding", "Weight on the centre");
   const strip = comparison(tour, tour.query);
@@ -66,7 +65,6 @@ export function sharpnessStep(tour) {
     measured = [];
     clearTimeout(later);
     measureMore();
-    tour.ask();
   }
   function measureMore() {
     const until = performance.now() + 8;
