@@ -261,8 +261,11 @@ def test_layers_are_chosen_by_name():
     every = [call.name for call in seen_by(network, drawn(*size))]
     assert [call.name for call in seen_by(network, drawn(*size), layers=every[1])] == every[1:]
     assert [call.name for call in seen_by(network, drawn(*size), layers=["*"])] == every
+    assert [call.name for call in seen_by(network, drawn(*size), without=every[:1])] == every[1:]
     with pytest.raises(ArgumentError, match=r"^layers must be a pattern that matches attention layers in the network"):
         seen_by(network, drawn(*size), layers="bloks")
+    with pytest.raises(ArgumentError, match=r"^without must be a pattern that matches attention layers in the network"):
+        seen_by(network, drawn(*size), without=["bloks"])
 
 
 def test_an_unknown_module_is_passed_over_if_others_are_named():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convattn.adapters.attention import AttentionCall, Layout, watch
 from convattn.functional import attention_weights, pad_keys, position_weights
 from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d
-from convattn.viewer import Exhibit, Scene, build_scene
+from convattn.viewer import Exhibit, Scene, build_scene, maps
 from convattn.viewer.maps import encode_rows
 
 timm = pytest.importorskip("timm")
@@ -74,6 +74,23 @@ def test_rows_are_the_weights_within_the_rounding_of_bytes(name, tmp_path):
         _require_row(layout, weights[group, :, place], group, place, rows, tmp_path)
         met.add(layer["name"])
     assert met == set(calls[0])
+
+
+def test_weights_of_position_alone_are_never_computed(monkeypatch):
+    """Those of a convolution at 224 × 224 pixels would fill the memory, and the page computes them."""
+    read = []
+
+    def noting(network, image, callback, **options):
+        def note(call):
+            read.append(call.name)
+            callback(call)
+
+        watch(network, image, note, **options)
+
+    monkeypatch.setattr(maps, "watch", noting)
+    scene = build_scene(Exhibit(_Own().eval(), torch.randn(2, 3, 13, 17)))
+    assert [layer["name"] for layer in scene.header["networks"][0]["layers"]] == ["added", "gated", "placed"]
+    assert read == ["added", "gated"] * 2
 
 
 def test_parts_of_layers_with_content(tmp_path):

@@ -117,7 +117,6 @@ class _Network:
         if all(layer.positional for layer in met):
             return {}
         exhibit = self.exhibit
-        positional = {layer.name for layer in met if layer.positional}
         maps: dict[str, StoredMaps] = {}
         images = len(exhibit.images) if stored else 1
         for image in range(images):
@@ -125,8 +124,6 @@ class _Network:
 
             def add(read: ReadMaps, image: int = image) -> None:
                 nonlocal taken
-                if read.name in positional:
-                    return
                 if read.name not in maps:
                     maps[read.name] = StoredMaps.begin(read)
                 if stored:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from convattn.adapters.attention import AttentionCall, watch
+from convattn.adapters.attention import AttentionCall, attention_layers, watch
 from convattn.functional import attention_weights, pad_keys
 from convattn.layers import RelativeAttention
 
@@ -60,7 +60,10 @@ def read_maps(
     *,
     layers: Sequence[str] | None = None,
 ) -> None:
-    """Runs a network on one image and hands out the attention of each layer that can be read.
+    """Runs a network on one image and hands out the attention of each layer that can be read and depends on it.
+
+    Layers of this library that attend by displacement alone have no maps: those of a convolution at 224 × 224 pixels
+    would fill the memory.
 
     Args:
         network: The network.
@@ -79,11 +82,16 @@ def read_maps(
         calls[call.name] += 1
         callback(ReadMaps(numbered(call.name, calls[call.name]), call, parts))
 
+    positional = [layer.name for layer in attention_layers(network) if _positional(network.get_submodule(layer.name))]
     with one_run, ExitStack() as hooks:
         for name, module in network.named_modules():
             if isinstance(module, RelativeAttention) and module.content is not None:
                 hooks.callback(module.register_forward_pre_hook(_noting(inputs, name)).remove)
-        watch(network, image, read, layers=layers)
+        watch(network, image, read, layers=layers, without=positional or None)
+
+
+def _positional(module: nn.Module) -> bool:
+    return isinstance(module, RelativeAttention) and module.content is None
 
 
 def numbered(name: str, call: int) -> str:

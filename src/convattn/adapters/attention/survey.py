@@ -38,19 +38,23 @@ def attention_layers(model: nn.Module) -> tuple[AttentionModule, ...]:
     raise UnsupportedModelError(_none_of(model, listed or [_unknown(model)]))
 
 
-def chosen_layers(model: nn.Module, layers: str | Sequence[str] | None) -> Mapping[nn.Module, str]:
+def chosen_layers(
+    model: nn.Module, layers: str | Sequence[str] | None, without: str | Sequence[str] | None = None
+) -> Mapping[nn.Module, str]:
     """Returns the layers to read with their names; a name that is none, or is refused, raises."""
-    wanted = patterns("layers", layers)
+    wanted, unwanted = patterns("layers", layers), patterns("without", without) or ()
     found = attention_layers(model)
+    require_matches([layer.name for layer in found], "attention layers", layers=wanted, without=unwanted)
     if wanted is not None:
-        require_matches([layer.name for layer in found], "attention layers", layers=wanted)
         refused = [layer for layer in found if layer.refused and layer.name in wanted]
         if refused:
             raise UnsupportedModelError(f"{refused[0].name}: {refused[0].refused}")
     return {
         model.get_submodule(layer.name): layer.name
         for layer in found
-        if layer.refused is None and (wanted is None or matches([layer.name], wanted))
+        if layer.refused is None
+        and (wanted is None or matches([layer.name], wanted))
+        and not matches([layer.name], unwanted)
     }
 
 

@@ -19,6 +19,7 @@ def watch(
     callback: Callable[[AttentionCall], None],
     *,
     layers: str | Sequence[str] | None = None,
+    without: str | Sequence[str] | None = None,
 ) -> None:
     """Runs a model in evaluation mode and calls back for every attention layer, in the order in which they run.
 
@@ -32,6 +33,7 @@ def watch(
         callback: Called with an `AttentionCall`; its tensors need not outlive the call.
         layers: Names of the layers to read, or patterns as in `fnmatch`; None reads all that `attention_layers` does
             not refuse, and raises if another module attends.
+        without: Names or patterns of layers whose weights are not computed; they run all the same.
 
     Raises:
         ArgumentError: The images do not fit the network, or no layer has such a name.
@@ -47,7 +49,7 @@ def watch(
     require_watchable(model)
     if not callable(callback):
         raise ArgumentError(must_be_a("callback", "a function of an AttentionCall", callback))
-    wanted = chosen_layers(model, layers)
+    wanted = chosen_layers(model, layers, without)
     given = read_arguments(model, images)
     with as_it_was(model):
         Run(model, wanted, callback, strict=layers is None)(given)
