@@ -80,14 +80,13 @@ def verdict(networks: Sequence[Mapping[str, Any]]) -> str:
             "What lower thresholds do is below."
         )
     heads, every = sum(row["replaced"] for _, row in some), sum(len(network["heads"]) for network, _ in called)
-    losses = [lost(network, row) for network, row in some]
-    kept = sum(loss <= AIM for loss in losses)
+    names = ", ".join(f"`{network['network']}`" for network, _ in some)
+    losses = ", ".join(f"{lost(network, row):.2f}" for network, row in some)
     control = [lost(network, item) for network, row in some for item in row["controls"]]
-    beside = f"; as many random heads cost {statistics.mean(control):.2f} points on average" if control else ""
+    beside = f"\nAs many random heads cost {statistics.mean(control):.2f} points on average." if control else ""
     return (
-        f"{heads} of {every} heads have\nR² ≥ {CONVOLUTIONAL:g}, in {len(some)} of {len(networks)} networks. With them"
-        f" replaced, {kept} of these {len(some)} lose at most {AIM:g} points\nof accuracy (largest loss"
-        f" {max(losses):.2f}){beside}."
+        f"{heads} of {every} heads have R² ≥ {CONVOLUTIONAL:g}, in {len(some)} of {len(networks)} networks ({names}).\n"
+        f"Replaced together, those of a network cost {losses} points of accuracy (the aim is at most {AIM:g}).{beside}"
     )
 
 
