@@ -39,7 +39,9 @@ def shoot(browser: Any, address: str, folder: Path, only: str) -> None:
                 )
                 page.goto(f"{address}#{fragment}")
                 page.locator(".stage").wait_for()
-                page.wait_for_timeout(2000)  # what is computed after the first picture: class scores, the curve of step 2
+                page.wait_for_timeout(
+                    2000
+                )  # what is computed after the first picture: class scores, the curve of step 2
                 content = page.screenshot(full_page=True)
                 page.close()
                 save(content, folder / name)
