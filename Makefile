@@ -39,7 +39,7 @@ test: $(VENV)/.dev $(VENV)/.browser node_modules/.stamp ## Run every test but th
 	$(PYTEST)
 	$(AVX2) $(PYTEST) $(AGAIN)
 
-check: $(VENV)/.dev node_modules/.stamp ## Format, lint, types, imports and JavaScript, in about a minute
+check: $(VENV)/.dev node_modules/.stamp ## Format, lint, types, imports and JavaScript
 	VENV=$(VENV) scripts/check
 
 fix: $(VENV)/.dev node_modules/.stamp ## Repair what can be repaired

@@ -11,7 +11,7 @@ from convattn.adapters.attention import attention_layers
 from convattn.adapters.attention.state import as_it_was
 from convattn.errors import ArgumentError, ConvAttnError, UnknownNameError
 from convattn.layers import RelativeAttention
-from convattn.viewer.maps import numbered, one_run
+from convattn.viewer.maps import is_positional, numbered, one_run
 from convattn.viewer.stored import require_image_grid
 
 
@@ -25,7 +25,7 @@ class MetLayer(NamedTuple):
     @property
     def positional(self) -> bool:
         """Whether it attends by displacement alone, so that it needs no maps."""
-        return isinstance(self.module, RelativeAttention) and self.module.content is None
+        return is_positional(self.module)
 
 
 def met_layers(network: nn.Module, image: Tensor, layers: Sequence[str] | None) -> list[MetLayer]:

@@ -82,7 +82,7 @@ def read_maps(
         calls[call.name] += 1
         callback(ReadMaps(numbered(call.name, calls[call.name]), call, parts))
 
-    positional = [layer.name for layer in attention_layers(network) if _positional(network.get_submodule(layer.name))]
+    positional = [layer.name for layer in attention_layers(network) if is_positional(network.get_submodule(layer.name))]
     with one_run, ExitStack() as hooks:
         for name, module in network.named_modules():
             if isinstance(module, RelativeAttention) and module.content is not None:
@@ -90,7 +90,8 @@ def read_maps(
         watch(network, image, read, layers=layers, without=positional or None)
 
 
-def _positional(module: nn.Module) -> bool:
+def is_positional(module: nn.Module) -> bool:
+    """Tells whether a layer attends by displacement alone, so that it needs no maps."""
     return isinstance(module, RelativeAttention) and module.content is None
 
 
