@@ -34,6 +34,7 @@ def test_the_tour_has_no_serious_fault(opened, folder_page, dark):
         page = opened(f"{folder_page}#{step}", dark=dark, width=800)
         expect(page.locator(f'[data-step="{number + 1}"]')).to_be_visible()
         assert complaints(page) == []
+        page.close()  # or it goes on painting beside the next
 
 
 def test_the_check_finds_a_planted_fault(opened, folder_page):

@@ -47,6 +47,7 @@ def test_it_fits_a_phone(opened, folder_page):
         page = opened(f"{folder_page}#view=learn&step={number}", width=360, height=740)
         expect(step(page, number + 1)).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, number + 1
+        page.close()  # or it goes on painting beside the next
 
 
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (800, 900), (800, 740)])
