@@ -122,7 +122,7 @@ class _Call:
         """Computes attention for some of the images."""
         query, key = self.content.project(keys, self.axes, len(self.maps))
         wide = torch.promote_types(query.dtype, torch.float32)
-        query, key = query.to(wide), key.to(wide)
+        query, key = query.contiguous().to(wide), key.contiguous().to(wide)  # or each product copies them
         if self.content.key is None:
             at_queries = pixels_last(query_pixels(keys, self.axes))
             ones = at_queries.new_ones(()).expand(*at_queries.shape[:2], 1)
@@ -174,15 +174,15 @@ class _Call:
             scores = _add(scores, seen.gather(-1, index))
         by_axis = scores.unflatten(-1, [axis.keys for axis in self.axes])
         for number, (windows, table) in enumerate(along):
-            behind = (1,) * (len(self.axes) - number - 1)
-            if windows is not None:
-                seen = self._along(number, seeing, windows)
-                by_axis = _add(by_axis, seen.view(*seen.shape[:-1], *(1,) * number, seen.shape[-1], *behind))
+            term = None if windows is None else self._along(number, seeing, windows)
             if table is not None:
                 sizes = [len(axis.queries) if n == number else 1 for n, axis in enumerate(self.axes)]
                 spread = table.view(len(table), *sizes, -1).expand(-1, *(len(axis.queries) for axis in self.axes), -1)
-                spread = spread.flatten(1, -2).view(*scores.shape[1:3], *(1,) * number, table.shape[-1], *behind)
-                by_axis = _add(by_axis, spread)
+                spread = spread.flatten(1, -2)
+                term = spread if term is None else term + spread
+            if term is not None:
+                behind = (1,) * (len(self.axes) - number - 1)
+                by_axis = _add(by_axis, term.view(*term.shape[:-1], *(1,) * number, term.shape[-1], *behind))
         return by_axis.flatten(3)
 
     def _along(self, number: int, query: Tensor, windows: Tensor) -> Float[Tensor, "images heads queries _"]:
@@ -202,8 +202,9 @@ class _Call:
 
 
 def _add(scores: Tensor, term: Tensor) -> Float[Tensor, "..."]:
-    """Adds a term to scores, in place unless torch must see it."""
-    return scores + term if needs_own_operations(scores, term) else scores.add_(term)
+    """Adds a term to scores, in place unless torch must see it or would copy all scores for the gradient of a view."""
+    apart = needs_own_operations(scores, term) or (torch.is_grad_enabled() and scores._is_view())
+    return scores + term if apart else scores.add_(term)
 
 
 def _flat_index(axes: Sequence[Axis], device: torch.device) -> Int[Tensor, "queries keys"]:
