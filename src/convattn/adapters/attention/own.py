@@ -18,6 +18,9 @@ from convattn.layers import RelativeAttention
 OWN = ATTENTION_LAYERS
 """Classes that `read_own` reads."""
 
+_ROUNDINGS = 8
+"""Ways of rounding that a proof looks at where one is not enough."""
+
 
 class OwnAttention(NamedTuple):
     """What was read of a layer."""
@@ -62,22 +65,26 @@ def _weights(layer: RelativeAttention, x: Tensor) -> Float[Tensor, "images heads
 def _proof(layer: RelativeAttention, x: Tensor, y: Tensor, weights: Tensor) -> Proof:
     """Takes the definition with the weights, in float64, against the layer's output on one of its paths.
 
-    Where that is not enough, rounding explains what the rounding of the weights does, too, which the layer computes in
-    its own way.
+    Where that is not enough, each of the two is held against the definition with weights computed in float64, and
+    rounding explains what happens if input and parameters are rounded another way: the layer computes its scores in
+    other steps than the weights were computed in.
     """
 
-    def computed(dtype: torch.dtype, x: Tensor, weights: Tensor) -> Tensor:
-        keys, maps = pad_keys(x, layer.geometry).to(dtype), layer.values.maps().to(dtype)
-        made = attend(weights.to(dtype), keys, maps, layer.groups).mT
-        return made if layer.bias is None else made + layer.bias.to(dtype)
+    def computed(by: RelativeAttention, x: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        keys, maps = pad_keys(x, by.geometry).to(dtype), by.values.maps().to(dtype)
+        made = attend(weights.to(dtype), keys, maps, by.groups).mT
+        return made if by.bias is None else made + by.bias.to(dtype)
 
-    made, lows = (
-        computed(torch.float64, x, weights),
-        [computed(y.dtype, part, weights) for part in (x, rounded_differently(x, 0))],
-    )
-    error = (made - y.flatten(2).mT.double()).abs().max().item()
-    proof = Proof(error, rounding_budget(made, lows))
+    made, given = computed(layer, x, weights, torch.float64), y.flatten(2).mT.double()
+    lows = [computed(layer, part, weights, y.dtype) for part in (x, rounded_differently(x, 0))]
+    proof = Proof((made - given).abs().max().item(), rounding_budget(made, lows))
     if proof.error <= proof.budget:
         return proof
-    exact = computed(torch.float64, x, _weights(copy.deepcopy(layer).double(), x.double()))
-    return Proof(error, rounding_budget(made, [*lows, exact]))
+    double = copy.deepcopy(layer).double()
+    exact = computed(double, x.double(), _weights(double, x.double()), torch.float64)
+    for seed in range(_ROUNDINGS):
+        other, moved = copy.deepcopy(layer), rounded_differently(x, seed)
+        for parameter in other.parameters():
+            parameter.data = rounded_differently(parameter.data, seed)
+        lows.append(computed(other, moved, _weights(other, moved), y.dtype))
+    return Proof((torch.stack([made, given]) - exact).abs().max().item(), rounding_budget(exact, lows))

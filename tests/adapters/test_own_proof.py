@@ -1,0 +1,37 @@
+"""The proof of this library's own layers: what they compute in other steps than the definition is no refusal."""
+
+import pytest
+import torch
+
+from convattn.adapters.attention.own import read_own
+from convattn.layers import RelativeAttention2d
+
+
+def layer_of(seed, dtype, far=1.0):
+    torch.manual_seed(seed)
+    layer = RelativeAttention2d(4, 5, num_heads=3, encoding="quadratic", content=True)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(far * torch.randn_like(parameter))
+    return layer.to(dtype), torch.randn(2, 4, 6, 9).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_content_is_proved_in_every_dtype(dtype):
+    for seed in range(10):
+        layer, x = layer_of(seed, dtype)
+        proof = read_own(layer, x, layer(x)).proof
+        assert proof.error <= proof.budget, seed
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@torch.no_grad()
+def test_control_what_another_layer_computes_is_not(dtype):
+    """One number of the keys that is off by a thousand roundings makes weights that are not the layer's."""
+    for seed in range(10):
+        layer, x = layer_of(seed, dtype)
+        other, _ = layer_of(seed, dtype)
+        other.content.key.weight[0, 0] *= 1 + 1000 * torch.finfo(dtype).eps
+        proof = read_own(layer, x, other(x)).proof
+        assert proof.error > proof.budget, seed
