@@ -1,10 +1,14 @@
 import numpy as np
 import pytest
 import torch
+from tests.analysis.analyze_cases import gated, noise
 from tests.analysis.statistics_cases import LAYOUTS, added, make_call, within
 
 from convattn.adapters.attention import AttentionCall, global_layout
-from convattn.analysis.measure.kernel import KernelFit, fit_weights, shared_out
+from convattn.analysis.analyze import analyze
+from convattn.analysis.measure import likelihood
+from convattn.analysis.measure.kernel import KernelFit, shared_out
+from convattn.analysis.measure.likelihood import fit_logs
 from convattn.analysis.measure.pairs import make_pairs
 from convattn.analysis.statistics import head_statistics
 
@@ -22,18 +26,21 @@ def by_position(layout, images=8, seed=0, dtype=torch.float64):
     call = AttentionCall(
         "layer", "Layer", layout, made.to(dtype).expand(images, -1, -1, -1, -1), None, None, True, 0, 0
     )
-    return call, pairs, table[:, :-1].softmax(-1)
+    return call, pairs, table[:, :-1].log_softmax(-1)
 
 
+@pytest.mark.parametrize("rounds", [likelihood._ROUNDS, 0], ids=["rounds", "steps"])
 @pytest.mark.parametrize("name", ["global", "sequence", "windows", "keys outside", "one class token"])
-def test_weights_by_position_are_found_again(name):
+def test_weights_by_position_are_found_again(name, rounds, monkeypatch):
     """Their shares are those of softmax, which the mean weight of each displacement is not."""
+    monkeypatch.setattr(likelihood, "_ROUNDS", rounds)
     call, pairs, table = by_position(LAYOUTS[name])
     sums, _ = added(call, [slice(0, 8)], 4)
     everything = sums.map(lambda part: part.sum(dim=0))
-    found = fit_weights(everything, pairs)
+    found, settled = fit_logs(everything, pairs)
+    assert settled.all()
     for head in range(2):
-        exact, again = (shared_out(weights[head], pairs) for weights in (table, found))
+        exact, again = (shared_out(logs[head], pairs) for logs in (table, found))
         # Rounds end where displacements get what was measured to 1e-5 of the largest.
         assert (exact - again).abs().max() < 1e-3
     fit = KernelFit()
@@ -53,10 +60,10 @@ def test_position_score_is_that_of_whole_maps():
     sums, pairs = added(fitted, [slice(0, 6)], 3)
     fit = KernelFit()
     fit.score(held, pairs, sums)
-    weights = fit_weights(sums.map(lambda part: part.sum(dim=0)), pairs)
+    logs, _ = fit_logs(sums.map(lambda part: part.sum(dim=0)), pairs)
     for head in range(3):
         maps = held.weights[:, 0, head].numpy()
-        model = shared_out(weights[head], pairs)[0].numpy()
+        model = shared_out(logs[head], pairs)[0].numpy()
         hi = 1 - np.square(maps - model).sum() / np.square(maps - 1 / 15).sum()
         within(fit.estimate(head, 10).value, hi, maps.size)
         assert fit.estimate(head, 10).value < 0.1
@@ -77,3 +84,33 @@ def test_a_hard_head_at_the_border_leaves_no_weight_in_the_middle():
     assert head.position_kernel[steps.index([0.0, 0.0])] < 1e-4
     assert head.position_kernel[steps.index([0.0, 1.0])] > 1 - 1e-4
     assert head.position_score.value > 1 - 1e-6
+
+
+def quadratic(grid, centre, sharpness):
+    layout = global_layout(grid)
+    delta = layout.keys[0][None] - layout.query_positions()[0][:, None]
+    weights = (-sharpness * (delta - torch.tensor(centre)).square().sum(-1)).softmax(-1).expand(4, 1, 1, -1, -1)
+    return AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("grid", "centre", "sharpness"),
+    [((61,), [-300.0], 0.01), ((211,), [-300.0], 0.01), ((13, 11), [0.0, 13.0], 0.3), ((11, 13), [20.0, 20.0], 0.3)],
+)
+def test_heads_that_look_beyond_the_border_are_position_alone(grid, centre, sharpness):
+    """Of 211 positions, the weight of the step that the first one takes is 1e-355 times the largest."""
+    call = quadratic(grid, centre, sharpness)
+    sums, pairs = added(call, [slice(0, 4)], 4)
+    fit = KernelFit()
+    fit.score(call, pairs, sums)
+    assert fit.unsettled == 0
+    assert fit.estimate(0, 4).value > 1 - 1e-5
+
+
+@pytest.mark.parametrize(("name", "told"), [("_STEPS", True), ("_LARGEST", True), ("_SETTLED", False)])
+def test_heads_whose_fit_does_not_end_are_named(name, told, monkeypatch):
+    monkeypatch.setattr(likelihood, "_ROUNDS", 0)
+    monkeypatch.setattr(likelihood, name, int(not told))
+    report = analyze(gated(0.9), noise(6, 6, 5, 6), controls=(), progress=False)
+    expected = "position scores of 3 heads, controls included: weights by displacement were not fitted to the end"
+    assert (expected in " ".join(report.not_covered)) == told

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from convattn.adapters.attention import AttentionCall
 from convattn.analysis.measure.jackknife import jackknife
+from convattn.analysis.measure.likelihood import fit_logs
 from convattn.analysis.measure.pairs import Pairs
 from convattn.analysis.measure.sums import HeadSums, images_in_cache, tiles
 from convattn.records.head_report import Estimate
 
-_ROUNDS, _SETTLED, _LEAST = 100, 1e-5, 1e-8
 _FLAT = 1e-14
 """Squared distance to looking everywhere alike, as a share of the squared attention of a query, that is rounding."""
 
@@ -30,14 +30,15 @@ class KernelFit:
 
     def score(self, call: AttentionCall, pairs: Pairs, fitted: HeadSums) -> None:
         """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
-        if "weights" not in self.state:
+        if "logs" not in self.state:
             everything = fitted.map(lambda part: part.sum(dim=0))
             mass = everything.by_displacement.sum(dim=1) / (everything.images * pairs.queries)
-            self.state = {"weights": fit_weights(everything, pairs), "mass": mass}
-        alike = shared_out(torch.ones_like(pairs.counts), pairs)
+            logs, settled = fit_logs(everything, pairs)
+            self.state = {"logs": logs, "settled": settled, "mass": mass}
+        alike = shared_out(torch.zeros_like(pairs.counts), pairs)
         errors, totals = [], []
         for chosen, tile in tiles(call, pairs):
-            by_position = [shared_out(weights, pairs) for weights in self.state["weights"][chosen]]
+            by_position = [shared_out(logs, pairs) for logs in self.state["logs"][chosen]]
             mass = self.state["mass"][chosen, None, None]
             for model, found in ((torch.stack(by_position, dim=1), errors), (alike[:, None], totals)):
                 expected = (mass * model).to(tile.dtype)
@@ -64,58 +65,24 @@ class KernelFit:
 
     def kernel(self, head: int, inside: Int64[Tensor, " kernel"]) -> tuple[float, ...]:
         """Returns the weights of a head at some displacements; over all of them they sum to its mean attention."""
-        if "weights" not in self.state:
+        if "logs" not in self.state:
             return ()
-        return tuple((self.state["mass"][head] * self.state["weights"][head, inside]).tolist())
+        return tuple((self.state["mass"][head] * self.state["logs"][head, inside].exp()).tolist())
+
+    @property
+    def unsettled(self) -> int:
+        """Number of heads whose weights are not yet those of maximum likelihood."""
+        return int((~self.state["settled"]).sum()) if "settled" in self.state else 0
 
 
-def fit_weights(sums: HeadSums, pairs: Pairs) -> Float64[Tensor, "heads displacements"]:
-    """Finds w(δ) ≥ 0 with sum 1 such that, shared out, every displacement gets the attention that was measured.
-
-    The gradient of the log-likelihood in ln w is what was measured less what w gives; its curvature is taken to be
-    twice the diagonal, which keeps steps safe. Sharing out in proportion would take n rounds to bring a weight that
-    should be 0 down to 1/n.
-    """
-    measured = sums.by_displacement.clamp_min(0)
-    wanted = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
-    weights = wanted / pairs.counts
-    there = _keys_by_displacement(pairs)
-    for _ in range(_ROUNDS):
-        inverse = (weights @ there.mT).reciprocal().nan_to_num(posinf=0.0)
-        given = weights * (inverse @ there)
-        if bool(((wanted - given).abs().amax(dim=1) <= _SETTLED * wanted.amax(dim=1)).all()):
-            break
-        curvature = given - weights.square() * (inverse.square() @ there)
-        step = (wanted - given) / (2 * curvature.clamp_min(0) + _LEAST)
-        weights = weights * step.clamp(-1, 1).exp()
-        weights = weights / weights.sum(dim=1, keepdim=True)
-    return weights / weights.sum(dim=1, keepdim=True)
-
-
-def _keys_by_displacement(pairs: Pairs) -> Float64[Tensor, "queries displacements"]:
-    """Returns how many keys each query has at each displacement."""
-    bins, size = pairs.bins.flatten(0, 1), len(pairs.counts)
-    found = torch.zeros(len(bins), size + 1, dtype=torch.float64, device=bins.device)
-    return found.scatter_add_(1, bins, torch.ones_like(bins, dtype=torch.float64))[:, :size]
-
-
-def shared_out(weights: Float64[Tensor, " displacements"], pairs: Pairs) -> Float64[Tensor, "groups rows cols"]:
-    """Returns weights of every pair by displacement, such that those of a query sum to 1."""
-    shares = _row_sums(weights, pairs).reciprocal().nan_to_num(posinf=0.0)
-    return _extended(weights)[pairs.bins] * shares[..., None]
+def shared_out(logs: Float64[Tensor, " displacements"], pairs: Pairs) -> Float64[Tensor, "groups rows cols"]:
+    """Returns weights of every pair by displacement, given as logarithms, such that those of a query sum to 1."""
+    scores = torch.cat([logs, logs.new_full((1,), -torch.inf)])[pairs.bins]
+    return scores.softmax(dim=2).masked_fill((scores == -torch.inf).all(dim=2, keepdim=True), 0.0)
 
 
 def uniform_distance(pairs: Pairs) -> float:
     """Returns the mean attention distance of a head that looks everywhere alike."""
-    alike = shared_out(torch.ones_like(pairs.counts), pairs)
+    alike = shared_out(torch.zeros_like(pairs.counts), pairs)
     lengths = torch.cat([pairs.lengths, pairs.lengths.new_zeros(1)])
     return float((alike * lengths[pairs.bins]).sum() / pairs.queries)
-
-
-def _row_sums(weights: Float64[Tensor, " displacements"], pairs: Pairs) -> Float64[Tensor, "groups rows"]:
-    return _extended(weights)[pairs.bins].sum(dim=2)
-
-
-def _extended(weights: Float64[Tensor, " displacements"]) -> Float64[Tensor, " bins"]:
-    """Adds a weight of 0 for pairs that do not count."""
-    return torch.cat([weights, weights.new_zeros(1)])

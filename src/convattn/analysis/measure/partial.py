@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from convattn.errors import CheckpointError
 from convattn.files import write_atomically
 
-_SCHEMA = 1
+_SCHEMA = 2
 _EVERY = 30.0
 """Seconds between two writes, at least."""
 

@@ -9,6 +9,7 @@ from convattn.analysis.report.wording import layer_sentence
 from convattn.analysis.statistics import head_statistics
 from convattn.provenance import describe_versions
 from convattn.records.head_report import Control, Estimate, HeadReport, LayerReport, LayerStatistics, mean_of
+from convattn.records.words import counted
 
 _LIMITS = (
     "attention says where a layer reads, not what its values carry",
@@ -37,6 +38,12 @@ def assemble(
         limits.append("masks differ between images: pairs that a mask excludes count as pairs of weight 0")
     if any(layer.fit is None for layer in main.layers.values()):
         limits.append("convolution scores of layers whose inputs or outputs do not lie on the grid of their queries")
+    unsettled = sum(layer.kernels.unsettled for run in runs.values() for layer in run.layers.values())
+    if unsettled:
+        limits.append(
+            f"position scores of {counted(unsettled, 'head')}, controls included: weights by displacement were not"
+            " fitted to the end, and the scores may be too low"
+        )
     return HeadReport(
         model=model,
         images=main.count,
