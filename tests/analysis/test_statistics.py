@@ -99,6 +99,16 @@ def test_variance_over_images_is_unbiased_in_small_batches():
     assert abs(head.content_share.value / 2 - exact) > 10 * head.content_share.error
 
 
+def test_an_image_alone_in_its_batch_says_nothing_of_variance_over_images():
+    call = make_call(LAYOUTS["sequence"])
+    maps = whole_maps(call, 0)[0]
+    hi = maps[:5].var(axis=0, ddof=1).mean() / np.square(maps - maps.mean()).mean()
+    (head, *_), _ = statistics(*added(call, [slice(0, 5), slice(5, 6)], 3), None)
+    within(head.content_share.value, hi, maps.size)
+    (head, *_), _ = statistics(*added(call, [slice(number, number + 1) for number in range(6)], 3), None)
+    assert np.isnan(head.content_share.value)
+
+
 def test_float32_weights_lose_only_their_rounding():
     layout = LAYOUTS["one class token"]
     narrow, wide = make_call(layout, dtype=torch.float32), make_call(layout)

@@ -98,7 +98,7 @@ def numbers_of(
         "effective_positions": entropy.clamp_min(0).exp(),
         "hard_share": own / (sums.images * pairs.counts[hard]),
         "shift_invariance": torch.where(varies, 1 - (sums.squares - explained) / total, torch.nan),
-        "content_share": torch.where(varies & (sums.images > 1), sums.over_images / total, torch.nan),
+        "content_share": torch.where(varies, sums.over_images / sums.compared * sums.images / total, torch.nan),
         "distance": away / mass,
         "non_locality": away / queries,
         "prefix_share": sums.prefix_size / (mass + sums.prefix_size),

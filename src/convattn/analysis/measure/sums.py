@@ -29,11 +29,13 @@ class HeadSums:
     """Sums of one layer, for each group of images or over all; they add up over batches."""
 
     images: Float64[Tensor, "*groups"]  # Number of images
+    compared: Float64[Tensor, "*groups"]  # Number of images that came in a batch with others
     by_displacement: Float64[Tensor, "*groups heads displacements"]  # Σ A over images and pairs
     absolute: Float64[Tensor, "*groups heads displacements"]  # Σ |A|
     centred: Float64[Tensor, "*groups heads displacements"]  # Σ (A − level)
     squares: Float64[Tensor, "*groups heads"]  # Σ (A − level)²
-    over_images: Float64[Tensor, "*groups heads"]  # Σ (A − mean of the batch)² · n/(n − 1): unbiased for the variance
+    # Σ (A − mean of the batch)² · n/(n − 1) over images compared: unbiased for their number times the variance
+    over_images: Float64[Tensor, "*groups heads"]
     entropies: Float64[Tensor, "*groups heads"]  # Σ m · entropy of a query, m = Σ_k |A| its attention on positions
     prefix: Float64[Tensor, "*groups heads prefix_keys"]  # Σ A of positions on each prefix key
     prefix_size: Float64[Tensor, "*groups heads"]  # Σ |A| of positions on all prefix keys
@@ -55,7 +57,9 @@ def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images
     weights = call.weights
     images = len(weights)
     made = empty_sums(call, pairs, groups)
-    made.images.index_add_(0, members, torch.ones(images, dtype=torch.float64, device=weights.device))
+    ones = torch.ones(images, dtype=torch.float64, device=weights.device)
+    made.images.index_add_(0, members, ones)
+    made.compared.index_add_(0, members, ones * (images > 1))
     level = _level(weights.shape[-1])
     runs = members.unique_consecutive(return_counts=True)
     mass, logs, squares, apart = _empty_rows(call, pairs)
@@ -180,6 +184,7 @@ def empty_sums(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:
 
     return HeadSums(
         images=zeros(),
+        compared=zeros(),
         by_displacement=zeros(heads, bins),
         absolute=zeros(heads, bins),
         centred=zeros(heads, bins),
