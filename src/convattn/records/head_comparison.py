@@ -13,10 +13,10 @@ class HeadDifference:
 
     layer: str  # Name of the layer in the first report
     head: int  # Number of the head, from 0; −1 for a number of the whole layer
-    number: str  # Name of the number
+    number: str  # Name of the number; of a shift with its axis, as in "shift[0]"
     first: Estimate  # In the first report
     second: Estimate  # In the second one
-    errors: float  # Difference in units of its standard error; inf where neither has one and they differ
+    errors: float  # Difference in units of its standard error, at least that of rounding; inf where neither has one
 
 
 @dataclass(frozen=True)

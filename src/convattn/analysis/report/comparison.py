@@ -5,10 +5,14 @@ from collections.abc import Iterator
 
 from convattn.errors import ArgumentError
 from convattn.records.head_comparison import HeadDifference, ReportComparison
-from convattn.records.head_report import HEAD_NUMBERS, Estimate, HeadReport, LayerReport, mean_of
+from convattn.records.head_report import HEAD_NUMBERS, Estimate, HeadReport, HeadStatistics, LayerReport, mean_of
 
 _THRESHOLD = 3.0
+_ROUNDING = 64 * 2.0**-23
+"""Error by which weights in float32 change a share, or a length of one cell: 64 roundings."""
+
 _OF_LAYERS = ("tap_coverage", "hard_tap_coverage", "convolution_score")
+_OF_RADIUS = "kernel_share"
 
 
 def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
@@ -27,7 +31,10 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
     pairs = list(zip(first.layers, second.layers, strict=False))
     if not pairs:
         raise ArgumentError("reports must have layers, but one has none")
-    found = [item for pair in pairs for item in _differences(*pair)]
+    same_kernel, same_radius = first.kernel_size == second.kernel_size, first.radius == second.radius
+    of_layers = _OF_LAYERS if same_kernel else ()
+    of_heads = tuple(name for name in HEAD_NUMBERS if same_radius or name != _OF_RADIUS)
+    found = [item for pair in pairs for item in _differences(*pair, of_layers, of_heads)]
     heads = [list(zip(one.heads, other.heads, strict=False)) for one, other in pairs]
     matched = [pair for layer in heads for pair in layer]
     limits = []
@@ -37,6 +44,10 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
         limits.append("heads without a partner: some layers have another number of heads")
     if any(one.grid != other.grid for one, other in pairs):
         limits.append("grids differ: lengths are in cells of each network's own grid")
+    if not same_kernel:
+        limits.append(f"{', '.join(_OF_LAYERS)}: kernel_size is {first.kernel_size} and {second.kernel_size}")
+    if not same_radius:
+        limits.append(f"{_OF_RADIUS}: radius is {first.radius} and {second.radius}")
     sides = (0, 1)
     return ReportComparison(
         first=first.model,
@@ -53,23 +64,38 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
     )
 
 
-def _differences(one: LayerReport, other: LayerReport) -> Iterator[HeadDifference]:
-    numbers = [(-1, name, getattr(one.measured, name), getattr(other.measured, name)) for name in _OF_LAYERS]
+def _differences(
+    one: LayerReport, other: LayerReport, of_layers: tuple[str, ...], of_heads: tuple[str, ...]
+) -> Iterator[HeadDifference]:
+    numbers = [(-1, name, getattr(one.measured, name), getattr(other.measured, name)) for name in of_layers]
     for left, right in zip(one.heads, other.heads, strict=False):
-        numbers += [(left.head, name, getattr(left, name), getattr(right, name)) for name in HEAD_NUMBERS]
+        numbers += [(left.head, name, getattr(left, name), getattr(right, name)) for name in of_heads]
+        numbers += [(left.head, *item) for item in _shifts(left, right)]
     for head, name, first, second in numbers:
         errors = _errors(first, second)
         if errors > _THRESHOLD:
             yield HeadDifference(one.name, head, name, first, second, errors)
 
 
+def _shifts(one: HeadStatistics, other: HeadStatistics) -> Iterator[tuple[str, Estimate, Estimate]]:
+    """Yields the shifts along each axis; the hard ones, of hard heads, have no standard error."""
+    if len(one.shift) != len(other.shift):
+        return
+    for axis, shifts in enumerate(zip(one.shift, other.shift, strict=True)):
+        yield f"shift[{axis}]", *shifts
+    if one.hard and other.hard:
+        for axis, (first, second) in enumerate(zip(one.hard_shift, other.hard_shift, strict=True)):
+            yield f"hard_shift[{axis}]", Estimate(first, math.nan), Estimate(second, math.nan)
+
+
 def _errors(first: Estimate, second: Estimate) -> float:
-    """Returns a difference in units of its standard error."""
+    """Returns a difference in units of its standard error; one that rounding explains is none."""
     apart = abs(first.value - second.value)
-    error = math.hypot(*(item.error for item in (first, second) if math.isfinite(item.error)))
-    if not apart > 0:  # also where a number is not known
+    rounding = _ROUNDING * max(1.0, abs(first.value), abs(second.value))
+    if not apart > _THRESHOLD * rounding:  # also where a number is not known
         return 0.0
-    return apart / error if error > 0 else math.inf
+    known = [item.error for item in (first, second) if math.isfinite(item.error)]
+    return apart / math.hypot(rounding, *known) if known else math.inf
 
 
 def _two(values: list) -> tuple:

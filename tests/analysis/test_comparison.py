@@ -1,0 +1,75 @@
+"""What `compare_reports` tells as a difference, and what not."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.analysis.analyze_cases import gated, noise
+
+from convattn import RelativeAttention2d, Shift
+from convattn.analysis.analyze import analyze
+from convattn.analysis.report.comparison import compare_reports
+
+
+def hard(displacements):
+    network = RelativeAttention2d(6, 5, 3, encoding=Shift(3, 2, displacements=displacements))
+    return analyze(network.eval(), noise(4, 6, 5, 7), controls=(), progress=False)
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    return analyze(gated(0.6), noise(20, 6, 5, 7), controls=(), progress=False)
+
+
+def changed(report, **numbers):
+    """The report with other numbers of its first head."""
+    (layer,) = report.layers
+    head, *others = layer.heads
+    measured = replace(layer.measured, heads=(replace(head, **numbers), *others))
+    return replace(report, layers=(replace(layer, measured=measured),))
+
+
+def told(first, second):
+    return [(item.head, item.number) for item in compare_reports(first, second).differences]
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-16, math.nan])
+def test_rounding_is_no_difference(mixed, error):
+    eps = torch.finfo(torch.float32).eps
+    for value in (0.25, 9.0):
+        one, near, far = (
+            changed(mixed, distance=replace(mixed.layers[0].heads[0].distance, value=size, error=error))
+            for size in (value, value * (1 + eps), value * (1 + 2000 * eps))
+        )
+        assert told(one, near) == []
+        assert told(one, far) == [(0, "distance")]
+
+
+def test_a_head_that_looks_elsewhere_is_told():
+    one, other = hard([(0, 1), (-1, 0), (1, 1)]), hard([(0, -1), (-1, 0), (1, 1)])
+    found = compare_reports(one, other).differences
+    assert {(item.head, item.number) for item in found} >= {(0, "hard_shift[1]"), (0, "shift[1]")}
+    (moved,) = (item for item in found if item.number == "hard_shift[1]")
+    assert (moved.first.value, moved.second.value, moved.errors) == (1.0, -1.0, math.inf)
+    assert not any("[0]" in item.number or item.head > 0 for item in found)
+
+
+def test_the_largest_weight_of_a_head_that_is_not_hard_is_chance(mixed):
+    head = mixed.layers[0].heads[0]
+    share = replace(head.hard_share, value=0.4)
+    one, other = (changed(mixed, hard_share=share, hard_shift=shift) for shift in ((0.0, 1.0), (0.0, 2.0)))
+    assert told(one, other) == []
+
+
+def test_numbers_of_other_kernels_are_not_compared(mixed):
+    network, images = gated(0.6), noise(20, 6, 5, 7)
+    larger = analyze(network, images, controls=(), progress=False, kernel_size=5)
+    wider = analyze(network, images, controls=(), progress=False, radius=1)
+    for other, limit in (
+        (larger, "tap_coverage, hard_tap_coverage, convolution_score: kernel_size is 3 and 5"),
+        (wider, "kernel_share: radius is 7 and 1"),
+    ):
+        found = compare_reports(mixed, other)
+        assert found.not_covered == (limit,)
+        assert found.differences == ()
