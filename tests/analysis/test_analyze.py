@@ -41,6 +41,15 @@ def test_untrained_weights_are_the_same_numbers_in_another_order():
     )
 
 
+def test_untrained_weights_have_nothing_in_common():
+    """Tokens find themselves where queries are keys, Σ q k = Σ q²; of n random pairs it is 0 with σ = Σ q² / √n."""
+    query, key = nn.Linear(37, 37, bias=False), nn.Linear(37, 37, bias=False)
+    key.load_state_dict(query.state_dict())
+    one, other, tied = untrained(nn.ModuleList([query, key, query]), 0)
+    assert (one.weight * other.weight).sum().abs() < 4 / 37 * one.weight.square().sum()
+    assert tied is one
+
+
 @pytest.mark.parametrize(("sizes", "grid"), [((3, 8, 12), (2, 3)), ((2, 21), (7,)), ((3, 9, 13), (2, 3))])
 def test_shuffled_images_hold_the_same_patches(sizes, grid):
     image = torch.arange(torch.Size(sizes).numel()).reshape(sizes)

@@ -24,14 +24,17 @@ def untrained(model: nn.Module, seed: int) -> nn.Module:
     """
     made = copy.deepcopy(model)
     draw = torch.Generator().manual_seed(seed)
-    orders: dict[int, Tensor] = {}  # tensors of one size share an order, which takes as long to draw as to apply
+    # Tensors of one size share an order, which takes longer to draw than to apply, but each starts elsewhere in it:
+    # what two of them, as the weights of queries and keys, have in common is gone as well.
+    orders: dict[int, Tensor] = {}
     with torch.no_grad():
         for parameter in made.parameters():
             count = parameter.numel()
             if count not in orders:
                 orders[count] = torch.randperm(count, generator=draw)
             order = orders[count].to(parameter.device)
-            parameter.copy_(parameter.flatten().index_select(0, order).view(parameter.shape))
+            start = int(torch.randint(max(count, 1), (), generator=draw))
+            parameter.copy_(parameter.flatten().index_select(0, order).roll(start).view(parameter.shape))
     return made
 
 
