@@ -1,6 +1,7 @@
 """ConViT, whose heads mix position and content by a gate: replaced heads, and those that stay."""
 
 import copy
+from math import prod
 
 import pytest
 import timm
@@ -21,19 +22,19 @@ LAYERS = [*GATED, "blocks.2.attn"]
 def convit(gate=0.0, **options):
     """Two layers of four gated heads and one without position, on a grid of 5 × 5 patches."""
     sizes = {"img_size": 20, "patch_size": 4, "num_classes": 5, "embed_dim": 3, "num_heads": 4, "depth": 3}
-    network = randomised(timm.models.ConVit(**sizes, local_up_to_layer=2, **options))
+    network = randomised(timm.models.ConVit(**{**sizes, "local_up_to_layer": 2, **options}))
     with torch.no_grad():
         for name in GATED:
             network.get_parameter(f"{name}.gating_param").copy_(gate + torch.linspace(-1, 1, 4))
     return network
 
 
-def images(count):
-    return torch.randn(count, 3, 20, 20, generator=torch.Generator().manual_seed(1))
+def images(count, size=(20, 20)):
+    return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(1))
 
 
-def report_of(network, count=8):
-    return analyze(network, images(count), controls=(), progress=False)
+def report_of(network, count=8, size=(20, 20)):
+    return analyze(network, images(count, size), controls=(), progress=False)
 
 
 def with_weights(layer, tokens, replaced):
@@ -47,15 +48,17 @@ def with_weights(layer, tokens, replaced):
         return functional.linear((weights @ value).movedim(1, -2).flatten(-2), layer.proj.weight, layer.proj.bias)
 
 
+@pytest.mark.parametrize("size", [(20, 20), (8, 32)], ids=["5 x 5 patches", "2 x 8 patches"])
 @pytest.mark.parametrize("heads", [(0,), (1, 2), (0, 1, 3)], ids=str)
-def test_gated_heads_that_stay_attend_as_before(heads):
-    network = convit(qkv_bias=True)
-    report = report_of(network)
+def test_gated_heads_that_stay_attend_as_before(heads, size):
+    """timm takes the patches of any grid for those of a square, and so do the heads that stay."""
+    network = convit(qkv_bias=True, img_size=size)
+    report = report_of(network, size=size)
     made, record = replace_convolutional_heads(network, report, heads=[(GATED[1], head) for head in heads])
     assert {(head.layer, head.head) for head in record.replaced} == {(GATED[1], head) for head in heads}
     layer = report.layers[1]
     fixed = fixed_weights(layer, measured_heads(layer, heads))
-    tokens = torch.randn(2, 25, 12)
+    tokens = torch.randn(2, prod(layer.grid), 12)
     wide, narrow = (
         with_weights(
             copy.deepcopy(network.get_submodule(GATED[1])).to(kind), tokens.to(kind), {h: fixed[h] for h in heads}

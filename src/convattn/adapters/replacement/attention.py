@@ -86,7 +86,7 @@ class ConvolvedAttention(nn.Module):
         moved, kept = values.split([self.moved, self.heads - self.moved], dim=1)
         parts = [self._averaged(moved, sizes, present)]
         if self.content is not None:
-            parts.append(self.content(tokens, kept, sizes, present))
+            parts.append(self.content(tokens, kept, present))
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         if self.back is not None:
             y = y[:, self.back]

@@ -1,6 +1,7 @@
 """Heads that attend as before beside those that became convolutions."""
 
 from collections.abc import Sequence
+from math import isqrt
 from typing import final
 
 import torch
@@ -29,11 +30,9 @@ class ContentHeads(nn.Module):
         self,
         tokens: Float[Tensor, "batch tokens width"],
         values: Float[Tensor, "batch heads tokens head_width"],
-        sizes: tuple[int, ...],
         present: Bool[Tensor, "batch tokens"] | None,
     ) -> Float[Tensor, "batch heads tokens head_width"]:
-        """Attends to the tokens that are present, whatever the sizes of their grid."""
-        del sizes
+        """Attends to the tokens that are present."""
         query = self.query_norm(split_heads(self.query(tokens), self.heads))
         key = self.key_norm(split_heads(self.key(tokens), self.heads))
         mask = None if present is None else present[:, None, None, :]
@@ -45,7 +44,8 @@ class ContentHeads(nn.Module):
 class GatedHeads(nn.Module):
     """Gated heads that attend as before: ((1 − σ(λ)) softmax(q kᵀ/√D_h) + σ(λ) softmax(p)) v.
 
-    The score of position is p = w · (columns, rows, columns² + rows²) + b, of the displacement from query to key.
+    The score of position is p = w · (columns, rows, columns² + rows²) + b, of the displacement from query to key on a
+    square of √tokens rows, whatever the grid of patches: timm's layer is not told its rows and columns either.
     Source: d'Ascoli et al. 2021 (ConViT), equations 6 and 7.
     """
 
@@ -63,24 +63,23 @@ class GatedHeads(nn.Module):
         self,
         tokens: Float[Tensor, "batch tokens width"],
         values: Float[Tensor, "batch heads tokens head_width"],
-        sizes: tuple[int, ...],
         present: Bool[Tensor, "batch tokens"] | None,
     ) -> Float[Tensor, "batch heads tokens head_width"]:
-        """Attends to the positions of a grid, all of which are present."""
+        """Attends to the positions, all of which are present."""
         assert present is None
-        rows, cols = sizes
         query, key = (split_heads(part(tokens), self.heads) for part in (self.query, self.key))
         content = torch.matmul(query, key.mT * values.shape[-1] ** -0.5).softmax(-1)
-        position = rearrange(self.position(_shifts(rows, cols, self.gates)), "query key heads -> heads query key")
+        shifts = _shifts(isqrt(tokens.shape[1]), self.gates)
+        position = rearrange(self.position(shifts), "query key heads -> heads query key")
         gates = self.gates.sigmoid()[:, None, None]
         weights = (1 - gates) * content + gates * position.softmax(-1)
         return torch.matmul(functional.dropout(weights, self.dropout, self.training), values)
 
 
-def _shifts(rows: int, cols: int, like: Tensor) -> Float[Tensor, "positions positions 3"]:
-    """Returns columns, rows and squared length of the displacement from each position to each other."""
-    kind = {"dtype": like.dtype, "device": like.device}
-    row, col = torch.cartesian_prod(torch.arange(rows, **kind), torch.arange(cols, **kind)).unbind(1)
+def _shifts(side: int, like: Tensor) -> Float[Tensor, "positions positions 3"]:
+    """Returns columns, rows and squared length of the displacement from each position of a square to each other."""
+    steps = torch.arange(side, dtype=like.dtype, device=like.device)
+    row, col = torch.cartesian_prod(steps, steps).unbind(1)
     down, right = row[None, :] - row[:, None], col[None, :] - col[:, None]
     return torch.stack([right, down, right**2 + down**2], dim=-1)
 
