@@ -110,6 +110,33 @@ def test_the_other_heads_attend_as_before(name):
     assert_within_budget(attention_of(made, layer.name)(tokens).detach(), hi.double(), lo, name)
 
 
+SCALED = {
+    "timm, class token": ("blocks.0.attn", "scale", "qkv"),
+    "transformers": ("vit.layers.0.attention", "scaling", "q_proj"),
+    "bert": ("encoder.layer.0.attention.self", "scaling", "query"),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_heads_that_stay_keep_a_changed_scale(name):
+    """Four times the scale is four times the queries, in every bit."""
+    network, x, report = measured(name)
+    place, scale, query = SCALED[name]
+    scaled, multiplied = copy.deepcopy(network), copy.deepcopy(network)
+    layer = scaled.get_submodule(place)
+    layer.fused_attn = False  # timm's fused attention has a scale of its own
+    setattr(layer, scale, 4 * getattr(layer, scale))
+    with torch.no_grad():
+        for part in multiplied.get_submodule(f"{place}.{query}").parameters():
+            part[: 18 if query == "qkv" else None] *= 4
+    one, two, same = (
+        outputs(replace_convolutional_heads(made, report, heads=[(place, 0)])[0], x)
+        for made in (scaled, multiplied, network)
+    )
+    assert torch.equal(one, two)
+    assert not torch.equal(one, same)
+
+
 def attention_of(made, name):
     return next(part for part in made.get_submodule(name).modules() if isinstance(part, ConvolvedAttention))
 

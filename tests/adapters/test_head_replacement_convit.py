@@ -68,6 +68,24 @@ def test_gated_heads_that_stay_attend_as_before(heads, size):
     assert_within_budget(made.get_submodule(GATED[1])(tokens).detach(), wide, narrow)
 
 
+@pytest.mark.parametrize("place", [GATED[0], LAYERS[2]])
+def test_heads_that_stay_keep_a_changed_scale(place):
+    """Four times the scale is four times the queries, in every bit."""
+    network, x = convit(), images(2)
+    report = report_of(network)
+    scaled, multiplied = copy.deepcopy(network), copy.deepcopy(network)
+    scaled.get_submodule(place).scale *= 4
+    queries = multiplied.get_submodule(place).qk if place in GATED else multiplied.get_submodule(place).qkv
+    with torch.no_grad():
+        queries.weight[:12] *= 4
+    one, two, same = (
+        outputs(replace_convolutional_heads(made, report, heads=[(place, 0)])[0], x)
+        for made in (scaled, multiplied, network)
+    )
+    assert torch.equal(one, two)
+    assert not torch.equal(one, same)
+
+
 def test_nothing_changes_where_nothing_is_replaced():
     network, x = convit(), images(2)
     made, _ = replace_convolutional_heads(network, report_of(network), heads=[])

@@ -75,6 +75,23 @@ def test_an_open_gate_is_the_network_as_it_was():
         assert_within_budget(actual, network.double()(x).last_hidden_state, low)
 
 
+def test_a_changed_scale_is_kept():
+    """Four times the scale is four times the queries, in every bit."""
+    scaled, multiplied = build(), build()
+    for layer in scaled.layers:
+        layer.attention.scaling *= 4
+    with torch.no_grad():
+        for layer in multiplied.layers:
+            for part in layer.attention.q_proj.parameters():
+                part.mul_(4)
+    one, two, same = (
+        convolutional_init(network, content_share=0.5)[0](pixels()).last_hidden_state
+        for network in (scaled, multiplied, build())
+    )
+    assert torch.equal(one, two)
+    assert not torch.equal(one, same)
+
+
 def test_without_content_the_network_is_one_of_convolutions():
     made, _ = convolutional_init(build(heads=3), content=False)
     convolved_network, certificate = network_to_conv(made)

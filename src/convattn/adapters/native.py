@@ -14,13 +14,14 @@ from convattn.records import LeftAlone
 
 @dataclass(frozen=True, kw_only=True)
 class TokenAttention:
-    """What every layer of multi-head attention over tokens has: y = W_out · concat_h softmax(q_h k_hᵀ/√D_h) v_h + b."""
+    """What every layer of multi-head attention over tokens has: y = W_out · concat_h softmax(s q_h k_hᵀ) v_h + b."""
 
     heads: int  # N_h
     query: nn.Linear  # W_q with its bias, D → N_h·D_h; heads stand one after the other
     key: nn.Linear  # W_k with its bias
     value: nn.Linear  # W_v with its bias
     dropout: float  # Probability with which an attention weight is dropped in training
+    scale: float | None = None  # s; None is 1/√D_h
     query_norm: nn.Module = field(default_factory=nn.Identity)  # What is applied to each query before the product
     key_norm: nn.Module = field(default_factory=nn.Identity)  # What is applied to each key
     after: nn.Module = field(default_factory=nn.Identity)  # What follows W_out: the dropout of the output

@@ -71,7 +71,7 @@ class PatchAttention(nn.Module):
 
 @final
 class GatedPatchAttention(nn.Module):
-    """Heads that mix position and content: A = (1 − t) softmax(position) + t softmax(q kᵀ/√D_h), t = tanh g, per head.
+    """Heads that mix position and content: A = (1 − t) softmax(position) + t softmax(s q kᵀ), t = tanh g, per head.
 
     By position a head attends to patches, with zeros around their grid; by content it attends to every token. A prefix
     token has no position and attends by content only. With g = 0 patches attend by position only, but the gate still
@@ -92,6 +92,7 @@ class GatedPatchAttention(nn.Module):
         grid: Rows and columns of the patches.
         geometry: Window; its padding is the width of the zeros around the patches.
         dropout: Probability with which an attention weight of content is dropped in training.
+        scale: s; None is 1/√D_h.
         after: Dropout of the output.
     """
 
@@ -115,7 +116,8 @@ class GatedPatchAttention(nn.Module):
         self.encoding, self.gate = encoding, nn.Parameter(gate)
         self.query, self.key, self.value, self.output = layer.query, layer.key, layer.value, layer.output
         self.query_norm, self.key_norm, self.after = layer.query_norm, layer.key_norm, layer.after
-        self.grid, self.geometry, self.prefix, self.dropout = grid, geometry, prefix, layer.dropout
+        self.grid, self.geometry, self.prefix = grid, geometry, prefix
+        self.dropout, self.scale = layer.dropout, layer.scale
 
     def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
         """Attends.
@@ -134,7 +136,7 @@ class GatedPatchAttention(nn.Module):
         key = self.key_norm(self._heads(self.key(tokens)))
         value = self._heads(functional.linear(tokens, self.value.weight))
         dropout = self.dropout if self.training else 0.0
-        content = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+        content = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=self.scale)
         prefix, patches = content.split([self.prefix, content.shape[2] - self.prefix], dim=2)
         position = self._by_position(value[:, :, self.prefix :], sizes)
         share = self._content_share().to(value.dtype)[:, None, None]

@@ -94,6 +94,7 @@ def read_timm_attention(names: tuple[str, ...], attention: nn.Module) -> NativeA
         query_norm=attention.q_norm,  # type: ignore[arg-type]
         key_norm=attention.k_norm,  # type: ignore[arg-type]
         dropout=float(attention.attn_drop.p),  # type: ignore[union-attr, arg-type]
+        scale=None if attention.fused_attn else float(attention.scale),  # type: ignore[arg-type]
         after=attention.proj_drop,  # type: ignore[arg-type]
         training=attention.training,
     )

@@ -16,7 +16,7 @@ from convattn.adapters.replacement.readers import ReadAttention
 
 @final
 class ContentHeads(nn.Module):
-    """Heads that attend by content as before: softmax(q kᵀ/√D_h) v, with the query and key rows of these heads only."""
+    """Heads that attend by content as before: softmax(s q kᵀ) v, with the query and key rows of these heads only."""
 
     def __init__(self, layer: ReadAttention, heads: Sequence[int]) -> None:
         """Takes over some heads of a layer."""
@@ -24,7 +24,7 @@ class ContentHeads(nn.Module):
         rows = head_rows(heads, layer.head_width)
         self.query, self.key = some_rows(layer.query, rows), some_rows(layer.key, rows)
         self.query_norm, self.key_norm = layer.query_norm, layer.key_norm
-        self.heads, self.dropout = len(heads), layer.dropout
+        self.heads, self.dropout, self.scale = len(heads), layer.dropout, layer.scale
 
     def forward(
         self,
@@ -37,12 +37,12 @@ class ContentHeads(nn.Module):
         key = self.key_norm(split_heads(self.key(tokens), self.heads))
         mask = None if present is None else present[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        return functional.scaled_dot_product_attention(query, key, values, attn_mask=mask, dropout_p=dropout)
+        return functional.scaled_dot_product_attention(query, key, values, mask, dropout, scale=self.scale)
 
 
 @final
 class GatedHeads(nn.Module):
-    """Gated heads that attend as before: ((1 − σ(λ)) softmax(q kᵀ/√D_h) + σ(λ) softmax(p)) v.
+    """Gated heads that attend as before: ((1 − σ(λ)) softmax(s q kᵀ) + σ(λ) softmax(p)) v.
 
     The score of position is p = w · (columns, rows, columns² + rows²) + b, of the displacement from query to key on a
     square of √tokens rows, whatever the grid of patches: timm's layer is not told its rows and columns either.
@@ -53,11 +53,12 @@ class GatedHeads(nn.Module):
         """Takes over some heads of a layer."""
         super().__init__()
         assert layer.gated is not None
+        assert layer.scale is not None
         rows, position, gates = head_rows(heads, layer.head_width), layer.gated.position, layer.gated.gates
         self.query, self.key = some_rows(layer.query, rows), some_rows(layer.key, rows)
         self.position = some_rows(position, torch.tensor(list(heads)))
         self.gates = nn.Parameter(gates.detach()[list(heads)].clone(), requires_grad=gates.requires_grad)
-        self.heads, self.dropout = len(heads), layer.dropout
+        self.heads, self.dropout, self.scale = len(heads), layer.dropout, layer.scale
 
     def forward(
         self,
@@ -68,7 +69,7 @@ class GatedHeads(nn.Module):
         """Attends to the positions, all of which are present."""
         assert present is None
         query, key = (split_heads(part(tokens), self.heads) for part in (self.query, self.key))
-        content = torch.matmul(query, key.mT * values.shape[-1] ** -0.5).softmax(-1)
+        content = torch.matmul(query, key.mT * self.scale).softmax(-1)
         shifts = _shifts(isqrt(tokens.shape[1]), self.gates)
         position = rearrange(self.position(shifts), "query key heads -> heads query key")
         gates = self.gates.sigmoid()[:, None, None]

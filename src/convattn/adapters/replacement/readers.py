@@ -71,6 +71,7 @@ def _from_convit(
         value=value,
         output=linear(proj.weight, proj.bias, like=proj),
         dropout=float(attention.attn_drop.p),  # type: ignore[union-attr, arg-type]
+        scale=float(attention.scale),  # type: ignore[arg-type]
         after=attention.proj_drop,  # type: ignore[arg-type]
         wrap=TimmAttention,
         gated=gated,
@@ -98,6 +99,7 @@ def _bert(attention: nn.Module) -> ReadAttention:
         value=value,
         output=None,
         dropout=float(attention.dropout.p),  # type: ignore[union-attr, arg-type]
+        scale=float(attention.scaling),  # type: ignore[arg-type]
         wrap=partial(SequenceAttention, config=attention.config),
     )
 
