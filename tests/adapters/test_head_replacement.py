@@ -197,6 +197,24 @@ def test_frozen_layers_stay_frozen():
     assert not any(parameter.requires_grad for parameter in made.parameters())
 
 
+@pytest.mark.parametrize("frozen", ["weight", "bias", "values", "others"])
+@pytest.mark.parametrize("name", ["timm, class token", "transformers", "torchvision", "bert"])
+def test_each_part_keeps_whether_it_learns(name, frozen):
+    network, _, report = measured(name)
+    inner = ("qkv.", "in_proj_", "q_proj.", "k_proj.", "v_proj.", "query.", "key.", "value.")
+    for key, parameter in network.named_parameters():
+        values = any(part in key for part in inner)
+        parameter.requires_grad_({"values": not values, "others": values}.get(frozen, not key.endswith(frozen)))
+    layer = report.layers[0]
+    made, _ = replace_convolutional_heads(network, report, heads=[(layer.name, 1)])
+    learns = {key: part.requires_grad for key, part in attention_of(made, layer.name).named_parameters()}
+    assert len(learns) >= 9
+    for key, found in learns.items():
+        last = "bias" if key.endswith("bias") else "weight"
+        expected = {"values": key.startswith("output"), "others": not key.startswith("output")}
+        assert found == expected.get(frozen, last != frozen), key
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_its_weights_load_into_another_one_made_alike(name):
     network, x, report = measured(name)

@@ -62,6 +62,26 @@ def test_networks_of_this_library_are_made_anew():
     assert not any("content" in key or "encoding" in key for key in made.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("head_width", "frozen", "expected"),
+    [
+        (None, "values.weight", {"output", "means.0.kernel"}),
+        (None, "bias", {"bias"}),
+        (5, "values.value", {"value", "means.0.kernel"}),
+        (5, "values.output", {"output"}),
+        (5, "bias", {"bias"}),
+    ],
+    ids=str,
+)
+def test_each_part_keeps_whether_it_learns(head_width, frozen, expected):
+    _, _, report = measured()
+    old = RelativeAttention2d(12, 12, 3, "learned_axial", head_width=head_width, content=True)
+    old.get_parameter(frozen).requires_grad_(requires_grad=False)
+    with torch.no_grad():
+        made = ConvolvedImages(old, measured_heads(report.layers[1], (0, 1, 2)))
+    assert {key for key, part in made.named_parameters() if not part.requires_grad} == expected
+
+
 def test_single_heads_are_left():
     network, _, report = measured()
     _, record = replace_convolutional_heads(network, report, heads=every_head(report)[:4])

@@ -53,10 +53,14 @@ class ConvolvedAttention(nn.Module):
         self.register_buffer("back", back if out is None and order != sorted(order) else None, persistent=False)
         like = layer.value.weight
         kind = {"device": like.device, "dtype": torch.promote_types(like.dtype, torch.float32)}
-        self.means = nn.ModuleList(KernelMeans(group.kernel.to(**kind), group.first) for group in groups)
-        self.prefix_shares = nn.Parameter(torch.cat([group.prefix_shares for group in groups]).to(**kind))
-        self.prefix_maps = nn.Parameter(torch.cat([group.prefix_maps for group in groups]).to(**kind))
-        self.requires_grad_(like.requires_grad)
+        means = nn.ModuleList(KernelMeans(group.kernel.to(**kind), group.first) for group in groups)
+        self.means = means.requires_grad_(like.requires_grad)
+        shares, maps = (
+            torch.cat(parts).to(**kind)
+            for parts in zip(*((group.prefix_shares, group.prefix_maps) for group in groups), strict=True)
+        )
+        self.prefix_shares = nn.Parameter(shares, requires_grad=like.requires_grad)
+        self.prefix_maps = nn.Parameter(maps, requires_grad=like.requires_grad)
         attend = ContentHeads if layer.gated is None else GatedHeads
         self.content = attend(layer, kept) if kept else None
         self.heads, self.moved, self.grid, self.after = layer.heads, len(moved), grid, layer.after

@@ -38,12 +38,12 @@ class ConvolvedImages(nn.Module):
         order = torch.tensor([head for group in groups for head in group.heads])
         values, like = layer.values, next(layer.values.parameters())
         factored = isinstance(values, FactoredValues)
-        self.value = nn.Parameter(values.value.detach()[order]) if factored else None
-        self.output = nn.Parameter((values.output if factored else values.maps()).detach()[order])
-        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
+        self.value = _taken(values.value[order], values.value) if factored else None
+        self.output = _taken(values.output[order], values.output) if factored else _taken(values.maps()[order], like)
+        self.bias = None if layer.bias is None else _taken(layer.bias, layer.bias)
         kind = {"device": like.device, "dtype": torch.promote_types(like.dtype, torch.float32)}
-        self.means = nn.ModuleList(KernelMeans(group.kernel.to(**kind), group.first) for group in groups)
-        self.requires_grad_(like.requires_grad)
+        means = nn.ModuleList(KernelMeans(group.kernel.to(**kind), group.first) for group in groups)
+        self.means = means.requires_grad_(like.requires_grad)
         self.dims = layer.dims
 
     def forward(self, x: Float[Tensor, "batch inputs *sizes"]) -> Float[Tensor, "batch outputs *sizes"]:
@@ -69,6 +69,11 @@ class ConvolvedImages(nn.Module):
         y = torch.cat([means(part, sizes) for means, part in pairs], dim=1)
         y = einsum(self.output, y, "heads outputs width, batch heads n width -> batch outputs n")
         return (y if self.bias is None else y + self.bias[:, None]).unflatten(2, sizes)
+
+
+def _taken(numbers: Tensor, like: nn.Parameter) -> nn.Parameter:
+    """Copies numbers of the old layer, which learn if the parameter does that they come from."""
+    return nn.Parameter(numbers.detach().clone(), requires_grad=like.requires_grad)
 
 
 def require_replaceable(layer: RelativeAttention, replaced: int) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import final
 
-from torch import Tensor, nn
+from torch import nn
 
 from convattn.adapters.native import NativeAttention, TokenAttention, linear, split_linear
 from convattn.adapters.readable import require_linear
@@ -114,12 +114,10 @@ def _torch(attention: nn.Module) -> ReadAttention:
     reasons = [reason for reason, found in refused.items() if found]
     if reasons:
         raise UnsupportedModelError(reasons[0])
-    out = attention.out_proj
-    biases: tuple[Tensor | None, ...] = (None,) * 3
-    if attention.in_proj_bias is not None:
-        biases = attention.in_proj_bias.chunk(3)
-    parts = zip(attention.in_proj_weight.chunk(3), biases, strict=True)
-    query, key, value = (linear(*part, like=out) for part in parts)
+    out, width = attention.out_proj, attention.embed_dim
+    whole = nn.Linear(width, 3 * width, device="meta")
+    whole.weight, whole.bias = attention.in_proj_weight, attention.in_proj_bias
+    query, key, value = split_linear(whole, 3)
     return ReadAttention(
         heads=attention.num_heads,
         query=query,
