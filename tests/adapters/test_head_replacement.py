@@ -236,6 +236,18 @@ def test_the_mode_of_the_network_stays():
         assert {part.training for part in made.modules()} == {training}
 
 
+def test_parts_that_are_taken_over_keep_their_modes():
+    network, _, report = measured("timm, queries normalised")
+    for training in (True, False):
+        network.train(training)
+        network.blocks[0].attn.proj_drop.train(not training)
+        network.blocks[0].attn.q_norm.train(not training)
+        made, _ = replace_convolutional_heads(network, report, heads=[("blocks.0.attn", 0)])
+        layer = attention_of(made, "blocks.0.attn")
+        others = {part for part in made.modules() if part.training != training}
+        assert others == {layer.after, layer.content.query_norm}
+
+
 def test_padded_words_count_for_nothing():
     """The kernel is renormalised over the words that are there, as softmax does; what pads is seen by no word."""
     network, x, report = measured("bert")

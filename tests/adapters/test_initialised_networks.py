@@ -70,12 +70,13 @@ def test_tokens_that_are_no_grid_are_refused():
 def test_dtype_mode_and_what_learns_are_kept(dtype, content):
     network = vit(**VITS["3 heads of width 7"]).to(dtype).train()
     network.blocks[0].eval()
+    network.blocks[1].attn.proj_drop.eval()
     network.blocks[0].attn.qkv.requires_grad_(False)
     made, record = convolutional_init(network, content=content)
     assert record.passed
     assert record.exact
     first, second = attentions(made)
-    assert (first.training, second.training) == (False, True)
+    assert (first.training, second.training, second.after.training) == (False, True, False)
     learns = {name: parameter.requires_grad for name, parameter in first.named_parameters()}
     frozen = {"query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias"}
     assert {name for name, on in learns.items() if not on} == (frozen if content else {"layer.values.value"})

@@ -16,7 +16,7 @@ from convattn.adapters.transformers import TRANSFORMERS, read_transformers
 from convattn.convert import attention_to_conv
 from convattn.convert.certificate.bounds import underflows
 from convattn.convert.classes import full_name
-from convattn.convert.network.modules import graft
+from convattn.convert.network.modules import graft, keep_modes
 from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
@@ -119,8 +119,8 @@ def convolutional_init(
             made_layer = layer_by_position(encoding, geometry, layer.value, layer.output)
             attention = PatchAttention(made_layer, native.grid, prefix=native.prefix, after=layer.after)
         attentions.append(attention)
-        wrapped = native.wrap(attention).train(before.training)
-        replaced[made.get_submodule(before.names[0])] = wrapped
+        old = made.get_submodule(before.names[0])
+        replaced[old] = keep_modes(old, native.wrap(attention))
     made = graft(made, replaced)
     made.get_submodule(native.embedding).register_forward_pre_hook(native.grid)
     return made, _make_record(vit, made, native, geometry, attentions)

@@ -39,7 +39,6 @@ class NativeAttention(TokenAttention):
 
     names: tuple[str, ...]  # Its dotted names in the network, the first one first
     output: nn.Linear  # W_out with its bias, N_h·D_h → D_out
-    training: bool  # Whether the layer is in training mode
 
 
 @final

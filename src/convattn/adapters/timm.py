@@ -96,5 +96,4 @@ def read_timm_attention(names: tuple[str, ...], attention: nn.Module) -> NativeA
         dropout=float(attention.attn_drop.p),  # type: ignore[union-attr, arg-type]
         scale=None if attention.fused_attn else float(attention.scale),  # type: ignore[arg-type]
         after=attention.proj_drop,  # type: ignore[arg-type]
-        training=attention.training,
     )

@@ -90,5 +90,4 @@ def read_transformers_attention(names: tuple[str, ...], attention: nn.Module) ->
         output=output,
         dropout=float(attention.attention_dropout),  # type: ignore[arg-type]
         scale=float(attention.scaling),  # type: ignore[arg-type]
-        training=attention.training,
     )

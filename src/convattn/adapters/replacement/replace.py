@@ -15,7 +15,7 @@ from convattn.adapters.replacement.readers import read_attention
 from convattn.adapters.replacement.trial import compare_on_images
 from convattn.convert.classes import full_name
 from convattn.convert.copies import copy_network
-from convattn.convert.network.modules import graft
+from convattn.convert.network.modules import graft, keep_modes
 from convattn.convert.network.running import read_arguments
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.records import HeadReplacement, HeadReport, ReplacedHead
@@ -89,7 +89,7 @@ def replace_convolutional_heads(
             rebuild = _rebuilder(old, layer, len(wanted))
             if wanted:
                 groups = measured_heads(layer, wanted)
-                replaced[old] = rebuild(groups).train(old.training)
+                replaced[old] = keep_modes(old, rebuild(groups))
                 boxes = {head: tuple(group.kernel.shape[1:]) for group in groups for head in group.heads}
                 bare += [layer.name] * (len(wanted) == len(layer.heads))
         except UnsupportedModelError as error:

@@ -54,6 +54,15 @@ def matches(names: Sequence[str], wanted: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in wanted)
 
 
+def keep_modes(old: nn.Module, new: nn.Module) -> nn.Module:
+    """Gives a new module the mode of the old one, in training or not; parts taken over from the old one keep theirs."""
+    taken = set(old.modules())
+    for part in new.modules():
+        if part not in taken:
+            part.training = old.training
+    return new
+
+
 def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """Replaces old modules by new ones wherever they are registered, and gives the old ones' hooks to the new.
 
