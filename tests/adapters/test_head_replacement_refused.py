@@ -1,11 +1,22 @@
 """What `replace_convolutional_heads` refuses, and why heads are left."""
 
+import copy
 from dataclasses import replace
 from math import nan
 
 import pytest
 import torch
-from tests.adapters.report_cases import attention_maps, bert, images, report_of, timm_vit, torchvision_vit, words
+from tests.adapters.report_cases import (
+    attention_maps,
+    bert,
+    every_head,
+    images,
+    report_of,
+    timm_vit,
+    torchvision_vit,
+    transformers_vit,
+    words,
+)
 from torch import nn
 
 from convattn.adapters.replacement import random_heads, replace_convolutional_heads
@@ -108,13 +119,57 @@ def test_images_of_another_size(network, report, size):
         replace_convolutional_heads(network, report, images=images()[:0])
 
 
-def test_grids_of_another_size(report):
-    """The prefix tokens' maps are those of the measured grid."""
-    network = timm_vit(dynamic_img_size=True)
-    chosen = [(layer.name, head.head) for layer in report.layers for head in layer.heads]
-    made, _ = replace_convolutional_heads(network, report, heads=chosen)
-    with pytest.raises(ShapeError, match=r"tokens must be 36 \(1 prefix and 5 x 7 positions\), .* but are 26"):
-        made(images((20, 20)))
+@pytest.mark.parametrize("prefix", [0, 1])
+@pytest.mark.parametrize("size", [(20, 20), (28, 20), (4, 140)], ids=str)
+def test_grids_of_another_size(prefix, size):
+    """The prefix tokens' maps are those of the measured grid, and as many patches may lie in other rows."""
+    network = timm_vit(prefix, dynamic_img_size=True)
+    report = report_of(network, attention_maps(network, images()), prefix=prefix)
+    made, _ = replace_convolutional_heads(network, report, heads=every_head(report))
+    made(images())
+    grid = f"{size[0] // 4} x {size[1] // 4}"
+    with pytest.raises(ShapeError, match=f"images must be cut into 5 x 7 patches, .* but these are cut into {grid}"):
+        made(images(size))
+    with pytest.raises(
+        ShapeError, match=rf"tokens must be {35 + prefix} \({prefix} prefix and 5 x 7 positions\), .* 26"
+    ):
+        made.blocks[0].attn(torch.zeros(1, 26, 18))
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(transformers_vit, {"interpolate_pos_encoding": True}), (torchvision_vit, {})],
+    ids=["transformers", "torchvision"],
+)
+def test_other_grids_of_other_libraries(make, options):
+    network = make()
+    report = report_of(network, attention_maps(network, images((28, 28))), (7, 7))
+    made, _ = replace_convolutional_heads(network, report, heads=[(report.layers[0].name, 0)])
+    made = copy.deepcopy(made)
+    made(images((28, 28)))
+    with pytest.raises(ShapeError, match=r"images must be cut into 7 x 7 patches, .* but these are cut into 1 x 49"):
+        made(images((4, 196)), **options)
+
+
+def test_a_grid_in_a_network_around():
+    network = nn.Sequential(timm_vit(dynamic_img_size=True), nn.Linear(5, 2))
+    report = report_of(network, attention_maps(network, images()))
+    made, _ = replace_convolutional_heads(network, report, heads=[("0.blocks.0.attn", 0)])
+    again, _ = replace_convolutional_heads(
+        made, replace(report, layers=report.layers[1:]), heads=[("0.blocks.1.attn", 1)]
+    )
+    assert len(again[0].patch_embed._forward_pre_hooks) == 1
+    with pytest.raises(ShapeError, match="but these are cut into 7 x 5"):
+        again(images((28, 20)))
+
+
+def test_one_of_two_towers_is_bound():
+    """The text's layers lie beside the image's, whose grid is not theirs."""
+    towers = nn.ModuleDict({"text": bert(), "image": timm_vit()})
+    report = report_of(towers["text"], attention_maps(towers["text"], words()), (11,), 0)
+    layers = tuple(replace(layer, name=f"text.{layer.name}") for layer in report.layers)
+    made, _ = replace_convolutional_heads(towers, replace(report, layers=layers), heads=[(layers[0].name, 0)])
+    made["image"](images())
 
 
 def test_networks_of_which_nothing_can_be_read(report):

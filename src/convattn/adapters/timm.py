@@ -61,14 +61,15 @@ def read_timm(vit: nn.Module) -> NativeTransformer:
     return NativeTransformer(
         layers=layers,
         prefix=int(vit.num_prefix_tokens),  # type: ignore[arg-type]
-        grid=PatchGrid((int(rows), int(cols)), _rows_and_cols_of_patches),
+        grid=PatchGrid((int(rows), int(cols)), rows_and_cols_of_timm),
         embedding="patch_embed",
         wrap=TimmAttention,
         left=tuple(LeftAlone(name, type(module).__name__, "it pools the tokens at the end") for name, module in pools),
     )
 
 
-def _rows_and_cols_of_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+def rows_and_cols_of_timm(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+    """Returns rows and columns of the patches into which timm's embedding cuts an image of this height and width."""
     rows, cols = embed.dynamic_feat_size(image)  # type: ignore[operator]
     return int(rows), int(cols)
 

@@ -64,13 +64,14 @@ def read_transformers(model: nn.Module) -> NativeTransformer:
     return NativeTransformer(
         layers=layers,
         prefix=1,
-        grid=PatchGrid(_rows_and_cols_of_patches(embed, embed.image_size), _rows_and_cols_of_patches),  # type: ignore[arg-type]
+        grid=PatchGrid(rows_and_cols_of_transformers(embed, embed.image_size), rows_and_cols_of_transformers),  # type: ignore[arg-type]
         embedding=embedding,
         wrap=partial(TransformersAttention, config=model.config),
     )
 
 
-def _rows_and_cols_of_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+def rows_and_cols_of_transformers(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+    """Returns rows and columns of the patches into which the embedding of transformers' ViT cuts such an image."""
     rows, cols = (int(size) // int(step) for size, step in zip(image, embed.patch_size, strict=True))  # type: ignore[call-overload, arg-type]
     return rows, cols
 

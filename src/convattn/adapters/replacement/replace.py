@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from convattn.adapters.replacement.attention import ConvolvedAttention
+from convattn.adapters.replacement.bound import bind_to_grid
 from convattn.adapters.replacement.choice import check_heads, check_threshold, why_not_head, why_not_layer
 from convattn.adapters.replacement.measured import MeasuredHeads, measured_heads
 from convattn.adapters.replacement.own import OWN, ConvolvedImages, require_replaceable
@@ -90,6 +91,8 @@ def replace_convolutional_heads(
             if wanted:
                 groups = measured_heads(layer, wanted)
                 replaced[old] = keep_modes(old, rebuild(groups))
+                if len(layer.grid) == 2 and not isinstance(old, OWN):
+                    bind_to_grid(made, layer.name, layer.grid)
                 boxes = {head: tuple(group.kernel.shape[1:]) for group in groups for head in group.heads}
                 bare += [layer.name] * (len(wanted) == len(layer.heads))
         except UnsupportedModelError as error:
