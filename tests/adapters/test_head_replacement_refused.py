@@ -93,6 +93,8 @@ def test_a_report_that_contradicts_itself(network, report):
         (3, "heads must be pairs"),
         ([0], "heads must be pairs"),
         ([("blocks.0.attn",)], "heads must be pairs"),
+        ([(0, 0)], "heads must be pairs"),
+        ([([], 0)], "heads must be pairs"),
         ([("blocks.7.attn", 0)], "unknown layer 'blocks.7.attn'"),
         ([("blocks.0.attn", 3)], "heads must be numbers from 0 to 2 in blocks.0.attn"),
         ([("blocks.0.attn", -1)], "heads must be numbers from 0 to 2"),
@@ -109,6 +111,11 @@ def test_heads_that_there_are_not(network, report, heads, message, without_type_
 def test_counts_of_random_heads(report, count, without_type_checks):
     with pytest.raises(ArgumentError, match="count must be from 0 to 6"):
         random_heads(report, count)
+
+
+def test_random_heads_of_what_is_no_report(without_type_checks):
+    with pytest.raises(ArgumentError, match="report must be a HeadReport, but is of type str"):
+        random_heads("report.json", 1)
 
 
 @pytest.mark.parametrize("size", [(20, 20), (8, 8)], ids=str)
@@ -212,6 +219,7 @@ def test_layers_that_are_left_whole(network, report, changes, reason):
         ({"kernel_share": Estimate(nan, nan)}, "the report's radius holds less than 95% of its attention"),
         ({"position_kernel": ()}, "the report holds no kernel of weights"),
         ({"position_kernel": (nan,) * 117}, "the report holds no kernel of weights"),
+        ({"position_kernel": (1e308,) * 117}, "the report holds no kernel of weights"),
         ({"position_kernel": (-1.0,) * 117}, "the report holds no kernel of weights"),
         ({"position_kernel": (0.0,) * 117}, "its kernel holds no weight"),
     ],

@@ -27,7 +27,7 @@ def check_heads(report: HeadReport, heads: object) -> frozenset[tuple[str, int]]
         raise ArgumentError(must_be_a("heads", "pairs of a layer's name and the number of a head", heads))
     known = {layer.name: len(layer.heads) for layer in report.layers}
     for item in heads:
-        if not isinstance(item, tuple) or len(item) != 2:
+        if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
             raise ArgumentError(must_be("heads", "pairs of a layer's name and the number of a head", item))
         name, number = item
         if name not in known:
@@ -61,7 +61,7 @@ def why_not_head(layer: LayerReport, head: HeadStatistics, threshold: float | No
 
 def _why_unusable(layer: LayerReport, kernel: Sequence[float]) -> str | None:
     """Returns why a kernel cannot be run; None if it can."""
-    if len(kernel) != len(layer.displacements) or not all(map(math.isfinite, kernel)) or min(kernel, default=-1) < 0:
+    if len(kernel) != len(layer.displacements) or not math.isfinite(sum(kernel)) or min(kernel, default=-1) < 0:
         return "the report holds no kernel of weights for it"
     if sum(kernel) <= 0:
         return "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
@@ -82,8 +82,10 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
         Pairs of a layer's name and the number of a head, to be given as `heads`.
 
     Raises:
-        ArgumentError: There are fewer heads.
+        ArgumentError: There are fewer heads, or `report` is none.
     """
+    if not isinstance(report, HeadReport):
+        raise ArgumentError(must_be_a("report", "a HeadReport", report))
     every = [(layer.name, head.head) for layer in report.layers for head in layer.heads]
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= len(every):
         raise ArgumentError(must_be("count", f"from 0 to {len(every)}, the heads of the report", count))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from convattn.adapters.replacement.attention import ConvolvedAttention
 from convattn.adapters.replacement.bound import bind_to_grid
 from convattn.adapters.replacement.choice import check_heads, check_threshold, why_not_head, why_not_layer
+from convattn.adapters.replacement.consistent import require_consistent_head, require_consistent_layer
 from convattn.adapters.replacement.measured import MeasuredHeads, measured_heads
 from convattn.adapters.replacement.own import OWN, ConvolvedImages, require_replaceable
 from convattn.adapters.replacement.readers import read_attention
@@ -56,7 +57,7 @@ def replace_convolutional_heads(
         The network, with the dtype, device and mode of the old one (kernels in at least float32), and the record.
 
     Raises:
-        ArgumentError: An argument is out of range, or the report is of another network.
+        ArgumentError: An argument is out of range, or the report is of another network or contradicts itself.
         UnsupportedModelError: No layer of the report can be read; the message says why for each.
 
     Example:
@@ -82,6 +83,8 @@ def replace_convolutional_heads(
     refused: list[str] = []
     bare: list[str] = []
     for layer in report.layers:
+        if why_not_layer(layer) is None:
+            require_consistent_layer(report, layer)
         choice = _choose(layer, None if named is not None else least, named)
         wanted = [head for head, reason in enumerate(choice) if reason is None]
         old = made.get_submodule(layer.name)
@@ -89,6 +92,8 @@ def replace_convolutional_heads(
         try:
             rebuild = _rebuilder(old, layer, len(wanted))
             if wanted:
+                for head in wanted:
+                    require_consistent_head(layer, layer.heads[head])
                 groups = measured_heads(layer, wanted)
                 replaced[old] = keep_modes(old, rebuild(groups))
                 if len(layer.grid) == 2 and not isinstance(old, OWN):
