@@ -20,6 +20,7 @@ from tests.adapters.report_cases import (
 from torch import nn
 
 from convattn.adapters.replacement import random_heads, replace_convolutional_heads
+from convattn.analysis import analyze
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedModelError
 from convattn.records.head_report import Estimate
 
@@ -116,6 +117,14 @@ def test_counts_of_random_heads(report, count, without_type_checks):
 def test_random_heads_of_what_is_no_report(without_type_checks):
     with pytest.raises(ArgumentError, match="report must be a HeadReport, but is of type str"):
         random_heads("report.json", 1)
+
+
+def test_layers_that_run_twice():
+    network = timm_vit()
+    network.blocks[1].attn = network.blocks[0].attn
+    report = analyze(network, images(), controls=(), progress=False)
+    with pytest.raises(UnsupportedModelError, match=r"^blocks\.0\.attn runs more than once on an image, and its heads"):
+        replace_convolutional_heads(network, report)
 
 
 @pytest.mark.parametrize("size", [(20, 20), (8, 8)], ids=str)

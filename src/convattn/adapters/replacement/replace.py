@@ -58,7 +58,8 @@ def replace_convolutional_heads(
 
     Raises:
         ArgumentError: An argument is out of range, or the report is of another network or contradicts itself.
-        UnsupportedModelError: No layer of the report can be read; the message says why for each.
+        UnsupportedModelError: No layer of the report can be read; the message says why for each. Or a layer runs more
+            than once on an image.
 
     Example:
         >>> import timm, torch
@@ -121,11 +122,14 @@ def replace_convolutional_heads(
 
 
 def _require_of_model(report: HeadReport, model: nn.Module) -> None:
-    """Raises ArgumentError if a layer of the report is not in the network, or of another class."""
+    """Raises an error if a layer of the report is not in the network, of another class, or runs more than once."""
     modules = dict(model.named_modules(remove_duplicate=False))
     if not report.layers:
         raise ArgumentError("report must have layers, but has none")
     for layer in report.layers:
+        once, runs, _ = layer.name.partition(" (call ")
+        if runs and once in modules:
+            raise UnsupportedModelError(f"{once} runs more than once on an image, and its heads cannot be replaced")
         if layer.name not in modules:
             raise ArgumentError(f"report must be of this network, but this one has no layer {layer.name!r}")
         kind = full_name(type(modules[layer.name]))
