@@ -105,7 +105,7 @@ def gather(
             raise ArgumentError(must_be("--compare", "untrained, converted, or a network such as a folder", what))
         else:
             other = _load(replace(origin, source=what))
-            exhibits.append(_other(other, images, limit, len(exhibits), classes))
+            exhibits.append(_other(other, images, limit, len(exhibits), first))
             prepare[-1] = _preparation(other)
     return Shown(tuple(exhibits), names, labels, tuple(prepare))
 
@@ -198,7 +198,7 @@ def _converted(subject: _Subject, first: Exhibit, kernel_size: int) -> Exhibit:
     The page compares layers by their place. So of a network with attention of its own, the layers of the copy are the
     same ones, without those that convolutions became: the many heads of a patch embedding stand beside nothing.
     """
-    network, images, layers = subject.network, first.images, None
+    network, images, attending = subject.network, first.images, _attending(subject.network)
     if _own_layers(network):
         convolutions, _ = network_to_conv(network, kernel_size=kernel_size, images=images, fold=False)
         made, _ = network_to_attention(convolutions, images=images)
@@ -206,15 +206,16 @@ def _converted(subject: _Subject, first: Exhibit, kernel_size: int) -> Exhibit:
     else:
         made, _ = network_to_attention(network, images=images)
         notes = ["Its convolutions as attention: every head is one tap."]
-        layers = first.layers or _attending(network) or None
-        if layers:
-            notes.append(f"Left out are those that have no counterpart to compare: {some(_own_layers(made))}.")
+    left_out = [name for name in _own_layers(made) if name not in attending]
+    if attending and left_out:
+        notes.append(f"Left out are those that have no counterpart to compare: {some(left_out)}.")
     with torch.no_grad():
         before, after = network(images), made(images)
     if isinstance(before, Tensor) and before.ndim == 2:
         same = int((before.argmax(1) == after.argmax(1)).sum())
         notes.append(f"{same} of {len(images)} images get the same class.")
     note = " ".join(filter(None, [*notes, subject.note]))
+    layers = first.layers or attending or None
     return replace(
         first, network=made, name=CONVERTED, title=f"{subject.title}, converted", note=note, heads=(), layers=layers
     )
@@ -225,9 +226,15 @@ def _own_layers(network: nn.Module) -> list[str]:
     return [name for name, module in network.named_modules() if isinstance(module, RelativeAttention)]
 
 
-def _other(subject: _Subject, images: Path | None, limit: int, number: int, classes: tuple[str, ...]) -> Exhibit:
-    prepared, _, _, own = _open(subject, images, limit)
-    return _exhibit(subject, prepared, f"{subject.title} {number + 1}", own or classes, None)
+def _other(subject: _Subject, images: Path | None, limit: int, number: int, first: Exhibit) -> Exhibit:
+    """Shows another network: of the chosen layers if it has them, else of all."""
+    prepared, _, _, classes = _open(subject, images, limit)
+    missing = [name for name in first.layers or () if name not in _attending(subject.network)]
+    if missing:
+        told = f"All its layers are shown, because it has no {some(missing)}."
+        subject = replace(subject, note=" ".join(filter(None, [subject.note, told])))
+    layers = None if missing else first.layers
+    return _exhibit(subject, prepared, f"{subject.title} {number + 1}", classes or first.classes, layers)
 
 
 def _attending(network: nn.Module) -> tuple[str, ...]:

@@ -1,0 +1,46 @@
+"""What stands beside a network: its layers, its images, and where its weights come from."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from convattn.cli.convert_network import Origin
+from convattn.cli.view_networks import Shown, gather
+from convattn.models import AttentionNet
+
+SMALL = "convattn:cifar10-small"
+
+
+def _gather(source: str, *, images: Path | None = None, weights: bool = False, **options) -> Shown:
+    origin = Origin(source, weights=None, pretrained=False, random_weights=weights, arguments={})
+    return gather(origin, images, **options)
+
+
+def _saved(folder: Path, name: str, **options) -> str:
+    torch.manual_seed(0)
+    network = AttentionNet("quadratic", **({"width": 8, "depth": 2, "heads": 4, "ffn": 8, "image_size": 8} | options))
+    network.save_pretrained(folder / name)
+    return str(folder / name)
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Three images, prepared."""
+    np.save(tmp_path / "images.npy", np.random.default_rng(0).standard_normal((3, 3, 8, 8), np.float32))
+    return tmp_path / "images.npy"
+
+
+def test_chosen_layers_are_shown_of_every_network(tmp_path, images):
+    """The page compares layers by their place."""
+    one, other = _saved(tmp_path, "one"), _saved(tmp_path, "other", heads=5)
+    shown = _gather(one, images=images, limit=1, layers=["blocks.1.mixer"], compare=["untrained", "converted", other])
+    assert [exhibit.layers for exhibit in shown.exhibits] == [("blocks.1.mixer",)] * 4
+
+
+def test_a_network_without_the_chosen_layers_shows_all_and_says_so(tmp_path, images):
+    one, other = _saved(tmp_path, "one"), _saved(tmp_path, "other", depth=1)
+    exhibit = _gather(one, images=images, limit=1, layers=["blocks.1.mixer"], compare=[other]).exhibits[1]
+    assert exhibit.layers is None
+    assert exhibit.note == "All its layers are shown, because it has no blocks.1.mixer."
