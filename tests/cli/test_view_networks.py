@@ -8,6 +8,7 @@ import torch
 
 from convattn.cli.convert_network import Origin
 from convattn.cli.view_networks import Shown, gather
+from convattn.errors import ArgumentError
 from convattn.models import AttentionNet
 
 SMALL = "convattn:cifar10-small"
@@ -44,3 +45,18 @@ def test_a_network_without_the_chosen_layers_shows_all_and_says_so(tmp_path, ima
     exhibit = _gather(one, images=images, limit=1, layers=["blocks.1.mixer"], compare=[other]).exhibits[1]
     assert exhibit.layers is None
     assert exhibit.note == "All its layers are shown, because it has no blocks.1.mixer."
+
+
+@pytest.mark.parametrize("built_first", [True, False])
+def test_weights_are_for_the_networks_that_take_them(tmp_path, images, built_first):
+    saved, built = _saved(tmp_path, "saved"), "convattn:AttentionNet"
+    sources = (built, saved) if built_first else (saved, built)
+    shown = _gather(sources[0], images=images, limit=1, weights=True, compare=[sources[1]])
+    drawn = [exhibit.note == "Its weights are random, drawn with seed 0." for exhibit in shown.exhibits]
+    assert drawn == [built_first, not built_first]
+
+
+def test_weights_that_no_network_takes_are_refused(tmp_path, images):
+    saved = _saved(tmp_path, "saved")
+    with pytest.raises(ArgumentError, match="--random-weights is for a network of timm or torchvision"):
+        _gather(saved, images=images, limit=1, weights=True, compare=[SMALL])

@@ -89,7 +89,8 @@ def gather(
     kernel_size: int = 3,
 ) -> Shown:
     """Loads a network, its images, and what is shown beside it."""
-    subject = _load(origin)
+    origins = _origins(origin, compare)
+    subject = _load(origins[origin.source])
     prepared, names, labels, classes = _open(subject, images, limit)
     first = _exhibit(subject, prepared, "trained" if subject.folder else "network", classes, tuple(layers) or None)
     exhibits = [first] if _attending(subject.network) or not compare else []
@@ -104,18 +105,31 @@ def gather(
         elif ":" not in what and not Path(what).is_dir():
             raise ArgumentError(must_be("--compare", "untrained, converted, or a network such as a folder", what))
         else:
-            other = _load(replace(origin, source=what))
+            other = _load(origins[what])
             exhibits.append(_other(other, images, limit, len(exhibits), first))
             prepare[-1] = _preparation(other)
     return Shown(tuple(exhibits), names, labels, tuple(prepare))
 
 
+def _origins(origin: Origin, compare: Sequence[str]) -> dict[str, Origin]:
+    """Returns the origin of each source: weights and arguments are for those that are built, if any of them is."""
+    sources = [origin.source, *(what for what in compare if what not in (UNTRAINED, CONVERTED))]
+    bare = replace(origin, weights=None, pretrained=False, random_weights=False, arguments={})
+    built = [source for source in sources if not _is_saved(source)]
+    return {source: replace(bare if built and source not in built else origin, source=source) for source in sources}
+
+
+def _is_saved(source: str) -> bool:
+    """Whether a network comes with its weights: from a folder, or from this package."""
+    home, _, name = source.partition(":")
+    return home not in HOMES or (home == "convattn" and name in pretrained_names())
+
+
 def _load(origin: Origin) -> _Subject:
     loaded = origin.load(weights_matter=True)
     home, _, name = origin.source.partition(":")
-    packaged = home == "convattn" and name in pretrained_names()
-    folder = network_folder(origin.source) if packaged or home not in HOMES else None
-    title = name if packaged or home in HOMES else Path(origin.source).resolve().name
+    folder = network_folder(origin.source) if _is_saved(origin.source) else None
+    title = name if home in HOMES else Path(origin.source).resolve().name
     note = "Its weights are random, drawn with seed 0." if origin.random_weights else ""
     return _Subject(loaded.network, loaded.source, loaded.options, folder, title, note)
 
