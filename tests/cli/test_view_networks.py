@@ -60,3 +60,11 @@ def test_weights_that_no_network_takes_are_refused(tmp_path, images):
     saved = _saved(tmp_path, "saved")
     with pytest.raises(ArgumentError, match="--random-weights is for a network of timm or torchvision"):
         _gather(saved, images=images, limit=1, weights=True, compare=[SMALL])
+
+
+def test_the_limit_is_for_every_kind_of_images(tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((9, 3, 32, 32), np.float32))
+    for images, limit, count in ((None, None, 20), (None, 4, 4), (tmp_path / "images.npy", None, 8)):
+        shown = _gather(SMALL, images=images, limit=limit)
+        assert len(shown.exhibits[0].images) == len(shown.names) == count
+        assert len(shown.labels) == (count if images is None else 0)

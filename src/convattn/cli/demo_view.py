@@ -14,5 +14,5 @@ def show_view(folder: Path, source: Path) -> None:
     from convattn.viewer import build_scene, write_page
 
     origin = Origin(str(source), weights=None, pretrained=False, random_weights=False, arguments={})
-    shown = gather(origin, None, limit=1, compare=(UNTRAINED,))
+    shown = gather(origin, None, compare=(UNTRAINED,))
     write_page(build_scene(shown.exhibits, names=shown.names, labels=shown.labels), folder / VIEW)

@@ -47,7 +47,7 @@ def view(  # noqa: PLR0913 - the options of the command
     pretrained: Annotated[bool, _Flag] = False,
     random_weights: Annotated[bool, _Flag] = False,
     arguments: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
-    limit: WholeNumber = 8,
+    limit: Annotated[WholeNumber | None, _Optional] = None,
     layer: Annotated[tuple[str, ...], _Repeated] = (),
     compare: Annotated[tuple[str, ...], _Repeated] = (),
     kernel_size: WholeNumber = 3,
@@ -81,7 +81,8 @@ def view(  # noqa: PLR0913 - the options of the command
         random_weights: Draw the weights, with seed 0.
         arguments: KEY=VALUE, an argument for the builder of a network of timm or torchvision. May be given more than
             once.
-        limit: How many of the images to take, in the order of their names.
+        limit: How many of the images to take, in the order of their names. Default: 8, or all twenty that come with the
+            package.
         layer: Name of a layer to show; may be given more than once. Default: all.
         compare: What to show beside the network: untrained for the same network with drawn weights, converted for what
             conversion makes of it, or another source. May be given more than once.
@@ -101,7 +102,7 @@ def view(  # noqa: PLR0913 - the options of the command
     """
     given = key_values(arguments, "--set")
     for name, value in (("--limit", limit), ("--kernel-size", kernel_size)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ArgumentError(must_be(name, "at least 1", value))
     if images is not None and not images.exists():
         raise ArgumentError(must_be("--images", "a folder or a file that exists", str(images)))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from convattn.viewer import Exhibit
 
 UNTRAINED, CONVERTED = "untrained", "converted"
 """What `--compare` takes besides sources."""
+
+_LIMIT = 8
+"""Default number of a user's images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,12 +87,12 @@ def gather(
     origin: Origin,
     images: Path | None,
     *,
-    limit: int,
+    limit: int | None = None,
     layers: Sequence[str] = (),
     compare: Sequence[str] = (),
     kernel_size: int = 3,
 ) -> Shown:
-    """Loads a network, its images, and what is shown beside it."""
+    """Loads a network, its images, and what is shown beside it; without a limit all embedded images, or 8 others."""
     origins = _origins(origin, compare)
     subject = _load(origins[origin.source])
     prepared, names, labels, classes = _open(subject, images, limit)
@@ -135,7 +139,7 @@ def _load(origin: Origin) -> _Subject:
 
 
 def _open(
-    subject: _Subject, path: Path | None, limit: int
+    subject: _Subject, path: Path | None, limit: int | None
 ) -> tuple[Tensor, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Returns the prepared images, their names, what they show, and the names of the classes."""
     samples = load_samples()
@@ -145,10 +149,11 @@ def _open(
             raise ArgumentError(
                 must_be("--images", f"given for {subject.title}, which was not trained on CIFAR-10", None)
             )
-        prepared = normalise(samples.split.images, CIFAR10_MEAN, CIFAR10_STD)
-        labels = tuple(samples.classes[label] for label in samples.split.labels.tolist())
-        return prepared, tuple(f"test image {row}" for row in samples.rows), labels, classes
-    opened = open_images(path, lambda: preparation(subject.source, subject.network, subject.folder), limit=limit)
+        prepared = normalise(samples.split.images[:limit], CIFAR10_MEAN, CIFAR10_STD)
+        labels = tuple(samples.classes[label] for label in samples.split.labels[:limit].tolist())
+        return prepared, tuple(f"test image {row}" for row in samples.rows[:limit]), labels, classes
+    prepare = partial(preparation, subject.source, subject.network, subject.folder)
+    opened = open_images(path, prepare, limit=limit or _LIMIT)
     prepared = _stacked(opened, path)
     names = opened.names if isinstance(opened, Pictures) else tuple(f"image {n + 1}" for n in range(len(prepared)))
     return prepared.to(next(subject.network.parameters())), names, (), classes
@@ -240,7 +245,7 @@ def _own_layers(network: nn.Module) -> list[str]:
     return [name for name, module in network.named_modules() if isinstance(module, RelativeAttention)]
 
 
-def _other(subject: _Subject, images: Path | None, limit: int, number: int, first: Exhibit) -> Exhibit:
+def _other(subject: _Subject, images: Path | None, limit: int | None, number: int, first: Exhibit) -> Exhibit:
     """Shows another network: of the chosen layers if it has them, else of all."""
     prepared, _, _, classes = _open(subject, images, limit)
     missing = [name for name in first.layers or () if name not in _attending(subject.network)]
