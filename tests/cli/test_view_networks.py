@@ -8,8 +8,11 @@ import torch
 
 from convattn.cli.convert_network import Origin
 from convattn.cli.view_networks import Shown, gather
+from convattn.convert import network_to_attention, network_to_conv
 from convattn.errors import ArgumentError
+from convattn.layers import RelativeAttention
 from convattn.models import AttentionNet
+from convattn.networks import load_network, save_network
 
 SMALL = "convattn:cifar10-small"
 
@@ -68,3 +71,29 @@ def test_the_limit_is_for_every_kind_of_images(tmp_path):
         shown = _gather(SMALL, images=images, limit=limit)
         assert len(shown.exhibits[0].images) == len(shown.names) == count
         assert len(shown.labels) == (count if images is None else 0)
+
+
+def _with_hard_heads(folder: Path, size: int, *, whole: bool) -> str:
+    """Saves a network whose first layer, or both, were convolutions of another size than 3 × 3."""
+    _saved(folder, "soft")
+    network = load_network(folder / "soft")
+    names = ["blocks.0.mixer", *(["blocks.1.mixer"] if whole else [])]
+    made, _ = network_to_attention(network_to_conv(network, kernel_size=size, include=names, fold=False)[0])
+    save_network(made, folder / "hard")
+    return str(folder / "hard")
+
+
+@pytest.mark.parametrize(
+    ("whole", "asked", "note", "taps"),
+    [
+        (True, None, "Converted to convolutions, and back", [25, 25]),
+        (False, None, "convolutions, of 3 × 3 where heads are not hard, and back", [25, 9]),
+        (True, 7, "Converted to convolutions of 7 × 7, and back", [49, 49]),
+    ],
+)
+def test_hard_heads_keep_their_taps_unless_a_size_is_asked_for(tmp_path, images, whole, asked, note, taps):
+    source = _with_hard_heads(tmp_path, 5, whole=whole)
+    exhibit = _gather(source, images=images, limit=1, compare=["converted"], kernel_size=asked).exhibits[1]
+    assert note in exhibit.note
+    layers = [module for module in exhibit.network.modules() if isinstance(module, RelativeAttention)]
+    assert [layer.num_heads for layer in layers] == taps

@@ -50,7 +50,7 @@ def view(  # noqa: PLR0913 - the options of the command
     limit: Annotated[WholeNumber | None, _Optional] = None,
     layer: Annotated[tuple[str, ...], _Repeated] = (),
     compare: Annotated[tuple[str, ...], _Repeated] = (),
-    kernel_size: WholeNumber = 3,
+    kernel_size: Annotated[WholeNumber | None, _Optional] = None,
     report: Annotated[Path | None, _Optional] = None,
     host: str = "127.0.0.1",
     port: WholeNumber = 8017,
@@ -86,7 +86,8 @@ def view(  # noqa: PLR0913 - the options of the command
         layer: Name of a layer to show; may be given more than once. Default: all.
         compare: What to show beside the network: untrained for the same network with drawn weights, converted for what
             conversion makes of it, or another source. May be given more than once.
-        kernel_size: Taps along each axis of a converted network of attention.
+        kernel_size: Taps along each axis of a converted network of attention. Default: 3, and of heads that are taps of
+            convolutions already, those.
         report: Folder or report.json of `convattn analyze` on this network, whose numbers the page shows.
         host: Address at which the server listens. Other machines reach it only at another address than this one.
         port: Port at which the server listens; 0 takes any that is free.

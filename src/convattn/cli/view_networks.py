@@ -16,6 +16,7 @@ from convattn.cli.convert_network import Origin
 from convattn.convert import network_to_attention, network_to_conv
 from convattn.data import load_samples, normalise
 from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.encodings import Shift
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
 from convattn.layers import RelativeAttention
 from convattn.models.pretrained import network_folder, pretrained_names
@@ -26,12 +27,13 @@ from convattn.networks.source import HOMES
 from convattn.records import HeadReport
 from convattn.records.words import some
 from convattn.viewer import Exhibit
+from convattn.viewer.maps import is_positional
 
 UNTRAINED, CONVERTED = "untrained", "converted"
 """What `--compare` takes besides sources."""
 
-_LIMIT = 8
-"""Default number of a user's images."""
+_LIMIT, _KERNEL_SIZE = 8, 3
+"""Default number of a user's images, and of taps along each axis for heads that are not hard."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +92,7 @@ def gather(
     limit: int | None = None,
     layers: Sequence[str] = (),
     compare: Sequence[str] = (),
-    kernel_size: int = 3,
+    kernel_size: int | None = None,
 ) -> Shown:
     """Loads a network, its images, and what is shown beside it; without a limit all embedded images, or 8 others."""
     origins = _origins(origin, compare)
@@ -211,7 +213,7 @@ def _untrained(subject: _Subject, first: Exhibit) -> Exhibit:
     return replace(first, network=network, name=UNTRAINED, title=f"{subject.title}, untrained", note=note, heads=())
 
 
-def _converted(subject: _Subject, first: Exhibit, kernel_size: int) -> Exhibit:
+def _converted(subject: _Subject, first: Exhibit, kernel_size: int | None) -> Exhibit:
     """Converts convolutions to attention, or attention to convolutions and those to attention with hard heads.
 
     The page compares layers by their place. So of a network with attention of its own, the layers of the copy are the
@@ -219,9 +221,9 @@ def _converted(subject: _Subject, first: Exhibit, kernel_size: int) -> Exhibit:
     """
     network, images, attending = subject.network, first.images, _attending(subject.network)
     if _own_layers(network):
-        convolutions, _ = network_to_conv(network, kernel_size=kernel_size, images=images, fold=False)
+        convolutions, size = _as_convolutions(network, images, kernel_size)
         made, _ = network_to_attention(convolutions, images=images)
-        notes = [f"Converted to convolutions of {kernel_size} × {kernel_size}, and back: every head is one tap."]
+        notes = [f"Converted to convolutions{size}, and back: every head is one tap."]
     else:
         made, _ = network_to_attention(network, images=images)
         notes = ["Its convolutions as attention: every head is one tap."]
@@ -238,6 +240,19 @@ def _converted(subject: _Subject, first: Exhibit, kernel_size: int) -> Exhibit:
     return replace(
         first, network=made, name=CONVERTED, title=f"{subject.title}, converted", note=note, heads=(), layers=layers
     )
+
+
+def _as_convolutions(network: nn.Module, images: Tensor, kernel_size: int | None) -> tuple[nn.Module, str]:
+    """Converts attention to convolutions, and says their size; hard heads keep their taps unless a size is asked for."""
+    convert = partial(network_to_conv, images=images, fold=False)
+    size = kernel_size or _KERNEL_SIZE
+    hard = [name for name in _own_layers(network) if isinstance(network.get_submodule(name).encoding, Shift)]
+    if not hard or kernel_size:
+        return convert(network, kernel_size=size)[0], f" of {size} × {size}"
+    made, _ = convert(network, include=hard)
+    if not any(is_positional(module) for module in made.modules()):
+        return made, ""
+    return convert(made, kernel_size=size)[0], f", of {size} × {size} where heads are not hard"
 
 
 def _own_layers(network: nn.Module) -> list[str]:
