@@ -194,6 +194,16 @@ def test_chosen_layers_alone_are_shown():
     assert scene.header["networks"][0]["program"] is None
 
 
+def test_a_network_for_images_of_another_size_does_not_run_in_the_page():
+    known = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+    smaller = Exhibit(_network(), IMAGES[:, :, :10, :8], name="smaller", note="Random weights.", **known)
+    first, second = build_scene([Exhibit(_network(), IMAGES, **known), smaller]).header["networks"]
+    assert (first["program"] is None, first["note"]) == (False, "")
+    assert second["program"] is None
+    told = "It takes images of 10 × 8 pixels and the pictures here have 12 × 10, so that the page does not run it."
+    assert second["note"] == f"Random weights. {told}"
+
+
 def test_a_network_is_left_as_it_was():
     network = _network().train()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}

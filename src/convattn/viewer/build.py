@@ -84,7 +84,8 @@ class _Network:
     """One network while it is described."""
 
     def __init__(self, exhibit: Exhibit, number: int, size: tuple[int, int], collected: Collected) -> None:
-        self.exhibit, self.number, self.collected = exhibit, number, collected
+        self.exhibit, self.number, self.size, self.collected = exhibit, number, size, collected
+        self._runs = exhibit.shows_pictures and exhibit.size == size  # if the page has its program
         self.factor = [shown / own for shown, own in zip(size, exhibit.size, strict=True)]
 
     def describe(self, stored: bool) -> dict[str, Any]:
@@ -99,13 +100,24 @@ class _Network:
         return {
             "name": exhibit.name,
             "title": exhibit.title or type(network).__name__,
-            "note": exhibit.note,
+            "note": " ".join(filter(None, [exhibit.note, *self._left_out(program)])),
             "classes": list(exhibit.classes) or None,
             "input": self._input(),
-            "program": program.collect(name, self.collected) if program and exhibit.shows_pictures else None,
+            "program": program.collect(name, self.collected) if program and self._runs else None,
             "layers": layers,
             "timeline": self._timeline(met),
         }
+
+    def _left_out(self, program: Program | None) -> list[str]:
+        """Says why the page does not run a network that it could run on other pictures."""
+        exhibit = self.exhibit
+        if program is None or not exhibit.shows_pictures or self._runs:
+            return []
+        (rows, cols), (shown_rows, shown_cols) = exhibit.size, self.size
+        return [
+            f"It takes images of {rows} × {cols} pixels and the pictures here have {shown_rows} × {shown_cols}, so that"
+            " the page does not run it."
+        ]
 
     def _input(self) -> dict[str, Any] | None:
         rows, cols = self.exhibit.size
