@@ -204,6 +204,17 @@ def test_a_network_for_images_of_another_size_does_not_run_in_the_page():
     assert second["note"] == f"Random weights. {told}"
 
 
+def test_what_chosen_layers_leave_out_is_said():
+    folder = network_folder("convattn:cifar10-small")
+    known = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "heads": read_heads(folder)}
+    trained, images = load_network(folder), torch.zeros(1, 3, 32, 32)
+    for layers, runs in ((None, True), (("stages.1.first",), False)):
+        (shown,) = build_scene(Exhibit(trained, images, layers=layers, **known)).header["networks"]
+        assert (shown["program"] is not None, shown["timeline"] is not None) == (runs, runs)
+        run = "The page runs it, for class scores and pictures of your own, only with all its layers."
+        assert shown["note"] == ("" if runs else f"{run} The page shows its training only with all its layers.")
+
+
 def test_a_network_is_left_as_it_was():
     network = _network().train()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}

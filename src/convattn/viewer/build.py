@@ -9,7 +9,7 @@ from convattn.errors import ArgumentError, must_be
 from convattn.layers import RelativeAttention
 from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.layers import MetLayer, met_layers
-from convattn.viewer.maps import ReadMaps, read_maps
+from convattn.viewer.maps import ReadMaps, is_positional, read_maps
 from convattn.viewer.places import Place, key_place, query_place
 from convattn.viewer.position import describe_position
 from convattn.viewer.program import Program, make_program
@@ -96,28 +96,36 @@ class _Network:
         program = make_program(network, numbers)
         maps = self._read_maps(met, stored=stored)
         layers = [self._layer(number, layer, program, maps.get(layer.name)) for number, layer in enumerate(met)]
+        timeline = self._timeline(met)
         name = f"networks/{self.number}"
         return {
             "name": exhibit.name,
             "title": exhibit.title or type(network).__name__,
-            "note": " ".join(filter(None, [exhibit.note, *self._left_out(program)])),
+            "note": " ".join(filter(None, [exhibit.note, *self._left_out(program, timeline)])),
             "classes": list(exhibit.classes) or None,
             "input": self._input(),
             "program": program.collect(name, self.collected) if program and self._runs else None,
             "layers": layers,
-            "timeline": self._timeline(met),
+            "timeline": timeline,
         }
 
-    def _left_out(self, program: Program | None) -> list[str]:
-        """Says why the page does not run a network that it could run on other pictures."""
-        exhibit = self.exhibit
-        if program is None or not exhibit.shows_pictures or self._runs:
-            return []
-        (rows, cols), (shown_rows, shown_cols) = exhibit.size, self.size
-        return [
-            f"It takes images of {rows} × {cols} pixels and the pictures here have {shown_rows} × {shown_cols}, so that"
-            " the page does not run it."
-        ]
+    def _left_out(self, program: Program | None, timeline: dict[str, Any] | None) -> list[str]:
+        """Says what the page could show of a network with other pictures, or with all its layers."""
+        exhibit, found = self.exhibit, []
+        if program and exhibit.shows_pictures and not self._runs:
+            (rows, cols), (shown_rows, shown_cols) = exhibit.size, self.size
+            found.append(
+                f"It takes images of {rows} × {cols} pixels and the pictures here have {shown_rows} × {shown_cols}, so"
+                " that the page does not run it."
+            )
+        if exhibit.layers is None:
+            return found
+        every = {name: 0 for name, module in exhibit.network.named_modules() if is_positional(module)}
+        if self._runs and not program and make_program(exhibit.network, every):
+            found.append("The page runs it, for class scores and pictures of your own, only with all its layers.")
+        if exhibit.heads and timeline is None:
+            found.append("The page shows its training only with all its layers.")
+        return found
 
     def _input(self) -> dict[str, Any] | None:
         rows, cols = self.exhibit.size
