@@ -1,11 +1,13 @@
 """A network as it is shown: what is taken, and what is refused."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from convattn import AttentionNet
+from convattn import AttentionNet, view
 from convattn.errors import ArgumentError
 from convattn.viewer import Exhibit, build_scene
 
@@ -20,6 +22,44 @@ def test_mean_and_std_are_finite(name, value):
     given = {"mean": (0.0,) * 3, "std": (1.0,) * 3, name: (value, 1.0, 1.0)}
     with pytest.raises(ArgumentError, match=rf"{name} must be one finite number for each of 3 channels"):
         Exhibit(_network(), torch.rand(1, 3, 8, 8), **given)
+
+
+@pytest.mark.parametrize("given", [torch.full((3,), 0.5), np.full(3, 0.5), [0.5] * 3, [torch.tensor(0.5)] * 3])
+def test_mean_and_std_become_floats(given, without_type_checks):
+    exhibit = Exhibit(_network(), torch.rand(1, 3, 8, 8), mean=given, std=given)
+    assert exhibit.mean == exhibit.std == (0.5, 0.5, 0.5)
+    json.dumps(build_scene(exhibit).header)
+
+
+@pytest.mark.parametrize(("name", "value"), [("mean", 0.5), ("mean", None), ("std", "1.0"), ("std", [[1.0] * 3])])
+def test_what_is_no_list_of_numbers_is_refused(name, value, without_type_checks):
+    given = {"mean": (0.0,) * 3, "std": (1.0,) * 3, name: value}
+    with pytest.raises(ArgumentError, match=rf"{name} must be one finite number for each of 3 channels, but is "):
+        Exhibit(_network(), torch.rand(1, 3, 8, 8), **given)
+    with pytest.raises(ArgumentError, match=rf"{name} must be one finite number for each of 3 channels, but is "):
+        view(_network(), torch.rand(1, 3, 8, 8), mean=given["mean"], std=given["std"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("classes", (1, 2), "classes must be a list of texts"),
+        ("classes", "cat", "classes must be a list of texts"),
+        ("name", 3, "name must be text"),
+        ("title", None, "title must be text"),
+        ("note", b"", "note must be text"),
+    ],
+)
+def test_what_is_said_of_a_network_is_text(name, value, message, without_type_checks):
+    with pytest.raises(ArgumentError, match=message):
+        Exhibit(_network(), torch.rand(1, 3, 8, 8), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["names", "labels"])
+@pytest.mark.parametrize("value", [[1], None, "a", [None]])
+def test_what_is_said_of_images_is_text(name, value, without_type_checks):
+    with pytest.raises(ArgumentError, match=f"{name} must be a list of texts"):
+        build_scene(Exhibit(_network(), torch.rand(1, 3, 8, 8)), **{name: value})
 
 
 def test_images_hold_numbers():

@@ -243,7 +243,7 @@ def _converted(subject: _Subject, first: Exhibit, kernel_size: int | None) -> Ex
 
 
 def _as_convolutions(network: nn.Module, images: Tensor, kernel_size: int | None) -> tuple[nn.Module, str]:
-    """Converts attention to convolutions, and says their size; hard heads keep their taps unless a size is asked for."""
+    """Converts attention to convolutions, and says their size; hard heads keep their taps unless one is asked for."""
     convert = partial(network_to_conv, images=images, fold=False)
     size = kernel_size or _KERNEL_SIZE
     hard = [name for name in _own_layers(network) if isinstance(network.get_submodule(name).encoding, Shift)]

@@ -16,6 +16,7 @@ from convattn.viewer.program import Program, make_program
 from convattn.viewer.scene import SCHEMA, Collected, Scene
 from convattn.viewer.statistics import describe_statistics, describe_timeline
 from convattn.viewer.stored import StoredMaps, prefix_names
+from convattn.viewer.texts import require_texts
 
 LARGEST = 64 * 2**20
 """Bytes that the tensors of a scene may have."""
@@ -226,6 +227,7 @@ def _require(shown: Sequence[Any], names: Sequence[str], labels: Sequence[str]) 
                 must_be(f"images of {one.name}", f"{count}, as those of {shown[0].name}", len(one.images))
             )
     for argument, texts in (("names", names), ("labels", labels)):
+        require_texts(argument, texts)
         if len(texts) not in (0, count):
             raise ArgumentError(must_be(argument, f"one for each of {count} images", list(texts)))
     called = [one.name for one in shown]

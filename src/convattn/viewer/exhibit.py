@@ -1,8 +1,8 @@
 """A network as it is shown: what is said of it, and how its images were prepared."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, UInt8
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from convattn.analysis.heads import HeadSnapshot
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.records import HeadReport
+from convattn.viewer.texts import require_texts
 
 _ROUNDING = 1 / 510
 """What a picture in bytes may be off."""
@@ -44,8 +45,8 @@ class Exhibit:
     name: str = "network"
     title: str = ""
     note: str = ""
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    mean: Sequence[float] = ()
+    std: Sequence[float] = ()
     classes: tuple[str, ...] = ()
     report: HeadReport | None = None
     heads: Sequence[HeadSnapshot] = field(default=())
@@ -64,11 +65,13 @@ class Exhibit:
         if not images.is_floating_point() or not bool(torch.isfinite(images).all()):
             raise ArgumentError("images must be finite floating-point numbers")
         for name in ("mean", "std"):
-            given = getattr(self, name)
-            if len(given) not in (0, images.shape[1]) or not all(math.isfinite(value) for value in given):
-                raise ArgumentError(must_be(name, f"one finite number for each of {images.shape[1]} channels", given))
+            object.__setattr__(self, name, _numbers(name, getattr(self, name), images.shape[1]))
         if bool(self.mean) != bool(self.std) or not all(value > 0 for value in self.std):
             raise ArgumentError(must_be("std", "positive numbers, given together with mean", self.std))
+        require_texts("classes", self.classes)
+        for name in ("name", "title", "note"):
+            if not isinstance(given := getattr(self, name), str):
+                raise ArgumentError(must_be(name, "text", given))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -106,3 +109,14 @@ class Exhibit:
             return images
         mean, std = (torch.tensor(value, dtype=torch.float64).view(-1, 1, 1) for value in (self.mean, self.std))
         return images * std + mean
+
+
+def _numbers(name: str, given: Any, channels: int) -> tuple[float, ...]:
+    """Returns a list or a tensor of numbers as floats."""
+    try:
+        numbers = torch.as_tensor(given, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        numbers = None
+    if numbers is None or numbers.shape not in ((0,), (channels,)) or not bool(numbers.isfinite().all()):
+        raise ArgumentError(must_be(name, f"one finite number for each of {channels} channels", given))
+    return tuple(numbers.tolist())

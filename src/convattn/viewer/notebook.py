@@ -63,7 +63,7 @@ def view(
         if images is None:
             raise ArgumentError("images are missing: give the prepared images that the network is to see")
         chosen = None if layers is None else tuple(layers)
-        shown = [Exhibit(model, images, mean=tuple(mean), std=tuple(std), layers=chosen)]
+        shown = [Exhibit(model, images, mean=mean, std=std, layers=chosen)]
     else:
         shown = [model] if isinstance(model, Exhibit) else list(model)
         if images is not None:
