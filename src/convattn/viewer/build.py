@@ -16,7 +16,7 @@ from convattn.viewer.program import Program, make_program
 from convattn.viewer.scene import SCHEMA, Collected, Scene
 from convattn.viewer.statistics import describe_statistics, describe_timeline
 from convattn.viewer.stored import StoredMaps, prefix_names
-from convattn.viewer.texts import require_texts
+from convattn.viewer.texts import readable, require_texts
 
 LARGEST = 64 * 2**20
 """Bytes that the tensors of a scene may have."""
@@ -69,15 +69,20 @@ def build_scene(
     first = shown[0]
     images = [
         {
-            "name": names[number] if names else f"image {number + 1}",
-            "label": labels[number] if labels else None,
+            "name": readable(names[number]) if names else f"image {number + 1}",
+            "label": readable(labels[number]) if labels else None,
             "picture": collected.add(f"pictures/{number}", picture),
             "note": note,
         }
         for number, (picture, note) in enumerate(zip(first.pictures(), first.notes(), strict=True))
     ]
     networks = [_Network(one, number, first.size, collected).describe(stored) for number, one in enumerate(shown)]
-    header = {"schema": SCHEMA, "title": title or networks[0]["title"], "images": images, "networks": networks}
+    header = {
+        "schema": SCHEMA,
+        "title": readable(title) or networks[0]["title"],
+        "images": images,
+        "networks": networks,
+    }
     return Scene(header, collected.tensors)
 
 
@@ -100,10 +105,10 @@ class _Network:
         timeline = self._timeline(met)
         name = f"networks/{self.number}"
         return {
-            "name": exhibit.name,
-            "title": exhibit.title or type(network).__name__,
-            "note": " ".join(filter(None, [exhibit.note, *self._left_out(program, timeline)])),
-            "classes": list(exhibit.classes) or None,
+            "name": readable(exhibit.name),
+            "title": readable(exhibit.title) or type(network).__name__,
+            "note": " ".join(filter(None, [readable(exhibit.note), *self._left_out(program, timeline)])),
+            "classes": [readable(name) for name in exhibit.classes] or None,
             "input": self._input(),
             "program": program.collect(name, self.collected) if program and self._runs else None,
             "layers": layers,

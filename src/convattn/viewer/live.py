@@ -20,6 +20,7 @@ from convattn.viewer.kept import Kept
 from convattn.viewer.maps import ReadMaps, Rows, encode_rows, read_maps
 from convattn.viewer.refused import RefusedError
 from convattn.viewer.scene import Scene
+from convattn.viewer.texts import readable
 from convattn.viewer.uploads import Limits
 
 __all__ = ["Live"]
@@ -106,7 +107,7 @@ class Live:
             made = [self._prepared(number, picture) for number in range(len(self._exhibits))]
             added = replace(self._exhibits[0], images=made[0][None])
             seen, place = added.pictures()[0], f"tensors/pictures/{count}"
-            image = {"name": name, "label": None, "picture": place, "note": added.notes()[0]}
+            image = {"name": readable(name), "label": None, "picture": place, "note": added.notes()[0]}
             header = {**self._scene.header, "images": [*self._scene.header["images"], image]}
             for images, one in zip(self._images, made, strict=True):
                 images.append(one)

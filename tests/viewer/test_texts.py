@@ -1,0 +1,44 @@
+"""Texts of a scene: those that no SVG could hold are made such that it can."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from PIL import Image
+
+from convattn import AttentionNet
+from convattn.viewer import Exhibit, build_scene
+from convattn.viewer.live import Live
+from convattn.viewer.texts import readable
+
+ODD = "a\x01b\x0b\x1f\ufffe\udc80.png"
+EVEN = "a\ufffdb\ufffd\ufffd\ufffd\ufffd.png"
+
+
+@pytest.mark.parametrize("text", ["", "Größe 3 × 3", "a\tb\r\n", "\ud7ff\ue000\ufffd\U00010000\U0010ffff"])
+def test_what_xml_allows_stays(text):
+    assert readable(text) == text
+
+
+def test_all_characters_can_stand_in_xml():
+    everything = readable("".join(map(chr, range(0x3000))) + "".join(map(chr, range(0xD000, 0x10100))))
+    markup = everything.replace("&", "").replace("<", "")
+    ElementTree.fromstring(f"<text>{markup}</text>".encode())
+
+
+def test_every_text_of_a_scene_can_stand_in_a_saved_picture():
+    network = AttentionNet(width=8, depth=1, heads=4, ffn=8)
+    exhibit = Exhibit(network, torch.rand(1, 3, 8, 8), name=ODD, title=ODD, note=ODD, classes=(ODD,))
+    header = build_scene(exhibit, names=[ODD], labels=[ODD]).header
+    (image,), (shown,) = header["images"], header["networks"]
+    told = [header["title"], image["name"], image["label"], *(shown[name] for name in ("name", "title", "note"))]
+    assert [*told, *shown["classes"]] == [EVEN] * 7
+
+
+def test_the_name_of_an_uploaded_picture_can_too():
+    network = AttentionNet(width=8, depth=1, heads=4, ffn=8)
+    live = Live(Exhibit(network, torch.rand(1, 3, 8, 8), mean=(0.5,) * 3, std=(0.5,) * 3))
+    added = live.add(Image.new("RGB", (8, 8)), ODD)
+    size = int.from_bytes(added[:8], "little")
+    assert json.loads(json.loads(added[8 : 8 + size])["__metadata__"]["convattn.image"])["image"]["name"] == EVEN
