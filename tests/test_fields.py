@@ -32,6 +32,7 @@ FITTING = {
     "'a' or 'b'": (Literal["a", "b"], ["a"], ["c", 1]),
     "a number of at least 1": (Annotated[float, Range(1)], [1, 2.5], [0.5, "x"]),
     "a list of 2, each item an integer": (tuple[int, int], [(1, 2)], [(1,), [1, 2], (1, "2")]),
+    "a list, each item any value": (tuple[Any, ...], [(), (1, "a")], [None, 5]),
     "a table": (dict[str, int], [{}, {"a": 1}], [{"a": "b"}, [], None]),
     "a list, each item an integer of at least 1": (tuple[Annotated[int, Range(1)], ...], [(), (1, 2)], [(0,), [1], 1]),
 }

@@ -141,7 +141,7 @@ def explain(hint: Any) -> str:
         return f"a list{number}, each item {explain(arguments[0])}"
     if len(_members(hint)) > 1:
         return " or ".join(explain(member) for member in _members(hint) if member is not types.NoneType)
-    return {bool: "true or false", int: "an integer", float: "a number", str: "text"}[hint]
+    return {Any: "any value", bool: "true or false", int: "an integer", float: "a number", str: "text"}[hint]
 
 
 def hints(kind: type) -> dict[str, Any]:

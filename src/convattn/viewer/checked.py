@@ -1,7 +1,7 @@
 """Whether a header and tensors from outside make a scene: the form of the header, and every tensor that it names."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,18 +17,29 @@ from convattn.viewer.named import Named, wrong_numbers
 PADDING = NOWHERE
 """Index of a query or a key that is none."""
 
+_MOST_CELLS = torch.iinfo(torch.int32).max
+"""Cells that indices of queries and keys can tell apart."""
+
 
 def require_scene(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Raises ArgumentError unless a page can show a scene; the message names the place in the header or the tensor."""
     scene = read(SceneForm, dict(header))
     named = Named(tensors)
+    _require_some(scene.images, "images")
+    _require_some(scene.networks, "networks")
     for number, image in enumerate(scene.images):
         named.get(image.picture, f"images[{number}].picture", torch.uint8, (None, None, 3))
     for number, network in enumerate(scene.networks):
         _require_network(network, number, f"networks[{number}]", named)
 
 
+def _require_some(items: Sequence[object], key: str) -> None:
+    if not items:
+        raise ArgumentError(must_be(key, "a list of at least one", list(items)))
+
+
 def _require_network(network: NetworkForm, number: int, key: str, named: Named) -> None:
+    _require_some(network.layers, f"{key}.layers")
     if network.input is not None and len(network.input.mean) != len(network.input.std):
         raise ArgumentError(must_be(f"{key}.input.std", "as long as the mean", network.input.std))
     for at, layer in enumerate(network.layers):
@@ -89,9 +100,12 @@ def _require_position(layer: LayerForm, position: PositionForm, key: str, named:
 
 def _require_maps(layer: LayerForm, maps: MapsForm, key: str, stored: str, named: Named) -> None:
     """Checks a layer with maps: its queries and keys are on their grids, and its maps have their numbers."""
+    _require_some(maps.parts, f"{key}.parts")
     queries = named.get(maps.queries, f"{key}.queries", torch.int32, (None, None))
     keys = named.get(maps.keys, f"{key}.keys", torch.int32, (queries.shape[0], None))
     for name, indices, grid in (("queries", queries, layer.grid), ("keys", keys, layer.keys.grid)):
+        if min(grid) < 0 or math.prod(grid) > _MOST_CELLS:
+            raise ArgumentError(must_be(f"{key}.{name}", f"on a grid of 0 to {_MOST_CELLS} cells", list(grid)))
         inside = (indices >= -len(layer.prefix)) & (indices < math.prod(grid))
         if not bool((inside | (indices == PADDING)).all()):
             raise ArgumentError(f"{key}.{name} must lie on the grid {list(grid)}, but reach beyond it")

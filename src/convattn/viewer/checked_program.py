@@ -1,16 +1,14 @@
 """Whether the operations of a network from outside fit each other, from the picture to the class scores."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from convattn.errors import ArgumentError, must_be
-from convattn.fields import Range, fits, read
-from convattn.viewer.form import Count, NetworkForm, PaddingForm, PositionForm
+from convattn.fields import fits, read
+from convattn.viewer.form import Count, NetworkForm, PaddingForm, PositionForm, Positive
 from convattn.viewer.named import Named
 
 __all__ = ["require_program"]
-
-_Positive = Annotated[float, Range(0, without_low=True)]
 
 
 def require_program(program: Sequence[dict[str, Any]], network: NetworkForm, key: str, named: Named) -> None:
@@ -37,7 +35,7 @@ def require_program(program: Sequence[dict[str, Any]], network: NetworkForm, key
 
 def _require_simple(operation: dict[str, Any], channels: int, place: str, named: Named) -> None:
     """Checks an operation that keeps the channels."""
-    numbers = {"maxpool": {"size": Count}, "divide": {"by": _Positive}, "normalise": {"eps": float}}
+    numbers = {"maxpool": {"size": Count}, "divide": {"by": Positive}, "normalise": {"eps": float}}
     known = {"gelu", "max", "mean", "scale", *numbers}
     if not isinstance(kind := operation.get("op"), str) or kind not in known:
         raise ArgumentError(must_be(f"{place}.op", "an operation that the page knows", kind))

@@ -8,6 +8,8 @@ from convattn.fields import Range
 Count = Annotated[int, Range(1)]
 Pair = tuple[int, int]
 Place = tuple[float, float]
+Positive = Annotated[float, Range(0, without_low=True)]
+Step = tuple[Positive, Positive]
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class PlaceForm:
     """Where queries lie on the image."""
 
     first: Place
-    step: Place
+    step: Step
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class KeysForm:
 
     grid: Pair
     first: Place
-    step: Place
+    step: Step
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class InputForm:
     rows: Count
     cols: Count
     mean: tuple[float, ...]
-    std: tuple[Annotated[float, Range(0, without_low=True)], ...]
+    std: tuple[Positive, ...]
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,14 @@ class Scene:
 
     Example:
         >>> import tempfile
+        >>> from convattn import AttentionNet
+        >>> from convattn.viewer import Exhibit, build_scene
+        >>> network = AttentionNet(width=8, depth=1, heads=4, ffn=8)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = Path(folder, "scene.safetensors")
-        ...     Scene({"schema": 1, "title": "empty", "images": [], "networks": []}, {}).save(file)
+        ...     build_scene(Exhibit(network, torch.zeros(1, 3, 8, 8)), title="one network").save(file)
         ...     Scene.load(file).header["title"]
-        'empty'
+        'one network'
     """
 
     header: dict[str, Any]
