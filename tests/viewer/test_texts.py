@@ -1,7 +1,7 @@
 """Texts of a scene: those that no SVG could hold are made such that it can."""
 
 import json
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_what_xml_allows_stays(text):
 def test_all_characters_can_stand_in_xml():
     everything = readable("".join(map(chr, range(0x3000))) + "".join(map(chr, range(0xD000, 0x10100))))
     markup = everything.replace("&", "").replace("<", "")
-    ElementTree.fromstring(f"<text>{markup}</text>".encode())
+    ET.fromstring(f"<text>{markup}</text>".encode())
 
 
 def test_every_text_of_a_scene_can_stand_in_a_saved_picture():
