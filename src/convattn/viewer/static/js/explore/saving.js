@@ -98,11 +98,12 @@ function mapCsv(model) {
 
 /**
  * Gives a file to the reader.
- * @param {Blob} blob
+ * @param {BlobPart} content
+ * @param {string} type
  * @param {string} name
  */
-function offerFile(blob, name) {
-  const url = URL.createObjectURL(blob);
+function offerFile(content, type, name) {
+  const url = URL.createObjectURL(new Blob([content], { type }));
   const link = h("a", { href: url, download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
@@ -138,17 +139,13 @@ export function createSaving(model, address, sentence) {
     const { layer, head } = model.state.get();
     return `${model.network().name}-layer-${layer + 1}-head-${head + 1}.${ending}`.replaceAll(/[^\w.-]+/g, "-");
   };
-  const csv = (/** @type {string} */ text) => new Blob([text], { type: "text/csv" });
+  const figure = () => makeFigure(model, sentence());
   /** @type {[string, () => void | Promise<void>][]} */
   const actions = [
-    ["Save as PNG", async () => offerFile(await pngOf(makeFigure(model, sentence())), name("png"))],
-    [
-      "Save as SVG",
-      () =>
-        offerFile(new Blob([markupOf(makeFigure(model, sentence()).figure)], { type: "image/svg+xml" }), name("svg")),
-    ],
-    ["Save numbers as CSV", () => offerFile(csv(headsCsv(model)), `${model.network().name}-heads.csv`)],
-    ["Save map as CSV", () => offerFile(csv(mapCsv(model)), name("csv"))],
+    ["Save as PNG", async () => offerFile(await pngOf(figure()), "image/png", name("png"))],
+    ["Save as SVG", () => offerFile(markupOf(figure().figure), "image/svg+xml", name("svg"))],
+    ["Save numbers as CSV", () => offerFile(headsCsv(model), "text/csv", `${model.network().name}-heads.csv`)],
+    ["Save map as CSV", () => offerFile(mapCsv(model), "text/csv", name("csv"))],
   ];
   if (address() !== null) {
     actions.unshift([

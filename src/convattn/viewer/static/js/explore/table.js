@@ -105,20 +105,13 @@ export function createDisplacementTable(model) {
         `Scores of ${rows} by ${cols} displacements; the window that the query sees is outlined.`,
       );
       const window = layer.keys.grid.join(" × ");
-      say(caption, CAPTION + (fixed ? ofAllQueries(window) : ofOneQuery(window)));
+      const which = fixed
+        ? `A query sees a window of ${window}, the frame with the image in it. Move the query down and the frame moves up; the table never changes.`
+        : `With content every query has a table of its own, of which only its window of ${window} is known: move the query, and the frame slides and is filled anew.`;
+      say(caption, CAPTION + which);
     },
   };
 }
 
 const CAPTION =
   "This table is indexed by displacement, key minus query, not by position: its middle is the query itself, wherever that is. ";
-
-/** @param {string} window @returns {string} */
-function ofAllQueries(window) {
-  return `A query sees a window of ${window}, the frame with the image in it. Move the query down and the frame moves up; the table never changes.`;
-}
-
-/** @param {string} window @returns {string} */
-function ofOneQuery(window) {
-  return `With content every query has a table of its own, of which only its window of ${window} is known: move the query, and the frame slides and is filled anew.`;
-}
