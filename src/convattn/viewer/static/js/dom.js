@@ -87,6 +87,9 @@ export function para(kind, ...children) {
   return h("p", { class: kind }, ...children);
 }
 
+/** Makes a piece of a line that has no class. @param {...Child} children */
+export const span = (...children) => h("span", null, ...children);
+
 /**
  * Makes a part of the page that has a name.
  * @param {string} kind  its class

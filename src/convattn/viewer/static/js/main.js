@@ -1,6 +1,6 @@
 // The page: title, tabs, theme, and the address that brings back the view.
 
-import { freshId, h, para } from "./dom.js";
+import { freshId, h, para, span } from "./dom.js";
 import { mountExplore } from "./explore/explore.js";
 import { pictureShape } from "./scene.js";
 import { withinScene } from "./explore/within.js";
@@ -59,7 +59,7 @@ export function mount(root, source, { theme = "auto", address = true } = {}) {
     { class: "page-head" },
     para("brand", "convattn"),
     h("h1", null, source.scene.title),
-    h("label", { class: "control theme" }, h("span", null, "Theme"), themes),
+    h("label", { class: "control theme" }, span("Theme"), themes),
   );
   const stage = h("main", { class: "stage" });
   const views = createTabs(state, {

@@ -1,4 +1,4 @@
-import { div, freshId, h } from "./dom.js";
+import { div, freshId, h, span } from "./dom.js";
 
 /**
  * Makes a group of radio buttons that looks like one control.
@@ -11,7 +11,7 @@ export function createSegments(legend, choices, chosen) {
   const name = freshId("choice");
   const items = Object.entries(choices).map(([value, text]) => {
     const input = h("input", { type: "radio", name, value, onchange: () => chosen(value) });
-    return { value, input, label: h("label", null, input, h("span", null, text)) };
+    return { value, input, label: h("label", null, input, span(text)) };
   });
   const element = h(
     "fieldset",

@@ -48,7 +48,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   const timeline = createTimeline(model);
   const count = h("span", { class: "table-size" });
   const note = para("caption network-note");
-  const back = h("button", { class: "back", onclick: () => showOverview() }, "← All heads");
+  const back = h("button", { class: "back", onclick: showOverview }, "← All heads");
   detail.element.prepend(back);
 
   const overview = section(
@@ -89,16 +89,18 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     for (const part of [controls, images, timeline]) part.update();
   }
 
+  const goTo = (/** @type {Element} */ part) => part.scrollIntoView({ behavior: calm() ? "auto" : "smooth" });
+
   /** @param {HTMLElement} button the small map that grows into the large one */
   function openDetail(button) {
     const to = detail.map.getBoundingClientRect();
     const wide = to.top < innerHeight && to.bottom > 0;
-    if (!wide) detail.element.scrollIntoView({ behavior: calm() ? "auto" : "smooth" });
+    if (!wide) goTo(detail.element);
     else if (!calm()) grow(button, to);
   }
 
   function showOverview() {
-    overview.scrollIntoView({ behavior: calm() ? "auto" : "smooth" });
+    goTo(overview);
     const chosen = overview.querySelector('button.map[aria-pressed="true"]');
     if (chosen instanceof HTMLElement) chosen.focus({ preventScroll: true });
   }

@@ -52,6 +52,15 @@ export function rectangle({ top, left, bottom, right }) {
   return { x: left, y: top, width: right - left, height: bottom - top };
 }
 
+/** @param {Extent} extent @returns {string} the path around it */
+function rectanglePath(extent) {
+  const { x, y, width, height } = rectangle(extent);
+  return `M${x} ${y}h${width}v${height}h${-width}z`;
+}
+
+/** @param {string} kind @returns {SVGElement[]} a rectangle with a broader one behind it, to be seen on any picture */
+export const doubleMark = (kind) => [`${kind} ${kind}-back`, kind].map((name) => svg("rect", { class: name }));
+
 /**
  * @typedef {object} Field
  * @property {HTMLElement} element
@@ -79,16 +88,14 @@ export function createField(canvases) {
   );
   const outside = svg("path", { class: "outside", "fill-rule": "evenodd", fill: `url(#${hatch})` });
   const edge = svg("rect", { class: "image-edge" });
-  const back = svg("rect", { class: "query-mark query-mark-back" });
-  const front = svg("rect", { class: "query-mark" });
+  const query = doubleMark("query-mark");
   const marks = svg(
     "svg",
     { class: "marks", "aria-hidden": true, preserveAspectRatio: "none", focusable: "false" },
     svg("defs", null, pattern),
     outside,
     edge,
-    back,
-    front,
+    ...query,
   );
   const element = div("field", ...canvases, marks);
 
@@ -126,15 +133,12 @@ export function createField(canvases) {
       return [y + down * height, x + across * width];
     },
     showImageEdge(image, padded) {
-      const { x, y, width, height } = rectangle(extent);
-      const inner = rectangle(image);
-      const hole = `M${inner.x} ${inner.y}h${inner.width}v${inner.height}h${-inner.width}z`;
-      setProp(outside, "d", padded ? `M${x} ${y}h${width}v${height}h${-width}z${hole}` : null);
-      setProps(edge, inner);
+      setProp(outside, "d", padded ? rectanglePath(extent) + rectanglePath(image) : null);
+      setProps(edge, rectangle(image));
       setProp(edge, "visibility", padded ? null : "hidden");
     },
     showQuery(cell) {
-      for (const mark of [back, front]) {
+      for (const mark of query) {
         setProp(mark, "visibility", cell ? null : "hidden");
         if (cell) setProps(mark, rectangle(cell));
       }

@@ -1,6 +1,6 @@
 // The images of the scene, and one's own: the query stays where it is when the image is swapped.
 
-import { div, h, keepChildren, para, reasonOf, say, setProps } from "../dom.js";
+import { div, h, keepChildren, para, reasonOf, say, setProps, span } from "../dom.js";
 import { keyTarget } from "../keys.js";
 import { nearestInside } from "../scene.js";
 import { drawImage } from "./query.js";
@@ -17,7 +17,7 @@ export function createImages(model, dropZone) {
   const strip = h("div", { class: "thumbs", role: "toolbar", "aria-label": "Image" });
   const status = h("p", { class: "caption", role: "status" });
   const file = h("input", { type: "file", accept: "image/*", onchange: () => void take(file.files?.[0]) });
-  const own = h("label", { class: "button file-button" }, file, h("span", null, "Own image …"));
+  const own = h("label", { class: "button file-button" }, file, span("Own image …"));
   const note = para("caption image-note");
   const element = div("images", strip, source.upload ? own : null, status, note);
 

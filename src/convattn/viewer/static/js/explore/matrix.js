@@ -27,6 +27,9 @@ import { headSentence } from "./words.js";
 const MAP_GAP = 6;
 const BAR_WIDTH = 3;
 
+/** @param {string} kind @param {...import("../dom.js").Child} children */
+const matrixRow = (kind, ...children) => h("div", { class: kind, role: "row" }, ...children);
+
 /** Time after the last change at which the texts for screen readers follow, in ms: maps come first. */
 const TEXT_DELAY = 250;
 
@@ -74,12 +77,7 @@ export function createMatrix(model, opened) {
     const numbers = Array.from({ length: most }, (_, head) =>
       h("span", { role: "columnheader", "aria-label": `Head ${head + 1}` }, head + 1),
     );
-    const head = h(
-      "div",
-      { class: "matrix-head", role: "row" },
-      h("span", { class: "corner", role: "columnheader" }, "Layer"),
-      ...numbers,
-    );
+    const head = matrixRow("matrix-head", h("span", { class: "corner", role: "columnheader" }, "Layer"), ...numbers);
     rows = layers.map((layer, number) => buildRow(layer, number));
     body.replaceChildren(head, ...rows.map(({ row }) => row));
     resized.disconnect();
@@ -129,9 +127,8 @@ export function createMatrix(model, opened) {
       h("small", null, layer.name),
     );
     const canvas = h("canvas", { "aria-hidden": true });
-    const row = h(
-      "div",
-      { class: "matrix-row", role: "row" },
+    const row = matrixRow(
+      "matrix-row",
       title,
       canvas,
       ...cells.map(({ button }) => h("span", { role: "gridcell" }, button)),

@@ -1,14 +1,14 @@
 // The table of displacements, (2H − 1) × (2W − 1), and the window of it that the query sees: the table stays, the window
 // slides.
 
-import { h, para, say, section, setProp, setProps, svg } from "../dom.js";
+import { h, para, say, section, setProp, setProps } from "../dom.js";
 import { drawMap } from "../draw.js";
 import { geometryOf } from "../live.js";
 import { partOf } from "../parts.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { tableShape } from "../scores.js";
 import { displacements, finiteLimits } from "../statistics.js";
-import { createField, extentOf, rectangle } from "./field.js";
+import { createField, doubleMark, extentOf, rectangle } from "./field.js";
 import { drawImage, pictureSize } from "./query.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -26,7 +26,7 @@ export function createDisplacementTable(model) {
   const canvas = h("canvas");
   const picture = h("canvas", { class: "window-picture" });
   const field = createField([canvas, picture]);
-  const windowMarks = ["window-mark window-mark-back", "window-mark"].map((name) => svg("rect", { class: name }));
+  const windowMarks = doubleMark("window-mark");
   field.marks.append(...windowMarks);
   const caption = para("caption");
   const size = h("span", { class: "table-size" });
@@ -108,10 +108,10 @@ export function createDisplacementTable(model) {
       const which = fixed
         ? `A query sees a window of ${window}, the frame with the image in it. Move the query down and the frame moves up; the table never changes.`
         : `With content every query has a table of its own, of which only its window of ${window} is known: move the query, and the frame slides and is filled anew.`;
-      say(caption, CAPTION + which);
+      say(
+        caption,
+        `This table is indexed by displacement, key minus query, not by position: its middle is the query itself, wherever that is. ${which}`,
+      );
     },
   };
 }
-
-const CAPTION =
-  "This table is indexed by displacement, key minus query, not by position: its middle is the query itself, wherever that is. ";

@@ -123,8 +123,7 @@ export function createTimeline(model) {
         const [down, right, alpha] = headAt(at, row, head);
         const place = { cx: right, cy: down };
         setProps(centre, { ...place, r: 0.14 });
-        setProps(circles[0], { ...place, r: massRadius(alpha, 0.9) });
-        setProps(circles[1], { ...place, r: massRadius(alpha, 0.5) });
+        circles.forEach((circle, n) => setProps(circle, { ...place, r: massRadius(alpha, [0.9, 0.5][n]) }));
         const way = [...Array(Math.floor(at) + 1).keys(), at].map((time) => headAt(time, row, head));
         setProp(trail, "points", way.map(([y, x]) => `${x},${y}`).join(" "));
         centre.classList.toggle("chosen", chosen && head === state.get().head);

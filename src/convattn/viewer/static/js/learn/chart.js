@@ -1,5 +1,5 @@
 import { clamp } from "../clamp.js";
-import { div, h, svg } from "../dom.js";
+import { div, h, span, svg } from "../dom.js";
 import { tenTo } from "./view.js";
 
 // Charts with logarithmic axes, drawn as SVG.
@@ -77,7 +77,7 @@ export function logChart(x, y, name, height = 250) {
       legend.replaceChildren(
         ...series.map(({ name, kind }) => {
           const line = svg("line", { class: `learn-line ${kind}`, x2: 24, y1: 4, y2: 4 });
-          return h("span", null, svg("svg", { "aria-hidden": true }, line), name);
+          return span(svg("svg", { "aria-hidden": true }, line), name);
         }),
       );
     },

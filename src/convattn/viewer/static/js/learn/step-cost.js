@@ -77,7 +77,7 @@ export function costStep(tour) {
   let measuring = false;
   const chart = div("learn-wide");
   const note = para("learn-small");
-  const button = h("button", { onClick: () => void measure() }, "Measure in this browser");
+  const button = h("button", { onClick: measure }, "Measure in this browser");
   const menu = h("div");
 
   function layMenu() {

@@ -16,9 +16,10 @@ const KERNEL_SIZES = [1, 2, 3, 4, 5].map((size) => `${size} × ${size}`);
 export function countStep(tour) {
   let kind = "uneven";
   let size = 3;
-  let taps = tapsOf(kernelOfSize(kind, size));
-  let kept = new Set(bestTaps(taps, 5).kept);
-  let wanted = convolvePicture(tour.picture, taps);
+  /** @type {import("./kernels.js").Tap[]} */
+  let taps = [];
+  let kept = new Set(taps);
+  let wanted = tour.picture;
 
   const board = div("learn-board");
   const bars = svg("svg", { class: "learn-bars", role: "img", preserveAspectRatio: "none" });
@@ -35,9 +36,6 @@ export function countStep(tour) {
     wanted = convolvePicture(tour.picture, taps);
     kept = new Set(bestTaps(taps, Math.ceil(taps.length * 0.55)).kept);
     control.set(kept.size, taps.length);
-    layBoard();
-  }
-  function layBoard() {
     board.style.setProperty("--size", String(size));
     const buttons = taps.map((tap) => {
       const press = () => {
@@ -65,8 +63,9 @@ export function countStep(tour) {
     const all = bestTaps(taps, 0).lost;
     const numbers = rest.map((value) => numberText(value, 2)).join(", ");
     bars.setAttribute("viewBox", `0 0 ${Math.max(taps.length, 4) * 10} 60`);
-    bars.setAttribute("aria-label", `Worst error with the best 1 to ${taps.length} heads: ${numbers}`);
-    say(scale, `Worst error with the best 1 to ${taps.length} heads; with none it is ${numberText(all, 2)}`);
+    const what = `Worst error with the best 1 to ${taps.length} heads`;
+    bars.setAttribute("aria-label", `${what}: ${numbers}`);
+    say(scale, `${what}; with none it is ${numberText(all, 2)}`);
     fill(
       bars,
       ...rest.map((value, at) => {
@@ -76,7 +75,7 @@ export function countStep(tour) {
       }),
     );
   }
-  layBoard();
+  start();
 
   return {
     stage: [

@@ -1,4 +1,4 @@
-import { div, fill, h, setProps, svg } from "../dom.js";
+import { div, fill, h, setProps, span, svg } from "../dom.js";
 import { clamp } from "../clamp.js";
 import { followArrows } from "../keys.js";
 import { FIT_SIDE, compareEncodings, targetMap } from "./fit.js";
@@ -49,10 +49,10 @@ export function encodingsStep(tour, text) {
       fill(
         views[at].caption,
         h("strong", null, name),
-        h("span", null, formula),
-        h("span", null, `match ${matchText(overlap)}`),
-        h("span", null, `${parameters.toLocaleString("en")} parameters`),
-        h("span", null, additive ? "sum over axes" : "not a sum over axes"),
+        span(formula),
+        span(`match ${matchText(overlap)}`),
+        span(`${parameters.toLocaleString("en")} parameters`),
+        span(additive ? "sum over axes" : "not a sum over axes"),
       );
     });
     tour.tell(fitted.map(({ name, overlap }) => `${name} ${matchText(overlap)}`).join(", "));

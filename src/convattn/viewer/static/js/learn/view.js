@@ -1,5 +1,5 @@
 import { clamp } from "../clamp.js";
-import { div, freshId, h, say, setProp, svg } from "../dom.js";
+import { div, freshId, h, say, setProp, span, svg } from "../dom.js";
 import { packedColour } from "../colour.js";
 import { drawCells, drawMap, drawRamp, numberText } from "../draw.js";
 import { followPointer, pointedShare } from "../pointer.js";
@@ -44,7 +44,7 @@ export function pictureView(rows, cols, name, kind = "", reach = 0) {
   const frame = h("div", { class: "learn-frame", style: { "aspect-ratio": `${cols} / ${rows}` } }, canvas, marks);
   const ramp = h("canvas", { "aria-hidden": true });
   const most = h("span");
-  const bar = div("learn-bar", h("span", null, "0"), ramp, most);
+  const bar = div("learn-bar", span("0"), ramp, most);
   const root = h("figure", { class: `learn-view ${kind}` }, frame, caption);
   return {
     root,
