@@ -3,7 +3,12 @@ import { test } from "node:test";
 
 import { fixedText, numberText } from "../../../src/convattn/viewer/static/js/draw.js";
 import { csvLine } from "../../../src/convattn/viewer/static/js/explore/saving.js";
-import { headSentence, percent, shiftWords } from "../../../src/convattn/viewer/static/js/explore/words.js";
+import {
+  headSentence,
+  percent,
+  shiftWords,
+  statisticText,
+} from "../../../src/convattn/viewer/static/js/explore/words.js";
 
 /** @typedef {import("../../../src/convattn/viewer/static/js/scene.js").SceneLayer} SceneLayer */
 
@@ -56,4 +61,15 @@ test("text that a spreadsheet would take for a formula is kept from it, and numb
   assert.equal(csvLine(["=1+2", "+1", "-1", "@a", "\t=1", "a=1"]), "'=1+2,'+1,'-1,'@a,'\t=1,a=1");
   assert.equal(csvLine(["\r=1", '=HYPERLINK("a","b")']), '"\'\r=1","\'=HYPERLINK(""a"",""b"")"');
   assert.equal(csvLine([-1.5, 1e-9, -0]), "-1.5,1e-9,0");
+});
+
+test("numbers of a report have the unit of those of a query", () => {
+  assert.equal(statisticText({ value: 0.0123, error: 0.001 }, "%"), "1.23 ± 0.10 %");
+  assert.equal(statisticText({ value: 2, error: null }, "pixels"), "2.00 pixels");
+  assert.equal(statisticText({ value: 0.5, error: 0.25 }, ""), "0.50 ± 0.25");
+  assert.equal(
+    statisticText({ value: [-1, 0], error: [0.5, 0.25] }, "cells"),
+    "1.00 ± 0.50 cells up and 0.00 ± 0.25 to the right",
+  );
+  assert.equal(statisticText(undefined, "%"), "–");
 });

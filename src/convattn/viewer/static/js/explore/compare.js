@@ -1,12 +1,11 @@
 // The chosen head in other networks of the scene, beside each other: trained, untrained, converted.
 
-import { div, h, para, say, section } from "../dom.js";
-import { fixedText } from "../draw.js";
+import { div, h, para, say, section, span } from "../dom.js";
 import { rowNumbers } from "../statistics.js";
 import { chooseNetwork } from "./controls.js";
 import { pictureSize } from "./query.js";
 import { paintMap, placeMarks, smallView } from "./small.js";
-import { percent, shiftWords, unitOf } from "./words.js";
+import { lookWords, percent } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
 
@@ -20,7 +19,7 @@ export function createComparison(model) {
     const canvas = h("canvas");
     const text = para("compare-numbers");
     const beside = h("input", { type: "checkbox", onchange: () => toggle(number) });
-    const box = h("label", { class: "check" }, beside, h("span", null, title));
+    const box = h("label", { class: "check" }, beside, span(title));
     const open = h("button", { onclick: () => chooseNetwork(model, number) }, "Show all its heads");
     const figure = div("compare-map", h("span", { class: "frame" }, canvas, h("i")));
     const element = div("compare-column", box, figure, text, open);
@@ -63,11 +62,7 @@ export function createComparison(model) {
         placeMarks(figure, view, pictureSize(model));
         paintMap(model, canvas, number, head, view, at);
         const found = rowNumbers(layer, shown.rows, head);
-        const unit = unitOf(layer);
-        const where = found.shift
-          ? `${shiftWords(found.shift, unit)}, spread ${fixedText(found.spread, 1)} ${unit}, `
-          : "";
-        say(text, `${where}hard share ${percent(found.hardShare)}`);
+        say(text, [lookWords(layer, found), `hard share ${percent(found.hardShare)}`].filter(Boolean).join(", "));
       }
     },
   };

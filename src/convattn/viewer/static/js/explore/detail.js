@@ -1,6 +1,6 @@
 // One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
 
-import { div, h, keepChildren, para, say, section, setProp } from "../dom.js";
+import { div, h, keepChildren, para, say, section, setProp, span } from "../dom.js";
 import { drawBars, fixedText } from "../draw.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
@@ -8,16 +8,15 @@ import { cellExtent, createField, extentOf, unionOf } from "./field.js";
 import { createHandle } from "./handle.js";
 import { drawImage, pictureExtent, steerQuery } from "./query.js";
 import { paintMap } from "./small.js";
-import { headSentence, percent, shiftWords, unitOf } from "./words.js";
+import { headSentence, percent, shiftWords, statisticText, unitOf } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
-/** @typedef {import("../scene.js").Statistic} Statistic */
 
-/** Numbers of a head report that are of many images, with what they are called here. @type {[string, string][]} */
+/** Numbers of a head report that are of many images, with what they are called here, and units. @type {string[][]} */
 const REPORT_ONLY = [
-  ["position_score", "position score"],
-  ["content_share", "content share"],
-  ["distance", "attention distance"],
+  ["position_score", "position score", ""],
+  ["content_share", "content share", "%"],
+  ["distance", "attention distance", ""],
 ];
 
 /** What the numbers of a head mean. */
@@ -42,16 +41,12 @@ export function createDetail(model) {
   const sentence = h("p", { class: "sentence", "data-testid": "sentence" });
   const bars = div("prefix-bars");
   const numbers = h("tbody");
-  const reportHead = h("th", { scope: "col" }, "Over images");
+  const heads = ["Number", "This query", "Over images"].map((text) => h("th", { scope: "col" }, text));
   const table = h(
     "table",
     { class: "numbers" },
     h("caption", null, "Numbers of this head"),
-    h(
-      "thead",
-      null,
-      h("tr", null, h("th", { scope: "col" }, "Number"), h("th", { scope: "col" }, "This query"), reportHead),
-    ),
+    h("thead", null, h("tr", null, ...heads)),
     numbers,
   );
   const paddingNote = para("caption", "Hatched: padding around the image.");
@@ -61,21 +56,17 @@ export function createDetail(model) {
     min: "0",
     max: "100",
     value: "75",
-    oninput: () => canvas.style.setProperty("opacity", `${Number(opacity.value) / 100}`),
+    oninput: () => fade(),
   });
-  canvas.style.setProperty("opacity", "0.75");
+  const fade = () => canvas.style.setProperty("opacity", `${Number(opacity.value) / 100}`);
+  fade();
   const element = section(
     "detail",
     "Chosen head",
     title,
     sentence,
     div("detail-map", field.element, bars),
-    div(
-      "under-map",
-      paddingNote,
-      h("label", { class: "slider" }, h("span", null, "Image"), opacity, h("span", null, "Map")),
-      handle.tools,
-    ),
+    div("under-map", paddingNote, h("label", { class: "slider" }, span("Image"), opacity, span("Map")), handle.tools),
     table,
     para("caption", NUMBER_WORDS),
     layerSentence,
@@ -134,17 +125,19 @@ export function createDetail(model) {
     const layer = model.layer();
     const report = layer.statistics?.[head];
     const unit = unitOf(layer);
-    reportHead.hidden = !report;
+    heads[2].hidden = !report;
     /** @type {[string, string, string | null][]} name, of this query, of the report */
     const lines = [
-      ["mean shift", found.shift ? shiftWords(found.shift, unit, 2) : "–", reportShift(report?.shift, unit)],
-      ["spread", found.shift ? `${fixedText(found.spread)} ${unit}` : "–", withError(report?.spread, unit)],
-      ["entropy", `${fixedText(found.entropy)} nats`, withError(report?.entropy, "nats")],
-      ["hard share", percent(found.hardShare), withError(report?.hard_share)],
+      ["mean shift", found.shift ? shiftWords(found.shift, unit, 2) : "–", statisticText(report?.shift, unit)],
+      ["spread", found.shift ? `${fixedText(found.spread)} ${unit}` : "–", statisticText(report?.spread, unit)],
+      ["entropy", `${fixedText(found.entropy)} nats`, statisticText(report?.entropy, "nats")],
+      ["hard share", percent(found.hardShare), statisticText(report?.hard_share, "%")],
     ];
-    if (layer.prefix.length) lines.push(["prefix share", percent(found.prefixShare), withError(report?.prefix_share)]);
+    if (layer.prefix.length)
+      lines.push(["prefix share", percent(found.prefixShare), statisticText(report?.prefix_share, "%")]);
     if (report)
-      for (const [name, text] of REPORT_ONLY) if (report[name]) lines.push([text, "", withError(report[name])]);
+      for (const [name, text, unit] of REPORT_ONLY)
+        if (report[name]) lines.push([text, "", statisticText(report[name], unit)]);
     keepChildren(numbers, lines.length, () => h("tr", null, h("th", { scope: "row" }), h("td"), h("td"))).forEach(
       ({ children }, at) => {
         lines[at].forEach((text, column) => say(children[column], text ?? ""));
@@ -154,22 +147,4 @@ export function createDetail(model) {
   }
 
   return { element, map: field.element, update, said: () => sentence.textContent ?? "" };
-}
-
-/** @param {Statistic | undefined} statistic @param {string} [unit] @returns {string} a number with its standard error */
-function withError(statistic, unit = "") {
-  if (!statistic || typeof statistic.value !== "number") return "–";
-  const error = typeof statistic.error === "number" ? ` ± ${fixedText(statistic.error)}` : "";
-  return `${fixedText(statistic.value)}${error}${unit && ` ${unit}`}`;
-}
-
-/** @param {Statistic | undefined} statistic @param {string} unit @returns {string} */
-function reportShift(statistic, unit) {
-  if (!statistic || !Array.isArray(statistic.value)) return "–";
-  const [down, right] = statistic.value;
-  const errors = Array.isArray(statistic.error) ? statistic.error : [];
-  const of = (/** @type {number} */ size, /** @type {number | undefined} */ error) =>
-    fixedText(Math.abs(size)) + (error === undefined ? "" : ` ± ${fixedText(error)}`);
-  const ways = [down < 0 ? "up" : "down", right < 0 ? "left" : "right"];
-  return `${of(down, errors[0])} ${unit} ${ways[0]}, ${of(right, errors[1])} ${ways[1]}`;
 }

@@ -19,17 +19,21 @@ export function unitOf(layer) {
  * @param {Pair} shift down and right
  * @param {string} unit
  * @param {number} [decimals]
+ * @param {number[]} [errors] standard errors; without them, what rounds to zero is left out
  * @returns {string}
  */
-export function shiftWords(shift, unit, decimals = 1) {
+export function shiftWords(shift, unit, decimals = 1, errors = []) {
   /** @type {[number, string, string][]} */
   const parts = [
     [shift[0], "up", "down"],
     [shift[1], "to the left", "to the right"],
   ];
   const said = parts
-    .filter(([size]) => Number(Math.abs(size).toFixed(decimals)) > 0)
-    .map(([size, before, after]) => ({ size: Math.abs(size).toFixed(decimals), way: size < 0 ? before : after }));
+    .map(([size, before, after], axis) => ({
+      size: withError(Math.abs(size), errors[axis], decimals),
+      way: size < 0 ? before : after,
+    }))
+    .filter(({ size }) => Number(size) !== 0);
   if (!said.length) return "at the query itself";
   const [first, ...rest] = said;
   return [`${first.size} ${unit} ${first.way}`, ...rest.map(({ size, way }) => `${size} ${way}`)].join(" and ");
@@ -47,8 +51,18 @@ export function headSentence(layer, layerNumber, head, numbers) {
   const name = `Head ${head + 1} of layer ${layerNumber + 1}`;
   const prefix = layer.prefix.length ? `, ${percent(numbers.prefixShare)} of it on ${prefixWords(layer.prefix)}` : "";
   if (!numbers.shift) return `${name} attends to ${fixedText(Math.exp(numbers.entropy), 0)} keys or so${prefix}`;
+  return `${name} looks ${lookWords(layer, numbers)}${prefix}`;
+}
+
+/**
+ * Says where a head looks, and how far around.
+ * @param {SceneLayer} layer
+ * @param {RowNumbers} numbers
+ * @returns {string} empty for a query without a place
+ */
+export function lookWords(layer, { shift, spread }) {
   const unit = unitOf(layer);
-  return `${name} looks ${shiftWords(numbers.shift, unit)}, spread ${fixedText(numbers.spread, 1)} ${unit}${prefix}`;
+  return shift ? `${shiftWords(shift, unit)}, spread ${fixedText(spread, 1)} ${unit}` : "";
 }
 
 /** @param {string[]} names @returns {string} */
@@ -60,6 +74,24 @@ function prefixWords(names) {
 export function percent(share) {
   return Number.isNaN(share) ? "–" : `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 }
+
+/**
+ * Says a number of a head report, or its mean shift, with standard errors.
+ * @param {import("../scene.js").Statistic | undefined} statistic
+ * @param {string} unit of shares "%", which the report has between 0 and 1
+ * @returns {string}
+ */
+export function statisticText(statistic, unit) {
+  const { value, error } = statistic ?? {};
+  if (Array.isArray(value)) return shiftWords(/** @type {Pair} */ (value), unit, 2, [error ?? []].flat());
+  if (typeof value !== "number") return "–";
+  const times = unit === "%" ? 100 : 1;
+  return `${withError(times * value, typeof error === "number" ? times * error : undefined)} ${unit}`.trim();
+}
+
+/** @param {number} value @param {number} [error] @param {number} [decimals] */
+const withError = (value, error, decimals) =>
+  fixedText(value, decimals) + (error === undefined ? "" : ` ± ${fixedText(error, decimals)}`);
 
 /**
  * Names what the maps of a scene are seen from.
