@@ -1,10 +1,9 @@
 // What is painted, and how: one line of choices above the maps, and the bar of their colours below it.
 
-import { div, freshId, h, say } from "../dom.js";
+import { div, freshId, h, say, span } from "../dom.js";
 import { drawRamp, numberText } from "../draw.js";
-import { positionOf } from "../live.js";
 import { createSegments } from "../segments.js";
-import { withinScene } from "./within.js";
+import { whyNoAverage, whyNoPart, withinScene } from "./within.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("../state.js").SomeState} SomeState */
@@ -20,7 +19,7 @@ export function createControls(model) {
     onchange: () => chooseNetwork(model, network.selectedIndex),
   });
   network.append(...scene.networks.map(({ title }) => h("option", null, title)));
-  const networkBox = h("label", { class: "control" }, h("span", null, "Network"), network);
+  const networkBox = h("label", { class: "control" }, span("Network"), network);
   networkBox.hidden = scene.networks.length < 2;
 
   const choose = (/** @type {"part" | "extent"} */ field) => (/** @type {string} */ value) =>
@@ -43,10 +42,9 @@ export function createControls(model) {
     state.set({ scale: value === "fixed" ? fixedLimit(model) : /** @type {"own" | "common"} */ (value) }),
   );
   const average = h("input", { type: "checkbox", onchange: () => state.set({ average: average.checked }) });
-  const averageBox = h("label", { class: "check" }, average, h("span", null, "Average over images"));
+  const averageBox = h("label", { class: "check" }, average, span("Average over images"));
   const why = h("p", { class: "why", id: freshId("why") });
-  part.element.setAttribute("aria-describedby", why.id);
-  average.setAttribute("aria-describedby", why.id);
+  for (const one of [part.element, average]) one.setAttribute("aria-describedby", why.id);
 
   const choices = div(
     "controls",
@@ -72,9 +70,10 @@ export function createControls(model) {
       values.set(now.values);
       part.set(now.part);
       extent.set(now.extent);
-      scale.set(typeof now.scale === "number" ? "fixed" : now.scale);
-      limit.hidden = typeof now.scale !== "number";
-      if (typeof now.scale === "number" && document.activeElement !== limit) limit.value = String(now.scale);
+      const fixed = typeof now.scale === "number";
+      scale.set(fixed ? "fixed" : String(now.scale));
+      limit.hidden = !fixed;
+      if (fixed && document.activeElement !== limit) limit.value = String(now.scale);
       const { layers } = model.network();
       const [noPosition, noContent] = [whyNoPart(layers, "position"), whyNoPart(layers, "content")];
       part.allow("position", noPosition);
@@ -94,41 +93,7 @@ export function createControls(model) {
  * @param {number} network
  */
 export function chooseNetwork({ scene, state }, network) {
-  const wanted = withinScene(scene, { ...state.get(), network });
-  const known = whyNoPart(scene.networks[network].layers, wanted.part) === null;
-  state.set(known ? wanted : { ...wanted, part: "both" });
-}
-
-/**
- * Says why a part of the scores cannot be shown; null if it can.
- * @param {import("../scene.js").SceneLayer[]} layers
- * @param {"both" | "position" | "content"} part
- * @returns {string | null}
- */
-function whyNoPart(layers, part) {
-  if (part === "both") return null;
-  if (layers.every(({ attention }) => attention.kind === "position")) {
-    return "These heads look at displacements only, so there is no content part to take away.";
-  }
-  const some = layers.some((layer) =>
-    layer.attention.kind === "maps"
-      ? layer.attention.parts.includes(part) || (part === "position" && positionOf(layer))
-      : part === "position",
-  );
-  return some ? null : "The scores of these heads do not come in parts.";
-}
-
-/**
- * Says why maps cannot be averaged over images; null if they can.
- * @param {import("../scene.js").SceneLayer[]} layers
- * @returns {string | null}
- */
-function whyNoAverage(layers) {
-  const maps = layers.flatMap(({ attention }) => (attention.kind === "maps" ? [attention] : []));
-  if (!maps.length) return "Their maps are the same for every image.";
-  return maps.some((attention) => attention.images.includes("mean") || !attention.stored)
-    ? null
-    : "The average over images is not in this page.";
+  state.set(withinScene(scene, { ...state.get(), network }));
 }
 
 /** @param {Model} model @returns {number} the largest value now, to start a fixed scale from */

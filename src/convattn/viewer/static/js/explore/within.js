@@ -1,5 +1,6 @@
-// A state that a scene can show.
+// A state that a scene can show, and why it cannot show others.
 
+import { positionOf } from "../live.js";
 import { pictureShape } from "../scene.js";
 
 /** @typedef {import("../state.js").ViewState} ViewState */
@@ -15,7 +16,7 @@ export function withinScene(scene, state) {
   const network = below(state.network, scene.networks.length);
   const { layers } = scene.networks[network];
   const layer = below(state.layer, layers.length);
-  const image = below(state.image, scene.images.length);
+  const image = scene.images[state.image] ? state.image : 0;
   const [rows, cols] = pictureShape(scene, image);
   return {
     ...state,
@@ -25,6 +26,40 @@ export function withinScene(scene, state) {
     head: below(state.head, layers[layer].heads),
     query: [below(state.query[0], rows), below(state.query[1], cols)],
     compare: state.compare.filter((other) => other < scene.networks.length),
+    part: whyNoPart(layers, state.part) ? "both" : state.part,
+    average: state.average && !whyNoAverage(layers),
     prefix: state.prefix !== null && layers[layer].prefix[state.prefix] === undefined ? null : state.prefix,
   };
+}
+
+/**
+ * Says why a part of the scores cannot be shown; null if it can.
+ * @param {import("../scene.js").SceneLayer[]} layers
+ * @param {"both" | "position" | "content"} part
+ * @returns {string | null}
+ */
+export function whyNoPart(layers, part) {
+  if (part === "both") return null;
+  if (layers.every(({ attention }) => attention.kind === "position")) {
+    return "These heads look at displacements only, so there is no content part to take away.";
+  }
+  const some = layers.some((layer) =>
+    layer.attention.kind === "maps"
+      ? layer.attention.parts.includes(part) || (part === "position" && positionOf(layer))
+      : part === "position",
+  );
+  return some ? null : "The scores of these heads do not come in parts.";
+}
+
+/**
+ * Says why maps cannot be averaged over images; null if they can.
+ * @param {import("../scene.js").SceneLayer[]} layers
+ * @returns {string | null}
+ */
+export function whyNoAverage(layers) {
+  const maps = layers.flatMap(({ attention }) => (attention.kind === "maps" ? [attention] : []));
+  if (!maps.length) return "Their maps are the same for every image.";
+  return maps.some((attention) => attention.images.includes("mean") || !attention.stored)
+    ? null
+    : "The average over images is not in this page.";
 }
