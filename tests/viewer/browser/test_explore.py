@@ -155,3 +155,22 @@ def test_a_file_that_is_no_picture_is_told(opened, address, tmp_path):
     page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
     expect(page.get_by_text("no picture")).to_be_visible()
     opened.watched.errors[:] = [one for one in opened.watched.errors if "415" not in one.text]
+
+
+CUT_TEXTS = """drawn => {
+  document.body.append(new DOMParser().parseFromString(drawn, "image/svg+xml").documentElement);
+  const figure = document.body.lastChild, wide = figure.width.baseVal.value;
+  return [...figure.querySelectorAll("text")].filter(text => {
+    const { x, width } = text.getBBox();
+    return x < 0 || x + width > wide;
+  }).map(text => text.textContent);
+}"""
+
+
+def test_a_saved_view_says_all_that_it_shows_of_few_heads(opened, address):
+    page = opened(f"{address}#network=1&compare=&average=true&values=scores&query=9,22")
+    expect(page.get_by_test_id("sentence")).to_contain_text("Head 1")
+    drawn = download(page, "Save as SVG").decode()
+    lines = re.findall(r"<text[^>]*>([^<]*)<", drawn)
+    assert "Mean over images, query row 9, column 22, before the softmax. Head 1" in "".join(lines)
+    assert page.evaluate(CUT_TEXTS, drawn) == []

@@ -1,19 +1,20 @@
 // The view as one SVG: image, maps of all heads, the chosen one, the colour bar. PNG files are drawn from it.
 
 import { h, svg } from "../dom.js";
-import { drawRamp, numberText } from "../draw.js";
+import { contextOf, drawRamp, numberText } from "../draw.js";
 import { nearestCell } from "../scene.js";
 import { cellExtent, extentOf, rectangle } from "./field.js";
 import { drawImage, pictureExtent } from "./query.js";
 import { paintMap, smallView } from "./small.js";
-import { queryWords } from "./words.js";
+import { viewWords } from "./words.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./field.js").Extent} Extent */
 /** @typedef {{x: number, y: number, width: number, height: number}} Box */
 
-/** Lengths in a figure: side of the image, of a small map, the gap between these, height of their names, the margin. */
-const FIGURE = { side: 300, cell: 56, gap: 6, name: 14, margin: 24, top: 92 };
+/** Lengths in a figure: side of the image, of a small map, the gap between these, height of their names, the margin, the least width. */
+const FIGURE = { side: 300, cell: 56, gap: 6, name: 14, margin: 24, least: 640 };
+const FONT = "system-ui, sans-serif";
 
 /**
  * @param {string} text
@@ -23,23 +24,37 @@ const FIGURE = { side: 300, cell: 56, gap: 6, name: 14, margin: 24, top: 92 };
  * @returns {SVGElement}
  */
 function figureText(text, x, y, props) {
-  return svg(
-    "text",
-    { x, y, "font-family": "system-ui, sans-serif", "font-size": 13, fill: "currentColor", ...props },
-    text,
-  );
+  return svg("text", { x, y, ...props }, text);
+}
+
+/**
+ * Breaks a text between words, and very long words anywhere.
+ * @param {string} text
+ * @param {number} size of the letters
+ * @param {number} width
+ * @returns {string[]} lines that are no wider
+ */
+function brokenText(text, size, width) {
+  const context = contextOf(h("canvas"));
+  context.font = `600 ${size}px ${FONT}`;
+  const lines = [""];
+  for (const word of text.match(/\S{1,20}\s*/gu) ?? []) {
+    const longer = lines[lines.length - 1] + word;
+    if (context.measureText(longer).width > width) lines.push(word);
+    else lines[lines.length - 1] = longer;
+  }
+  return lines;
 }
 
 /**
  * @param {(canvas: HTMLCanvasElement) => void} draw
- * @param {Box} box
+ * @param {Box & {opacity?: number}} box
  * @returns {SVGElement}
  */
 function figureImage(draw, box) {
   const canvas = h("canvas");
   draw(canvas);
-  const style = { "image-rendering": "pixelated" };
-  return svg("image", { ...box, href: canvas.toDataURL(), preserveAspectRatio: "none", style });
+  return svg("image", { ...box, href: canvas.toDataURL(), preserveAspectRatio: "none" });
 }
 
 /**
@@ -73,11 +88,25 @@ function figureQuery(extent, cell, box) {
  */
 export function makeFigure(model, sentence) {
   const { state, scene } = model;
-  const { layer: chosenLayer, head: chosenHead, query, prefix, image } = state.get();
-  const { side, cell, gap, name: line, margin, top } = FIGURE;
+  const { layer: chosenLayer, head: chosenHead, query, prefix, average } = state.get();
+  const { side, cell, gap, name: line, margin, least } = FIGURE;
   const network = model.network();
   const layer = model.layer();
   const mark = prefix === null ? cellExtent(layer, nearestCell(layer, query)) : null;
+
+  const start = margin + side + 40;
+  const heads = Math.max(...network.layers.map((one) => one.heads));
+  const width = Math.max(start + heads * (cell + gap) + margin, least);
+  let y = 12;
+  const words = (/** @type {string} */ text, /** @type {number} */ size, /** @type {number} */ weight) =>
+    brokenText(text, size, width - 2 * margin).map((one) =>
+      figureText(one, margin, (y += size + 6), { "font-size": size, "font-weight": weight }),
+    );
+  const caption = [
+    ...words(`${scene.title}: ${network.title}`, 18, 600),
+    ...words(`${viewWords(scene, state.get(), layer.prefix)}. ${sentence}`, 13, 400),
+  ];
+  const top = (y += 34);
 
   /** @param {number} number @param {number} head @param {Box} box @param {import("./small.js").SmallView} [view] */
   const mapOf = (number, head, box, view) => figureImage((canvas) => paintMap(model, canvas, number, head, view), box);
@@ -93,9 +122,8 @@ export function makeFigure(model, sentence) {
   const bar = large.y + large.height + 16;
   const [low, high] = model.limits(chosenLayer, chosenHead);
   const parts = [
-    figureText(`${scene.title}: ${network.title}`, margin, 36, { "font-size": 18, "font-weight": 600 }),
-    figureText(`${scene.images[image].name}, query ${queryWords(state.get(), layer.prefix)}. ${sentence}`, margin, 58),
-    figureImage((canvas) => drawImage(model, canvas), picture),
+    ...caption,
+    figureImage((canvas) => drawImage(model, canvas), { ...picture, opacity: average ? 0.3 : 1 }),
     ...figureQuery(whole, mark, picture),
     figureText(`Layer ${chosenLayer + 1}, head ${chosenHead + 1}`, margin, large.y - 10, { "font-weight": 600 }),
     mapOf(chosenLayer, chosenHead, large),
@@ -107,8 +135,6 @@ export function makeFigure(model, sentence) {
     }),
   ];
 
-  const start = margin + side + 40;
-  let y = top;
   for (const [number, { heads, name }] of network.layers.entries()) {
     const view = smallView(model, number);
     const height = view ? (cell * view.rows) / view.cols : cell;
@@ -120,9 +146,9 @@ export function makeFigure(model, sentence) {
     }
     y += height + gap + line;
   }
-  const width = start + Math.max(...network.layers.map(({ heads }) => heads)) * (cell + gap) + margin;
   const height = Math.max(bar + 32, y) + margin;
   const [paper, ink] = model.theme() === "dark" ? ["#15171a", "#ececea"] : ["#ffffff", "#1c1d1f"];
-  const props = { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, color: ink };
+  const letters = { "font-family": FONT, "font-size": 13, fill: ink, "image-rendering": "pixelated" };
+  const props = { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, ...letters };
   return { figure: svg("svg", props, svg("rect", { width, height, fill: paper }), ...parts), width, height };
 }

@@ -103,3 +103,18 @@ export function queryWords({ query, prefix }, prefixNames) {
   if (prefix !== null) return `${prefixNames[prefix] ?? "prefix"} token`;
   return `row ${query[0]}, column ${query[1]}`;
 }
+
+/**
+ * Says what maps are of: the image, the query, and what is shown of it.
+ * @param {import("../scene.js").Scene} scene
+ * @param {import("../state.js").ViewState} state
+ * @param {string[]} prefixNames of the prefix tokens
+ * @returns {string}
+ */
+export function viewWords({ images }, state, prefixNames) {
+  const { image, average, part, values } = state;
+  const said = [average ? "Mean over images" : images[image].name, `query ${queryWords(state, prefixNames)}`];
+  if (part !== "both") said.push(`${part} part`);
+  if (values === "scores") said.push("before the softmax");
+  return said.join(", ");
+}
