@@ -16,6 +16,7 @@ import { sumOfAxes } from "./scores.js";
  * @property {string | null} label
  * @property {string} picture  name of a tensor of bytes (rows, cols, 3): the image before normalisation
  * @property {string} [note]  what the picture does not show
+ * @property {boolean} [own]  whether the reader added it, to this page alone
  *
  * @typedef {object} Lattice
  * @property {Pair} grid  rows and columns

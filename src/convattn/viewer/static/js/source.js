@@ -1,5 +1,5 @@
 import { positionRows, storedRows } from "./rows.js";
-import { openScene } from "./scene.js";
+import { openScene, pictureShape } from "./scene.js";
 import { readPicture } from "./uploads.js";
 
 /**
@@ -26,8 +26,7 @@ import { readPicture } from "./uploads.js";
 export function staticSource(buffer) {
   const scene = openScene(buffer);
   const rows = async (/** @type {RowsAsked} */ asked) => rowsInPage(scene, asked);
-  const input = pictureInput(scene);
-  return { scene, rows, upload: input ? (file) => addPicture(scene, input, file) : null };
+  return { scene, rows, upload: takesPictures(scene) ? (file) => addPicture(scene, file) : null };
 }
 
 /**
@@ -47,23 +46,25 @@ export function rowsInPage(scene, asked) {
 }
 
 /**
- * Returns what a network that runs in the page takes: if there is one, another image changes something.
+ * Returns whether a network runs in the page on pictures of the scene's size: then another image changes something.
  *
  * @param {Scene} scene
+ * @returns {boolean}
  */
-function pictureInput({ networks }) {
-  return networks.find((network) => network.program && network.input)?.input;
+function takesPictures(scene) {
+  const [rows, cols] = pictureShape(scene, 0);
+  return scene.networks.some(({ program, input }) => program && input?.rows === rows && input.cols === cols);
 }
 
 /**
  * @param {Scene} scene
- * @param {{rows: number, cols: number}} input
  * @param {File} file
  * @returns {Promise<number>}
  */
-async function addPicture(scene, input, file) {
-  const picture = await readPicture(file, input.rows, input.cols);
+async function addPicture(scene, file) {
+  const shape = pictureShape(scene, 0);
+  const data = await readPicture(file, ...shape);
   const name = `pictures/added/${scene.images.length}`;
-  scene.tensors.set(name, { dtype: "U8", shape: [input.rows, input.cols, 3], data: picture });
-  return scene.images.push({ name: file.name, label: null, picture: name }) - 1;
+  scene.tensors.set(name, { dtype: "U8", shape: [...shape, 3], data });
+  return scene.images.push({ name: file.name, label: null, picture: name, own: true }) - 1;
 }

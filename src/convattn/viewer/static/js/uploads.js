@@ -2,7 +2,7 @@
 const LARGEST_FILE = 64 * 2 ** 20;
 
 /**
- * Reads a picture as the page needs it: the middle of it, at the given size.
+ * Reads a picture as the page needs it: all of it, squeezed to the given size, as `convattn view --images` does.
  *
  * @param {File} file
  * @param {number} rows
@@ -17,8 +17,6 @@ export async function readPicture(file, rows, cols) {
   } catch {
     throw new Error(`${file.name} is no picture that this browser can read`);
   }
-  const scale = Math.min(bitmap.width / cols, bitmap.height / rows);
-  const [width, height] = [cols * scale, rows * scale];
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [cols, rows];
   const context = canvas.getContext("2d", { willReadFrequently: true });
@@ -26,7 +24,7 @@ export async function readPicture(file, rows, cols) {
   context.imageSmoothingQuality = "high";
   context.fillStyle = "white"; // behind what is transparent
   context.fillRect(0, 0, cols, rows);
-  context.drawImage(bitmap, (bitmap.width - width) / 2, (bitmap.height - height) / 2, width, height, 0, 0, cols, rows);
+  context.drawImage(bitmap, 0, 0, cols, rows);
   bitmap.close();
   return new Uint8Array(context.getImageData(0, 0, cols, rows).data.filter((_, at) => at % 4 < 3));
 }

@@ -1,0 +1,48 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { staticSource } from "../../../src/convattn/viewer/static/js/source.js";
+import { safetensorsFile } from "./files.js";
+
+/** @param {...[number, number]} sizes of the networks, which all run in the page; the scene's picture is of 5 × 7 */
+function openedScene(...sizes) {
+  const networks = sizes.map(([rows, cols]) => ({
+    layers: [],
+    program: [],
+    input: { rows, cols, mean: [0], std: [1] },
+  }));
+  const scene = { schema: 1, title: "", images: [{ name: "", label: null, picture: "picture" }], networks };
+  const picture = { dtype: /** @type {const} */ ("U8"), shape: [5, 7, 3], values: Array(5 * 7 * 3).fill(0) };
+  return staticSource(safetensorsFile({ picture }, { "convattn.scene": JSON.stringify(scene) }));
+}
+
+/** @param {import("node:test").TestContext} t @returns {unknown[][]} what was drawn, on a canvas that holds nothing */
+function withoutBrowser(t) {
+  /** @type {unknown[][]} */
+  const drawn = [];
+  const context = {
+    fillRect() {},
+    drawImage: (/** @type {unknown[]} */ ..._drawn) => void drawn.push(_drawn.slice(1)),
+    getImageData: (/** @type {number[]} */ ...[, , cols, rows]) => ({ data: new Uint8ClampedArray(rows * cols * 4) }),
+  };
+  const bitmap = { width: 90, height: 30, close() {} };
+  Object.assign(globalThis, {
+    createImageBitmap: async () => bitmap,
+    document: { createElement: () => ({ getContext: () => context }) },
+  });
+  t.after(() => ["createImageBitmap", "document"].forEach((name) => Reflect.deleteProperty(globalThis, name)));
+  return drawn;
+}
+
+test("an own picture is squeezed to the size of the scene's pictures, whole, whatever the first network takes", async (t) => {
+  const drawn = withoutBrowser(t);
+  const { scene, upload } = openedScene([11, 13], [5, 7]);
+  const number = await upload?.(new File([], "own.png"));
+  assert.equal(number, 1);
+  assert.deepEqual(drawn, [[0, 0, 7, 5]]);
+  assert.deepEqual(scene.tensors.get(scene.images[1].picture)?.shape, [5, 7, 3]);
+});
+
+test("no own picture is taken where no network runs on pictures of the scene's size", () => {
+  assert.equal(openedScene([11, 13]).upload, null);
+});
