@@ -1,6 +1,7 @@
 """The Explore view in a browser, from a folder and from a server: what is seen, pressed and saved."""
 
 import csv
+import html
 import re
 
 import pytest
@@ -14,6 +15,8 @@ from tests.viewer.browser.reading import (
     query_of,
     read_weights,
 )
+
+from convattn.viewer.page import page_html
 
 HOSTS = ["folder_page", "server_page"]
 
@@ -174,3 +177,21 @@ def test_a_saved_view_says_all_that_it_shows_of_few_heads(opened, address):
     lines = re.findall(r"<text[^>]*>([^<]*)<", drawn)
     assert "Mean over images, query row 9, column 22, before the softmax. Head 1" in "".join(lines)
     assert page.evaluate(CUT_TEXTS, drawn) == []
+
+
+def test_a_link_says_what_it_leaves_out(opened, folder_page):
+    page = opened(folder_page, permissions=["clipboard-read", "clipboard-write"])
+    link, said = page.get_by_role("button", name="Copy link"), page.locator(".save-status")
+    link.click()
+    expect(said).to_have_text("The link to this view is on the clipboard.")
+    page.get_by_test_id("handle").press("ArrowRight")
+    link.click()
+    expect(said).to_have_text("The link to this view is on the clipboard, without own images and moved heads.")
+
+
+def test_a_page_within_a_frame_has_no_link(opened, shown, tmp_path):
+    text = html.escape(page_html("A page", scene=shown.scene.to_bytes()))
+    (tmp_path / "frame.html").write_text(f'<iframe width="1000" height="700" srcdoc="{text}"></iframe>')
+    frame = opened((tmp_path / "frame.html").as_uri()).frame_locator("iframe")
+    expect(frame.get_by_role("button", name="Save as PNG")).to_be_visible()
+    expect(frame.get_by_role("button", name="Copy link")).to_have_count(0)

@@ -5,7 +5,8 @@ import { staticSource } from "./source.js";
 export function openPage() {
   const root = /** @type {HTMLElement} */ (document.getElementById("convattn"));
   const text = document.getElementById("convattn-scene")?.textContent ?? "";
-  mount(root, staticSource(fromBase64(text)));
+  // The page in a frame of a notebook has no address of its own.
+  mount(root, staticSource(fromBase64(text)), { address: location.protocol !== "about:" });
 }
 
 /**

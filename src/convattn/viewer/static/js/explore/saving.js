@@ -51,9 +51,9 @@ function headsCsv(model) {
   return csvText(
     network.layers.flatMap((layer, number) => {
       const rows = model.shown(number)?.rows;
-      const heads = rows ? [...Array(layer.heads).keys()] : [];
-      return heads.map((head) => {
-        const found = rowNumbers(layer, /** @type {import("../rows.js").LayerRows} */ (rows), head);
+      if (!rows) return [];
+      return Array.from({ length: layer.heads }, (_, head) => {
+        const found = rowNumbers(layer, rows, head);
         return {
           network: network.name,
           image: average ? "mean" : model.scene.images[image].name,
@@ -152,7 +152,8 @@ export function createSaving(model, address, sentence) {
       "Copy link",
       async () => {
         await navigator.clipboard.writeText(address() ?? "");
-        say(status, "The link to this view is on the clipboard.");
+        const lost = model.anyMoved() || model.scene.images[model.state.get().image].own;
+        say(status, `The link to this view is on the clipboard${lost ? ", without own images and moved heads" : ""}.`);
       },
     ]);
   }
