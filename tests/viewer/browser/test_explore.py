@@ -179,6 +179,14 @@ def test_a_saved_view_says_all_that_it_shows_of_few_heads(opened, address):
     assert page.evaluate(CUT_TEXTS, drawn) == []
 
 
+def test_putting_heads_back_keeps_the_keyboards_place(opened, folder_page):
+    page = opened(folder_page)
+    handle = page.get_by_test_id("handle")
+    handle.press("ArrowRight")
+    page.get_by_role("button", name="Put heads back").press("Enter")
+    expect(handle).to_be_focused()
+
+
 def test_a_link_says_what_it_leaves_out(opened, folder_page):
     page = opened(folder_page, permissions=["clipboard-read", "clipboard-write"])
     link, said = page.get_by_role("button", name="Copy link"), page.locator(".save-status")

@@ -1,7 +1,7 @@
 // A handle on the centre of a quadratic head: drag it, or move it by keys; the map and the network follow.
 
 import { clamp } from "../clamp.js";
-import { div, h, para, say, setProp } from "../dom.js";
+import { div, h, para, say, setProp, span } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { followArrows } from "../keys.js";
 import { onDrag } from "./field.js";
@@ -22,20 +22,27 @@ const KEY_STEP = 0.5;
 export function createHandle(model, field) {
   const { state } = model;
   const element = h("button", { class: "handle", "data-testid": "handle" });
-  const reset = h("button", { onclick: () => model.reset() }, "Put heads back");
+  const putBack = () => {
+    model.reset();
+    element.focus({ preventScroll: true }); // this button is gone
+  };
+  const reset = h("button", { onclick: putBack }, "Put heads back");
   const sharpness = h("input", {
     type: "range",
     min: "-4",
     max: "4",
     step: "0.05",
-    oninput: () => setSharpness(Math.exp(Number(sharpness.value))),
+    oninput: () => {
+      const { layer, head } = state.get();
+      model.move(layer, head, centreNow(), Math.exp(Number(sharpness.value)));
+    },
   });
   const sharpnessText = h("output");
   const hint = para("hint", "Drag the ring: it is the centre of this head.");
   const tools = div(
     "handle-tools",
     hint,
-    h("label", { class: "slider" }, h("span", null, "Sharpness"), sharpness, sharpnessText),
+    h("label", { class: "slider" }, span("Sharpness"), sharpness, sharpnessText),
     reset,
   );
   /** @type {Pair | null} */
@@ -54,12 +61,6 @@ export function createHandle(model, field) {
     const { grid } = model.layer().keys;
     const within = /** @type {Pair} */ (centre.map((size, axis) => clamp(size, -grid[axis], grid[axis])));
     model.move(layer, head, within);
-  }
-
-  /** @param {number} alpha */
-  function setSharpness(alpha) {
-    const { layer, head } = state.get();
-    model.move(layer, head, centreNow(), alpha);
   }
 
   onDrag(element, (event) => {
