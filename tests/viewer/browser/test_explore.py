@@ -150,6 +150,7 @@ def test_an_own_image_is_taken(opened, address, tmp_path):
     page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
     expect(thumbs).to_have_count(3)
     expect(thumbs.last).to_have_attribute("aria-pressed", "true")
+    expect(thumbs.last.locator("img")).to_have_css("object-fit", "contain")
 
 
 def test_a_file_that_is_no_picture_is_told(opened, address, tmp_path):
@@ -158,6 +159,14 @@ def test_a_file_that_is_no_picture_is_told(opened, address, tmp_path):
     page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
     expect(page.get_by_text("no picture")).to_be_visible()
     opened.watched.errors[:] = [one for one in opened.watched.errors if "415" not in one.text]
+
+
+@pytest.mark.parametrize("network", [0, 1])
+def test_it_fits_the_narrowest_window(opened, folder_page, network):
+    page = opened(f"{folder_page}#network={network}", width=320, height=600)
+    expect(page.locator("button.map").first).to_be_visible()
+    page.locator(".more > summary").click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
 
 CUT_TEXTS = """drawn => {
