@@ -1,6 +1,7 @@
 """What `analyze` leaves as it is, its controls, interruptions and mistakes."""
 
 import copy
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -13,6 +14,7 @@ from convattn import AttentionNet
 from convattn.analysis.analyze import analyze, control_count
 from convattn.analysis.measure.controls import shuffled, untrained
 from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, UnsupportedModelError
+from convattn.layers import RelativeAttention2d
 from convattn.records.head_report import HeadReport
 
 
@@ -82,6 +84,18 @@ def test_a_report_is_read_back():
     assert report.layer("").heads == report.layers[0].heads
     with pytest.raises(UnknownNameError, match="unknown layer 'blocks'"):
         report.layer("blocks")
+
+
+@pytest.mark.parametrize("make", [lambda: gated(0.3), lambda: RelativeAttention2d(6, 5, 4, "quadratic")])
+def test_what_one_image_does_not_tell_is_nan(make):
+    layer = analyze(make(), noise(1, 6, 5, 6), progress=False).layers[0]
+    for part in (layer.measured, *(item.measured for item in layer.controls)):
+        assert (part.images, part.convolution_images) == (1, (1, 0))
+        assert math.isnan(part.convolution_score.value)
+        assert [math.isnan(one.error) for one in part.estimate("distance")] == [True] * len(part.heads)
+        for name, known in {"position_score": False, "content_share": False, "distance": True}.items():
+            assert all(math.isfinite(one.value) == known for one in part.estimate(name)), name
+    assert "It is not known which heads attend by position alone, and an unknown share" in layer.sentence
 
 
 def test_controls_are_measured_on_a_tenth_of_the_images():

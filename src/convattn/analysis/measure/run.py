@@ -40,7 +40,7 @@ class Run:
         self._like = self  # a run that knows how much memory an image takes
         order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed))
         self._order = order.tolist()
-        self._fitted = count - max(1, round(count / 5)) if count > 1 else 0
+        self._fitted = count - max(1, round(count / 5)) if count > 1 else count
 
     @property
     def count(self) -> int:

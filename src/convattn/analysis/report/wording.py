@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from convattn.records.head_report import Control, Estimate, LayerStatistics, mean_of
+from convattn.records.head_report import Control, Estimate, HeadStatistics, LayerStatistics, mean_of
 
 
 def layer_sentence(
@@ -12,7 +12,6 @@ def layer_sentence(
     """Says of a layer what its heads do, how far they look, and what a convolution explains; with the controls."""
     heads = measured.heads
     hard = [head for head in heads if head.hard]
-    convolutional = sum(head.convolutional for head in heads)
     kernel = " × ".join([str(kernel_size)] * len(grid)) if len(grid) > 1 else f"{kernel_size}-tap"
     parts = []
     if hard:
@@ -27,10 +26,7 @@ def layer_sentence(
         none = f"None of {_heads(len(heads))} looks" if len(heads) > 1 else "The only head does not look"
         parts.append(f"{none} mostly at one fixed displacement (at most {_percent(most)} of its attention)")
     content = _percent(mean_of([head.content_share for head in heads]))
-    parts.append(
-        f"{_count(convolutional, len(heads))} by position alone (position score of at least 0.9), and {content} of the"
-        " variance of the weights comes from the content"
-    )
+    parts.append(f"{_by_position(heads)}, and {content} of the variance of the weights comes from the content")
     parts.append(f"A query looks {mean_of([head.distance for head in heads]):.1f} cells away on average")
     prefix = mean_of([head.prefix_share for head in heads])
     if prefix > 0.005:
@@ -45,6 +41,13 @@ def layer_sentence(
 
 def _heads(count: int) -> str:
     return "1 head" if count == 1 else f"{count} heads"
+
+
+def _by_position(heads: Sequence[HeadStatistics]) -> str:
+    if all(math.isnan(head.position_score.value) for head in heads):
+        return "It is not known which heads attend by position alone"
+    count = _count(sum(head.convolutional for head in heads), len(heads))
+    return f"{count} by position alone (position score of at least 0.9)"
 
 
 def _count(number: int, of: int) -> str:
