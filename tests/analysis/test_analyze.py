@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Sequence
 
 import pytest
 import timm
@@ -13,7 +12,7 @@ from torch import nn
 from convattn import AttentionNet
 from convattn.analysis.analyze import analyze, control_count
 from convattn.analysis.measure.controls import shuffled, untrained
-from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, UnsupportedModelError
+from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
 from convattn.records.head_report import HeadReport
 
@@ -102,50 +101,17 @@ def test_controls_are_measured_on_a_tenth_of_the_images():
     assert [control_count(count) for count in (1, 9, 10, 50, 100, 1000)] == [1, 9, 10, 10, 10, 100]
 
 
-class Interrupting:
-    """Images, as a sequence, of which one is not to be had the first time."""
-
-    def __init__(self, images, at):
-        self.images, self.left = images, at
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, number):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return self.images[number]
-
-
-@pytest.mark.parametrize("at", [3, 12, 31, 47])
-def test_an_interrupted_analysis_goes_on(at, tmp_path):
-    network, images = gated(0.3), noise(24, 6, 5, 6)
-    whole = analyze(network, images, progress=False)
-    file = tmp_path / "partial"
-    Sequence.register(Interrupting)
-    with pytest.raises(KeyboardInterrupt):
-        analyze(network, Interrupting(images, at + 3), progress=False, partial=file)
-    assert file.exists()
-    assert hooks(network) == 0
-    assert repr(analyze(network, list(images), progress=False, partial=file)) == repr(whole)
-    assert not file.exists()
-
-
-def test_a_partial_report_of_something_else_is_refused(tmp_path):
-    file = tmp_path / "partial"
-    Sequence.register(Interrupting)
-    with pytest.raises(KeyboardInterrupt):
-        analyze(gated(0.3), Interrupting(noise(24, 6, 5, 6), 20), progress=False, partial=file)
-    with pytest.raises(CheckpointError, match=r"is a partial report of another analysis \(model\); delete it$"):
-        analyze(gated(0.4), noise(24, 6, 5, 6), progress=False, partial=file)
-    with pytest.raises(CheckpointError, match=r"of another analysis \(images\)"):
-        analyze(gated(0.3), noise(23, 6, 5, 6), progress=False, partial=file)
-    with pytest.raises(CheckpointError, match=r"of another analysis \(settings\)"):
-        analyze(gated(0.3), noise(24, 6, 5, 6), progress=False, partial=file, kernel_size=5)
-    file.write_bytes(b"half")
-    with pytest.raises(CheckpointError, match=r"is not a partial report: .*; delete it$"):
-        analyze(gated(0.3), noise(24, 6, 5, 6), progress=False, partial=file)
+def test_layers_without_positions_are_passed_over_unless_they_are_named():
+    network = timm.create_model("cait_xxs24_224", img_size=32, depth=1, embed_dim=8, num_heads=2, num_classes=3)
+    report = analyze(network, noise(4, 3, 32, 32), progress=False)
+    assert [layer.name for layer in report.layers] == ["blocks.0.attn"]
+    assert [len(layer.controls) for layer in report.layers] == [2]
+    note = "none of its queries, or none of its keys, has a position"
+    assert [item for item in report.not_covered if note in item] == [
+        f"blocks_token_only.{number}.attn: {note}" for number in range(2)
+    ]
+    with pytest.raises(UnsupportedModelError, match=rf"^blocks_token_only\.0\.attn: {note}$"):
+        analyze(network, noise(4, 3, 32, 32), layers=["blocks_token_only.0.attn"], progress=False)
 
 
 def test_layers_can_be_chosen():

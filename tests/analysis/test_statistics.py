@@ -167,7 +167,7 @@ def test_maps_of_prefix_queries_are_means():
 
 def test_layouts_without_positions_are_refused():
     layout = Layout("none", (2,), torch.tensor([[-1, OUTSIDE]]), torch.zeros(1, 2, 1), torch.tensor([True, True]), None)
-    with pytest.raises(UnsupportedModelError, match=r"^blocks\.0: none of its queries and keys has a position$"):
+    with pytest.raises(UnsupportedModelError, match=r"^blocks\.0: none of its queries, or none of its keys, has"):
         make_pairs(layout, "blocks.0")
 
 

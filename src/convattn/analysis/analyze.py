@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from convattn.adapters.attention import attention_layers
 from convattn.analysis.measure.controls import SHUFFLED, UNTRAINED, can_shuffle, shuffled, untrained
-from convattn.analysis.measure.partial import PartialFile, digest, digest_model
+from convattn.analysis.measure.digests import digest_model
+from convattn.analysis.measure.partial import PartialFile
 from convattn.analysis.measure.run import Run, Settings
 from convattn.analysis.report.assembly import assemble
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be, must_be_a
@@ -86,14 +87,15 @@ def analyze(
     if partial is not None:
         of = {
             "model": digest_model(model),
-            "images": f"{count}, {digest([images[0], images[count - 1]])}",
+            "images": count,
             "settings": repr((settings, [plan.name for plan in plans])),
         }
         file = PartialFile(partial, of)
-    states = {} if file is None else file.read()
     runs = {plan.name: Run(plan.count, settings) for plan in plans}
-    for name, state in states.items():
-        runs[name].restore(state)
+    if file is not None:
+        file.restore(runs)
+        if not runs[_MEASURED].began_with(images.__getitem__):
+            raise file.of_another("images")
     notes = _measure(model, images, runs, file, progress=progress)
     shape = tuple(images[0].shape)
     report = assemble(type(model).__name__, shape, runs, settings, radius, notes)
@@ -131,7 +133,7 @@ def _measure(
             def after(done: int, name: str = name) -> None:
                 advance(name, done)
                 if file is not None:
-                    file.write({key: one.state() for key, one in runs.items()}, now=False)
+                    file.write(runs, now=False)
 
             try:
                 image: Callable[[int], Tensor] = images.__getitem__
@@ -147,7 +149,7 @@ def _measure(
                 run.go_on(network, image, after, like=runs[_MEASURED])
             except (KeyboardInterrupt, SystemExit):
                 if file is not None:
-                    file.write({key: one.state() for key, one in runs.items()}, now=True)
+                    file.write(runs, now=True)
                 raise
     return notes
 

@@ -39,6 +39,11 @@ class LayerMeasure:
         self.facts, self.pairs, self.sums, self.fit = facts, pairs, sums, fit
         self.kernels = KernelFit()
 
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return int(self.sums.images.sum())
+
     @classmethod
     def begin(cls, call: AttentionCall, groups: int, kernel_size: int) -> "LayerMeasure":
         """Starts with the first call of a layer, which `add` then adds."""

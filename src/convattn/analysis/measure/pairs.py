@@ -13,6 +13,9 @@ from convattn.errors import UnsupportedModelError
 _STEPS = 720
 """Positions of keys are told apart to 1/720 of a cell: halves, thirds, … of one are exact."""
 
+NO_POSITION = "none of its queries, or none of its keys, has a position"
+"""Why a layer has no pairs."""
+
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
@@ -52,12 +55,16 @@ class Pairs:
         return all(old is new or torch.equal(old, new) for old, new in same)
 
 
+def has_positions(layout: Layout) -> bool:
+    """Says whether any query and any key has a position."""
+    return bool((layout.queries >= 0).any()) and not bool(layout.key_prefix.all())
+
+
 def make_pairs(layout: Layout, name: str) -> Pairs:
     """Sorts the pairs of a layout; if none has a position, UnsupportedModelError is raised."""
-    has_row, has_col = layout.queries >= 0, ~layout.key_prefix
-    rows, cols = has_row.any(dim=0).nonzero()[:, 0], has_col.nonzero()[:, 0]
-    if not len(rows) or not len(cols):
-        raise UnsupportedModelError(f"{name}: none of its queries and keys has a position")
+    if not has_positions(layout):
+        raise UnsupportedModelError(f"{name}: {NO_POSITION}")
+    rows, cols = (layout.queries >= 0).any(dim=0).nonzero()[:, 0], (~layout.key_prefix).nonzero()[:, 0]
     queries = layout.queries[:, rows]
     valid = (queries >= 0)[:, :, None].expand(-1, -1, len(cols))
     if layout.allowed is not None:

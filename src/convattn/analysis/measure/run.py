@@ -3,14 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from convattn.adapters.attention import AttentionCall, watch
+from convattn.analysis.measure.digests import digest_tensor
 from convattn.analysis.measure.layer import LayerMeasure
-from convattn.errors import ArgumentError, ConvAttnError
+from convattn.analysis.measure.pairs import NO_POSITION, has_positions
+from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
+from convattn.records.words import ITSELF
 
 _WEIGHTS_AT_ONCE = 192 * 2**20
 """Bytes of the attention weights of one layer that a batch may have."""
@@ -29,13 +33,23 @@ class Settings:
     seed: int  # Seed of the order of the images
 
 
+@dataclass(frozen=True)
+class _Progress:
+    """What came of the images so far: replaced as a whole, so that a batch is in all of it or in none."""
+
+    done: int  # Number of images
+    layers: Mapping[str, LayerMeasure]
+    passed_over: tuple[str, ...]  # Layers in which no query, or no key, has a position
+    digest: str  # Hash of the images, in the order in which they came
+
+
 class Run:
     """The measures of all layers over some images; batches are added whole or not at all."""
 
     def __init__(self, count: int, settings: Settings) -> None:
         """Starts with none of `count` images."""
-        self.settings, self.done = settings, 0
-        self.layers: dict[str, LayerMeasure] = {}
+        self.settings = settings
+        self._progress = _Progress(0, {}, (), "")
         self._shape: tuple[int, ...] | None = None  # of one image
         self._like = self  # a run that knows how much memory an image takes
         order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed))
@@ -46,6 +60,25 @@ class Run:
     def count(self) -> int:
         """Number of images."""
         return len(self._order)
+
+    @property
+    def done(self) -> int:
+        """Number of images measured."""
+        return self._progress.done
+
+    @property
+    def layers(self) -> Mapping[str, LayerMeasure]:
+        """The layers by name, in the order in which they compute; a further call of one says its number."""
+        return self._progress.layers
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """Layers in which no query, or no key, has a position."""
+        return self._progress.passed_over
+
+    def began_with(self, image: Callable[[int], Tensor]) -> bool:
+        """Says whether the images measured are these."""
+        return reduce(digest_tensor, map(image, self._order[: self.done]), "") == self._progress.digest
 
     def go_on(
         self,
@@ -62,10 +95,10 @@ class Run:
         self._like = self if like is None else like
         for start, stop in self._batches():
             numbers = self._order[start:stop]
-            batch = self._batch([image(number) for number in numbers])
+            images = [image(number) for number in numbers]
             members = torch.arange(start, stop) * min(self.settings.groups, self.count) // self.count
-            self._add(model, batch, members, held_out=start >= self._fitted)
-            self.done = stop
+            layers, passed_over = self._measure(model, self._batch(images), members, held_out=start >= self._fitted)
+            self._progress = _Progress(stop, layers, passed_over, reduce(digest_tensor, images, self._progress.digest))
             after(stop - start)
 
     def _batch(self, images: Sequence[Tensor]) -> Tensor:
@@ -94,14 +127,20 @@ class Run:
         largest = max(layer.facts.bytes for layer in known.values())
         return max(_FIRST, min(_MOST, _WEIGHTS_AT_ONCE // max(largest, 1)))
 
-    def _add(self, model: nn.Module, batch: Tensor, members: Tensor, *, held_out: bool) -> None:
-        """Runs the network on one batch; if that does not end, nothing of the batch stays."""
+    def _measure(
+        self, model: nn.Module, batch: Tensor, members: Tensor, *, held_out: bool
+    ) -> tuple[Mapping[str, LayerMeasure], tuple[str, ...]]:
+        """Runs the network on one batch; returns the layers with it added, and those that are passed over."""
         layers = {name: layer.copy() for name, layer in self.layers.items()}
+        passed_over = dict.fromkeys(self.passed_over)
         calls: Counter[str] = Counter()
 
         def add(call: AttentionCall) -> None:
             calls[call.name] += 1
             name = call.name if calls[call.name] == 1 else f"{call.name} (call {calls[call.name]})"
+            if self.settings.layers is None and not has_positions(call.layout):
+                passed_over[name or ITSELF] = None
+                return
             if name not in layers:
                 layers[name] = LayerMeasure.begin(call, self.settings.groups, self.settings.kernel_size)
             layers[name].add(call, members, held_out=held_out)
@@ -116,13 +155,21 @@ class Run:
                 f"images must be what {type(model).__name__} takes, but on a batch of shape {tuple(batch.shape)} it"
                 f" raised {type(error).__name__}: {reason}"
             ) from error
-        self.layers = layers
+        if not layers:
+            seen = ", ".join(f"{name}: {NO_POSITION}" for name in passed_over) or "no layer ran"
+            raise UnsupportedModelError(f"no attention of {type(model).__name__} can be measured: {seen}")
+        return layers, tuple(passed_over)
 
     def state(self) -> dict[str, Any]:
         """Returns everything as plain values and tensors."""
-        return {"done": self.done, "layers": {name: layer.state() for name, layer in self.layers.items()}}
+        layers = {name: layer.state() for name, layer in self.layers.items()}
+        return {**vars(self._progress), "layers": layers}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken."""
-        self.layers = {name: LayerMeasure.from_state(layer) for name, layer in state["layers"].items()}
-        self.done = int(state["done"])
+        """Goes on where `state` was taken; what is no state raises an error of any kind."""
+        layers = {name: LayerMeasure.from_state(layer) for name, layer in state["layers"].items()}
+        progress = _Progress(**{**state, "layers": layers})
+        seen = {layer.images for layer in layers.values()}
+        if not 0 <= progress.done <= self.count or seen != ({progress.done} if progress.done else set()):
+            raise ValueError("the layers are not those of so many images")
+        self._progress = progress

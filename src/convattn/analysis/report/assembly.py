@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from convattn.analysis.measure.kernel import uniform_distance
 from convattn.analysis.measure.layer import LayerMeasure
+from convattn.analysis.measure.pairs import NO_POSITION
 from convattn.analysis.measure.run import Run, Settings
 from convattn.analysis.report.wording import layer_sentence
 from convattn.analysis.statistics import head_statistics
@@ -33,7 +34,7 @@ def assemble(
         )
         layers.append(_layer_report(name, layer, measured, beside, settings.kernel_size, radius))
     facts = [layer.facts for layer in main.layers.values()]
-    limits = [*_LIMITS, *notes]
+    limits = [*_LIMITS, *notes, *(f"{name}: {NO_POSITION}" for name in main.passed_over)]
     if any(item.masked for item in facts):
         limits.append("masks differ between images: pairs that a mask excludes count as pairs of weight 0")
     if any(layer.fit is None for layer in main.layers.values()):
