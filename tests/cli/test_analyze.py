@@ -12,6 +12,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from convattn.analysis import read_table
+from convattn.analysis.measure.run import Run
+from convattn.analysis.report import figures
 from convattn.cli import main
 from convattn.errors import CheckpointError
 from convattn.networks.image_files import Pictures
@@ -155,6 +157,31 @@ def test_interrupted_analysis_goes_on(images, made, tmp_path, capsys, monkeypatc
     assert main(command) == 0
     assert sorted(file.name for file in (tmp_path / "report").iterdir()) == FILES
     assert (tmp_path / "report" / "report.json").read_text() == (made / "report.json").read_text()
+
+
+def test_interrupted_figures_are_drawn_by_the_same_command(images, made, tmp_path, monkeypatch):
+    command = ["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]
+    with monkeypatch.context() as patched:
+        patched.setattr(figures, "shift_scatter", interrupt)
+        assert main(command) == 130
+    assert (
+        {"partial.pt", "report.json"} < {file.name for file in (tmp_path / "report").iterdir()} < {"partial.pt", *FILES}
+    )
+    monkeypatch.setattr(Run, "_measure", interrupt)  # nothing is measured again
+    assert main(command) == 0
+    assert sorted(file.name for file in (tmp_path / "report").iterdir()) == FILES
+    assert (tmp_path / "report" / "report.json").read_text() == (made / "report.json").read_text()
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_matplotlib_is_asked_for_first(images, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("convattn.cli.analyze.find_spec", lambda _: None)
+    assert main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]) == 2
+    assert "matplotlib" in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
 
 
 def mistakes(place):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial as bind
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -78,6 +79,33 @@ def analyze(
         >>> len(report.layers[0].heads), report.layers[0].grid
         (4, (8, 8))
     """
+    report = analyze_and_keep(
+        model,
+        images,
+        layers=layers,
+        kernel_size=kernel_size,
+        radius=radius,
+        controls=controls,
+        progress=progress,
+        partial=partial,
+    )
+    if partial is not None:
+        Path(partial).unlink(missing_ok=True)
+    return report
+
+
+def analyze_and_keep(
+    model: nn.Module,
+    images: Tensor | Sequence[Tensor],
+    *,
+    layers: Sequence[str] | None,
+    kernel_size: int,
+    radius: int,
+    controls: Sequence[str],
+    progress: bool,
+    partial: str | os.PathLike[str] | None,
+) -> HeadReport:
+    """Does the same as `analyze`, but the partial file stays, for whoever still has to write the report to a file."""
     _require(model, images, kernel_size, radius, controls)
     _require_layers(model, layers)
     count = len(images)
@@ -100,7 +128,7 @@ def analyze(
     shape = tuple(images[0].shape)
     report = assemble(type(model).__name__, shape, runs, settings, radius, notes)
     if file is not None:
-        file.remove()
+        file.write(runs, now=True)
     return report
 
 

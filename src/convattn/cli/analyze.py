@@ -1,6 +1,7 @@
 """`convattn analyze`: what the heads of a network look at; `convattn compare`: two such reports."""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from convattn.cli.convert_network import Origin
 from convattn.cli.options import AsJson, Output, OutputOrDefault, WholeNumber, key_values
 from convattn.cli.output import print_record, print_text
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, MissingDependencyError, must_be
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +20,7 @@ _Flag = Parameter(negative="", show_default=False)
 _Optional = Parameter(show_default=False)
 
 PARTIAL = "partial.pt"
-"""File of what was measured before an interruption."""
+"""File of what was measured before an interruption; it goes when all others are written."""
 
 
 def analyze(  # noqa: PLR0913 - the options of the command
@@ -74,7 +75,10 @@ def analyze(  # noqa: PLR0913 - the options of the command
 
     Raises:
         ArgumentError: The output folder holds something else, or an option has a wrong value.
+        MissingDependencyError: matplotlib is not installed.
     """
+    if find_spec("matplotlib") is None:
+        raise MissingDependencyError("matplotlib", "train")
     given = key_values(arguments, "--set")
     if limit < 1:
         raise ArgumentError(must_be("--limit", "at least 1", limit))
@@ -83,7 +87,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
     folder = _require_own_folder(output)
     origin = Origin(source, weights, pretrained, random_weights, given, verify=not no_verify)
     from convattn.analysis import CONTROLS
-    from convattn.analysis import analyze as measure
+    from convattn.analysis.analyze import analyze_and_keep
     from convattn.cli.analyze_page import write_report
     from convattn.files import sole_use
 
@@ -92,7 +96,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
     first = opened[0]
     folder.mkdir(parents=True, exist_ok=True)
     with sole_use(folder), one_thread(first.numel() <= 3 * 64 * 64):
-        report = measure(
+        report = analyze_and_keep(
             loaded.network,
             opened,
             layers=layer or None,
@@ -103,6 +107,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
             partial=folder / PARTIAL,
         )
         write_report(report, folder, source=source, images=images.resolve().name)
+        (folder / PARTIAL).unlink()
     print_record(report, f"{report.summary()}\nwrote {folder}; look at {folder / 'index.html'}", json=json)
     return 0
 
@@ -144,10 +149,11 @@ def compare(first: Path, second: Path, /, *, output: OutputOrDefault = None, jso
 
 def _require_own_folder(folder: Path) -> Path:
     """Raises unless the folder is new or empty, or holds an interrupted analysis and nothing else."""
+    from convattn.cli.analyze_page import FILES
     from convattn.files import require_new_folder
 
     held = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    if PARTIAL in held and held <= {PARTIAL, ".lock"}:
+    if PARTIAL in held and held <= {PARTIAL, ".lock", *FILES}:
         return folder
     return require_new_folder(folder, "--output")
 

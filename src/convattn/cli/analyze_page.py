@@ -5,7 +5,19 @@ from pathlib import Path
 from convattn.cli.page import write_html
 from convattn.records.head_report import HeadReport
 
-__all__ = ["write_report"]
+__all__ = ["FILES", "write_report"]
+
+FILES = (
+    "report.json",
+    "report.parquet",
+    "head-map.png",
+    "distance.png",
+    "convolution.png",
+    "shifts.png",
+    "kernels.png",
+    "index.html",
+)
+"""Names of the files that `write_report` writes."""
 
 
 def write_report(report: HeadReport, folder: Path, *, source: str, images: str) -> Path:

@@ -68,7 +68,3 @@ class PartialFile:
         content = buffer.getvalue()
         write_atomically(self.path, hashlib.sha256(content).digest() + content)
         self._written = time.monotonic()
-
-    def remove(self) -> None:
-        """Deletes the file, if it is there."""
-        self.path.unlink(missing_ok=True)
