@@ -122,15 +122,15 @@ def _read_array(path: Path, prepare: Callable[[], Prepare], limit: int | None) -
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: not a readable array of numpy ({error})") from None
-    if array.ndim < 2 or len(array) == 0 or array.dtype.kind not in "fiu":
+    if array.ndim < 2 or array.size == 0 or array.dtype.kind not in "fiu":
         raise DataError(f"{path} must hold numbers of at least one image, but is {array.dtype} of shape {array.shape}")
     array = array[:limit]
     if array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] == 3:
         make = prepare()
         pictures = [(f"{path}, image {row}", lambda row=row: _encoded(array[row])) for row in range(len(array))]
         return Pictures(pictures, make)
-    made = torch.from_numpy(np.array(array))
-    return made.float() if array.dtype.kind == "f" else made.long()
+    with np.errstate(over="ignore"):  # what is infinite then is refused later
+        return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
 
 
 def _encoded(pixels: np.ndarray) -> io.BytesIO:
