@@ -278,3 +278,10 @@ def test_what_cannot_be_registered(without_type_checks):
         register_attention(Layout, grid)
     with pytest.raises(ArgumentError, match=r"^read must be a function from what was seen to a layout"):
         register_attention(Tokens, "global")
+
+
+@pytest.mark.parametrize("returned", [None, "global", (3, 4)])
+def test_what_a_registered_function_returns_must_be_a_layout(returned, without_type_checks):
+    register_attention(Tokens, lambda _: returned)
+    with pytest.raises(ArgumentError, match=r"^what `read` of Tokens returns must be a Layout, but is of type \w+$"):
+        seen_by(Tokens(), drawn(13, 6))

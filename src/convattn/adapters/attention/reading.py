@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from convattn.adapters.attention.features import on_grid
 from convattn.adapters.attention.kernels import Kernel
-from convattn.adapters.attention.layout import AttentionCall
+from convattn.adapters.attention.layout import AttentionCall, Layout
 from convattn.adapters.attention.masks import allowed_of
 from convattn.adapters.attention.own import read_own
 from convattn.adapters.attention.registry import is_own, reader
 from convattn.adapters.attention.seen import Frame, Seen
 from convattn.convert.classes import full_name
-from convattn.errors import UnsupportedModelError
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a
 
 
 def read_call(
@@ -26,7 +26,10 @@ def read_call(
     images: int,
     features: Mapping[nn.Module, tuple[int, ...]],
 ) -> AttentionCall:
-    """Reads a call, or raises UnsupportedModelError with the reason alone."""
+    """Reads a call, or raises UnsupportedModelError with the reason alone.
+
+    A registered `read` that returns no layout raises ArgumentError.
+    """
     module, given = frame.module, _first_tensor(frame)
     allowed = None
     if is_own(module):
@@ -48,6 +51,8 @@ def read_call(
             features=features,
         )
         layout = known.read(seen)
+        if not isinstance(layout, Layout):
+            raise ArgumentError(must_be_a(f"what `read` of {type(module).__name__} returns", "a Layout", layout))
         groups, queries, keys = layout.groups, layout.queries.shape[1], layout.keys.shape[1]
         lead = torch.Size(shape[:-2]).numel()
         if (queries, keys) != shape[-2:] or not images or shape[0] % images or lead % (images * groups):
