@@ -1,6 +1,7 @@
 """Reports as tables: a row for each head as measured and in each control."""
 
 import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -16,6 +17,9 @@ from convattn.records.head_report import HEAD_NUMBERS, Estimate, HeadReport, Hea
 
 _REPORT = b"convattn.report"
 """Key of the table's metadata under which everything that is not of one head stands, as JSON."""
+
+_DIGEST = b"convattn.sha256"
+"""Key of the SHA-256 of that JSON; pages of the table have checksums of their own."""
 
 _MEASURED = "measured"
 _LIST_NAMES = ("hard_shift", "prefix_weights", "prefix_maps", "kernel", "position_kernel")
@@ -47,17 +51,23 @@ def write_table(report: HeadReport, path: str | os.PathLike[str]) -> Path:
             place = {"layer": layer.name, "depth": depth, "condition": condition}
             rows += [{**place, **_row(head)} for head in part.heads]
     rest = _map_statistics(json.loads(report.to_json()), lambda part, *_: {**part, "heads": []})
-    table = pa.Table.from_pylist(rows, schema=_SCHEMA).replace_schema_metadata({_REPORT: json.dumps(rest)})
+    text = json.dumps(rest).encode()
+    table = pa.Table.from_pylist(rows, schema=_SCHEMA)
+    table = table.replace_schema_metadata({_REPORT: text, _DIGEST: hashlib.sha256(text).hexdigest()})
     buffer = io.BytesIO()
-    parquet.write_table(table, buffer)
+    parquet.write_table(table, buffer, write_page_checksum=True)
     return write_atomically(path, buffer.getvalue())
 
 
 def read_table(path: str | os.PathLike[str]) -> HeadReport:
     """Reads a report from a parquet file that `write_table` wrote; another file raises CheckpointError."""
     try:
-        table = parquet.read_table(path)
-        rest = json.loads((table.schema.metadata or {})[_REPORT])
+        table = parquet.read_table(path, page_checksum_verification=True)
+        known = table.schema.metadata or {}
+        digest = hashlib.sha256(known[_REPORT]).hexdigest().encode()
+        if known.get(_DIGEST, digest) != digest:  # older tables have none
+            raise ValueError("its metadata are not what was written")
+        rest = json.loads(known[_REPORT])
         heads: dict[tuple[int, str], list[Any]] = {}
         for row in table.to_pylist():
             heads.setdefault((row["depth"], row["condition"]), []).append(_head(row))
