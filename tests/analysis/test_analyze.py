@@ -128,6 +128,28 @@ MISTAKES = {
     "one number": (lambda: analyze(gated(0.5), torch.zeros(3)), ArgumentError, "images must be a batch"),
     "nothing": (lambda: analyze(gated(0.5), torch.zeros(3, 6, 0, 6)), ArgumentError, "at least one value each"),
     "numbers": (lambda: analyze(gated(0.5), [1, 2]), ArgumentError, r"images\[0\] must be a tensor"),
+    "array": (
+        lambda: analyze(gated(0.5), [noise(6, 5, 6), noise(6, 5, 6).numpy()]),
+        ArgumentError,
+        r"images\[1\] must be a tensor, but is of type ndarray",
+    ),
+    "none": (lambda: analyze(gated(0.5), [noise(6, 5, 6), None]), ArgumentError, r"images\[1\] must be a tensor"),
+    "sparse": (lambda: analyze(gated(0.5), noise(4, 6, 5, 6).to_sparse()), ArgumentError, "images must be dense"),
+    "sparse ones": (
+        lambda: analyze(gated(0.5), [noise(6, 5, 6), noise(6, 5, 6).to_sparse()]),
+        ArgumentError,
+        r"images\[1\] must be dense, but is torch\.sparse_coo",
+    ),
+    "partial number": (
+        lambda: analyze(gated(0.5), noise(4, 6, 5, 6), partial=5),
+        ArgumentError,
+        "partial must be a path",
+    ),
+    "partial folder": (
+        lambda: analyze(gated(0.5), noise(4, 6, 5, 6), partial="nowhere/partial"),
+        ArgumentError,
+        "partial must be a file in a folder that exists, but is 'nowhere/partial'",
+    ),
     "grey": (
         lambda: analyze(gated(0.5), noise(4, 1, 5, 6)),
         ArgumentError,

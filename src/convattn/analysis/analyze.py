@@ -8,6 +8,7 @@ from functools import partial as bind
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
@@ -122,7 +123,7 @@ def analyze_and_keep(
     runs = {plan.name: Run(plan.count, settings) for plan in plans}
     if file is not None:
         file.restore(runs)
-        if not runs[_MEASURED].began_with(images.__getitem__):
+        if not runs[_MEASURED].began_with(bind(_image, images)):
             raise file.of_another("images")
     notes = _measure(model, images, runs, file, progress=progress)
     shape = tuple(images[0].shape)
@@ -164,7 +165,7 @@ def _measure(
                     file.write(runs, now=False)
 
             try:
-                image: Callable[[int], Tensor] = images.__getitem__
+                image: Callable[[int], Tensor] = bind(_image, images)
                 network = model
                 if name == SHUFFLED:
                     grid = next(iter(runs[_MEASURED].layers.values())).pairs.layout.grid
@@ -183,7 +184,19 @@ def _measure(
 
 
 def _shuffled(images: Tensor | Sequence[Tensor], grid: tuple[int, ...], number: int) -> Tensor:
-    return shuffled(images[number], grid, number)
+    return shuffled(_image(images, number), grid, number)
+
+
+def _image(images: Tensor | Sequence[Tensor], number: int) -> Tensor:
+    """Returns an image; what is none raises ArgumentError."""
+    image = images[number]
+    if not isinstance(image, Tensor):
+        raise ArgumentError(must_be_a(f"images[{number}]", "a tensor", image))
+    if image.layout != torch.strided:
+        raise ArgumentError(must_be(f"images[{number}]", "dense", image.layout))
+    if image.is_meta:
+        raise ArgumentError("images must be tensors with values, but are on the meta device")
+    return image
 
 
 @contextmanager
@@ -222,13 +235,11 @@ def _require_images(images: Any) -> None:
         raise ArgumentError(must_be_a("images", "a tensor or a sequence of tensors", images))
     if isinstance(images, Tensor) and images.ndim < 2:
         raise ArgumentError(must_be("images", "a batch, whose first axis numbers the images", tuple(images.shape)))
+    if isinstance(images, Tensor) and images.layout != torch.strided:
+        raise ArgumentError(must_be("images", "dense", images.layout))
     if len(images) == 0:
         raise ArgumentError("images must be at least one, but there is none")
-    first = images[0]
-    if not isinstance(first, Tensor):
-        raise ArgumentError(must_be_a("images[0]", "a tensor", first))
-    if first.is_meta:
-        raise ArgumentError("images must be tensors with values, but are on the meta device")
+    first = _image(images, 0)
     if first.numel() == 0:
         raise ArgumentError(must_be("images", "of at least one value each", tuple(first.shape)))
 
