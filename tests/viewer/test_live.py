@@ -75,6 +75,16 @@ def test_a_network_of_one_channel_sees_the_lightness():
     assert torch.equal(live._images[0][2], ((torch.tensor(lightness) / 255 - 0.5) / 0.5).expand(1, 10, 14))
 
 
+def test_a_picture_of_another_shape_is_seen_whole():
+    live = Live(_exhibit())
+    wide = Image.new("RGB", (56, 10), (255, 0, 0))
+    wide.paste((0, 0, 255), (42, 0, 56, 10))
+    live.add(wide, "half")
+    image = live._images[0][-1]
+    assert image[0, :, :8].min() > 0.9  # red: the first half, of which a cut from the middle would take less
+    assert image[2, :, -2:].min() > 0.9  # blue: the last quarter
+
+
 def test_what_is_no_picture_takes_none():
     with pytest.raises(RefusedError, match="not known how pictures are prepared"):
         Live(_exhibit(channels=2)).add(Image.new("RGB", (20, 20)), "picture")

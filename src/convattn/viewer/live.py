@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast, final
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from safetensors.torch import save
 from torch import Tensor
 
@@ -188,11 +188,11 @@ class Live:
 
 
 def _fitted(exhibit: Exhibit, picture: Any) -> Tensor:
-    """Scales the middle of a picture, and normalises it; a network of one channel sees its lightness."""
+    """Scales a picture, whole, and normalises it; a network of one channel sees its lightness."""
     if not exhibit.shows_pictures:
         raise RefusedError(422, "it is not known how pictures are prepared for this network")
     (rows, cols), channels = exhibit.size, exhibit.images.shape[1]
-    fitted = ImageOps.fit(picture, (cols, rows), Image.Resampling.BICUBIC).convert("L" if channels == 1 else "RGB")
+    fitted = picture.resize((cols, rows), Image.Resampling.BICUBIC).convert("L" if channels == 1 else "RGB")
     pixels = torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8).view(rows, cols, channels).movedim(2, 0)
     mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (exhibit.mean, exhibit.std))
     return ((pixels / 255 - mean) / std).to(exhibit.images)
