@@ -71,7 +71,6 @@ def test_networks_of_this_library_are_made_anew():
         (5, "values.output", {"output"}),
         (5, "bias", {"bias"}),
     ],
-    ids=str,
 )
 def test_each_part_keeps_whether_it_learns(head_width, frozen, expected):
     _, _, report = measured()
