@@ -211,8 +211,8 @@ def test_what_chosen_layers_leave_out_is_said():
     for layers, runs in ((None, True), (("stages.1.first",), False)):
         (shown,) = build_scene(Exhibit(trained, images, layers=layers, **known)).header["networks"]
         assert (shown["program"] is not None, shown["timeline"] is not None) == (runs, runs)
-        run = "The page runs it, for class scores and pictures of your own, only with all its layers."
-        assert shown["note"] == ("" if runs else f"{run} The page shows its training only with all its layers.")
+        run = "Some layers are left out, so the page has no class scores and takes no own images."
+        assert shown["note"] == ("" if runs else f"{run} Its training is shown only with all layers.")
 
 
 def test_a_network_is_left_as_it_was():

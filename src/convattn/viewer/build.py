@@ -128,9 +128,9 @@ class _Network:
             return found
         every = {name: 0 for name, module in exhibit.network.named_modules() if is_positional(module)}
         if self._runs and not program and make_program(exhibit.network, every):
-            found.append("The page runs it, for class scores and pictures of your own, only with all its layers.")
+            found.append("Some layers are left out, so the page has no class scores and takes no own images.")
         if exhibit.heads and timeline is None:
-            found.append("The page shows its training only with all its layers.")
+            found.append("Its training is shown only with all layers.")
         return found
 
     def _input(self) -> dict[str, Any] | None:
