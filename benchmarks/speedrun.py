@@ -9,15 +9,14 @@ Writes speedrun.md, and the figures of the heads beside it. One of the two studi
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from benchmarks.studies import TrainedRun, difference_table, provenance, read_study, spread
 from convattn.analysis import head_centres, read_heads
 from convattn.analysis.heads import HeadSnapshot
 from convattn.encodings import Shift
@@ -36,42 +35,6 @@ _PASSES = 3
 """A step takes the operations of a forward pass three times: forward, gradients of the pixels, gradients of weights."""
 
 _TRAIN_IMAGES = 50_000
-
-
-@dataclass(frozen=True, eq=False)
-class TrainedRun:
-    """A finished run of the study."""
-
-    folder: Path
-    label: str
-    record: dict[str, Any]
-    epochs: list[dict[str, Any]]
-
-    @property
-    def results(self) -> dict[str, float]:
-        """Final numbers by name."""
-        return self.record["results"]
-
-    def minutes_to(self, accuracy: float) -> float | None:
-        """Returns the minutes of training and tests after which a test accuracy was first reached; None if never."""
-        seconds = 0.0
-        for epoch in self.epochs:
-            seconds += epoch["seconds"]
-            if epoch["test_accuracy"] >= accuracy:
-                return seconds / 60
-        return None
-
-
-def read_study(folder: Path) -> tuple[dict[str, Any], list[TrainedRun]]:
-    """Reads a study and its finished runs."""
-    study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    runs = []
-    for run in study["runs"]:
-        place = folder / run["folder"]
-        record = json.loads((place / "record.json").read_text(encoding="utf-8"))
-        lines = (place / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        runs.append(TrainedRun(place, run["label"], record, [json.loads(line) for line in lines]))
-    return study, runs
 
 
 def attention_on_taps(
@@ -127,7 +90,8 @@ def page(headline: Path | None, controls: Path | None, output: Path, note: str =
         study, runs = read_study(folder)
         parts += [f"## {title}", _accuracies(runs)]
         if study["differences"]:
-            parts.append(_differences(study["differences"]))
+            table = difference_table(study["differences"], "layers")
+            parts.append(f"Test accuracy, image alone, with the same seed:\n\n{table}")
         first: dict[str, TrainedRun] = {}
         for run in runs:
             if (run.folder / "heads.parquet").exists():
@@ -135,7 +99,7 @@ def page(headline: Path | None, controls: Path | None, output: Path, note: str =
         for run in first.values():
             name = f"speedrun-{folder.name}-{run.record['recipe']['model']['mixing']}.png"
             parts.append(_heads(run, output / name))
-        parts.append(_provenance(study, runs))
+        parts.append(provenance(study, runs))
     return "\n\n".join(parts) + "\n"
 
 
@@ -151,8 +115,8 @@ def _accuracies(runs: Sequence[TrainedRun]) -> str:
             [
                 own[0].record["recipe"]["model"]["mixing"],
                 f"{len(own)}",
-                _spread(mirrored),
-                _spread(plain),
+                spread(mirrored),
+                spread(plain),
                 ", ".join(f"{accuracy:.2%}" for accuracy in mirrored),
                 f"{own[0].record['recipe']['training']['epochs']}",
                 f"{petaflops(own[0].record['recipe']):.3f}",
@@ -162,23 +126,6 @@ def _accuracies(runs: Sequence[TrainedRun]) -> str:
         )
     header = ["layers", "n", "accuracy, image and its mirror image", "image alone", "by seed", "epochs", "PFLOP"]
     return markdown_table([*header, "minutes", "minutes to 90 %"], rows)
-
-
-def _spread(values: Sequence[float]) -> str:
-    """Words mean and standard deviation."""
-    mean = 100 * float(np.mean(values))
-    return f"{mean:.2f} %" if len(values) == 1 else f"{mean:.2f} ± {100 * float(np.std(values, ddof=1)):.2f} %"
-
-
-def _differences(differences: Sequence[dict[str, Any]]) -> str:
-    """Tabulates the paired differences of test accuracy, image alone."""
-    rows = []
-    for item in differences:
-        interval = "" if item["low"] is None else f"{100 * item['low']:+.2f} to {100 * item['high']:+.2f}"
-        shown = ", ".join(f"{100 * value:+.2f}" for value in item["values"])
-        rows.append([f"`{item['label']}`", f"`{item['baseline']}`", f"{100 * item['mean']:+.2f}", interval, shown])
-    table = markdown_table(["layers", "less", "mean, points", "95 % bootstrap interval", "by seed"], rows)
-    return f"Test accuracy, image alone, with the same seed:\n\n{table}\n\n{differences[0]['worth']}"
 
 
 def _heads(run: TrainedRun, figure: Path) -> str:
@@ -213,22 +160,6 @@ def _layer_row(start: HeadSnapshot, end: HeadSnapshot, side: int) -> list[str]:
         *(f"{share:.0%}" for share in shares),
         f"{taken} of 9",
     ]
-
-
-def _provenance(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
-    """Says which command, data and machine the numbers come from."""
-    first = runs[0].record
-    hardware, data, counts = first["hardware"], first["data"], first["data"]["counts"]
-    revisions = ", ".join(dict.fromkeys(f"`{run.record['revision']}`" for run in runs))
-    images = f"{counts['train']:,} training and {counts['test']:,} test images"
-    machine = f"{hardware['processor']} ({hardware['instructions']}), {hardware['threads']} thread(s) each run"
-    lines = [
-        f"Command: `{study['command']}`.",
-        f"Data: {data['name']}, {data['source']}; {images}; accuracy after the last epoch.",
-        f"Hardware: {machine}; torch {first['versions']['torch']}, revision {revisions}.",
-        *(f"Warning: {text}." for text in study["warnings"]),
-    ]
-    return "\n".join(f"- {line}" for line in lines)
 
 
 def _mixers(network: SpeedNet) -> Iterator[Any]:

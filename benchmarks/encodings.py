@@ -1,0 +1,188 @@
+"""The page of the encodings: the paper's networks at scale medium, each with a learning rate of its own.
+
+    RECIPES="sa-quadratic sa-learned sa-sinusoidal sa-distance sa-distance-table-start sa-learned-content convnet"
+    convattn study $RECIPES --scale medium --set data.held_out=5000 --set training.epochs=3 --seeds 0 -o search \
+        --grid optim.learning_rate=1e-3,3e-3,1e-2
+    convattn study $RECIPES --scale medium --chosen search --seeds 0,1,2 -o RUNS
+    CONVATTN_CIFAR10=FOLDER python -m benchmarks.encodings --runs RUNS --output docs/results
+
+Writes encodings.md and the curves of accuracy, encodings.png. Where the heads look is measured on test images, in the
+trained networks and in those that the same seeds draw.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.studies import TrainedRun, difference_table, provenance, read_study, spread
+from convattn import analyze, load_network, load_recipe
+from convattn.analysis.canvas import COLOURS, figure_files
+from convattn.data import ImageDataset, normalise
+from convattn.files import write_atomically
+from convattn.training.build import build_network, load_data
+from convattn.training.markdown import markdown_table
+from convattn.training.studies.statistics import paired_difference
+
+__all__ = ["draw", "drawn", "main", "page", "seen_by_layer"]
+
+QUESTION = (
+    ("sa-learned", "sa-distance"),
+    ("sa-distance-table-start", "sa-distance"),
+    ("sa-learned", "sa-distance-table-start"),
+)
+"""Does a table win over a function of the distance by itself, or by its start? Each pair is compared seed by seed."""
+
+
+def page(folder: Path, images: int, note: str = "") -> str:
+    """Words the results of a study.
+
+    Args:
+        folder: Folder of the study, with its runs.
+        images: Test images on which is measured where heads look.
+        note: What else a reader should know, at the top; "" if nothing.
+
+    Returns:
+        The page in Markdown.
+    """
+    study, runs = read_study(folder)
+    parts = ["# Encodings, each with a learning rate of its own", *([note] if note else []), _accuracies(study, runs)]
+    parts.append("![Test accuracy over epochs, mean and range over seeds](encodings.png)")
+    asked = _question(runs)
+    if asked:
+        table = difference_table(asked, "network")
+        parts += ["## A table, or a function of the distance?", f"Test accuracy with the same seed:\n\n{table}"]
+    if study["differences"]:
+        parts += ["## Beside the first network", difference_table(study["differences"], "network")]
+    parts += ["## How far heads look", _seen(runs, images)]
+    if study["search"] is not None:
+        parts += ["## How the rates were chosen", _choices(study["search"])]
+    return "\n\n".join([*parts, "## How it was measured", provenance(study, runs)]) + "\n"
+
+
+def _accuracies(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
+    """Tabulates the networks, best first."""
+    chosen = {} if study["search"] is None else {item["label"]: item["values"] for item in study["search"]["choices"]}
+    rows = []
+    for label, own in sorted(_by_label(runs).items(), key=lambda pair: -np.mean(_accuracy(pair[1]))):
+        values = ", ".join(f"{key} = {value}" for key, value in chosen.get(label, {}).items())
+        seeds = ", ".join(f"{accuracy:.2%}" for accuracy in _accuracy(own))
+        minutes = ", ".join(f"{run.record['seconds'] / 60:.0f}" for run in own)
+        rows.append([f"`{label}`", f"{len(own)}", f"**{spread(_accuracy(own))}**", seeds, values])
+        rows[-1] += [f"{len(own[0].epochs)}", f"{own[0].record['parameters']:,}", minutes]
+    heads = ["network", "n", "test accuracy", "by seed", "chosen on held-out images", "epochs", "parameters", "minutes"]
+    return markdown_table(heads, rows)
+
+
+def _by_label(runs: Sequence[TrainedRun]) -> dict[str, list[TrainedRun]]:
+    """Groups runs by network."""
+    found: dict[str, list[TrainedRun]] = {}
+    for run in runs:
+        found.setdefault(run.label, []).append(run)
+    return found
+
+
+def _accuracy(runs: Sequence[TrainedRun]) -> list[float]:
+    return [run.results["test_accuracy"] for run in runs]
+
+
+def _question(runs: Sequence[TrainedRun]) -> list[dict[str, Any]]:
+    """Compares the pairs of the question, seed by seed, as far as they are there."""
+    seeds = {
+        label: {run.record["seed"]: run.results["test_accuracy"] for run in own}
+        for label, own in _by_label(runs).items()
+    }
+    pairs = [paired_difference(a, b, seeds[a], seeds[b]) for a, b in QUESTION if a in seeds and b in seeds]
+    return [asdict(pair) for pair in pairs if pair is not None]
+
+
+def seen_by_layer(network: nn.Module, images: Tensor) -> list[float]:
+    """Measures the number of pixels that heads look at, exp(entropy of attention), as a mean over each layer's heads.
+
+    Args:
+        network: A network of attention layers.
+        images: Normalised images, (images, channels, rows, cols).
+
+    Returns:
+        One number per layer, from 1 to the number of pixels.
+    """
+    report = analyze(network, images, controls=(), progress=False)
+    return [float(np.mean([head.effective_positions.value for head in layer.heads])) for layer in report.layers]
+
+
+def drawn(run: TrainedRun, data: ImageDataset) -> nn.Module:
+    """Draws the network with which a run began."""
+    recipe = load_recipe(run.folder / "recipe.toml")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return build_network(recipe, data).eval()
+
+
+def _seen(runs: Sequence[TrainedRun], images: int) -> str:
+    """Tabulates how many pixels heads look at, before and after training."""
+    data = load_data(load_recipe(runs[0].folder / "recipe.toml").data)
+    inputs = normalise(data.test.images[:images], data.mean, data.std)
+    rows = []
+    for label, own in _by_label(runs).items():
+        if own[0].record["recipe"]["model"]["kind"] != "attention_net":
+            continue
+        start = [seen_by_layer(drawn(run, data), inputs) for run in own]
+        end = [seen_by_layer(load_network(run.folder), inputs) for run in own]
+        rows.append([f"`{label}`", *(" · ".join(_numbers(layers) for layers in part) for part in (start, end))])
+    heads = ["network", "at the start, by layer · seed", "after training, by layer · seed"]
+    told = f"The number of pixels that a head looks at, exp(entropy of its attention), on {len(inputs)} test images."
+    return f"{told} Means over heads.\n\n{markdown_table(heads, rows)}"
+
+
+def _numbers(layers: Sequence[float]) -> str:
+    return ", ".join(f"{value:.0f}" for value in layers)
+
+
+def _choices(search: dict[str, Any]) -> str:
+    """Tabulates what the search tried, by network."""
+    rows = []
+    for choice in search["choices"]:
+        for item in choice["candidates"]:
+            values = ", ".join(f"{key} = {value}" for key, value in item["values"].items())
+            found = "failed" if item["accuracy"] is None else f"{item['accuracy']['mean']:.2%}"
+            rows.append([f"`{choice['label']}`", values, found, "chosen" if item["values"] == choice["values"] else ""])
+    table = markdown_table(["network", "values", "accuracy on held-out training images", ""], rows)
+    return f"{table}\n\nCommand: `{search['command']}`."
+
+
+def draw(figure_file: Path, runs: Sequence[TrainedRun]) -> None:
+    """Draws test accuracy over epochs: the mean over seeds, and their range as a band."""
+    with figure_files([figure_file], (7.2, 4.4)) as figure:
+        panel = figure.subplots()
+        panel.set(xlabel="epoch", ylabel="test accuracy (%)")
+        for number, (label, own) in enumerate(_by_label(runs).items()):
+            values = 100 * np.array([[epoch["test_accuracy"] for epoch in run.epochs] for run in own])
+            epochs, colour = range(1, values.shape[1] + 1), COLOURS[number % len(COLOURS)]
+            style = "-" if number % 2 else "--"
+            panel.plot(epochs, values.mean(0), style, color=colour, label=f"{label} (n = {len(own)})")
+            panel.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
+        panel.legend(loc="lower right")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the program."""
+    parser = argparse.ArgumentParser(description="Writes the page of the encodings.")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of a study, with its runs")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the page")
+    parser.add_argument("--images", type=int, default=100, help="test images on which is measured where heads look")
+    parser.add_argument("--note", default="", help="what else a reader should know, at the top of the page")
+    given = parser.parse_args(arguments)
+    if not (given.runs / "study.json").is_file():
+        parser.error(f"--runs must be the folder of a study, with study.json in it, but is {str(given.runs)!r}")
+    given.output.mkdir(parents=True, exist_ok=True)
+    draw(given.output / "encodings.png", read_study(given.runs)[1])
+    write_atomically(given.output / "encodings.md", page(given.runs, given.images, given.note))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The page of the encodings, from a study of tiny networks."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks.encodings import drawn, main, seen_by_layer
+from benchmarks.studies import read_study, spread
+from convattn import load_network
+from convattn.data import load_digits
+from convattn.layers import RelativeAttention2d
+from convattn.models import AttentionNet
+from convattn.training import study, train
+from convattn.training.studies.engine import Engine
+
+RECIPES = ["sa-learned", "sa-distance", "convnet"]
+TINY = {"model.width": "12", "model.depth": "1", "training.epochs": "1"}
+
+
+class Here(Engine):
+    """Trains in this process."""
+
+    def run(self, runs):
+        for run in runs:
+            train(run.recipe, output=run.folder, progress=False)
+            yield run
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A table of three networks and two seeds, with rates that a search of one seed has chosen."""
+    place = tmp_path_factory.mktemp("studies")
+    settings = {"scale": "tiny", "engine": Here()}
+    held_out = {**TINY, "data.held_out": "100"}
+    rates = {"optim.learning_rate": ("1e-30", "3e-3")}
+    study(RECIPES, output=place / "search", seeds=(0,), grid=rates, overrides=held_out, **settings)
+    study(RECIPES, output=place / "table", seeds=(0, 1), chosen=place / "search", overrides=TINY, **settings)
+    return place / "table"
+
+
+@pytest.fixture(scope="module")
+def page(table, tmp_path_factory):
+    out = tmp_path_factory.mktemp("docs")
+    main(["--runs", str(table), "--output", str(out), "--images", "5", "--note", "A note."])
+    assert (out / "encodings.png").read_bytes().startswith(b"\x89PNG")
+    return (out / "encodings.md").read_text(encoding="utf-8")
+
+
+def test_accuracies_are_those_of_the_runs_and_sorted(page, table):
+    _, runs = read_study(table)
+    found = {run.label: [] for run in runs}
+    for run in runs:
+        found[run.label].append(run.results["test_accuracy"])
+    places = []
+    for label, values in found.items():
+        seeds = ", ".join(f"{value:.2%}" for value in values)
+        places.append((page.index(f"| `{label}` | 2 | **{spread(values)}** | {seeds} |"), -sum(values)))
+    assert sorted(places) == sorted(places, key=lambda place: (place[1], place[0]))
+    assert "A note." in page
+
+
+def test_the_question_is_answered_seed_by_seed(page, table):
+    runs = {(run.label, run.record["seed"]): run.results["test_accuracy"] for run in read_study(table)[1]}
+    values = [100 * (runs["sa-learned", seed] - runs["sa-distance", seed]) for seed in (0, 1)]
+    shown = ", ".join(f"{value:+.2f}" for value in values)
+    ends = f"{sum(values) / 2:+.2f} | {min(values):+.2f} to {max(values):+.2f}"
+    assert f"| `sa-learned` | `sa-distance` | {ends} | {shown} |" in page
+    assert "sa-distance-table-start" not in page  # not in this study
+
+
+def test_the_choice_is_that_of_the_search(page, table):
+    choices = json.loads((table / "study.json").read_text())["search"]["choices"]
+    assert len(choices) == len(RECIPES)
+    for choice in choices:
+        rate = choice["values"]["optim.learning_rate"]
+        best = max(choice["candidates"], key=lambda item: item["accuracy"]["mean"])
+        shown = f"{best['accuracy']['mean']:.2%}"
+        assert f"| `{choice['label']}` | optim.learning_rate = {rate} | {shown} | chosen |" in page
+
+
+def test_networks_without_heads_have_no_row_of_pixels(page):
+    seen = page.partition("## How far heads look")[2].partition("\n## ")[0]
+    assert "| `sa-learned` |" in seen
+    assert "convnet" not in seen
+
+
+def test_the_drawn_network_is_that_with_which_the_run_began(tmp_path):
+    still = {**TINY, "optim.learning_rate": "1e-30"}
+    study(["sa-learned"], output=tmp_path, seeds=(3,), scale="tiny", overrides=still, engine=Here())
+    (run,) = read_study(tmp_path)[1]
+    state = torch.random.get_rng_state()
+    start = drawn(run, load_digits()).state_dict()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    end = load_network(run.folder).state_dict()
+    assert start.keys() == end.keys()
+    moved = max((start[name] - end[name]).abs().max().item() for name in start)
+    assert moved < 1e-25  # zeros have moved by the rate
+
+
+def test_pixels_seen_are_the_exponential_of_the_entropy():
+    torch.manual_seed(0)
+    network = AttentionNet("quadratic", width=12, depth=2, heads=3, ffn=5, patch=2).eval()
+    found = seen_by_layer(network, torch.randn(4, 3, 8, 8))
+    layers = [module for module in network.modules() if isinstance(module, RelativeAttention2d)]
+    for layer, value in zip(layers, found, strict=True):
+        weights = layer.attention((4, 4)).double().flatten(3).flatten(1, 2)
+        entropy = torch.special.entr(weights).sum(-1).mean(1)
+        assert value == pytest.approx(entropy.exp().mean().item(), rel=1e-5)
+
+
+def test_a_folder_without_a_study_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--runs", str(tmp_path), "--output", str(tmp_path / "docs")])
+    assert "study.json" in capsys.readouterr().err
+    assert not (tmp_path / "docs").exists()
