@@ -30,7 +30,10 @@ class Subject:
 
 
 def measure(subject: Subject, *, thresholds: Sequence[float] = THRESHOLDS, controls: int = 3) -> dict[str, Any]:
-    """Measures a network as it is, and with the heads replaced that meet each threshold, and as many at random."""
+    """Measures a network as it is, and with the heads replaced that meet each threshold, and as many at random.
+
+    Each is measured as it is, and with output matrices fitted again on the images that the heads were measured on.
+    """
     report = analyze(subject.model, subject.measured, controls=(), progress=False)
     before = classes(subject.model, subject.tests)
     rows: list[dict[str, Any]] = []
@@ -46,10 +49,14 @@ def measure(subject: Subject, *, thresholds: Sequence[float] = THRESHOLDS, contr
             "replaced": len(record.replaced),
             "layers_without_softmax": len(record.layers_without_softmax),
             **effect(made, subject, before),
+            "refitted": None,
             "milliseconds_before": record.trial.milliseconds_before,
             "milliseconds_after": record.trial.milliseconds_after,
             "parameters": record.parameters,
         }
+        if record.replaced:
+            made, _ = replace_convolutional_heads(subject.model, report, threshold, refit=subject.measured)
+            row["refitted"] = effect(made, subject, before)
         drawn = range(controls) if record.replaced else ()
         row["controls"] = [control(subject, report, before, len(record.replaced), seed) for seed in drawn]
         rows.append(row)
@@ -80,7 +87,8 @@ def control(
     heads = random_heads(report, count, seed=seed)
     made, record = replace_convolutional_heads(subject.model, report, heads=heads)
     assert len(record.replaced) == count
-    return {"seed": seed, **effect(made, subject, before)}
+    again, _ = replace_convolutional_heads(subject.model, report, heads=heads, refit=subject.measured)
+    return {"seed": seed, **effect(made, subject, before), "refitted": effect(again, subject, before)}
 
 
 def effect(made: nn.Module, subject: Subject, before: Int64[Tensor, " tests"]) -> dict[str, float | int]:

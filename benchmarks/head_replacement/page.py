@@ -24,9 +24,10 @@ threshold run as a convolution of its values, without training. What is lost, an
 
 {tables}
 "Lost" is accuracy before minus accuracy after, in points (a negative number is a gain); "changed" the share of
-predictions that are another class. "At random" are as many heads, drawn from all of the network and replaced by their
-own kernels: mean and largest loss over {controls} draws. Thresholds that add no head are left out. Time is that of one
-image in a batch of 64.
+predictions that are another class. "Refitted": the output matrices of these layers were then fitted to the layers as
+they were, on the images that heads were measured on, without labels. "At random" are as many heads, drawn from all of
+the network and replaced by their own kernels: mean and largest loss over {controls} draws. Thresholds that add no head
+are left out. Time is that of one image in a batch of 64.
 
 ## How it was measured
 
@@ -84,9 +85,11 @@ def verdict(networks: Sequence[Mapping[str, Any]]) -> str:
     losses = ", ".join(f"{lost(network, row):.2f}" for network, row in some)
     control = [lost(network, item) for network, row in some for item in row["controls"]]
     beside = f"\nAs many random heads cost {statistics.mean(control):.2f} points on average." if control else ""
+    again = ", ".join(f"{lost(network, row['refitted']):.2f}" for network, row in some)
     return (
         f"{heads} of {every} heads have R² ≥ {CONVOLUTIONAL:g}, in {len(some)} of {len(networks)} networks ({names}).\n"
-        f"Replaced together, those of a network cost {losses} points of accuracy (the aim is at most {AIM:g}).{beside}"
+        f"Replaced together, those of a network cost {losses} points of accuracy (the aim is at most {AIM:g}),\n"
+        f"with refitted output matrices {again}.{beside}"
     )
 
 
@@ -113,24 +116,27 @@ def _table(network: Mapping[str, Any]) -> str:
             f"{row['layers_without_softmax']} of {network['layers']}",
             f"{lost(network, row):+.2f}",
             f"{row['changed'] / network['tests']:.2%}",
-            _random(network, row),
+            f"{lost(network, row['refitted']):+.2f}",
+            _random(network, row["controls"]),
+            _random(network, [item["refitted"] for item in row["controls"]]),
             f"{row['milliseconds_before'] / row['milliseconds_after']:.2f}",
         )
         for row in _distinct(network)
     ]
     if not rows:
         return head + "No threshold is met by any head.\n"
-    columns = ("R² ≥", "heads", "layers without softmax", "lost", "changed", "lost, at random", "times as fast")
+    columns = ["R² ≥", "heads", "layers without softmax", "lost", "changed", "refitted: lost"]
+    columns += ["at random: lost", "at random, refitted: lost", "times as fast"]
     return head + markdown_table(columns, rows) + "\n"
 
 
-def _random(network: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    losses = [lost(network, item) for item in row["controls"]]
+def _random(network: Mapping[str, Any], controls: Sequence[Mapping[str, Any]]) -> str:
+    losses = [lost(network, item) for item in controls]
     return f"{statistics.mean(losses):+.2f} (at most {max(losses):+.2f})" if losses else "–"
 
 
 def draw(paths: Sequence[Path], networks: Sequence[Mapping[str, Any]]) -> None:
-    """Draws accuracy lost over the share of heads replaced, by threshold and at random."""
+    """Draws accuracy lost over the share of heads replaced: by threshold, with refitted outputs, and at random."""
     with figure_files(paths, (6.4, 4.4)) as figure:
         panel = figure.subplots()
         panel.set(xlabel="share of heads replaced", ylabel="accuracy lost (points)")
@@ -141,10 +147,13 @@ def draw(paths: Sequence[Path], networks: Sequence[Mapping[str, Any]]) -> None:
             panel.plot(
                 places, [0.0, *(lost(network, row) for row in rows)], color=colour, marker="o", label=network["network"]
             )
+            again = [0.0, *(lost(network, row["refitted"]) for row in rows)]
+            panel.plot(places, again, color=colour, marker=".", linestyle=":")
             random = [
                 statistics.mean(lost(network, item) for item in row["controls"]) for row in rows if row["controls"]
             ]
             if len(random) == len(rows):
                 panel.plot(places, [0.0, *random], color=colour, marker="x", linestyle="--")
+        panel.plot([], [], color="#000000", marker=".", linestyle=":", label="refitted")
         panel.plot([], [], color="#000000", marker="x", linestyle="--", label="as many at random")
         panel.legend()

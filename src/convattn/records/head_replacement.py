@@ -1,8 +1,10 @@
 """Which heads of a network now run as convolutions, and what that changed."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from convattn.records.record import Record
+from convattn.records.refinement import Refinement
 from convattn.records.words import counted
 
 
@@ -51,9 +53,12 @@ class HeadReplacement(Record):
         layers_without_softmax: Layers of which all heads were replaced; they hold no query, key and softmax.
         parameters: Number of parameters now.
         parameters_before: Number of parameters before.
+        refinement: How the output matrices were fitted anew; None if they were kept.
         trial: The network before and after, on images; None if none were given.
         not_covered: What this says nothing about.
     """
+
+    schema_version: ClassVar[int] = 2
 
     model: str
     threshold: float
@@ -61,6 +66,7 @@ class HeadReplacement(Record):
     layers_without_softmax: tuple[str, ...]
     parameters: int
     parameters_before: int
+    refinement: Refinement | None
     trial: ReplacementTrial | None
     not_covered: tuple[str, ...] = ()
 
@@ -83,6 +89,8 @@ class HeadReplacement(Record):
             f"  softmax         none left in {without}",
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
         ]
+        if self.refinement is not None:
+            lines += [f"  {line}" for line in self.refinement.summary().splitlines()]
         if (trial := self.trial) is not None:
             changed = f"{trial.predictions_changed} of {counted(trial.predictions, 'prediction')} changed"
             images = counted(trial.images, "image")

@@ -46,6 +46,13 @@ def test_a_curve_has_a_row_for_each_threshold_from_the_highest(found):
     assert counts == sorted(counts)
 
 
+def test_rows_with_heads_are_measured_with_refitted_outputs_too(found):
+    for row in found["curve"]:
+        assert (row["refitted"] is None) == (row["replaced"] == 0)
+        assert all(item["refitted"].keys() == {"accuracy", "changed"} for item in row["controls"])
+    assert found["curve"][-1]["refitted"]["accuracy"] <= 1
+
+
 def test_what_is_measured_is_written_as_json(found):
     assert json.loads(json.dumps(found)) == found
 
@@ -57,16 +64,21 @@ def test_the_page_says_if_no_head_is_a_convolution(found):
 
 
 def test_the_page_says_what_networks_lose(found):
-    good = with_curve(found, threshold=0.9, replaced=2, accuracy=found["accuracy"] - 0.0005, controls=[])
-    worse = [{"seed": 0, "accuracy": found["accuracy"] - 0.2, "changed": 5}]
-    bad = with_curve(found, threshold=0.9, replaced=4, accuracy=found["accuracy"] - 0.03, controls=worse)
+    before = found["accuracy"]
+    again = {"accuracy": before - 0.01, "changed": 2}
+    worse = [{"seed": 0, "accuracy": before - 0.2, "changed": 5, "refitted": {"accuracy": before - 0.1, "changed": 4}}]
+    good = with_curve(found, threshold=0.9, replaced=2, accuracy=before - 0.0005, refitted=again, controls=[])
+    bad = with_curve(found, threshold=0.9, replaced=4, accuracy=before - 0.03, refitted=again, controls=worse)
     assert lost(bad, bad["curve"][-1]) == pytest.approx(3)
     said = verdict([good, bad]).replace("\n", " ")
     names = f"`{found['network']}`, `{found['network']}`"
     assert f"6 of 12 heads have R² ≥ 0.9, in 2 of 2 networks ({names})." in said
-    assert "those of a network cost 0.05, 3.00 points of accuracy (the aim is at most 0.1)." in said
+    assert "those of a network cost 0.05, 3.00 points of accuracy (the aim is at most 0.1)," in said
+    assert "with refitted output matrices 1.00, 1.00." in said
     assert "As many random heads cost 20.00 points on average" in said
-    assert "| 0.9 | 4 | 0 of 2 | +3.00 |" in page({**CONTENT, "networks": [bad]})
+    row = next(line for line in page({**CONTENT, "networks": [bad]}).splitlines() if line.startswith("| 0.9 | 4 |"))
+    assert "| 0 of 2 | +3.00 |" in row
+    assert "| +1.00 | +20.00 (at most +20.00) | +10.00 (at most +10.00) |" in row
 
 
 def test_the_figure_is_drawn(found, tmp_path):

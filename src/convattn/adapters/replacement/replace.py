@@ -14,9 +14,11 @@ from convattn.adapters.replacement.consistent import require_consistent_head, re
 from convattn.adapters.replacement.measured import MeasuredHeads, measured_heads
 from convattn.adapters.replacement.own import OWN, ConvolvedImages, require_replaceable
 from convattn.adapters.replacement.readers import read_attention
+from convattn.adapters.replacement.refit import refit_outputs
 from convattn.adapters.replacement.trial import compare_on_images
 from convattn.convert.classes import full_name
 from convattn.convert.copies import copy_network
+from convattn.convert.fit.layer import require_batch
 from convattn.convert.network.modules import graft, keep_modes
 from convattn.convert.network.running import read_arguments
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
@@ -35,6 +37,7 @@ def replace_convolutional_heads(
     threshold: float = CONVOLUTIONAL,
     *,
     heads: Sequence[tuple[str, int]] | None = None,
+    refit: Tensor | None = None,
     images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, HeadReplacement]:
     """Copies a network and lets the heads that are convolutions run as convolutions, without training.
@@ -51,13 +54,17 @@ def replace_convolutional_heads(
         report: What `analyze` measured on this network.
         threshold: Least position score R², in (0, 1].
         heads: Pairs of a layer's name and a head's number: replace these, whatever their score.
+        refit: Some hundred images, without labels, on which the output matrix of each layer with replaced heads is then
+            fitted by least squares to the layer as it was; one of five is held out, and a fit that does not help there
+            is undone. None keeps the output matrices. Not of BERT and of this library's layers.
         images: Held-out images, or arguments in a tuple or a mapping, on which both networks are compared and timed.
 
     Returns:
         The network, with the dtype, device and mode of the old one (kernels in at least float32), and the record.
 
     Raises:
-        ArgumentError: An argument is out of range, or the report is of another network or contradicts itself.
+        ArgumentError: An argument is out of range, the report is of another network or contradicts itself, or none of
+            the layers can be refitted.
         UnsupportedModelError: No layer of the report can be read; the message says why for each. Or a layer runs more
             than once on an image.
 
@@ -77,6 +84,8 @@ def replace_convolutional_heads(
     least = check_threshold(threshold)
     named = None if heads is None else check_heads(report, heads)
     given = None if images is None else read_arguments(model, images)
+    if refit is not None:
+        require_batch("refit", refit)
     _require_of_model(report, model)
     made = copy_network(model)
     replaced: dict[nn.Module, nn.Module] = {}
@@ -109,6 +118,8 @@ def replace_convolutional_heads(
         listed = "\n".join(f"  {reason}" for reason in refused)
         raise UnsupportedModelError(f"cannot replace heads of {type(model).__name__}:\n{listed}")
     made = graft(made, replaced)
+    changed = list(dict.fromkeys(head.layer for head in found if head.replaced))
+    refinement = None if refit is None or not changed else refit_outputs(model, made, changed, refit)
     return made, HeadReplacement(
         model=type(model).__name__,
         threshold=least if named is None else math.nan,
@@ -116,6 +127,7 @@ def replace_convolutional_heads(
         layers_without_softmax=tuple(bare),
         parameters=_count(made),
         parameters_before=_count(model),
+        refinement=refinement,
         trial=None if given is None else compare_on_images(model, made, given),
         not_covered=_NOT_COVERED,
     )

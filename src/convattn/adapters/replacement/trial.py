@@ -22,12 +22,12 @@ def compare_on_images(before: nn.Module, after: nn.Module, given: Arguments) -> 
     before, after = copy_module(before).eval(), copy_module(after).eval()
     batches = given.batches(_BATCH)
     try:
-        old = [_first(before, batch) for batch in batches]
+        old = [first_output(before, batch) for batch in batches]
     except Exception as error:  # a foreign network may fail in any way
         raise ArgumentError(
             f"images must fit the network, but on {given.words} it raised {type(error).__name__}: {error}"
         ) from error
-    new = [_first(after, batch) for batch in batches]
+    new = [first_output(after, batch) for batch in batches]
     one, two = torch.cat(old).double(), torch.cat(new).double()
     size = one.square().mean().sqrt().item()
     change = (two - one).square().mean().sqrt().item()
@@ -49,7 +49,8 @@ def compare_on_images(before: nn.Module, after: nn.Module, given: Arguments) -> 
     )
 
 
-def _first(network: nn.Module, batch: Arguments) -> Tensor:
+def first_output(network: nn.Module, batch: Arguments) -> Tensor:
+    """Runs a network, and returns the first tensor of its output."""
     found = run(network, batch)
     if not found or not found[0].ndim:
         raise ArgumentError("the network must return a tensor with one row for each image")

@@ -1,26 +1,20 @@
 """Fits converted convolutions, layer by layer, to the attention layers that they replace."""
 
-import copy
 import math
-from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.convert.classes import CONVOLUTIONS, Convolution
 from convattn.convert.copies import copy_network
-from convattn.convert.fit.least_squares import NormalEquations, unknowns
+from convattn.convert.fit.layer import end_to_end, fit_layer, require_batch, split
+from convattn.convert.fit.least_squares import unknowns
 from convattn.convert.network.modules import names_by_module
 from convattn.convert.network.running import Arguments, run, shapes_met
-from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
+from convattn.errors import ArgumentError, must_be, must_be_a
 from convattn.layers import RelativeAttention
-from convattn.records import LeftAlone, RefinedLayer, Refinement
-
-_BATCH = 16
-_HELD_OUT = 5
-"""One of this many images is held out."""
+from convattn.records import LeftAlone, Refinement
 
 _MOST_UNKNOWNS = 8192
 """Unknowns per output channel beyond which the normal equations (0.5 GiB) are not made."""
@@ -67,15 +61,14 @@ def refine(
             "conv_model must be the result of network_to_conv on attention_model, but none of its convolutions"
             " replaces an attention layer"
         )
-    held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
-    fit, rest = images[~held], images[held]
+    fit, rest = split(images)
     _require_images_fit(rest[:1], refined, teacher)
-    before = _end_to_end(refined, teacher, rest)
+    before = end_to_end(refined, teacher, rest, _scores)
     if not math.isfinite(before[0]):
         raise ArgumentError("images must give finite outputs in both networks, but some are not finite")
     order = shapes_met(refined, Arguments((fit[:1],), {}, "one of the images"), pairs)
-    layers = [_fit_convolution(refined, teacher, name, *pairs[name], fit, rest, ridge) for name in order]
-    after = _end_to_end(refined, teacher, rest)
+    layers = [fit_layer(refined, teacher, name, *pairs[name], fit, rest, ridge) for name in order]
+    after = end_to_end(refined, teacher, rest, _scores)
     _restore_modes_and_buffers(refined, conv_model)
     record = Refinement(
         layers=tuple(layers),
@@ -102,12 +95,7 @@ def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images
         empty = next((name for name, tensor in held if tensor.is_meta), None)
         if empty is not None:
             raise ArgumentError(f"{argument} must have values, but its {empty} is on the meta device")
-    if not isinstance(images, Tensor):
-        raise ArgumentError(must_be_a("images", "a tensor", images))
-    if images.is_meta:
-        raise ArgumentError("images must have values, but they are on the meta device")
-    if images.ndim == 0 or len(images) < _HELD_OUT:
-        raise ArgumentError(must_be("images", f"a batch of at least {_HELD_OUT}", tuple(images.shape)))
+    require_batch("images", images)
     if isinstance(ridge, bool) or not (isinstance(ridge, int | float) and 0 < ridge < math.inf):
         raise ArgumentError(must_be("ridge", "a positive finite number", ridge))
 
@@ -167,81 +155,9 @@ def _target(name: str, conv_model: nn.Module, attention: dict[str, nn.Module]) -
     return attention[name]
 
 
-def _fit_convolution(
-    model: nn.Module,
-    teacher: nn.Module,
-    name: str,
-    conv: Convolution,
-    target: nn.Module,
-    fit: Tensor,
-    rest: Tensor,
-    ridge: float,
-) -> RefinedLayer:
-    """Fits one convolution, and undoes the fit if it does not help."""
-    equations, old = NormalEquations(conv), copy.deepcopy(conv.state_dict())
-    before, scale = _distance(_outputs_and_targets(model, teacher, conv, target, rest))
-    for x, made, wanted in _outputs_and_targets(model, teacher, conv, target, fit):
-        equations.add(x, wanted - made)
-    equations.solve(ridge)
-    after, _ = _distance(_outputs_and_targets(model, teacher, conv, target, rest))
-    kept = after < before
-    if not kept:
-        conv.load_state_dict(old)
-    return RefinedLayer(name, before, after, scale, kept)
-
-
-def _outputs_and_targets(
-    model: nn.Module, teacher: nn.Module, conv: Convolution, target: nn.Module, images: Tensor
-) -> Iterator[tuple[Tensor, Float[Tensor, "batch outputs *out"], Float[Tensor, "batch outputs *out"]]]:
-    """Yields, batch by batch, a convolution's inputs, its outputs and its target outputs, both outputs in float64."""
-    met: dict[str, Tensor] = {}
-
-    def keep(what: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            met[what], met[f"{what} input"] = output.detach(), inputs[0].detach()
-
-        return hook
-
-    handles = [conv.register_forward_hook(keep("made")), target.register_forward_hook(keep("wanted"))]
-    try:
-        with torch.no_grad():
-            for batch in images.split(_BATCH):
-                model(batch.clone())  # a network may change what it is given
-                teacher(batch.clone())
-                made, wanted = met["made"].double(), met["wanted"].double()
-                if isinstance(target, nn.Linear):
-                    wanted = wanted.movedim(-1, 1)
-                _require_one_shape("two layers", made, wanted)
-                yield met["made input"], made, wanted
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _require_one_shape(whose: str, made: Tensor, wanted: Tensor) -> None:
-    if made.shape != wanted.shape:
-        shapes = f"{tuple(made.shape)} and {tuple(wanted.shape)}"
-        raise ShapeError(f"the outputs of {whose} must have the same shape, but have {shapes}")
-
-
-def _distance(seen: Iterator[tuple[Tensor, Tensor, Tensor]]) -> tuple[float, float]:
-    """Returns the root mean squares of the error and of the target outputs."""
-    squares, wanted_squares, count = 0.0, 0.0, 0
-    for _, made, wanted in seen:
-        squares += (made - wanted).square().sum().item()
-        wanted_squares += wanted.square().sum().item()
-        count += wanted.numel()
-    return (squares / count) ** 0.5, (wanted_squares / count) ** 0.5
-
-
-def _end_to_end(model: nn.Module, teacher: nn.Module, images: Tensor) -> tuple[float, float, int | None]:
-    """Returns the root mean squares of the networks' difference and of the teacher's output, and top-1 changes."""
-    with torch.no_grad():
-        pairs = [(model(batch.clone()), teacher(batch.clone())) for batch in images.split(_BATCH)]
-    if not all(isinstance(y, Tensor) for pair in pairs for y in pair):
+def _scores(network: nn.Module, images: Tensor) -> Tensor:
+    """Runs a network that must return one tensor."""
+    y = network(images)
+    if not isinstance(y, Tensor):
         raise ArgumentError("conv_model must be a network that returns one tensor")
-    made, wanted = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    _require_one_shape("both networks", made, wanted)
-    difference = (made.double() - wanted.double()).square().mean().sqrt().item()
-    changed = int((made.argmax(1) != wanted.argmax(1)).sum()) if made.ndim == 2 else None
-    return difference, wanted.double().square().mean().sqrt().item(), changed
+    return y

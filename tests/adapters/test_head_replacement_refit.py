@@ -1,0 +1,184 @@
+"""Output matrices that are fitted anew after heads were replaced."""
+
+import pytest
+import torch
+from tests.adapters.report_cases import (
+    GRID,
+    attention_maps,
+    bert,
+    every_head,
+    images,
+    outputs,
+    report_of,
+    timm_vit,
+    torchvision_vit,
+    transformers_vit,
+    words,
+)
+from torch import nn
+
+from convattn import analyze, replace_convolutional_heads
+from convattn.adapters.replacement import ConvolvedAttention
+from convattn.errors import ArgumentError
+from convattn.models import AttentionNet
+from convattn.records import HeadReplacement
+
+NETWORKS = {
+    "timm": (timm_vit, (20, 28), GRID),
+    "transformers": (transformers_vit, (28, 28), (7, 7)),
+    "torchvision": (torchvision_vit, (28, 28), (7, 7)),
+}
+
+
+def measured(name):
+    make, size, grid = NETWORKS[name]
+    network = make()
+    return network, report_of(network, attention_maps(network, images(size)), grid), images(size, 60)
+
+
+def attention_of(network):
+    return [module for module in network.modules() if isinstance(module, ConvolvedAttention)]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_refitted_layers_are_nearer_on_images_held_out(name):
+    network, report, x = measured(name)
+    heads = [head for head in every_head(report) if head[1] < 2]
+    _, without = replace_convolutional_heads(network, report, heads=heads)
+    _, record = replace_convolutional_heads(network, report, heads=heads, refit=x)
+    assert without.refinement is None
+    assert record.refinement is not None
+    assert [layer.name for layer in record.refinement.layers] == [layer.name for layer in report.layers]
+    assert (record.refinement.fitted, record.refinement.held_out, record.refinement.left_alone) == (48, 12, ())
+    assert all(layer.kept and layer.after < layer.before for layer in record.refinement.layers)
+
+
+def test_a_refitted_network_is_nearer_on_images_that_it_has_not_seen():
+    network, x = timm_vit(0, depth=1), images(count=60)
+    report = report_of(network, attention_maps(network, images()), prefix=0)
+    options = {"model": network, "report": report, "heads": every_head(report)}
+    plain, _ = replace_convolutional_heads(**options)
+    made, record = replace_convolutional_heads(**options, refit=x[:40])
+    assert record.refinement is not None
+    assert record.refinement.after < record.refinement.before
+    away = [(outputs(net, x[40:]) - outputs(network, x[40:])).square().mean().item() for net in (plain, made)]
+    assert away[1] < away[0]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_only_output_matrices_change(name):
+    network, report, x = measured(name)
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    heads = every_head(report)[:1]
+    plain, _ = replace_convolutional_heads(network, report, heads=heads)
+    made, _ = replace_convolutional_heads(network, report, heads=heads, refit=x)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    (output,) = {id(layer.output): layer.output for layer in attention_of(made)}.values()
+    own = {f"{name}.{key}" for name, part in made.named_modules() if part is output for key in ("weight", "bias")}
+    states = plain.state_dict(), made.state_dict()
+    assert {key for key in states[0] if not torch.equal(states[0][key], states[1][key])} == own
+    assert {p.requires_grad for p in made.parameters()} == {True}
+
+
+def test_the_matrix_is_that_of_least_squares():
+    network, report, x = measured("timm")
+    heads = [(report.layers[0].name, 0), (report.layers[0].name, 1)]
+    made, _ = replace_convolutional_heads(network, report, heads=heads, refit=x)
+    plain, _ = replace_convolutional_heads(network, report, heads=heads)
+    (layer,), (old,) = attention_of(made), attention_of(plain)
+    assert isinstance(layer.output, nn.Linear)
+    assert isinstance(old.output, nn.Linear)
+    fit = x[torch.arange(len(x)) % 5 != 4]
+    rows, wanted = [], []
+    handles = [
+        old.output.register_forward_pre_hook(lambda _, given: rows.append(given[0].detach().flatten(0, 1).double())),
+        network.blocks[0].attn.register_forward_hook(
+            lambda *met: wanted.append(met[2].detach().flatten(0, 1).double())
+        ),
+    ]
+    with torch.no_grad():
+        plain(fit)
+        network(fit)
+    for handle in handles:
+        handle.remove()
+    features = torch.cat([rows[0], torch.ones(len(rows[0]), 1)], 1)
+    start = torch.cat([old.output.weight.double(), old.output.bias.double()[:, None]], 1)
+    penalty = (1e-3 * features.square().sum(0).mean()) ** 0.5 * torch.eye(features.shape[1]).double()
+    change = torch.linalg.lstsq(
+        torch.cat([features, penalty]),
+        torch.cat([wanted[0] - features @ start.mT, torch.zeros(len(penalty), len(start))]),
+    ).solution
+    found = torch.cat([layer.output.weight.double(), layer.output.bias.double()[:, None]], 1)
+    assert (found - start - change.mT).abs().max().item() < 1e-5 * start.abs().max().item()
+
+
+def test_a_fit_that_does_not_help_is_undone():
+    network, report, x = measured("timm")
+    name = report.layers[0].name
+    noise = x.clone()
+    noise[4::5] *= 100  # what is held out is nothing like what is fitted
+    plain, _ = replace_convolutional_heads(network, report, heads=[(name, 0)])
+    made, record = replace_convolutional_heads(network, report, heads=[(name, 0)], refit=noise[:6])
+    assert record.refinement is not None
+    (layer,) = record.refinement.layers
+    assert not layer.kept
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), made.parameters(), strict=True))
+    assert "not kept" in record.summary()
+
+
+def test_the_trial_is_that_of_the_refitted_network():
+    network, report, x = measured("timm")
+    made, record = replace_convolutional_heads(network, report, heads=every_head(report), refit=x[:40], images=x[40:])
+    assert record.trial is not None
+    largest = (outputs(made, x[40:]) - outputs(network, x[40:])).abs().max().item()
+    assert record.trial.largest_change == pytest.approx(largest, rel=1e-4)
+    assert HeadReplacement.from_json(record.to_json()).refinement == record.refinement
+    assert "refined on 32 images" in record.summary()
+
+
+def test_nothing_replaced_is_nothing_refitted():
+    network, report, x = measured("timm")
+    made, record = replace_convolutional_heads(network, report, threshold=1.0, refit=x)
+    assert record.refinement is None
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), made.parameters(), strict=True))
+
+
+def test_modes_and_random_numbers_stay():
+    network, report, x = measured("timm")
+    network.train()
+    network.get_submodule("blocks.1").eval()
+    state = torch.random.get_rng_state()
+    made, _ = replace_convolutional_heads(network, report, heads=every_head(report), refit=x)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert made.training
+    assert not made.get_submodule("blocks.1").training
+    assert [layer.training for layer in attention_of(made)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("refit", "message"),
+    [
+        (torch.zeros(4, 3, 20, 28), "refit must be a batch of at least 5, but is (4, 3, 20, 28)"),
+        (torch.zeros(6, 3, 20, 28, device="meta"), "refit must have values"),
+        (torch.zeros(6, 1, 20, 28), "images must fit the network"),
+        (torch.full((6, 3, 20, 28), torch.nan), "refit must give finite outputs"),
+    ],
+)
+def test_bad_images_are_refused(refit, message):
+    network, report, _ = measured("timm")
+    with pytest.raises(ArgumentError) as error:
+        replace_convolutional_heads(network, report, heads=every_head(report), refit=refit)
+    assert message in str(error.value)
+
+
+def test_layers_without_an_output_matrix_are_refused():
+    network, x = bert(), words()
+    report = report_of(network, attention_maps(network, x), (11,), 0)
+    with pytest.raises(ArgumentError, match=r"refit must be None, because .*another module applies its output matrix"):
+        replace_convolutional_heads(network, report, heads=every_head(report), refit=words(count=6))
+    torch.manual_seed(0)
+    own = AttentionNet("learned_axial", content=True, width=8, depth=1, heads=2, ffn=5, image_size=16).eval()
+    pictures = torch.randn(6, 3, 16, 16)
+    told = analyze(own, pictures, controls=(), progress=False)
+    with pytest.raises(ArgumentError, match=r"refit must be None, because .*layers of this library are not refitted"):
+        replace_convolutional_heads(own, told, heads=every_head(told), refit=pictures)
