@@ -6,9 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from convattn.encodings import LearnedAxial
-from convattn.layers import Content, RelativeAttention2d
+from convattn.functional.rounding import rounded_differently, rounding_budget
+from convattn.layers import (
+    Content,
+    GatedRelativeAttention2d,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
 from convattn.testing.budget import assert_within_budget
 from convattn.testing.dense import as_dtype
 
@@ -39,8 +47,81 @@ def check(layer, x):
 
 
 def test_one_image_at_a_time_is_the_reference_with_all_gradients(monkeypatch):
-    monkeypatch.setattr(MODULE, "_BYTES", 1)
+    monkeypatch.setattr(MODULE, "PIECE_BYTES", 1)
     check(made("content"), torch.randn(3, 4, 5, 7))
+
+
+PIECES = {
+    "tables by axis": (RelativeAttention2d, "learned_axial", (5, 7), {}),
+    "a query bias and no projection": (
+        RelativeAttention2d,
+        "learned_axial",
+        (5, 7),
+        {"content": Content(query_bias=True, content_bias=False)},
+    ),
+    "features of all axes at once": (RelativeAttention2d, "generalized_quadratic", (5, 7), {}),
+    "folded matrices": (RelativeAttention2d, "learned_axial", (5, 7), {"content": Content(key_width=64)}),
+    "folded, features at once": (
+        RelativeAttention2d,
+        "generalized_quadratic",
+        (5, 7),
+        {"content": Content(key_width=64)},
+    ),
+    "no features": (RelativeAttention2d, "learned_axial", (5, 7), {"content": Content(position=False)}),
+    "one row": (RelativeAttention2d, "learned_axial", (1, 9), {}),
+    "one column": (RelativeAttention2d, "learned_axial", (9, 1), {}),
+    "one pixel": (RelativeAttention2d, "learned_axial", (1, 1), {}),
+    "a sequence": (RelativeAttention1d, "learned_axial", (11,), {}),
+    "a volume": (RelativeAttention3d, "sinusoidal", (2, 3, 4), {}),
+    "strides": (RelativeAttention2d, "quadratic", (7, 9), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    "a gate": (GatedRelativeAttention2d, "quadratic", (5, 7), {}),
+    "groups": (RelativeAttention2d, "quadratic", (5, 7), {"groups": 2}),
+}
+
+
+@pytest.mark.parametrize("budget", [1, 3000])
+@pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), PIECES.values(), ids=PIECES)
+def test_rows_of_queries_at_a_time_are_the_reference_with_all_gradients(
+    kind, encoding, spatial, options, budget, monkeypatch
+):
+    monkeypatch.setattr(MODULE, "PIECE_BYTES", budget)
+    given = {"content": NARROW, **options}
+    layers = {}
+    for impl in ("content", "reference"):
+        torch.manual_seed(0)
+        layers[impl] = kind(4, 6, 2, encoding, **given, impl=impl)
+    x = torch.randn(3, 4, *spatial)
+    pieces = results(layers["content"], x)
+    monkeypatch.undo()
+    inputs = [x, *(rounded_differently(x, seed) for seed in range(3))]
+    roundings = [results(layer, y) for layer in layers.values() for y in inputs]  # matrices that are folded round apart
+    highs = results(as_dtype(layers["reference"], torch.float64), x.double())
+    for actual, hi, *lows in zip(pieces, highs, *roundings, strict=True):
+        assert (actual.double() - hi).abs().max().item() <= rounding_budget(hi, lows)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that is made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.bytes = max(self.bytes, made.numel() * made.element_size())
+        return made
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_image_that_does_not_fit_is_computed_in_pieces_that_do(gradients, monkeypatch):
+    monkeypatch.setattr(MODULE, "PIECE_BYTES", 1 << 17)
+    layer, x = made("content"), torch.randn(1, 4, 16, 16, requires_grad=gradients)
+    whole = 2 * 256 * 256 * 4
+    with Largest() as met, torch.set_grad_enabled(gradients):
+        y = layer(x)
+        if gradients:
+            y.sum().backward()
+    assert met.bytes <= 1 << 17 < whole / 3
 
 
 def test_a_part_that_forgets_a_term_is_noticed(monkeypatch):
@@ -91,8 +172,10 @@ def test_no_weights_are_kept_for_the_backward_pass():
     assert saved_bytes(made("reference"), x) > weights
 
 
-def test_dropout_is_the_same_again_in_the_backward_pass():
+@pytest.mark.parametrize("budget", [1, 1 << 25])
+def test_dropout_is_the_same_again_in_the_backward_pass(budget, monkeypatch):
     """The output is linear in W_h, so W_h's gradient must give back the output that was computed."""
+    monkeypatch.setattr(MODULE, "PIECE_BYTES", budget)
     layer, x = made("content", dropout=0.5, bias=False).double().train(), torch.randn(3, 4, 5, 7).double()
     y = layer(x)
     maps = layer.values.maps()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from convattn.functional.bands.find import Bands
-from convattn.functional.content.folding import score_products
+from convattn.functional.content.folding import PIECE_BYTES, score_products
 from convattn.functional.fourier.transforms import quick_length
 from convattn.grid import Axis, Geometry
 
@@ -168,12 +168,14 @@ class Work:
         return Cost(flops, self.weights(by_axis=False) * (8 + self.itemsize) + 2 * means * self.itemsize)
 
     def content(self, key_width: int, displacements: int) -> Cost:
-        """Returns the cost of content scores, some images at a time, with features of so many displacements."""
+        """Returns the cost of content scores, some images or rows at a time, with features of so many displacements."""
         queries, keys = math.prod(self.queries), math.prod(self.keys)
         apart, folded = score_products(self.batch, self.channels, queries, keys, key_width)
         width = self.channels if folded < apart else key_width
-        one_image = self.weights(by_axis=False) * 12 + self.heads * (queries + keys) * width * self.itemsize
-        return Cost(self._with_content(min(apart, folded), width, displacements), one_image)
+        row = queries // next((count for count in self.queries if count > 1), 1)
+        at_once = min(queries, max(row, PIECE_BYTES // (8 * self.heads * keys)))
+        working = 12 * self.heads * at_once * keys + self.heads * (queries + keys) * width * self.itemsize
+        return Cost(self._with_content(min(apart, folded), width, displacements), working)
 
     def explicit_content(self, key_width: int, *, features: bool) -> Cost:
         """Returns the cost of content scores with the weights of all images, and features for every query and key."""

@@ -150,6 +150,21 @@ def position_weights(
     return torch.where(weights < torch.finfo(weights.dtype).tiny ** 0.5, 0, weights)
 
 
+def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "heads queries keys"]:
+    """Multiplies the weights along each axis to those of every query and key: A = A_1 ⊗ … ⊗ A_n.
+
+    Args:
+        weights: For each axis, (heads, queries, keys).
+
+    Returns:
+        Weights; queries and keys are flattened in row-major order.
+    """
+    whole = weights[0]
+    for weight in weights[1:]:
+        whole = (whole[:, :, None, :, None] * weight[:, None, :, None, :]).flatten(3).flatten(1, 2)
+    return whole
+
+
 def attend(
     weights: Float[Tensor, "*batch heads queries keys"],
     keys: Float[Tensor, "images channels *spatial"],

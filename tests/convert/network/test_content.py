@@ -44,7 +44,7 @@ def test_the_certificate_tells_what_content_takes():
     numbers = (
         9 * 64 * 100 * 12 + 9 * (64 + 100) * 3 * 4
     )  # all pairs of heads, queries and keys; queries and keys of width 3
-    note = f"with gradients, or once its gate is open, its content scores take {numbers / 2**20:.3g} MiB per image"
+    note = f"with gradients, or once its gate is open, its content scores take {numbers / 2**20:.3g} MiB"
     assert second.notes == (note,)
     _, plain = network_to_attention(small_resnet(), include="stages.3.*", images=images(2, 3, 64, 64))
     assert not any("content" in note for layer in plain.layers for note in layer.notes)

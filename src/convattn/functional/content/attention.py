@@ -1,8 +1,9 @@
-"""Attention with content scores, some images at a time, keeping nothing of size images × heads × queries × keys."""
+"""Attention with content scores, some images or some rows of queries at a time, in little memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 import torch
 from einops import einsum, rearrange
@@ -11,14 +12,28 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from convattn.functional.content.folding import ContentMaps, PositionTables, fold, pixels_last, score_products
+from convattn.functional.content.folding import (
+    PIECE_BYTES,
+    ContentMaps,
+    PositionTables,
+    fold,
+    pixels_last,
+    score_products,
+)
 from convattn.functional.content.scores import gated_weights
 from convattn.functional.derivatives import needs_own_operations
-from convattn.functional.reference import attention_weights, combine_heads, displacement_scores, query_pixels
+from convattn.functional.reference import (
+    attention_weights,
+    combine_heads,
+    displacement_scores,
+    join_axes,
+    position_weights,
+    query_pixels,
+)
 from convattn.grid import Axis
 
-_BYTES = 1 << 25
-"""Bytes of scores, queries and keys in memory at a time."""
+_Along: TypeAlias = tuple[Tensor | None, Tensor | None]
+"""Of one axis: features (heads or one, queries, keys, width); scores, or with a gate weights (heads, queries, keys)."""
 
 
 def content_attention(
@@ -34,8 +49,9 @@ def content_attention(
 ) -> Float[Tensor, "images outputs *queries"]:
     """Computes softmax attention whose scores depend on the input, `s = ((q + u)·k + q·Ŵr_δ)/√width + s_h(δ)`.
 
-    As many images are computed at a time as fit a budget of memory. Scores and weights are computed again in the
-    backward pass; queries, keys and mixed pixels are kept between the passes. For wide heads, W_q and W_k are folded
+    As many images are computed at a time as fit a budget of memory; of an image that does not fit, as many rows of
+    queries. Scores and weights are computed again in the backward pass; queries, keys and mixed pixels are kept between
+    the passes. For wide heads, W_q and W_k are folded
     into one matrix. Features are never stored for every query and key: a query is multiplied with those of each axis's
     displacements, and the axes are added up.
 
@@ -65,8 +81,8 @@ def content_attention(
         shared, along = work.shared_scores(), work.along_axes(keys.device)
     if share is not None and shared is not None:
         shared = attention_weights(shared)
-    step = max(1, _BYTES // work.bytes_per_image(keys))
-    parts = [work.attend(part, shared, along) for part in keys.split(step)]
+    step, rows = work.images_and_rows(keys)
+    parts = [work.attend(part, shared, along, rows) for part in keys.split(step)]
     y = torch.cat(parts) if len(parts) > 1 else parts[0]
     return y.unflatten(-1, [len(axis.queries) for axis in axes])
 
@@ -85,41 +101,47 @@ class _Call:
 
     @property
     def by_axis(self) -> bool:
-        """Whether position scores are added axis by axis."""
-        return self.share is None and len(self.position.scores) == len(self.axes)
+        """Whether position scores are sums over axes, and so the weights of a gate products."""
+        return len(self.position.scores) == len(self.axes)
 
-    def bytes_per_image(self, keys: Tensor) -> int:
-        """Estimates the memory that one image takes: scores and weights, queries, keys and mixed pixels."""
+    @property
+    def row_axis(self) -> int:
+        """The first axis with several queries: some of its queries, with all of the others, follow one another."""
+        return next((number for number, axis in enumerate(self.axes) if len(axis.queries) > 1), 0)
+
+    def images_and_rows(self, keys: Tensor) -> tuple[int, int]:
+        """Returns how many images, and how many queries along `row_axis`, are computed at a time."""
+        # Memory of a query: scores and weights, its part of queries and mixed pixels. An image's keys come on top.
         heads, width = len(self.maps), len(self.content.query)
         queries, pixels = prod(len(axis.queries) for axis in self.axes), prod(keys.shape[2:])
-        numbers = 2 * heads * queries * pixels + width * (queries + pixels) + heads * queries * keys.shape[1]
+        numbers = 2 * heads * pixels + width + heads * keys.shape[1]
         if self.position.features and len(self.position.features) < len(self.axes):
-            numbers += heads * queries * self.position.features[0].shape[1]
-        return max(1, numbers * max(4, keys.element_size()))
+            numbers += heads * self.position.features[0].shape[1]
+        size, rows = max(4, keys.element_size()), len(self.axes[self.row_axis].queries)
+        images = PIECE_BYTES // max(1, (queries * numbers + width * pixels) * size)
+        return max(1, images), rows if images else max(1, PIECE_BYTES // max(1, queries // rows * numbers * size))
 
     def shared_scores(self) -> Float[Tensor, "heads queries keys"] | None:
-        """Looks up the position scores of every query and key, unless they are added axis by axis."""
-        if self.by_axis:
-            return None
-        table = self.position.scores[0]
-        for scores in self.position.scores[1:]:
-            table = table[..., None] + scores.view(len(scores), *(1,) * (table.ndim - 1), -1)
-        return displacement_scores(table, self.axes)
+        """Looks up the position scores of every query and key, unless they are sums over axes."""
+        return None if self.by_axis else displacement_scores(self.position.scores[0], self.axes)
 
-    def along_axes(self, device: torch.device) -> list[tuple[Tensor | None, Tensor | None]]:
-        """Looks up, per axis, features (heads or one, queries, keys, width) and scores (heads, queries, keys)."""
+    def along_axes(self, device: torch.device) -> list[_Along]:
+        """Looks up features and scores of every query and key along each axis; of a gate the weights."""
         index = [axis.index(device) for axis in self.axes]
         features = self.position.features if len(self.position.features) == len(self.axes) else ()
-        scores = self.position.scores if self.by_axis else ()
-        return [
-            (features[n][:, places] if features else None, scores[n][:, places] if scores else None)
-            for n, places in enumerate(index)
-        ]
+        scores: Sequence[Tensor | None] = [None] * len(index)
+        if self.by_axis and self.share is None:
+            scores = [table[:, places] for table, places in zip(self.position.scores, index, strict=True)]
+        elif self.by_axis:
+            scores = [
+                position_weights(table, (axis,)) for table, axis in zip(self.position.scores, self.axes, strict=True)
+            ]
+        return [(features[n][:, places] if features else None, scores[n]) for n, places in enumerate(index)]
 
     def attend(
-        self, keys: Tensor, shared: Tensor | None, along: Sequence[tuple[Tensor | None, Tensor | None]]
+        self, keys: Tensor, shared: Tensor | None, along: Sequence[_Along], rows: int
     ) -> Float[Tensor, "images outputs queries"]:
-        """Computes attention for some of the images."""
+        """Computes attention for some of the images, so many rows of queries at a time."""
         query, key = self.content.project(keys, self.axes, len(self.maps))
         wide = torch.promote_types(query.dtype, torch.float32)
         query, key = query.contiguous().to(wide), key.contiguous().to(wide)  # or each product copies them
@@ -131,35 +153,61 @@ class _Call:
             scale, bias = query.shape[-1] ** -0.5, self.content.content_bias
             seeing = query = query * scale
             query = query if bias is None else query + (bias * scale).to(wide)[:, None]
-        arguments = (query, key, seeing, pixels_last(keys), shared, along)
-        if torch.is_grad_enabled() and not needs_own_operations():
-            mixed = checkpoint(self._mix, *arguments, use_reentrant=False, preserve_rng_state=self.dropout > 0)
-            assert isinstance(mixed, Tensor)
-        else:
-            mixed = self._mix(*arguments)
-        return self._combine(mixed)
+        pixels, again = pixels_last(keys), torch.is_grad_enabled() and not needs_own_operations()
+        parts = []
+        for piece in self._pieces(query, seeing, shared, along, rows):
+            arguments = (key, pixels, *piece)
+            if again:
+                mixed = checkpoint(self._mix, *arguments, use_reentrant=False, preserve_rng_state=self.dropout > 0)
+                assert isinstance(mixed, Tensor)
+            else:
+                mixed = self._mix(*arguments)
+            parts.append(self._combine(mixed))
+        return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+
+    def _pieces(
+        self, query: Tensor, seeing: Tensor, shared: Tensor | None, along: Sequence[_Along], rows: int
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, list[_Along], list[range]]]:
+        """Splits what belongs to queries along `row_axis`, and adds the numbers of the queries along each axis."""
+        every, axis = [range(len(axis.queries)) for axis in self.axes], self.row_axis
+        if rows >= len(every[axis]):
+            yield query, seeing, shared, list(along), every
+            return
+        some = [every[axis][first : first + rows] for first in range(0, len(every[axis]), rows)]
+        counts, flat = [len(part) for part in some], query.shape[2] // len(every[axis])
+        lengths = [count * flat for count in counts]
+        queries, seen = query.split(lengths, 2), seeing.split(lengths, 2)
+        scores = _split(shared, lengths, 1)
+        tables = [_split(tensor, counts, 1) for tensor in along[axis]]
+        for n, numbers in enumerate(some):
+            pair = tables[0][n], tables[1][n]
+            near = [pair if number == axis else other for number, other in enumerate(along)]
+            places = [numbers if number == axis else whole for number, whole in enumerate(every)]
+            yield queries[n], seen[n], scores[n], near, places
 
     def _mix(
         self,
-        query: Tensor,
         key: Tensor,
-        seeing: Tensor,
         pixels: Tensor,
+        query: Tensor,
+        seeing: Tensor,
         shared: Tensor | None,
-        along: Sequence[tuple[Tensor | None, Tensor | None]],
+        along: Sequence[_Along],
+        numbers: Sequence[range],
     ) -> Float[Tensor, "images heads queries channels"]:
-        """Takes the weighted means of the pixels."""
+        """Takes the weighted means of the pixels, for queries of these numbers along each axis."""
         with torch.autocast(pixels.device.type, enabled=False):
-            scores = self._scores(query, key, seeing, along)
-            if self.share is not None and shared is not None:
-                weights = gated_weights(attention_weights(scores), shared, self.share)
-            else:
+            scores = self._scores(query, key, seeing, along, numbers)
+            if self.share is None:
                 weights = attention_weights(scores if shared is None else scores + shared)
+            else:
+                position = join_axes([table for _, table in along if table is not None]) if shared is None else shared
+                weights = gated_weights(attention_weights(scores), position, self.share)
         weights = functional.dropout(weights, self.dropout, training=self.dropout > 0).to(pixels.dtype)
         return torch.matmul(weights.flatten(1, 2), pixels).unflatten(1, weights.shape[1:3])
 
     def _scores(
-        self, query: Tensor, key: Tensor, seeing: Tensor, along: Sequence[tuple[Tensor | None, Tensor | None]]
+        self, query: Tensor, key: Tensor, seeing: Tensor, along: Sequence[_Along], numbers: Sequence[range]
     ) -> Float[Tensor, "images heads queries keys"]:
         """Adds up all terms of the scores except the shared ones."""
         # `seeing` is multiplied with the features: the queries, or the pixels, which are the same for all heads.
@@ -170,24 +218,24 @@ class _Call:
         features = self.position.features
         if features and len(features) < len(self.axes):
             seen = seeing @ features[0].mT
-            index = _flat_index(self.axes, seen.device).expand(*seen.shape[:2], -1, -1)
+            index = _flat_index(self.axes, numbers, seen.device).expand(*seen.shape[:2], -1, -1)
             scores = _add(scores, seen.gather(-1, index))
-        by_axis = scores.unflatten(-1, [axis.keys for axis in self.axes])
+        by_axis, sizes = scores.unflatten(-1, [axis.keys for axis in self.axes]), [len(part) for part in numbers]
         for number, (windows, table) in enumerate(along):
-            term = None if windows is None else self._along(number, seeing, windows)
-            if table is not None:
-                sizes = [len(axis.queries) if n == number else 1 for n, axis in enumerate(self.axes)]
-                spread = table.view(len(table), *sizes, -1).expand(-1, *(len(axis.queries) for axis in self.axes), -1)
-                spread = spread.flatten(1, -2)
+            term = None if windows is None else self._along(number, seeing, windows, sizes)
+            if table is not None and self.share is None:
+                own = [size if n == number else 1 for n, size in enumerate(sizes)]
+                spread = table.view(len(table), *own, -1).expand(-1, *sizes, -1).flatten(1, -2)
                 term = spread if term is None else term + spread
             if term is not None:
                 behind = (1,) * (len(self.axes) - number - 1)
                 by_axis = _add(by_axis, term.view(*term.shape[:-1], *(1,) * number, term.shape[-1], *behind))
         return by_axis.flatten(3)
 
-    def _along(self, number: int, query: Tensor, windows: Tensor) -> Float[Tensor, "images heads queries _"]:
+    def _along(
+        self, number: int, query: Tensor, windows: Tensor, sizes: Sequence[int]
+    ) -> Float[Tensor, "images heads queries _"]:
         """Multiplies each query with the features of its displacements to the keys along one axis."""
-        sizes = [len(axis.queries) for axis in self.axes]
         split = query.unflatten(2, (prod(sizes[:number]), sizes[number], prod(sizes[number + 1 :])))
         split, heads = (split[:, 0], "") if query.shape[1] == 1 else (split, "heads ")
         pattern = f"images {heads}before q after width, heads q k width -> images heads before q after k"
@@ -207,11 +255,18 @@ def _add(scores: Tensor, term: Tensor) -> Float[Tensor, "..."]:
     return scores + term if apart else scores.add_(term)
 
 
-def _flat_index(axes: Sequence[Axis], device: torch.device) -> Int[Tensor, "queries keys"]:
+def _split(tensor: Tensor | None, counts: Sequence[int], dim: int) -> Sequence[Tensor | None]:
+    if tensor is None:
+        return [None] * len(counts)
+    return tensor.split(list(counts), dim)
+
+
+def _flat_index(axes: Sequence[Axis], numbers: Sequence[range], device: torch.device) -> Int[Tensor, "queries keys"]:
     """Returns the place of each query and key's displacement in a flattened table of all displacements."""
     index = torch.zeros(1, 1, dtype=torch.long, device=device)
-    for axis in axes:
-        along = rearrange(axis.index(device), "queries keys -> 1 queries 1 keys")
+    for axis, queries in zip(axes, numbers, strict=True):
+        own = axis.index(device)[queries.start : queries.stop]
+        along = rearrange(own, "queries keys -> 1 queries 1 keys")
         index = index[:, None, :, None] * len(axis.displacements()) + along
         index = index.flatten(2).flatten(0, 1)
     return index

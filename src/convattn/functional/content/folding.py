@@ -12,6 +12,9 @@ from torch.nn import functional
 from convattn.functional.reference import query_pixels
 from convattn.grid import Axis
 
+PIECE_BYTES = 1 << 25
+"""Bytes of scores, weights, queries and keys of the images or rows of queries that are computed at a time."""
+
 
 @dataclass(frozen=True)
 class ContentMaps:

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
+from convattn.functional.reference import join_axes
 from convattn.functional.separable.heads import add_head, head_backward, head_weight_backward
 from convattn.functional.separable.narrow import narrow_attention
 from convattn.functional.separable.products import attention_as_products
@@ -44,7 +45,7 @@ def separable_attention(
         function transforms, take the memory of all mixed pixels.
     """
     if _to_be_joined(weights, keys):
-        y = separable_attention([_joined(weights)], keys.flatten(2), maps, groups)
+        y = separable_attention([join_axes(weights)], keys.flatten(2), maps, groups)
         return y.unflatten(2, [weight.shape[1] for weight in weights])
     if groups == 1 and len(weights) < 3 and _in_bfloat16(keys) and not needs_own_operations(keys, maps, *weights):
         return narrow_attention(weights, keys, maps)
@@ -70,14 +71,6 @@ def _to_be_joined(weights: Sequence[Tensor], keys: Tensor) -> bool:
     """Tells whether the weights of all axes are multiplied before they meet the pixels."""
     on_cpu = keys.device.type == "cpu" and torch.is_autocast_enabled("cpu")
     return len(weights) > 1 and on_cpu and math.prod(keys.shape[2:]) <= _JOINED
-
-
-def _joined(weights: Sequence[Tensor]) -> Float[Tensor, "heads queries keys"]:
-    """Multiplies the weights of all axes: those of every query and key."""
-    whole = weights[0]
-    for weight in weights[1:]:
-        whole = (whole[:, :, None, :, None] * weight[:, None, :, None, :]).flatten(3).flatten(1, 2)
-    return whole
 
 
 def _pixels_as_products(groups: int, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
