@@ -51,9 +51,8 @@ def content_attention(
 
     As many images are computed at a time as fit a budget of memory; of an image that does not fit, as many rows of
     queries. Scores and weights are computed again in the backward pass; queries, keys and mixed pixels are kept between
-    the passes. For wide heads, W_q and W_k are folded
-    into one matrix. Features are never stored for every query and key: a query is multiplied with those of each axis's
-    displacements, and the axes are added up.
+    the passes. For wide heads, W_q and W_k are folded into one matrix. Features are never stored for every query and
+    key: a query is multiplied with those of each axis's displacements, and the axes are added up.
 
     Source: Dai et al. 2019 (Transformer-XL), §3.3; the gate is d'Ascoli et al. 2021 (ConViT), eq. 6.
 
