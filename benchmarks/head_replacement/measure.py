@@ -92,9 +92,14 @@ def control(
 
 
 def effect(made: nn.Module, subject: Subject, before: Int64[Tensor, " tests"]) -> dict[str, float | int]:
-    """Returns the accuracy, and how many predictions are others than before."""
+    """Returns the accuracy, the standard error of its difference to that before, and how many predictions changed."""
     after = classes(made, subject.tests)
-    return {"accuracy": accuracy(after, subject.labels), "changed": int((after != before).sum())}
+    difference = (before == subject.labels).double() - (after == subject.labels).double()
+    return {
+        "accuracy": accuracy(after, subject.labels),
+        "error": (difference.std() / len(difference) ** 0.5).item(),
+        "changed": int((after != before).sum()),
+    }
 
 
 def classes(model: nn.Module, images: Float[Tensor, "tests channels rows cols"]) -> Int64[Tensor, " tests"]:

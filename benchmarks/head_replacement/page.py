@@ -23,11 +23,11 @@ threshold run as a convolution of its values, without training. What is lost, an
 ![Accuracy lost over the share of heads replaced](head-replacement.png)
 
 {tables}
-"Lost" is accuracy before minus accuracy after, in points (a negative number is a gain); "changed" the share of
-predictions that are another class. "Refitted": the output matrices of these layers were then fitted to the layers as
-they were, on the images that heads were measured on, without labels. "At random" are as many heads, drawn from all of
-the network and replaced by their own kernels: mean and largest loss over {controls} draws. Thresholds that add no head
-are left out. Time is that of one image in a batch of 64.
+"Lost" is accuracy before minus accuracy after, in points (a negative number is a gain), with the standard error of the
+difference over test images; "changed" the share of predictions that are another class. "Refitted": the output matrices
+of these layers were then fitted to the layers as they were, on the images that heads were measured on, without labels.
+"At random" are as many heads, drawn from all of the network and replaced by their own kernels: mean and largest loss
+over {controls} draws. Thresholds that add no head are left out. Time is that of one image in a batch of 64.
 
 ## How it was measured
 
@@ -82,10 +82,12 @@ def verdict(networks: Sequence[Mapping[str, Any]]) -> str:
         )
     heads, every = sum(row["replaced"] for _, row in some), sum(len(network["heads"]) for network, _ in called)
     names = ", ".join(f"`{network['network']}`" for network, _ in some)
-    losses = ", ".join(f"{lost(network, row):.2f}" for network, row in some)
+    losses = ", ".join(f"{lost(network, row):.2f} ± {100 * row['error']:.2f}" for network, row in some)
     control = [lost(network, item) for network, row in some for item in row["controls"]]
     beside = f"\nAs many random heads cost {statistics.mean(control):.2f} points on average." if control else ""
-    again = ", ".join(f"{lost(network, row['refitted']):.2f}" for network, row in some)
+    again = ", ".join(
+        f"{lost(network, row['refitted']):.2f} ± {100 * row['refitted']['error']:.2f}" for network, row in some
+    )
     return (
         f"{heads} of {every} heads have R² ≥ {CONVOLUTIONAL:g}, in {len(some)} of {len(networks)} networks ({names}).\n"
         f"Replaced together, those of a network cost {losses} points of accuracy (the aim is at most {AIM:g}),\n"
@@ -114,9 +116,9 @@ def _table(network: Mapping[str, Any]) -> str:
             f"{row['threshold']:g}",
             f"{row['replaced']}",
             f"{row['layers_without_softmax']} of {network['layers']}",
-            f"{lost(network, row):+.2f}",
+            _lost(network, row),
             f"{row['changed'] / network['tests']:.2%}",
-            f"{lost(network, row['refitted']):+.2f}",
+            _lost(network, row["refitted"]),
             _random(network, row["controls"]),
             _random(network, [item["refitted"] for item in row["controls"]]),
             f"{row['milliseconds_before'] / row['milliseconds_after']:.2f}",
@@ -128,6 +130,10 @@ def _table(network: Mapping[str, Any]) -> str:
     columns = ["R² ≥", "heads", "layers without softmax", "lost", "changed", "refitted: lost"]
     columns += ["at random: lost", "at random, refitted: lost", "times as fast"]
     return head + markdown_table(columns, rows) + "\n"
+
+
+def _lost(network: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    return f"{lost(network, row):+.2f} ± {100 * row['error']:.2f}"
 
 
 def _random(network: Mapping[str, Any], controls: Sequence[Mapping[str, Any]]) -> str:

@@ -2,12 +2,13 @@
 
 import copy
 import json
+import statistics
 
 import pytest
 import timm
 import torch
 
-from benchmarks.head_replacement.measure import Subject, measure
+from benchmarks.head_replacement.measure import Subject, effect, measure
 from benchmarks.head_replacement.page import draw, lost, page, verdict
 
 SIZES = {"img_size": 8, "patch_size": 2, "num_classes": 5, "embed_dim": 12, "depth": 2, "num_heads": 3}
@@ -49,8 +50,20 @@ def test_a_curve_has_a_row_for_each_threshold_from_the_highest(found):
 def test_rows_with_heads_are_measured_with_refitted_outputs_too(found):
     for row in found["curve"]:
         assert (row["refitted"] is None) == (row["replaced"] == 0)
-        assert all(item["refitted"].keys() == {"accuracy", "changed"} for item in row["controls"])
+        assert all(item["refitted"].keys() == {"accuracy", "error", "changed"} for item in row["controls"])
     assert found["curve"][-1]["refitted"]["accuracy"] <= 1
+
+
+def test_the_error_is_that_of_the_paired_difference():
+    torch.manual_seed(0)
+    labels, before, after = torch.randint(3, (3, 40)).unbind()
+    scores = torch.nn.functional.one_hot(after, 3).float()[:, :, None, None]
+    subject = Subject("made up", torch.nn.Flatten(), scores, scores, labels)
+    found = effect(subject.model, subject, before)
+    drops = [float(b == label) - float(a == label) for a, b, label in zip(after, before, labels, strict=True)]
+    assert found["accuracy"] == pytest.approx(sum(map(float, after == labels)) / 40)
+    assert found["error"] == pytest.approx(statistics.stdev(drops) / 40**0.5)
+    assert found["changed"] == int((after != before).sum())
 
 
 def test_what_is_measured_is_written_as_json(found):
@@ -65,20 +78,24 @@ def test_the_page_says_if_no_head_is_a_convolution(found):
 
 def test_the_page_says_what_networks_lose(found):
     before = found["accuracy"]
-    again = {"accuracy": before - 0.01, "changed": 2}
+    again = {"accuracy": before - 0.01, "error": 0.002, "changed": 2}
     worse = [{"seed": 0, "accuracy": before - 0.2, "changed": 5, "refitted": {"accuracy": before - 0.1, "changed": 4}}]
-    good = with_curve(found, threshold=0.9, replaced=2, accuracy=before - 0.0005, refitted=again, controls=[])
-    bad = with_curve(found, threshold=0.9, replaced=4, accuracy=before - 0.03, refitted=again, controls=worse)
+    good = with_curve(
+        found, threshold=0.9, replaced=2, accuracy=before - 0.0005, error=0.001, refitted=again, controls=[]
+    )
+    bad = with_curve(
+        found, threshold=0.9, replaced=4, accuracy=before - 0.03, error=0.004, refitted=again, controls=worse
+    )
     assert lost(bad, bad["curve"][-1]) == pytest.approx(3)
     said = verdict([good, bad]).replace("\n", " ")
     names = f"`{found['network']}`, `{found['network']}`"
     assert f"6 of 12 heads have R² ≥ 0.9, in 2 of 2 networks ({names})." in said
-    assert "those of a network cost 0.05, 3.00 points of accuracy (the aim is at most 0.1)," in said
-    assert "with refitted output matrices 1.00, 1.00." in said
+    assert "those of a network cost 0.05 ± 0.10, 3.00 ± 0.40 points of accuracy (the aim is at most 0.1)," in said
+    assert "with refitted output matrices 1.00 ± 0.20, 1.00 ± 0.20." in said
     assert "As many random heads cost 20.00 points on average" in said
     row = next(line for line in page({**CONTENT, "networks": [bad]}).splitlines() if line.startswith("| 0.9 | 4 |"))
-    assert "| 0 of 2 | +3.00 |" in row
-    assert "| +1.00 | +20.00 (at most +20.00) | +10.00 (at most +10.00) |" in row
+    assert "| 0 of 2 | +3.00 ± 0.40 |" in row
+    assert "| +1.00 ± 0.20 | +20.00 (at most +20.00) | +10.00 (at most +10.00) |" in row
 
 
 def test_the_figure_is_drawn(found, tmp_path):
