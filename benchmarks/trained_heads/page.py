@@ -158,11 +158,14 @@ def _covered(numbers: Mapping[str, Any], network: Mapping[str, Any]) -> int:
 
 
 def _cutmix(networks: Sequence[Mapping[str, Any]]) -> str:
-    found = {(network["seed"], network["cutmix"]): network for network in networks if "cutmix" in network}
-    seeds = sorted(seed for seed, mixed in found if mixed and (seed, False) in found)
-    if not seeds:
+    runs = [network for network in networks if "cutmix" in network]
+    plain, mixed = (
+        {(run["kind"], run["seed"]): run for run in runs if run["cutmix"] is value} for value in (False, True)
+    )
+    both = sorted(plain.keys() & mixed.keys())
+    if not both:
         return ""
-    pairs = [(found[seed, False], found[seed, True]) for seed in seeds]
+    seeds, pairs = [seed for _, seed in both], [(plain[key], mixed[key]) for key in both]
     gaps = [distance(mixed) - distance(plain) for plain, mixed in pairs]
     rows = [
         (

@@ -56,12 +56,16 @@ def test_the_page_has_a_section_for_each_network_and_pairs_seeds(measured):
     assert "](trained-heads/small-kernels.png)" in page_of_one
     assert "](trained-heads/" not in page(content([{"network": "small", **one, "shown": False}]))
     assert "CutMix" not in page_of_one
-    pairs = [{"network": f"{n}", **one, "seed": n // 2, "cutmix": bool(n % 2)} for n in range(4)]
+    pairs = [{"network": f"{n}", **one, "kind": "vit", "seed": n // 2, "cutmix": bool(n % 2)} for n in range(4)]
     pairs[1] = {**pairs[1], "layers": [{**layer, "distance": layer["distance"] - 1} for layer in one["layers"]]}
     text = page(content(pairs))
     assert "| 0 | 50.00% | 50.00% |" in text
     assert "| -1.000 |" in text
     assert "lower in some seeds and higher in others" in text  # seed 1 has no difference
+    other = {"network": "other", **one, "kind": "convit", "seed": 0, "cutmix": False, "accuracy": 0.25}
+    assert (
+        "25.00%" not in page(content([*pairs, other])).partition("## With and without CutMix")[2].partition("\n## ")[0]
+    )
 
 
 @pytest.mark.parametrize(
