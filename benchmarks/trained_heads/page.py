@@ -22,7 +22,8 @@ if its position score R² is at least {convolutional:g}: then it attends by posi
 
 "Taps" are those of a 3 × 3 kernel (of a text: of three tokens) that the hard heads of a layer look at: in the first
 layer, and in the layer with the most. "Untrained" is the network with the entries of each parameter in another order.
-Heads without content have a position score of 1 whatever they learn: for them, taps and distances say something.
+Heads without content have a position score of 1 whatever they learn, and those of ConViT keep a high one while their
+gates leave position alone: for them, taps and distances say something.
 
 ## By layer
 

@@ -67,7 +67,8 @@ def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     chosen = page.locator('button.map[aria-pressed="true"]')
-    assert (chosen.get_attribute("data-layer"), chosen.get_attribute("data-head")) == ("1", "1")
+    expect(chosen).to_have_attribute("data-layer", "1")
+    expect(chosen).to_have_attribute("data-head", "1")
     expect_map(page, *own_weights(shown, 1, 1, query_of(page)))
 
 
