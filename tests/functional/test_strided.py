@@ -151,7 +151,8 @@ def seen_with_avx2(which: str) -> str:
         return "hang"
     if done.returncode < 0:
         return f"crash: signal {-done.returncode}"
-    assert done.returncode == 0, done.stderr
+    if done.returncode:  # what is written beside the memory can also show as an error of torch
+        return f"error: {done.stderr.splitlines()[-1]}"
     error = float(done.stdout.splitlines()[-1])
     # A sum of n products is right to n roundings; what the fault leaves is wrong in the first digits.
     return "right" if error <= 2 * 32 * 16 * 16 * torch.finfo(torch.float32).eps else f"wrong by {error:.2g}"
@@ -166,4 +167,4 @@ def test_control_torchs_own_gradient_errs():
     seen = seen_with_avx2("torch")
     if seen == "right":
         pytest.skip("the control: torch's own gradients of strided 1×1 convolutions are right here, also kept to AVX2")
-    assert seen.startswith(("crash", "hang", "wrong"))
+    assert seen.startswith(("crash", "error: RuntimeError", "hang", "wrong"))
