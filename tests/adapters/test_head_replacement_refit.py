@@ -160,8 +160,9 @@ def test_modes_and_random_numbers_stay():
     [
         (torch.zeros(4, 3, 20, 28), "refit must be a batch of at least 5, but is (4, 3, 20, 28)"),
         (torch.zeros(6, 3, 20, 28, device="meta"), "refit must have values"),
-        (torch.zeros(6, 1, 20, 28), "images must fit the network"),
-        (torch.full((6, 3, 20, 28), torch.nan), "refit must give finite outputs"),
+        (torch.zeros(6, 1, 20, 28), "refit must fit both networks"),
+        (torch.zeros(6, 3, 28, 20), "refit must fit both networks"),
+        (torch.full((6, 3, 20, 28), torch.nan), "refit must give finite outputs in both networks"),
     ],
 )
 def test_bad_images_are_refused(refit, message):

@@ -1,6 +1,5 @@
 """Fits the output matrices of layers with replaced heads to the layers as they were, on images without labels."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -9,8 +8,8 @@ from torch import Tensor, nn
 from convattn.adapters.replacement.attention import ConvolvedAttention
 from convattn.adapters.replacement.trial import first_output
 from convattn.convert.copies import copy_network
-from convattn.convert.fit.layer import end_to_end, fit_layer, require_batch, split
-from convattn.convert.network.running import Arguments, shapes_met
+from convattn.convert.fit.layer import Fitted, fit_layers, require_batch
+from convattn.convert.network.running import Arguments
 from convattn.errors import ArgumentError
 from convattn.records import LeftAlone, Refinement
 
@@ -44,35 +43,18 @@ def refit_outputs(model: nn.Module, made: nn.Module, names: Sequence[str], image
     left = [_left(name, student.get_submodule(name)) for name, output in found.items() if output is None]
     if not outputs:
         raise ArgumentError(f"refit must be None, because {left[0].summary()}")
-    fit, rest = split(images)
-    places = {place: part for place, part in student.named_modules() if part in outputs}
-    order = shapes_met(student, Arguments((fit[:1],), {}, "one of the images"), places)
-    before = end_to_end(student, teacher, rest, _first)
-    if not math.isfinite(before[0]):
-        raise ArgumentError("refit must give finite outputs, but some are not finite")
-    fitted = []
-    for output in (places[place] for place in order):
-        assert isinstance(output, nn.Linear)
-        target = teacher.get_submodule(outputs[output])
-        fitted.append(fit_layer(student, teacher, outputs[output], output, target, fit, rest, _RIDGE))
-    after = end_to_end(student, teacher, rest, _first)
+    layers = {
+        place: Fitted(outputs[part], part, teacher.get_submodule(outputs[part]))
+        for place, part in student.named_modules()
+        if isinstance(part, nn.Linear) and part in outputs
+    }
+    record = fit_layers(student, teacher, layers, images, _first, ridge=_RIDGE, argument="refit", left_alone=left)
     with torch.no_grad():
         for output, name in outputs.items():
             kept = _output(made.get_submodule(name))
             assert kept is not None
             kept.load_state_dict(output.state_dict())
-    return Refinement(
-        layers=tuple(fitted),
-        left_alone=tuple(left),
-        ridge=_RIDGE,
-        fitted=len(fit),
-        held_out=len(rest),
-        before=before[0],
-        after=after[0],
-        scale=before[1],
-        top1_changed_before=before[2],
-        top1_changed_after=after[2],
-    )
+    return record
 
 
 def _output(layer: nn.Module) -> nn.Linear | None:

@@ -1,7 +1,9 @@
-"""Fits one layer of a network to the layer that it replaces, and compares the networks, on images without labels."""
+"""Fits layers of a network, one after the other, to those that they replace, on images without labels."""
 
 import copy
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 
 from convattn.convert.classes import Convolution
 from convattn.convert.fit.least_squares import NormalEquations
+from convattn.convert.network.running import Arguments, run, shapes_met
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
-from convattn.records import RefinedLayer
+from convattn.records import LeftAlone, RefinedLayer, Refinement
 
 _BATCH = 16
 _HELD_OUT = 5
@@ -28,37 +31,85 @@ def require_batch(name: str, images: object) -> None:
         raise ArgumentError(must_be(name, f"a batch of at least {_HELD_OUT}", tuple(images.shape)))
 
 
-def split(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits images into those to fit on and those held out, every fifth."""
-    held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
-    return images[~held], images[held]
+@dataclass(frozen=True)
+class Fitted:
+    """A layer to fit, and the module whose output is its target."""
+
+    name: str  # What the record calls it
+    layer: Convolution | nn.Linear
+    target: nn.Module
 
 
-def fit_layer(
+def fit_layers(
     model: nn.Module,
     teacher: nn.Module,
-    name: str,
-    layer: Convolution | nn.Linear,
-    target: nn.Module,
-    fit: Tensor,
-    rest: Tensor,
+    layers: Mapping[str, Fitted],
+    images: Tensor,
+    output: Callable[[nn.Module, Tensor], Tensor],
+    *,
     ridge: float,
-) -> RefinedLayer:
-    """Fits a layer of `model` to the output of a module of `teacher`, and undoes the fit if it does not help.
+    argument: str,
+    left_alone: Sequence[LeftAlone],
+) -> Refinement:
+    """Fits layers of `model` in the order in which they run, each to the output of a module of `teacher`.
+
+    Each layer sees the output of those that are already fitted. Every fifth image is held out; a fit that does not help
+    on those is undone.
 
     Args:
-        model: The network of the layer; it must be in evaluation mode, as the teacher.
-        teacher: The network whose module's outputs are the target.
-        name: What the record calls the layer.
-        layer: The layer to fit.
-        target: The module of the teacher.
-        fit: Images to fit on.
-        rest: Images on which the fit must help.
+        model: The network of the layers, in evaluation mode; they are changed in place.
+        teacher: The network of the targets, in evaluation mode.
+        layers: The layers by their names in `model`.
+        images: Images that `require_batch` takes.
+        output: Runs a network on images.
         ridge: Penalty on changes of the weights, as in `NormalEquations.solve`.
+        argument: What the caller calls the images, for errors.
+        left_alone: For the record: what is not fitted.
 
     Returns:
-        The layer's errors on `rest` before and after.
+        Errors of the layers and of the network on the held-out images, before and after.
+
+    Raises:
+        ArgumentError: A network does not take the images, or gives numbers that are not finite.
     """
+    held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
+    fit, rest = images[~held], images[held]
+    _require_fit(argument, rest[:1], model, teacher)
+    before = _end_to_end(model, teacher, rest, output)
+    if not math.isfinite(before[0]):
+        raise ArgumentError(f"{argument} must give finite outputs in both networks, but some are not finite")
+    order = shapes_met(model, Arguments((fit[:1],), {}, "one of the images"), layers)
+    fitted = [_fit_layer(model, teacher, layers[place], fit, rest, ridge) for place in order]
+    after = _end_to_end(model, teacher, rest, output)
+    return Refinement(
+        layers=tuple(fitted),
+        left_alone=tuple(left_alone),
+        ridge=float(ridge),
+        fitted=len(fit),
+        held_out=len(rest),
+        before=before[0],
+        after=after[0],
+        scale=before[1],
+        top1_changed_before=before[2],
+        top1_changed_after=after[2],
+    )
+
+
+def _require_fit(argument: str, image: Tensor, *networks: nn.Module) -> None:
+    try:
+        for network in networks:
+            run(network, Arguments((image,), {}, "one of the images"))
+    except Exception as error:  # foreign networks may fail in any way
+        raise ArgumentError(
+            f"{argument} must fit both networks, but one of them raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _fit_layer(
+    model: nn.Module, teacher: nn.Module, fitted: Fitted, fit: Tensor, rest: Tensor, ridge: float
+) -> RefinedLayer:
+    """Fits one layer, and undoes the fit if it does not help."""
+    layer, target = fitted.layer, fitted.target
     equations, old = NormalEquations(layer), copy.deepcopy(layer.state_dict())
     before, scale = _distance(_outputs_and_targets(model, teacher, layer, target, rest))
     for x, made, wanted in _outputs_and_targets(model, teacher, layer, target, fit):
@@ -68,16 +119,13 @@ def fit_layer(
     kept = after < before
     if not kept:
         layer.load_state_dict(old)
-    return RefinedLayer(name, before, after, scale, kept)
+    return RefinedLayer(fitted.name, before, after, scale, kept)
 
 
-def end_to_end(
+def _end_to_end(
     model: nn.Module, teacher: nn.Module, images: Tensor, output: Callable[[nn.Module, Tensor], Tensor]
 ) -> tuple[float, float, int | None]:
-    """Returns the root mean squares of the networks' difference and of the teacher's output, and top-1 changes.
-
-    `output` runs a network on images. Top-1 changes are None unless outputs are rows of scores.
-    """
+    """Returns the root mean squares of the networks' difference and of the teacher's output, and top-1 changes."""
     with torch.no_grad():
         pairs = [(output(model, batch.clone()), output(teacher, batch.clone())) for batch in images.split(_BATCH)]
     made, wanted = (torch.cat(parts) for parts in zip(*pairs, strict=True))

@@ -6,12 +6,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from convattn.convert.classes import CONVOLUTIONS, Convolution
+from convattn.convert.classes import CONVOLUTIONS
 from convattn.convert.copies import copy_network
-from convattn.convert.fit.layer import end_to_end, fit_layer, require_batch, split
+from convattn.convert.fit.layer import Fitted, fit_layers, require_batch
 from convattn.convert.fit.least_squares import unknowns
 from convattn.convert.network.modules import names_by_module
-from convattn.convert.network.running import Arguments, run, shapes_met
 from convattn.errors import ArgumentError, must_be, must_be_a
 from convattn.layers import RelativeAttention
 from convattn.records import LeftAlone, Refinement
@@ -61,27 +60,8 @@ def refine(
             "conv_model must be the result of network_to_conv on attention_model, but none of its convolutions"
             " replaces an attention layer"
         )
-    fit, rest = split(images)
-    _require_images_fit(rest[:1], refined, teacher)
-    before = end_to_end(refined, teacher, rest, _scores)
-    if not math.isfinite(before[0]):
-        raise ArgumentError("images must give finite outputs in both networks, but some are not finite")
-    order = shapes_met(refined, Arguments((fit[:1],), {}, "one of the images"), pairs)
-    layers = [fit_layer(refined, teacher, name, *pairs[name], fit, rest, ridge) for name in order]
-    after = end_to_end(refined, teacher, rest, _scores)
+    record = fit_layers(refined, teacher, pairs, images, _scores, ridge=ridge, argument="images", left_alone=left_alone)
     _restore_modes_and_buffers(refined, conv_model)
-    record = Refinement(
-        layers=tuple(layers),
-        left_alone=tuple(left_alone),
-        ridge=float(ridge),
-        fitted=len(fit),
-        held_out=len(rest),
-        before=before[0],
-        after=after[0],
-        scale=before[1],
-        top1_changed_before=before[2],
-        top1_changed_after=after[2],
-    )
     return refined, record
 
 
@@ -100,16 +80,6 @@ def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images
         raise ArgumentError(must_be("ridge", "a positive finite number", ridge))
 
 
-def _require_images_fit(image: Tensor, *networks: nn.Module) -> None:
-    try:
-        for network in networks:
-            run(network, Arguments((image,), {}, "one of the images"))
-    except Exception as error:  # foreign networks may fail in any way
-        raise ArgumentError(
-            f"images must fit both networks, but one of them raised {type(error).__name__}: {error}"
-        ) from error
-
-
 def _restore_modes_and_buffers(refined: nn.Module, conv_model: nn.Module) -> None:
     """Restores modes and buffers, which the runs may have changed."""
     modes = {name: module.training for name, module in conv_model.named_modules()}
@@ -120,9 +90,7 @@ def _restore_modes_and_buffers(refined: nn.Module, conv_model: nn.Module) -> Non
             refined.get_buffer(name).copy_(buffer)
 
 
-def _convolutions_to_fit(
-    conv_model: nn.Module, teacher: nn.Module
-) -> tuple[dict[str, tuple[Convolution, nn.Module]], list[LeftAlone]]:
+def _convolutions_to_fit(conv_model: nn.Module, teacher: nn.Module) -> tuple[dict[str, Fitted], list[LeftAlone]]:
     """Finds the convolutions to fit, each with the module whose output is its target, and those left alone."""
     pairs, left_alone = {}, []
     attention = dict(teacher.named_modules(remove_duplicate=False))
@@ -139,7 +107,8 @@ def _convolutions_to_fit(
             reason = f"{count} unknowns per output channel are more than {_MOST_UNKNOWNS}"
             left_alone.append(LeftAlone(names[0], kind, reason))
         else:
-            pairs[names[0]] = conv, _target(names[0], conv_model, attention)
+            target = _target(names[0], conv_model, attention)
+            pairs[names[0]] = Fitted(names[0], conv, target)  # type: ignore[arg-type]
     return pairs, left_alone
 
 
