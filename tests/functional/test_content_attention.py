@@ -113,9 +113,14 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_an_image_that_does_not_fit_is_computed_in_pieces_that_do(gradients, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "spatial"),
+    [(RelativeAttention2d, (16, 16)), (RelativeAttention1d, (256,)), (RelativeAttention2d, (1, 256))],
+)
+def test_an_image_that_does_not_fit_is_computed_in_pieces_that_do(kind, spatial, gradients, monkeypatch):
     monkeypatch.setattr(MODULE, "PIECE_BYTES", 1 << 17)
-    layer, x = made("content"), torch.randn(1, 4, 16, 16, requires_grad=gradients)
+    encoding = LearnedAxial(2, len(spatial), extent=max(spatial), width=3)
+    layer, x = kind(4, 5, 2, encoding, content=NARROW), torch.randn(1, 4, *spatial, requires_grad=gradients)
     whole = 2 * 256 * 256 * 4
     with Largest() as met, torch.set_grad_enabled(gradients):
         y = layer(x)

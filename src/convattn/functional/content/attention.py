@@ -77,10 +77,12 @@ def content_attention(
         if folded < apart:
             content, position = fold(content, position, len(maps), keys.dtype)
         work = _Call(axes, content, position, maps, groups, share, dropout)
-        shared, along = work.shared_scores(), work.along_axes(keys.device)
+        shared = work.shared_scores()
     if share is not None and shared is not None:
         shared = attention_weights(shared)
     step, rows = work.images_and_rows(keys)
+    with torch.autocast(keys.device.type, enabled=False):
+        along = work.along_axes(rows, keys.device)
     parts = [work.attend(part, shared, along, rows) for part in keys.split(step)]
     y = torch.cat(parts) if len(parts) > 1 else parts[0]
     return y.unflatten(-1, [len(axis.queries) for axis in axes])
@@ -104,6 +106,11 @@ class _Call:
         return len(self.position.scores) == len(self.axes)
 
     @property
+    def features_by_axis(self) -> bool:
+        """Whether features are sums over axes."""
+        return len(self.position.features) == len(self.axes)
+
+    @property
     def row_axis(self) -> int:
         """The first axis with several queries: some of its queries, with all of the others, follow one another."""
         return next((number for number, axis in enumerate(self.axes) if len(axis.queries) > 1), 0)
@@ -113,10 +120,12 @@ class _Call:
         # Memory of a query: scores and weights, its part of queries and mixed pixels. An image's keys come on top.
         heads, width = len(self.maps), len(self.content.query)
         queries, pixels = prod(len(axis.queries) for axis in self.axes), prod(keys.shape[2:])
-        numbers = 2 * heads * pixels + width + heads * keys.shape[1]
-        if self.position.features and len(self.position.features) < len(self.axes):
+        numbers, rows = 2 * heads * pixels + width + heads * keys.shape[1], len(self.axes[self.row_axis].queries)
+        if self.features_by_axis:
+            numbers += heads * self.axes[self.row_axis].keys * self.position.features[0].shape[2] * rows // queries
+        elif self.position.features:
             numbers += heads * self.position.features[0].shape[1]
-        size, rows = max(4, keys.element_size()), len(self.axes[self.row_axis].queries)
+        size = max(4, keys.element_size())
         images = PIECE_BYTES // max(1, (queries * numbers + width * pixels) * size)
         return max(1, images), rows if images else max(1, PIECE_BYTES // max(1, queries // rows * numbers * size))
 
@@ -124,21 +133,28 @@ class _Call:
         """Looks up the position scores of every query and key, unless they are sums over axes."""
         return None if self.by_axis else displacement_scores(self.position.scores[0], self.axes)
 
-    def along_axes(self, device: torch.device) -> list[_Along]:
-        """Looks up features and scores of every query and key along each axis; of a gate the weights."""
-        index = [axis.index(device) for axis in self.axes]
-        features = self.position.features if len(self.position.features) == len(self.axes) else ()
-        scores: Sequence[Tensor | None] = [None] * len(index)
-        if self.by_axis and self.share is None:
-            scores = [table[:, places] for table, places in zip(self.position.scores, index, strict=True)]
-        elif self.by_axis:
-            scores = [
-                position_weights(table, (axis,)) for table, axis in zip(self.position.scores, self.axes, strict=True)
-            ]
-        return [(features[n][:, places] if features else None, scores[n]) for n, places in enumerate(index)]
+    def along_axes(self, rows: int, device: torch.device) -> list[_Along | None]:
+        """Looks up what belongs to each axis; None for `row_axis` where pieces look up their own rows."""
+        every = [range(len(axis.queries)) for axis in self.axes]
+        pieces = rows < len(every[self.row_axis])
+        return [
+            None if pieces and number == self.row_axis else self.along_axis(number, numbers, device)
+            for number, numbers in enumerate(every)
+        ]
+
+    def along_axis(self, number: int, queries: range, device: torch.device) -> _Along:
+        """Looks up features and scores of some queries, by number, and every key along one axis; of a gate weights."""
+        axis = self.axes[number]
+        some = Axis(axis.queries[queries.start : queries.stop], axis.keys)
+        index, seen = some.index(device), slice(some.lowest - axis.lowest, some.highest - axis.lowest + 1)
+        windows = self.position.features[number][:, seen][:, index] if self.features_by_axis else None
+        if not self.by_axis:
+            return windows, None
+        scores = self.position.scores[number][:, seen]
+        return windows, scores[:, index] if self.share is None else position_weights(scores, (some,))
 
     def attend(
-        self, keys: Tensor, shared: Tensor | None, along: Sequence[_Along], rows: int
+        self, keys: Tensor, shared: Tensor | None, along: Sequence[_Along | None], rows: int
     ) -> Float[Tensor, "images outputs queries"]:
         """Computes attention for some of the images, so many rows of queries at a time."""
         query, key = self.content.project(keys, self.axes, len(self.maps))
@@ -154,8 +170,8 @@ class _Call:
             query = query if bias is None else query + (bias * scale).to(wide)[:, None]
         pixels, again = pixels_last(keys), torch.is_grad_enabled() and not needs_own_operations()
         parts = []
-        for piece in self._pieces(query, seeing, shared, along, rows):
-            arguments = (key, pixels, *piece)
+        for piece in self._pieces(query, seeing, shared, rows):
+            arguments = (key, pixels, along, *piece)
             if again:
                 mixed = checkpoint(self._mix, *arguments, use_reentrant=False, preserve_rng_state=self.dropout > 0)
                 assert isinstance(mixed, Tensor)
@@ -165,37 +181,34 @@ class _Call:
         return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
 
     def _pieces(
-        self, query: Tensor, seeing: Tensor, shared: Tensor | None, along: Sequence[_Along], rows: int
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, list[_Along], list[range]]]:
+        self, query: Tensor, seeing: Tensor, shared: Tensor | None, rows: int
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, list[range]]]:
         """Splits what belongs to queries along `row_axis`, and adds the numbers of the queries along each axis."""
         every, axis = [range(len(axis.queries)) for axis in self.axes], self.row_axis
-        if rows >= len(every[axis]):
-            yield query, seeing, shared, list(along), every
-            return
+        row = query.shape[2] // len(every[axis])
         some = [every[axis][first : first + rows] for first in range(0, len(every[axis]), rows)]
-        counts, flat = [len(part) for part in some], query.shape[2] // len(every[axis])
-        lengths = [count * flat for count in counts]
-        queries, seen = query.split(lengths, 2), seeing.split(lengths, 2)
-        scores = _split(shared, lengths, 1)
-        tables = [_split(tensor, counts, 1) for tensor in along[axis]]
-        for n, numbers in enumerate(some):
-            pair = tables[0][n], tables[1][n]
-            near = [pair if number == axis else other for number, other in enumerate(along)]
-            places = [numbers if number == axis else whole for number, whole in enumerate(every)]
-            yield queries[n], seen[n], scores[n], near, places
+        lengths = [len(numbers) * row for numbers in some]
+        scores = [None] * len(some) if shared is None else shared.split(lengths, 1)
+        parts = zip(some, query.split(lengths, 2), seeing.split(lengths, 2), scores, strict=True)
+        for numbers, queries, seen, around in parts:
+            yield queries, seen, around, [numbers if n == axis else whole for n, whole in enumerate(every)]
 
     def _mix(
         self,
         key: Tensor,
         pixels: Tensor,
+        given: Sequence[_Along | None],
         query: Tensor,
         seeing: Tensor,
         shared: Tensor | None,
-        along: Sequence[_Along],
         numbers: Sequence[range],
     ) -> Float[Tensor, "images heads queries channels"]:
         """Takes the weighted means of the pixels, for queries of these numbers along each axis."""
         with torch.autocast(pixels.device.type, enabled=False):
+            along = [
+                self.along_axis(number, numbers[number], key.device) if pair is None else pair
+                for number, pair in enumerate(given)
+            ]
             scores = self._scores(query, key, seeing, along, numbers)
             if self.share is None:
                 weights = attention_weights(scores if shared is None else scores + shared)
@@ -215,7 +228,7 @@ class _Call:
         else:
             scores = query @ key.mT
         features = self.position.features
-        if features and len(features) < len(self.axes):
+        if features and not self.features_by_axis:
             seen = seeing @ features[0].mT
             index = _flat_index(self.axes, numbers, seen.device).expand(*seen.shape[:2], -1, -1)
             scores = _add(scores, seen.gather(-1, index))
@@ -252,12 +265,6 @@ def _add(scores: Tensor, term: Tensor) -> Float[Tensor, "..."]:
     """Adds a term to scores, in place unless torch must see it or would copy all scores for the gradient of a view."""
     apart = needs_own_operations(scores, term) or (torch.is_grad_enabled() and scores._is_view())
     return scores + term if apart else scores.add_(term)
-
-
-def _split(tensor: Tensor | None, counts: Sequence[int], dim: int) -> Sequence[Tensor | None]:
-    if tensor is None:
-        return [None] * len(counts)
-    return tensor.split(list(counts), dim)
 
 
 def _flat_index(axes: Sequence[Axis], numbers: Sequence[range], device: torch.device) -> Int[Tensor, "queries keys"]:
