@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -80,6 +81,17 @@ def test_images_are_read_and_counted(weights, capsys):
     assert certificate.top1_total == 2
     assert main([*arguments[:-1], "one", "--images", "pictures", "--limit", "1"]) == 0
     assert NetworkCertificate.load("one/certificate.json").images == "1 image of pictures"
+
+
+def test_a_network_trained_here_says_how_its_images_are_prepared(capsys):
+    Path("photos").mkdir()
+    Image.new("RGB", (50, 40), (80, 90, 100)).save("photos/a.png")
+    arguments = ["convert", "convattn:cifar10-small", "--to", "conv", "--kernel-size", "7", "--images", "photos"]
+    main([*arguments, "-o", "made"])
+    assert re.search(r"top-1 changed +[01] of 1\n", capsys.readouterr().out)
+    np.save("array.npy", np.zeros((2, 3, 32, 32), dtype=np.float32))
+    main([*arguments[:-1], "array.npy", "-o", "other"])
+    assert re.search(r"top-1 changed +[012] of 2\n", capsys.readouterr().out)
 
 
 def test_a_trained_network_of_attention_becomes_convolutions(capsys):
@@ -195,10 +207,10 @@ MISTAKES = {
         ["convert", "run", "-o", "made", "--set", "width=4"],
         "--set is for a network of timm or",
     ),
-    "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder of images, but is 'abs"),
+    "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder or a file that exists, but is"),
     "images of our own": (
-        [*OWN, "--random-weights", "--images", "run"],
-        "images of a folder cannot be prepared for a ResNet",
+        [*OWN, "--random-weights", "--images", "photos"],
+        "pictures cannot be prepared for this ResNet",
     ),
     "images and a shape": ([*OWN, "--images", "run", *SHAPE], "--shape cannot be given with --images"),
     "no limit": ([*OWN, "--random-weights", "--images", "run", "--limit", "0"], "--limit must be at least 1, but is 0"),
@@ -251,6 +263,8 @@ def test_mistakes_are_told_and_write_nothing(arguments, message, place, capsys):
     ResNet(1, width=4).save_pretrained("run")
     convert.save_layer(nn.Conv2d(2, 3, 3), "layer")
     torch.save({"a": torch.zeros(1)}, "other.pth")
+    Path("photos").mkdir()
+    Image.new("RGB", (50, 40)).save("photos/a.png")
     before = sorted(path.name for path in place.iterdir())
     assert main(arguments) == 2
     out, err = capsys.readouterr()

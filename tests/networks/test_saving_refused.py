@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import nn
 
-from convattn import convolutional_init, freeze, network_to_attention, save_network
+from convattn import convolutional_init, freeze, network_to_attention, network_to_conv, save_network
 from convattn.errors import ArgumentError, UnsupportedModelError
 
 
@@ -31,10 +31,13 @@ def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_
     small, other = nn.Sequential(nn.Conv1d(2, 3, 5)), nn.Sequential(nn.ReLU(), nn.Conv1d(2, 3, 5))
     pair = network_to_attention(small, images=torch.zeros(1, 2, 7))
     message = "certificate must be that of this Sequential, which has no 1, but is that of a torch.nn.*Sequential"
+    back = network_to_conv(pair[0], images=torch.zeros(1, 2, 7))
     for arguments, expected in (
         ((pair,), "network must be an nn.Module, but is of type tuple"),
         ((pair[0], "passed"), "certificate must be what the conversion returned, but is 'passed'"),
         ((pair[0], network_to_attention(other, images=torch.zeros(1, 2, 7))[1]), message),
+        ((pair[0], back[1]), "certificate must be .*, where 0 is attention, but is that of network_to_conv"),
+        ((back[0], pair[1]), "certificate must be .*, where 0 is no attention, but is that of network_to_attention"),
     ):
         with pytest.raises(ArgumentError, match=expected):
             save_network(arguments[0], tmp_path / "made", certificate=dict(enumerate(arguments)).get(1))

@@ -13,7 +13,8 @@ from torch import nn
 from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, UnknownNameError
 from convattn.models import AttentionNet, ConvNet
 from convattn.networks import create_network
-from convattn.networks.images import draw_images, preparation, read_images
+from convattn.networks.image_files import open_images, stack_images
+from convattn.networks.preparation import draw_images, preparation
 from convattn.networks.tensors import load_weights
 
 
@@ -153,7 +154,7 @@ def pictures(tmp_path):
 def test_pictures_are_prepared_as_the_source_says(source, pictures):
     network = create_network(source)
     prepare = preparation(source, network)
-    made = read_images(pictures, prepare, limit=2)
+    made = stack_images(open_images(pictures, lambda: prepare, limit=2), pictures)
     assert made.shape[0] == 2
     assert made.shape[1] == 3
     with Image.open(pictures / "a.jpg") as first:
@@ -164,18 +165,16 @@ def test_pictures_are_prepared_as_the_source_says(source, pictures):
 def test_folders_without_pictures_and_damaged_ones_are_refused(pictures, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="none holds no images"):
-        read_images(tmp_path / "none", lambda _: torch.zeros(1), limit=3)
+        open_images(tmp_path / "none", lambda: torch.zeros)
     with pytest.raises(ArgumentError, match="have different sizes when prepared"):
-        read_images(pictures, lambda picture: torch.zeros(picture.width), limit=3)
+        stack_images(open_images(pictures, lambda: lambda picture: torch.zeros(3, 1, picture.width)), pictures)
     (pictures / "a.jpg").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"cannot read the image .*a\.jpg"):
-        read_images(pictures, lambda _: torch.zeros(1), limit=3)
+        stack_images(open_images(pictures, lambda: lambda _: torch.zeros(3, 1, 1)), pictures)
 
 
 def test_a_network_that_does_not_say_how_is_refused():
-    with pytest.raises(
-        ArgumentError, match="images of a folder cannot be prepared for a ConvNet: only timm and torchvision say how"
-    ):
+    with pytest.raises(ArgumentError, match="pictures cannot be prepared for this ConvNet: only timm, torchvision and"):
         preparation("convattn:ConvNet", ConvNet(width=8))
 
 

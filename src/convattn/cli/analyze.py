@@ -1,20 +1,17 @@
 """`convattn analyze`: what the heads of a network look at; `convattn compare`: two such reports."""
 
-from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from convattn.cli.convert_network import Origin
-from convattn.cli.options import AsJson, Output, OutputOrDefault, WholeNumber, key_values
+from convattn.cli.options import AsJson, Output, OutputOrDefault, WholeNumber, key_values, require_images
 from convattn.cli.output import print_record, print_text
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, MissingDependencyError, must_be
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _Flag = Parameter(negative="", show_default=False)
 _Optional = Parameter(show_default=False)
@@ -82,17 +79,18 @@ def analyze(  # noqa: PLR0913 - the options of the command
     given = key_values(arguments, "--set")
     if limit < 1:
         raise ArgumentError(must_be("--limit", "at least 1", limit))
-    if not images.exists():
-        raise ArgumentError(must_be("--images", "a folder or a file that exists", str(images)))
+    require_images(images)
     folder = _require_own_folder(output)
     origin = Origin(source, weights, pretrained, random_weights, given, verify=not no_verify)
     from convattn.analysis import CONTROLS
     from convattn.analysis.analyze import analyze_and_keep
     from convattn.cli.analyze_page import write_report
     from convattn.files import sole_use
+    from convattn.networks.image_files import open_images
+    from convattn.networks.preparation import preparation
 
     loaded = origin.load(weights_matter=True)
-    opened = _open(source, loaded.source, loaded.network, images, limit)
+    opened = open_images(images, partial(preparation, loaded.source, loaded.network, loaded.folder), limit=limit)
     first = opened[0]
     folder.mkdir(parents=True, exist_ok=True)
     with sole_use(folder), one_thread(first.numel() <= 3 * 64 * 64):
@@ -156,16 +154,3 @@ def _require_own_folder(folder: Path) -> Path:
     if PARTIAL in held and held <= {PARTIAL, ".lock", *FILES}:
         return folder
     return require_new_folder(folder, "--output")
-
-
-def _open(source: str, built_by: str | None, network: Any, images: Path, limit: int) -> "Sequence[Tensor] | Tensor":
-    """Opens the images, prepared for the network."""
-    from convattn.models.pretrained import network_folder, pretrained_names
-    from convattn.networks.image_files import Prepare, open_images, preparation
-    from convattn.networks.source import HOMES
-
-    home, _, name = source.partition(":")
-    packaged = home == "convattn" and name in pretrained_names()
-    own = network_folder(source) if packaged or home not in HOMES else None
-    prepare: Callable[[], Prepare] = lambda: preparation(built_by, network, own)  # noqa: E731 - typed
-    return open_images(images, prepare, limit=limit)

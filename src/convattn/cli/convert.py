@@ -61,9 +61,9 @@ def convert(  # noqa: PLR0913 - the options of the command
         random_weights: Draw the weights, with seed 0.
         arguments: KEY=VALUE, an argument for the builder of a network of timm or torchvision, for instance
             num_classes=10; the value is JSON or text. May be given more than once.
-        images: Folder of images on which to compare the networks, prepared as timm or torchvision say. Without it one
-            image of random numbers is used.
-        limit: How many of the images to take, in the order of their names.
+        images: Images on which to compare the networks: a folder of pictures, a .parquet or a .npy file, as for
+            `convattn analyze`. Without it one image of random numbers is used.
+        limit: How many of the images to take, in the order of their names or rows. Default: 16.
         shape: Shape of the image of random numbers, for instance 3,224,224. Default: the network's own.
         include: Pattern of names of layers to convert, for instance layer4.*; may be given more than once. Default:
             all.

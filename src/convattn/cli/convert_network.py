@@ -3,9 +3,11 @@
 import json as json_format
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from convattn.cli.options import require_images
 from convattn.cli.output import print_record
 from convattn.errors import ArgumentError, UnknownNameError, must_be
 from convattn.records.words import counted
@@ -23,6 +25,7 @@ class _Loaded(NamedTuple):
     network: "nn.Module"  # The network, in evaluation mode
     source: str | None  # What builds its architecture, or None
     options: dict[str, Any]  # What it is built with
+    folder: Path | None  # Where it was saved, or None
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Origin:
             raise ArgumentError(f"{given[0]} is for a network of timm or torchvision; {self.source} has its own")
         config, network = saved_config(folder), load_network(folder, verify=self.verify)
         source, options = own_source(network) or (config.get("source"), config.get("options", {}))
-        return _Loaded(network, source, options)
+        return _Loaded(network, source, options, folder)
 
     def _build(self) -> _Loaded:
         import torch
@@ -88,38 +91,39 @@ class Origin:
         network = create_network(self.source, options, pretrained=self.pretrained).eval()
         if self.weights is not None:
             load_weights(network, self.weights)
-        return _Loaded(network, self.source, options)
+        return _Loaded(network, self.source, options, None)
 
 
 @dataclass(frozen=True)
 class Measured:
     """What the networks are measured on."""
 
-    folder: Path | None  # Folder of images, or None
+    path: Path | None  # Where images are: a folder, a .parquet or a .npy file; or None
     limit: int | None  # How many of them to take; None takes 16
     shape: str | None  # Shape of an image of random numbers, as text, or None
 
     def require(self) -> None:
         """Raises ArgumentError on a mistake in the options, before a network is built."""
-        if self.folder is not None and not self.folder.is_dir():
-            raise ArgumentError(must_be("--images", "a folder of images", str(self.folder)))
-        if self.folder is not None and self.shape is not None:
+        require_images(self.path)
+        if self.path is not None and self.shape is not None:
             raise ArgumentError("--shape cannot be given with --images: it is the shape of an image of random numbers")
-        if self.folder is None and self.limit is not None:
-            raise ArgumentError("--limit needs --images: it is the number of images to take from that folder")
+        if self.path is None and self.limit is not None:
+            raise ArgumentError("--limit needs --images: it is the number of images to take from there")
         if self.limit is not None and self.limit < 1:
             raise ArgumentError(must_be("--limit", "at least 1", self.limit))
         self._sizes()
 
     def images(self, loaded: _Loaded) -> tuple["Tensor", str]:
         """Reads the images, or draws one; returns them with a description."""
-        from convattn.networks.images import draw_images, preparation, read_images
+        from convattn.networks.image_files import open_images, stack_images
+        from convattn.networks.preparation import draw_images, preparation
 
-        if self.folder is None:
+        if self.path is None:
             drawn = draw_images(loaded.network, self._sizes())
             return drawn, f"one standard normal image {tuple(drawn.shape)}, seed 0"
-        read = read_images(self.folder, preparation(loaded.source, loaded.network), limit=self.limit or _LIMIT)
-        words = f"{counted(len(read), 'image')} of {self.folder.resolve().name}"
+        prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
+        read = stack_images(open_images(self.path, prepare, limit=self.limit or _LIMIT), self.path)
+        words = f"{counted(len(read), 'image')} of {self.path.resolve().name}"
         return read.to(next(loaded.network.parameters())), words
 
     def _sizes(self) -> tuple[int, ...] | None:
@@ -160,7 +164,7 @@ def convert_network(
 def forecast_network(origin: Origin, to: str, options: dict[str, Any], measured: Measured, *, json: bool) -> int:
     """Prints what a conversion would change, and writes nothing.
 
-    Weights that are not named are drawn; of a folder of images only the first is used.
+    Weights that are not named are drawn; of several images only the first is used.
     """
     measured.require()
     from convattn.networks.forecast import forecast_attention, forecast_conv

@@ -38,6 +38,12 @@ def first_free(folder: Path) -> Path:
     return next(path for path in names if not path.exists() or (path.is_dir() and not any(path.iterdir())))
 
 
+def require_images(path: Path | None) -> None:
+    """Raises ArgumentError if `--images` is given and there is nothing."""
+    if path is not None and not path.exists():
+        raise ArgumentError(must_be("--images", "a folder or a file that exists", str(path)))
+
+
 def key_values(texts: Iterable[str], option: str) -> dict[str, str]:
     """Reads the KEY=VALUE texts of an option; if a key comes twice, the later value counts.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from convattn.cli.convert_network import Origin
-from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values
+from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values, require_images
 from convattn.cli.output import print_record, print_text
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be
@@ -105,8 +105,7 @@ def view(  # noqa: PLR0913 - the options of the command
     for name, value in (("--limit", limit), ("--kernel-size", kernel_size)):
         if value is not None and value < 1:
             raise ArgumentError(must_be(name, "at least 1", value))
-    if images is not None and not images.exists():
-        raise ArgumentError(must_be("--images", "a folder or a file that exists", str(images)))
+    require_images(images)
     from convattn.cli.view_networks import gather
     from convattn.files import require_new_folder
     from convattn.viewer import build_scene, write_page

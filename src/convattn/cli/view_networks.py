@@ -21,8 +21,8 @@ from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelErro
 from convattn.layers import RelativeAttention
 from convattn.models.pretrained import network_folder, pretrained_names
 from convattn.networks import create_network
-from convattn.networks.image_files import Pictures, open_images, preparation, trained_on
-from convattn.networks.normalisation import normalisation
+from convattn.networks.image_files import Pictures, open_images, stack_images
+from convattn.networks.preparation import normalisation, preparation, trained_on
 from convattn.networks.source import HOMES
 from convattn.records import HeadReport
 from convattn.records.words import some
@@ -134,10 +134,9 @@ def _is_saved(source: str) -> bool:
 def _load(origin: Origin) -> _Subject:
     loaded = origin.load(weights_matter=True)
     home, _, name = origin.source.partition(":")
-    folder = network_folder(origin.source) if _is_saved(origin.source) else None
     title = name if home in HOMES else Path(origin.source).resolve().name
     note = "Its weights are random, drawn with seed 0." if origin.random_weights else ""
-    return _Subject(loaded.network, loaded.source, loaded.options, folder, title, note)
+    return _Subject(loaded.network, loaded.source, loaded.options, loaded.folder, title, note)
 
 
 def _open(
@@ -156,7 +155,7 @@ def _open(
         return prepared, tuple(f"test image {row}" for row in samples.rows[:limit]), labels, classes
     prepare = partial(preparation, subject.source, subject.network, subject.folder)
     opened = open_images(path, prepare, limit=limit or _LIMIT)
-    prepared = _stacked(opened, path)
+    prepared = stack_images(opened, path)
     names = opened.names if isinstance(opened, Pictures) else tuple(f"image {n + 1}" for n in range(len(prepared)))
     return prepared.to(next(subject.network.parameters())), names, (), classes
 
@@ -167,15 +166,6 @@ def _preparation(subject: _Subject) -> Callable[[Any], Tensor] | None:
         return preparation(subject.source, subject.network, subject.folder)
     except ArgumentError:
         return None
-
-
-def _stacked(opened: "Sequence[Tensor] | Tensor", path: Path) -> Tensor:
-    made = list(opened)
-    if made[0].ndim != 3 or not made[0].is_floating_point():
-        raise ArgumentError(f"--images must hold images, but {path} holds tensors of shape {tuple(made[0].shape)}")
-    if len({tuple(image.shape) for image in made}) > 1:
-        raise ArgumentError(f"the images in {path} have different sizes when prepared for this network")
-    return torch.stack(made)
 
 
 def _exhibit(

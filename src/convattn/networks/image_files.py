@@ -1,7 +1,6 @@
-"""Images for an analysis: pictures of a folder or a parquet file, or an array; each is read when it is asked for."""
+"""Images of a user: pictures of a folder or a parquet file, or an array; each is read when it is asked for."""
 
 import io
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -9,21 +8,19 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 import torch
+from jaxtyping import Float
 from PIL import Image
 from pyarrow import parquet
-from torch import Tensor, nn
+from torch import Tensor
 
-from convattn.data import normalise
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.errors import ArgumentError, DataError, must_be
-from convattn.networks.images import ENDINGS
-from convattn.networks.images import preparation as foreign_preparation
 from convattn.networks.pictures import PictureError, decode_picture
+from convattn.networks.preparation import Prepare
+
+ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+"""Endings of files that are read as pictures."""
 
 _IMAGE_COLUMNS, _TOKEN_COLUMNS = ("image", "img"), ("input_ids", "tokens", "token_ids")
-
-Prepare = Callable[[Any], Tensor]
-"""Turns an RGB picture of pillow into a tensor."""
 
 
 @final
@@ -80,6 +77,16 @@ def open_images(path: Path, prepare: Callable[[], Prepare], *, limit: int | None
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path, prepare, limit)
     return _read_array(path, prepare, limit)
+
+
+def stack_images(opened: Sequence[Tensor] | Tensor, path: Path) -> Float[Tensor, "images channels rows cols"]:
+    """Returns opened images as one batch; ArgumentError if they are of several sizes, or no images."""
+    made = list(opened)
+    if made[0].ndim != 3 or not made[0].is_floating_point():
+        raise ArgumentError(f"--images must hold images, but {path} holds tensors of shape {tuple(made[0].shape)}")
+    if len({tuple(image.shape) for image in made}) > 1:
+        raise ArgumentError(f"the images in {path} have different sizes when prepared for this network")
+    return torch.stack(made)
 
 
 def _read_parquet(path: Path, prepare: Callable[[], Prepare], limit: int | None) -> Sequence[Tensor] | Tensor:
@@ -139,32 +146,3 @@ def _encoded(pixels: np.ndarray) -> io.BytesIO:
     Image.fromarray(np.ascontiguousarray(pixels)).save(file, "bmp")
     file.seek(0)
     return file
-
-
-def preparation(source: str | None, network: nn.Module, folder: Path | None) -> Prepare:
-    """Returns how a network's pictures are prepared.
-
-    timm and torchvision say it of theirs. A network that this library trained on CIFAR-10 says by its record, in the
-    folder, what it saw. Of others nobody says it, and ArgumentError is raised.
-    """
-    name = trained_on(folder)
-    if name != "cifar10":
-        return foreign_preparation(source, network)
-
-    def prepare(picture: Any) -> Tensor:
-        small = picture if picture.size == (32, 32) else picture.resize((32, 32), Image.Resampling.BICUBIC)
-        pixels = torch.from_numpy(np.array(small)).movedim(2, 0).contiguous()
-        return normalise(pixels[None], CIFAR10_MEAN, CIFAR10_STD)[0]
-
-    return prepare
-
-
-def trained_on(folder: Path | None) -> str | None:
-    """Returns the name of the data that a network in a folder was trained on; None if nothing says it."""
-    for file in () if folder is None else (folder / "card.json", folder / "record.json"):
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            return str((content.get("run") or content)["recipe"]["data"]["name"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return None

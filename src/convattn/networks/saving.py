@@ -14,7 +14,7 @@ from convattn.__about__ import __version__
 from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.files import new_folder, require_new_folder, write_atomically
-from convattn.layers import FrozenAttention
+from convattn.layers import FrozenAttention, RelativeAttention
 from convattn.networks.card import network_card
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.structure import describe_layers, describe_replaced, differences, put_layers
@@ -135,6 +135,13 @@ def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certif
     if missing is not None:
         wanted = f"that of this {type(network).__name__}, which has no {missing}"
         raise ArgumentError(f"certificate must be {wanted}, but is that of a {certificate.source}")
+    to_attention = certificate.direction == "network_to_attention"
+    for layer in certificate.layers:
+        attends = any(isinstance(module, RelativeAttention) for module in places[layer.name].modules())
+        if attends is not to_attention:
+            wanted = f"that of this {type(network).__name__}, where {layer.name or ITSELF} is"
+            wanted += " attention" if attends else " no attention"
+            raise ArgumentError(f"certificate must be {wanted}, but is that of {certificate.direction}")
 
 
 def _compare_with_new(network: nn.Module, source: str, options: dict[str, Any]) -> list[dict[str, Any]]:
