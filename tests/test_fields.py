@@ -104,7 +104,7 @@ def test_the_wrong_value_is_named_by_its_dotted_key(changes, message):
         read(Drawing, WHOLE | changes)
 
 
-def test_every_field_must_be_there_where_that_is_demanded():
+def test_every_field_must_be_there_where_that_is_required():
     with pytest.raises(ArgumentError, match=r"^frame is missing; it must be a table"):
         read(Drawing, WHOLE, complete=True)
     with pytest.raises(ArgumentError, match=r"^shapes\[0\]\.radius is missing; it must be a number of at least 0"):

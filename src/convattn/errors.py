@@ -47,13 +47,14 @@ __all__ = [
 ]
 
 
-def must_be(argument: str, expectation: str, value: object) -> str:
+def must_be(argument: str, expectation: str, value: object, *, because: str = "") -> str:
     """Returns a message about a wrong argument, in the form that every such message has.
 
     Args:
         argument: Name of the argument, as in the signature.
         expectation: What was expected, completing "must be …".
         value: What came; shown by `repr`.
+        because: Why, at the end.
 
     Returns:
         The message.
@@ -62,7 +63,7 @@ def must_be(argument: str, expectation: str, value: object) -> str:
         >>> must_be("stride", "an integer of at least 1", 0)
         'stride must be an integer of at least 1, but is 0'
     """
-    return f"{argument} must be {expectation}, but is {value!r}"
+    return f"{argument} must be {expectation}, but is {value!r}" + (f": {because}" if because else "")
 
 
 def must_be_a(argument: str, expectation: str, value: object) -> str:

@@ -207,7 +207,7 @@ MISTAKES = {
         ["convert", "run", "-o", "made", "--set", "width=4"],
         "--set is for a network of timm or",
     ),
-    "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder or a file that exists, but is"),
+    "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder or a file that exists"),
     "images of our own": (
         [*OWN, "--random-weights", "--images", "photos"],
         "pictures cannot be prepared for this ResNet",

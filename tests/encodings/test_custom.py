@@ -221,8 +221,8 @@ def test_what_could_not_be_loaded_is_not_saved(registered, tmp_path):
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("quadratic", Ring, "name must be one that is not taken, but 'quadratic' is the name of Quadratic"),
-        ("ring", Slope, "name must be one that is not taken, but 'ring' is the name of Ring"),
+        ("quadratic", Ring, "name must be new, but 'quadratic' is already the name of Quadratic"),
+        ("ring", Slope, "name must be new, but 'ring' is already the name of Ring"),
         ("two words", Ring, "name must be a name of letters, digits and underscores, but is 'two words'"),
         (3, Ring, "name must be a name of letters"),
         ("mine", near, "kind must be a subclass of Encoding that can be built, but is <function near"),

@@ -48,7 +48,8 @@ def test_softened_heads_have_the_same_centres():
 
 @pytest.mark.parametrize(("heads", "dims"), [(4, 1), (4, 2), (8, 2), (9, 3)])
 def test_heads_that_are_no_kernel_need_displacements(heads, dims):
-    expected = f"num_heads must be an odd number to the power of {dims}, or come with displacements, but is {heads}"
+    kind = "odd" if dims == 1 else rf"k \*\* {dims} with an odd k"
+    expected = f"num_heads must be {kind} unless displacements are given, but is {heads}"
     with pytest.raises(ArgumentError, match=expected):
         Shift(heads, dims)
     assert Shift(heads, dims, displacements=[[1] * dims] * heads).num_heads == heads

@@ -57,7 +57,7 @@ def test_soft_heads_are_no_convolution(change):
     layer.impl = "shift"
     with pytest.raises(
         ArgumentError,
-        match=r"impl='shift' needs hard heads: more than 1\.5e-08 of their attention falls outside one pixel",
+        match=r"impl='shift' needs hard heads, but more than 1\.5e-08 of a head's attention falls outside one pixel",
     ):
         layer(x)
 

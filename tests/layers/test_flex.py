@@ -162,7 +162,7 @@ def test_a_path_set_later_is_refused_when_it_cannot_compute_the_layer(change):
 def test_plan_names_the_path_and_never_takes_it_by_itself(device):
     plan = layer().plan((2, 3, 5, 7), device=device)
     assert plan.path == "flex"
-    assert plan.reason.startswith("demanded, in one kernel" if device == "cuda" else "demanded, without gradients")
+    assert plan.reason.startswith("requested, in one kernel" if device == "cuda" else "requested, without gradients")
     automatic = layer(impl="auto").plan((2, 3, 5, 7), device=device)
     assert automatic.path == "content"
     assert plan.flops == automatic.flops

@@ -32,7 +32,7 @@ def test_every_path_goes_through_the_contract(monkeypatch):
     """A case that demands a path gets it, and no path is without a case."""
     paths = [(case.options.get("impl", "auto"), planned(case).path) for case in LAYERS]
     assert {path for _, path in paths} == {"reference", "separable", "dense", "fourier", "shift", "content"}
-    assert all(demanded in ("auto", path) for demanded, path in paths)
+    assert all(requested in ("auto", path) for requested, path in paths)
     monkeypatch.setitem(SLOWNESS, "own channels", 0)
     assert all(planned(case).order == "values" for case in VALUES_FIRST)
 

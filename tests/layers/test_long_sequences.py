@@ -48,7 +48,7 @@ def test_cost_and_gradients_of_long_sequences(centres, sharpness):
     assert x.grad.isfinite().all()
 
 
-def test_hard_heads_that_lead_out_may_be_demanded_as_a_convolution():
+def test_hard_heads_that_lead_out_may_be_requested_as_a_convolution():
     hard = layer(-1, 0, 9, sharpness=128.0, impl="shift")
     x = torch.randn(1, 3, LONG)
     padded = torch.nn.functional.pad(x, (1, 9), mode="replicate")

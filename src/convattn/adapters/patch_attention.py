@@ -46,7 +46,7 @@ class PatchAttention(nn.Module):
         self.after = nn.Identity() if after is None else after
 
     def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
-        """Attends.
+        """Applies the attention to a batch of tokens.
 
         Args:
             tokens: Prefix tokens, then patches row by row.
@@ -120,7 +120,7 @@ class GatedPatchAttention(nn.Module):
         self.dropout, self.scale = layer.dropout, layer.scale
 
     def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
-        """Attends.
+        """Applies the attention to a batch of tokens.
 
         Args:
             tokens: Prefix tokens, then patches row by row.
@@ -147,8 +147,7 @@ class GatedPatchAttention(nn.Module):
     def position_layer(self) -> RelativeAttention2d:
         """Copies the attention by position into a layer from image of patches to image of patches, without content.
 
-        Its W_out is scaled by the share 1 − t_h of position. With closed gates it computes the same as this module does
-        at
+        Its W_out is scaled by the share 1 − t_h of position. With closed gates it computes what this module does at
         patches.
         """
         share = 1 - self._content_share().detach()

@@ -38,10 +38,9 @@ class TimmAttention(nn.Module):
     ) -> Float[Tensor, "batch tokens outputs"]:
         """Attends; a mask or causal attention raises ArgumentError."""
         if attn_mask is not None:
-            expectation = "None: heads that attend by position take no mask"
-            raise ArgumentError(must_be("attn_mask", expectation, type(attn_mask).__name__))
+            raise ArgumentError("attn_mask must be None: heads that attend by position take no mask")
         if is_causal:
-            raise ArgumentError(must_be("is_causal", "False: patches have no order in time", is_causal))
+            raise ArgumentError(must_be("is_causal", "False", is_causal, because="patches have no order in time"))
         return self.tokens(x)
 
 

@@ -36,8 +36,7 @@ class TransformersAttention(nn.Module):
         A mask, or a request for attention weights, raises ArgumentError.
         """
         if attention_mask is not None:
-            expectation = "None: heads that attend by position take no mask"
-            raise ArgumentError(must_be("attention_mask", expectation, type(attention_mask).__name__))
+            raise ArgumentError("attention_mask must be None: heads that attend by position take no mask")
         require_no_weights(options, self.config)
         return self.tokens(hidden_states), None
 
@@ -46,7 +45,7 @@ def require_no_weights(options: Mapping[str, Any], config: Any) -> None:
     """Raises ArgumentError if a call of attention, or the network's configuration, asks for attention weights."""
     if options.get("output_attentions") or getattr(config, "output_attentions", False):
         raise ArgumentError(
-            must_be("output_attentions", "False: the attention weights of all tokens are never computed", True)
+            must_be("output_attentions", "False", True, because="the weights of all tokens are never computed")
         )
 
 

@@ -54,20 +54,19 @@ def analyze(
         model: The network; it runs in evaluation mode, and its mode is put back.
         images: Prepared images, a batch or a sequence of single ones, which is read batch by batch; or token ids.
         layers: Names of the layers to measure, which `convattn.adapters.attention.attention_layers` lists. None for all
-            that can be: those without positions, as class attention, are passed over, and the report says which.
+            that can be: those without positions, such as class attention, are skipped, and the report says which.
         kernel_size: Taps along each axis of the convolutions that layers are compared with; odd, at least 1.
         radius: Largest displacement along each axis, in cells, at which the report holds mean weights; at least 0.
         controls: "shuffled images" and "untrained weights", or one of them, or none.
         progress: Whether to show a progress bar; on a terminal only.
-        partial: File for what was measured so far, which is there after an interruption. If it is there, the same call
-            goes on from it, once it has read the images measured again and found them the same; at the end it is
-            deleted.
+        partial: File for an interrupted analysis. If it exists, the same call first checks that the images are the
+            same, then goes on from it. At the end it is deleted.
 
     Returns:
         The report.
 
     Raises:
-        ArgumentError: The images are none, of several sizes, not what the network takes, or on the meta device; or
+        ArgumentError: There are no images, they differ in size, do not fit the network or are on the meta device; or
             another argument has a wrong value.
         CheckpointError: The partial file is of another analysis, or damaged.
         UnknownNameError: There is no such layer or control.

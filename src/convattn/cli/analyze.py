@@ -113,7 +113,8 @@ def analyze(  # noqa: PLR0913 - the options of the command
 def compare(first: Path, second: Path, /, *, output: OutputOrDefault = None, json: AsJson = False) -> int:
     """Compare two reports of `convattn analyze`: which heads have changed, and by more than chance.
 
-    Layers and heads are matched by their place. A difference is told if it is larger than three of its standard errors.
+    Layers and heads are matched by their place. A difference is reported if it is
+    larger than three of its standard errors.
 
     Args:
         first: Folder or report.json of a report.

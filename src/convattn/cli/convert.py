@@ -75,7 +75,7 @@ def convert(  # noqa: PLR0913 - the options of the command
             learn to open.
         head_width: Width of each head of a single layer, at least 1. Without it heads are wide enough to be exact.
         kernel_size: Taps per axis of the new convolutions. Without it each layer gets as many as it needs.
-        mass: Share in (0, 1) of each head's attention that a kernel may leave out. Default: what rounding hides.
+        mass: Share in (0, 1) of each head's attention that a kernel may leave out. Default: the rounding of the dtype.
         fold: Merge the batch normalisation or linear map after each new convolution into it.
         no_verify: Accept a folder whose files were changed after it was saved; without it such a folder is refused.
         dry_run: Write nothing, and show what would change and what it would cost.

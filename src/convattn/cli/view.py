@@ -86,10 +86,10 @@ def view(  # noqa: PLR0913 - the options of the command
         layer: Name of a layer to show; may be given more than once. Default: all.
         compare: What to show beside the network: untrained for the same network with drawn weights, converted for what
             conversion makes of it, or another source. May be given more than once.
-        kernel_size: Taps along each axis of a converted network of attention. Default: 3, and of heads that are taps of
-            convolutions already, those.
+        kernel_size: Taps along each axis of the convolutions that --compare converted makes. Default: 3; heads that are
+            taps already keep their kernel.
         report: Folder or report.json of `convattn analyze` on this network, whose numbers the page shows.
-        host: Address at which the server listens. Other machines reach it only at another address than this one.
+        host: Address at which the server listens: 127.0.0.1 is this machine only, 0.0.0.0 lets other machines in.
         port: Port at which the server listens; 0 takes any that is free.
         open_: Open the page in the browser.
         no_verify: Accept a folder whose files were changed after it was saved.

@@ -19,7 +19,7 @@ from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
 from convattn.layers import RelativeAttention
-from convattn.models.pretrained import network_folder, pretrained_names
+from convattn.models.pretrained import pretrained_names
 from convattn.networks import create_network
 from convattn.networks.image_files import Pictures, open_images, stack_images
 from convattn.networks.preparation import normalisation, preparation, trained_on

@@ -194,7 +194,7 @@ class Encoding(nn.Module, ABC):
         if displacement.numel() and not torch.compiler.is_compiling():  # a graph cannot look at values
             flat = displacement.detach().reshape(-1, self.dims)
             if not torch.isfinite(flat).all():
-                raise ArgumentError(must_be("displacement", "finite", "a tensor with inf or nan"))
+                raise ArgumentError("displacement must be finite, but holds inf or nan")
             self.require_span(flat.amin(0).tolist(), flat.amax(0).tolist())
 
     def _fitting(self, scores: Tensor, points: Sequence[int], displacement: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class GeneralizedQuadratic(Encoding):
 
     @property
     def precision(self) -> Float[Tensor, "heads dims dims"]:
-        """Σ⁻¹ = SᵀS per head, in 1/pixel². Assigning positive definite matrices writes `shape`; in place it raises."""
+        """Σ⁻¹ = SᵀS per head, in 1/pixel². Assign positive definite matrices; writing into it raises."""
         return computed(self.shape.mT @ self.shape, "precision", "shape")
 
     @precision.setter

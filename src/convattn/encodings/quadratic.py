@@ -80,7 +80,7 @@ class Quadratic(AxisAdditiveEncoding):
 
     @property
     def sharpness(self) -> Float[Tensor, " heads"]:
-        """α = ½·root² per head, in 1/pixel². Assigning a number or one per head writes the root; in place it raises."""
+        """α = ½·root² per head, in 1/pixel². Assign a number, or one per head; writing into it raises."""
         return computed(self.root_sharpness**2 / 2, "sharpness", "root_sharpness")
 
     @sharpness.setter

@@ -49,7 +49,7 @@ def register_encoding(name: str, kind: type[Encoding]) -> None:
         kind: A subclass of `Encoding`.
 
     Raises:
-        ArgumentError: The class is no such subclass, or the name is not a name, or taken.
+        ArgumentError: `kind` is not a subclass of `Encoding` that can be built, or `name` is no identifier or is taken.
 
     Example:
         >>> class Near(Encoding):
@@ -65,7 +65,7 @@ def register_encoding(name: str, kind: type[Encoding]) -> None:
         raise ArgumentError(must_be("name", "a name of letters, digits and underscores", name))
     there = _known.get(name, kind)
     if (there.__module__, there.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ArgumentError(f"name must be one that is not taken, but {name!r} is the name of {there.__qualname__}")
+        raise ArgumentError(f"name must be new, but {name!r} is already the name of {there.__qualname__}")
     _known[name] = kind
 
 

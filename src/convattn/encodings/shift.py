@@ -44,15 +44,15 @@ class Shift(AxisAdditiveEncoding):
                 there are heads, of the same odd size K along each axis, row by row around the query.
 
         Raises:
-            ArgumentError: A size or a displacement is not an integer in range, or the number of heads is no odd number
-                to the power of `dims` and no displacements are given.
+            ArgumentError: A size or a displacement is not an integer in range, or the number of heads is not k ** dims
+                with an odd k and no displacements are given.
             ShapeError: The displacements are not (heads, dims).
         """
         super().__init__(num_heads, dims)
         given = kernel_taps(self.num_heads, self.dims) if displacements is None else displacements
         if given is None:
-            expected = f"an odd number to the power of {dims}, or come with displacements"
-            raise ArgumentError(must_be("num_heads", expected, num_heads))
+            taps = "odd" if dims == 1 else f"k ** {dims} with an odd k"
+            raise ArgumentError(must_be("num_heads", f"{taps} unless displacements are given", num_heads))
         self._shifts = _read(given, self.num_heads, self.dims)
 
     @property

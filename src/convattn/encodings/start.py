@@ -1,4 +1,4 @@
-"""How many keys the heads attend to at the start, and the start of a table for encodings that begin flatter."""
+"""Counts the keys that heads attend to at the start, and gives flatter encodings the start of a table."""
 
 import math
 

@@ -35,6 +35,9 @@ from convattn.layers.arguments import fitting_path
 if TYPE_CHECKING:
     from convattn.layers.relative import RelativeAttention
 
+REQUESTED = "requested"
+"""Reason of a plan whose path was not chosen."""
+
 _HARD = 1 / 8
 """Share of the rounding of the softmax's dtype that a hard head may leak to other pixels."""
 
@@ -80,12 +83,12 @@ def work_of(
 
 
 def make_path(encoding: Encoding, work: Work, impl: str, dropout: float) -> Path:
-    """Chooses the path of a call and computes its weights; "shift" demanded of soft heads raises ArgumentError."""
+    """Chooses the path of a call and computes its weights; "shift" requested of soft heads raises ArgumentError."""
     if impl == "dense" or dropout:
-        reason = "demanded" if impl == "dense" else "dropout drops single weights, so each is computed"
+        reason = REQUESTED if impl == "dense" else "dropout drops single weights, so each is computed"
         return _dense(encoding, work, reason, dropout)
     if impl == "fourier":
-        return _fourier(encoding, work, "demanded")
+        return _fourier(encoding, work, REQUESTED)
     if isinstance(encoding, AxisAdditiveEncoding):
         return _fixed(encoding, work, impl) or _by_axis(encoding, work, impl)
     if _is_long(work) and (path := _long(encoding, work, _table(encoding, work).flatten(1), "one axis", impl)):
@@ -97,13 +100,13 @@ def make_path(encoding: Encoding, work: Work, impl: str, dropout: float) -> Path
 
 
 def _fixed(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path | None:
-    """Runs heads with fixed displacements as a convolution; None for other heads, or if a softmax is demanded."""
+    """Runs heads with fixed displacements as a convolution; None for other heads, or if a softmax is requested."""
     if not isinstance(encoding, Shift) or impl == "separable":
         return None
     shifts = Shifts(tuple(_within(displacement, work.axes) for displacement in encoding.displacements), leak=0.0)
     if impl != "shift" and not _compact(shifts):
         return None
-    reason = "demanded" if impl == "shift" else "each head looks at one displacement: a convolution"
+    reason = REQUESTED if impl == "shift" else "each head looks at one displacement: a convolution"
     return ShiftPath(name="shift", reason=reason, work=work, shifts=shifts)
 
 
@@ -118,17 +121,20 @@ def _by_axis(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path:
     with torch.autocast(work.device.type, enabled=False):
         tables = encoding.axis_tables(work.axes, work.softmax_dtype, work.device)
     if impl == "separable":
-        return _separable(encoding, work, tables, "demanded", impl)
+        return _separable(encoding, work, tables, REQUESTED, impl)
     most = torch.finfo(work.softmax_dtype).eps * _HARD
     learning = tuple(table for table in tables if table.requires_grad)
-    shifts = find_shifts(tables, work.axes, most) if all(map(can_be_read, tables)) else None
+    readable = all(map(can_be_read, tables))
+    shifts = find_shifts(tables, work.axes, most) if readable else None
     if impl == "shift":
         if shifts is None:
-            raise ArgumentError(
-                f"impl='shift' needs hard heads: more than {most:.2g} of their attention falls outside one pixel, or a"
-                " compiled graph cannot look; use impl='auto'"
+            reason = (
+                f"more than {most:.2g} of a head's attention falls outside one pixel"
+                if readable
+                else "a compiled graph, or torch.vmap over the parameters, cannot look at them"
             )
-        return ShiftPath(name="shift", reason="demanded", work=work, leak=shifts.leak, shifts=shifts, unmoved=learning)
+            raise ArgumentError(f"impl='shift' needs hard heads, but {reason}; use impl='auto'")
+        return ShiftPath(name="shift", reason=REQUESTED, work=work, leak=shifts.leak, shifts=shifts, unmoved=learning)
     if shifts is not None and (shifts.leak == 0 or not learning) and _compact(shifts):
         rest = f" (all but {shifts.leak:.2g} of its attention)" if shifts.leak else ""
         reason = f"each head looks at one pixel{rest}: a convolution"

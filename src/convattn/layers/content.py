@@ -34,7 +34,7 @@ class Content:
         position: Whether there is a content–position term q·Ŵr_δ; None adds it if the encoding has features r_δ.
         project_position: Whether Ŵ is learned per head; without it r_δ is used as is and must be key_width wide.
         content_bias: Whether there is a bias u of its own.
-        query_bias: Whether W_q has a bias, which then is both u and a position bias (as in the paper's
+        query_bias: Whether W_q has a bias, which then acts as both u and a position bias (as in the paper's
             networks).
         key_bias: Whether W_k has a bias; the softmax cancels it, but some networks have it.
     """

@@ -8,7 +8,7 @@ import torch
 
 from convattn.functional import Cost, Work
 from convattn.layers.arguments import image_shape, require_images
-from convattn.layers.choice import path_of, work_of
+from convattn.layers.choice import REQUESTED, path_of, work_of
 from convattn.records import Plan
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def describe_layer(
         return _describe_content(layer, work_of(layer, layer.values.factors(), x.shape, x.dtype, on, axes), sizes)
     if layer.impl == "reference":
         work = work_of(layer, layer.values.factors(), x.shape, x.dtype, on, axes)
-        return _plan(work, sizes, "reference", "weights", "demanded", work.reference(), bound=0.0)
+        return _plan(work, sizes, "reference", "weights", REQUESTED, work.reference(), bound=0.0)
     path, maps = path_of(layer, x.shape, x.dtype, on, axes)
     whole = maps.whole().detach()
     largest = 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
@@ -41,7 +41,7 @@ def _describe_content(layer: "RelativeAttention", work: Work, shape: tuple[int, 
     """Returns how a call with content is computed."""
     content = layer.content
     assert content is not None
-    path, reason = (layer.impl, "demanded") if layer.impl != "auto" else ("content", "the scores depend on the input")
+    path, reason = (layer.impl, REQUESTED) if layer.impl != "auto" else ("content", "the scores depend on the input")
     key_width = content.query.out_features // layer.num_heads
     along = [axis.highest - axis.lowest + 1 for axis in work.axes]
     features = content.uses_position

@@ -77,7 +77,7 @@ class FrozenAttention(HasKernel):
         return sum(ready.nbytes for ready in self._ready.values())
 
     def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
-        """Attends.
+        """Applies the attention to a batch of images.
 
         Args:
             x: Images (batch, in_channels, *spatial), in the dtype of the weights, or any under autocast.

@@ -48,7 +48,7 @@ def fuse(layer: _Layer, following: nn.Module) -> _Layer:
     Raises:
         UnsupportedModelError: One of the two is another module, or has hooks.
         ConversionError: The layer has groups, or the merged numbers are not finite in its dtype.
-        ArgumentError: `following` is no map of single pixels, or of another dtype or device; ShapeError if it takes
+        ArgumentError: `following` does not act on single pixels, or has another dtype or device; ShapeError if it takes
             another number of channels.
 
     Example:

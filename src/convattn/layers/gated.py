@@ -19,9 +19,8 @@ class GatedRelativeAttention(RelativeAttention, ABC):
     Adding the two scores lets the larger one drown the other; mixing the two distributions does not. Both have the same
     values W_h. The share s of position comes from one number per head:
 
-    - "sigmoid": s = σ(λ), λ = 1 at the start, a share of 0.73. Only rounding closes such a gate on
-      content, and then it has no gradient.
-    - "tanh": s = 1 − tanh(g), g = 0 at the start: closed on content exactly, and with a gradient, so that it can open.
+    - "sigmoid": s = σ(λ), λ = 1 at the start, a share of 0.73. s reaches 1 only by rounding, and then has no gradient.
+    - "tanh": s = 1 − tanh(g), g = 0 at the start: no content, exactly, and still a gradient, so that the gate can open.
       A step that moves g below 0 subtracts content; the rows of A still sum to one. At g = 0 exactly queries and keys
       have the gradient zero; they learn from the first step on that moves g.
 
@@ -55,14 +54,14 @@ class GatedRelativeAttention(RelativeAttention, ABC):
             out_channels: D_out ≥ 1.
             num_heads: N_h ≥ 1.
             encoding: Name of an encoding, an encoding for as many heads and axes, or a function of displacements.
-            gate: "sigmoid", or "tanh", which starts closed on content.
+            gate: "sigmoid", or "tanh", which starts without content.
             content: Terms of the content distribution; by default content–content alone.
             device: Where to put the parameters.
             dtype: Dtype of the parameters.
             **options: Further arguments of `RelativeAttention`.
 
         Raises:
-            ArgumentError: The content is not a `Content`, or FlexAttention is demanded, which has no gate; or as in
+            ArgumentError: The content is not a `Content`, or FlexAttention is requested, which has no gate; or as in
                 `RelativeAttention`.
             UnknownNameError: There is no such gate.
         """

@@ -33,7 +33,7 @@ _CONVOLUTION_PATHS = ("auto", "shift")
 class RelativeAttention(HasKernel, ABC):
     """Multi-head self-attention on a grid, whose heads score displacements: y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k].
 
-    A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores if demanded. Keys are the pixels of
+    A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores if requested. Keys are the pixels of
     the padded image; queries are the positions at which a convolution with the same arguments centres its window.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §2; `docs/theory.md` §1.
@@ -144,7 +144,7 @@ class RelativeAttention(HasKernel, ABC):
         self.to(device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
-        """Attends.
+        """Applies the attention to a batch of images.
 
         Args:
             x: Images (batch, in_channels, *spatial), in the dtype of the weights, or any under autocast.
@@ -168,7 +168,7 @@ class RelativeAttention(HasKernel, ABC):
 
     @property
     def impl(self) -> str:
-        """The demanded path, or "auto"; checked when it is assigned."""
+        """The requested path, or "auto"; checked when it is assigned."""
         return self._impl
 
     @impl.setter
@@ -192,7 +192,7 @@ class RelativeAttention(HasKernel, ABC):
 
         Raises:
             ShapeError: The shape is not one that `forward` takes.
-            ArgumentError: The shape is not whole numbers, or the path demanded cannot compute the layer as it is.
+            ArgumentError: The shape is not whole numbers, or the path requested cannot compute the layer as it is.
 
         Example:
             >>> from convattn.layers import RelativeAttention2d

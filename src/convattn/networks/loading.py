@@ -10,7 +10,7 @@ from torch import nn
 
 from convattn.convert import load_layer
 from convattn.convert.saved import KINDS
-from convattn.errors import ArgumentError, CheckpointError, must_be, must_be_a
+from convattn.errors import ArgumentError, CheckpointError, must_be_a
 from convattn.models import load_network as load_own_network
 from convattn.models.pretrained import network_folder
 from convattn.networks.saving import SCHEMA
@@ -116,7 +116,8 @@ def _build_architecture(
         return nn.Identity()  # a layer that is the network takes its place
     if config["source"] is None:
         raise ArgumentError(
-            must_be("model", f"given for {folder}: a {config['class']} as before its conversion, or its builder", None)
+            f"model must be given, because {folder} does not say what builds its network: a {config['class']} as it was"
+            " before its conversion, or a function that builds one"
         )
     try:
         return create_network(config["source"], config["options"])

@@ -68,7 +68,7 @@ class NetworkCertificate(Record):
         source: Class of the network converted.
         result: Class of the network made.
         dtype: Dtypes of its parameters, for instance "float32".
-        impl: Path demanded of attention layers that were made; None towards convolutions.
+        impl: Path requested of attention layers that were made; None towards convolutions.
         layers: The converted layers, in the order of their names in the network.
         left_alone: What was not converted.
         exact: Whether every converted layer is exact.

@@ -103,7 +103,7 @@ def test_refused_networks_and_those_without_convolution_have_a_line_too(here):
     }
 
 
-def test_a_layer_on_another_path_than_demanded_fails(here, monkeypatch):
+def test_a_layer_on_another_path_than_requested_fails(here, monkeypatch):
     monkeypatch.setattr(convert, "network_to_attention", as_planned)
     paths = convert.convert_family("here", "small")["paths"]
     assert (paths["auto"]["outcome"], paths["separable"]["outcome"]) == ("passed", "failed")

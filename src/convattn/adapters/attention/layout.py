@@ -55,7 +55,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention layer on one batch of images. Its tensors are the callback's for the length of the call.
+    """One attention layer on one batch of images. Its tensors are valid during the call: copy what you keep.
 
     `error` and `budget` are of the first image: weights × values against what the module itself computed, and how far
     rounding may move that (docs/theory.md §8).

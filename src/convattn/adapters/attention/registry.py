@@ -42,7 +42,7 @@ def register_attention(
     with values that follows. Their leading axes must be images, groups and heads, in this order, apart or as one.
 
     Args:
-        cls: The class of the attention module; its subclasses are not meant. A class may be registered again.
+        cls: The class of the attention module; subclasses are not included. Registering it again replaces its reader.
         read: Called with what was `Seen` of each call; returns the `Layout`, or raises UnsupportedModelError.
         pattern: What `attention_layers` says of it.
         heads_first: Whether the weights have their heads before their groups, and not after.

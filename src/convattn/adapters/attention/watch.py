@@ -30,7 +30,7 @@ def watch(
     Args:
         model: The network.
         images: What it is called with: a tensor of images or token ids, a tuple of arguments, or named arguments.
-        callback: Called with an `AttentionCall`; its tensors need not outlive the call.
+        callback: Called with an `AttentionCall`; its tensors are valid during the call: copy what you keep.
         layers: Names of the layers to read, or patterns as in `fnmatch`; None reads all that `attention_layers` does
             not refuse, and raises if another module attends.
         without: Names or patterns of layers whose weights are not computed; they run all the same.

@@ -73,7 +73,7 @@ class ConvolvedAttention(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch tokens width"], present: Bool[Tensor, "batch tokens"] | None = None
     ) -> Float[Tensor, "batch tokens outputs"]:
-        """Attends.
+        """Applies the attention to a batch of tokens.
 
         Args:
             tokens: Prefix tokens, then positions row by row.

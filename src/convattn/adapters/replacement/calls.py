@@ -27,7 +27,7 @@ class SequenceAttention(nn.Module):
         A mask that differs between queries, a cache, or a request for attention weights raises ArgumentError.
         """
         if options.get("past_key_values") is not None:
-            raise ArgumentError(must_be("past_key_values", "None: kernels see both sides of a token", "a cache"))
+            raise ArgumentError("past_key_values must be None, but a cache is given: kernels see both sides of a token")
         require_no_weights(options, self.config)
         return self.tokens(hidden_states, None if attention_mask is None else _present(attention_mask)), None
 
@@ -58,12 +58,12 @@ class TorchAttention(nn.Module):
                 "query, key and value must be one tensor: heads that average by position have no others"
             )
         if need_weights:
-            raise ArgumentError(must_be("need_weights", "False: the attention weights are never computed", True))
+            raise ArgumentError(must_be("need_weights", "False", True, because="weights are never computed"))
         for name, option in options.items():
             if name not in ("average_attn_weights", "is_causal") and option is not None:
-                raise ArgumentError(must_be(name, "None: no masks are taken here", type(option).__name__))
+                raise ArgumentError(f"{name} must be None, but is a {type(option).__name__}: no masks are taken here")
         if options.get("is_causal"):
-            raise ArgumentError(must_be("is_causal", "False: kernels see both sides of a token", True))
+            raise ArgumentError(must_be("is_causal", "False", True, because="kernels see both sides of a token"))
         return self.tokens(query), None
 
 

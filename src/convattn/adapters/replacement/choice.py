@@ -82,7 +82,7 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
         Pairs of a layer's name and the number of a head, to be given as `heads`.
 
     Raises:
-        ArgumentError: There are fewer heads, or `report` is none.
+        ArgumentError: `count` is larger than the number of heads, or `report` is not a HeadReport.
     """
     if not isinstance(report, HeadReport):
         raise ArgumentError(must_be_a("report", "a HeadReport", report))

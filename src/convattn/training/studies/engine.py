@@ -92,7 +92,7 @@ class LocalEngine(Engine):
                 process.wait()
 
     def _threads(self, run: PlannedRun, workers: int) -> int:
-        """Returns the threads of a run: as demanded, as the environment says, or by the size of its images."""
+        """Returns the threads of a run: as requested, as the environment says, or by the size of its images."""
         return self.threads or threads_given() or (1 if is_small(run.recipe) else max(1, _cores() // workers))
 
 
