@@ -118,7 +118,7 @@ VALUES = [
         "separable",
         "W_h in eight bits, where all heads are computed together",
         SEPARABLE,
-        "functional.separable.narrow:_side_by_side",
+        "functional.separable.bfloat16:_side_by_side",
         of_argument(0, eight_bits),
         dtype=torch.bfloat16,
     ),

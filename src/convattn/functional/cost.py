@@ -1,6 +1,6 @@
 """The cost of each way to compute an attention layer, in operations and memory, from sizes alone.
 
-Heads are assumed to be wide; narrow heads leave out keys and take fewer operations.
+Heads are assumed to see many pixels; those that see few leave out keys and take fewer operations.
 
 A multiplication and an addition count as two operations. Bytes are working memory beyond input, output and parameters.
 """

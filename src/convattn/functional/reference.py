@@ -43,7 +43,7 @@ def pad_keys(
     """
     if geometry.keeps_grid:
         return x
-    x = spread(x, geometry.input_dilation)
+    x = dilate(x, geometry.input_dilation)
     if all(pair == (0, 0) for pair in geometry.padding):
         return x
     slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
@@ -78,7 +78,7 @@ def query_pixels(
     return keys
 
 
-def spread(
+def dilate(
     x: Shaped[Tensor, "batch channels *spatial"], steps: Sequence[int]
 ) -> Shaped[Tensor, "batch channels *spread"]:
     """Puts step − 1 zeros between neighbouring pixels along each axis; returns `x` itself if every step is 1."""

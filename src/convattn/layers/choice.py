@@ -30,7 +30,7 @@ from convattn.functional import (
 from convattn.functional.cost import SLOWNESS
 from convattn.functional.derivatives import can_be_read, needs_own_operations
 from convattn.grid import Axis
-from convattn.layers.arguments import fitting_path
+from convattn.layers.checks import fitting_path
 
 if TYPE_CHECKING:
     from convattn.layers.relative import RelativeAttention

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from convattn.functional import Cost, Work
-from convattn.layers.arguments import image_shape, require_images
+from convattn.layers.checks import image_shape, require_images
 from convattn.layers.choice import REQUESTED, path_of, work_of
 from convattn.records import Plan
 

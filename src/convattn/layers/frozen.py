@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, Path
-from convattn.layers.arguments import require_images
+from convattn.layers.checks import require_images
 from convattn.layers.choice import path_of
 from convattn.layers.kernel import HasKernel
 from convattn.layers.relative import RelativeAttention

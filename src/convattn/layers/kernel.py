@@ -40,7 +40,7 @@ class HasKernel(nn.Module, ABC):
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """Pixels from one query to the next, or, transposed, from one pixel of the spread image to the next."""
+        """Pixels from one query to the next, or, transposed, from one pixel of the dilated image to the next."""
         spread = self.geometry.input_dilation
         return spread if max(spread) > 1 else self.geometry.stride
 

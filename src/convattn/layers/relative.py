@@ -13,12 +13,12 @@ from convattn.errors import ArgumentError, must_be
 from convattn.functional import WindowConvolution, attend, pad_keys, position_share, window_convolution
 from convattn.functional.derivatives import can_be_read
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists
-from convattn.layers.arguments import fitting_encoding, fitting_path, is_window, require_images, require_sizes
+from convattn.layers.checks import fitting_encoding, fitting_path, is_window, require_images, require_sizes
 from convattn.layers.choice import path_of
 from convattn.layers.content import Content, ContentScores
 from convattn.layers.description import describe_layer
 from convattn.layers.kernel import HasKernel
-from convattn.layers.options import layer_options, printed_options
+from convattn.layers.rebuild import layer_options, printed_options
 from convattn.layers.values import make_values
 from convattn.layers.weights import explicit_weights
 from convattn.records import Plan

@@ -7,8 +7,8 @@ A_h = A_h,rows ⊗ A_h,cols (`docs/theory.md` §4), and y = Σ_h W_h A_h,rows A_
     (rows, cols, channels) →  (rows_out, cols, …) → (rows_out, cols_out, …) →  (pixels_out, outputs)
 
 Intermediate results are computed for images and tiles that fit the cache, over the keys that matter to the tile's
-queries, and computed again for gradients. In bfloat16 on a CPU all heads are computed together (`narrow.py`). One axis
-that holds all pixels is the general case of weights that are not a product.
+queries, and computed again for gradients. In bfloat16 on a CPU all heads are computed together (`bfloat16.py`). One
+axis that holds all pixels is the general case of weights that are not a product.
 """
 
 from convattn.functional.separable.values_first import values_first_attention

@@ -21,7 +21,7 @@ def values_first_attention(
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Attends with weights A_h = A_h,1 ⊗ … ⊗ A_h,n: y[q] = Σ_h W_out,h Σ_k A_h[q, k] W_val,h x[k].
 
-    It is faster if heads are narrow, or if there are fewer output than input channels.
+    It is faster if heads have few channels, or if there are fewer output than input channels.
 
     Args:
         weights: For each axis, (heads, queries, keys).

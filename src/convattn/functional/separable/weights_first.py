@@ -13,8 +13,8 @@ from torch import Tensor
 
 from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
 from convattn.functional.reference import join_axes
+from convattn.functional.separable.bfloat16 import bfloat16_attention
 from convattn.functional.separable.heads import add_head, head_backward, head_weight_backward
-from convattn.functional.separable.narrow import narrow_attention
 from convattn.functional.separable.products import attention_as_products
 from convattn.functional.separable.tiles import QueryTile, Workspace, chunks, mix, mix_backward, tiles_of_all_axes
 
@@ -48,7 +48,7 @@ def separable_attention(
         y = separable_attention([join_axes(weights)], keys.flatten(2), maps, groups)
         return y.unflatten(2, [weight.shape[1] for weight in weights])
     if groups == 1 and len(weights) < 3 and _in_bfloat16(keys) and not needs_own_operations(keys, maps, *weights):
-        return narrow_attention(weights, keys, maps)
+        return bfloat16_attention(weights, keys, maps)
     weights = [weight.to(keys.dtype) for weight in weights]
     narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
     in_graph = torch.compiler.is_compiling() or torch.is_autocast_enabled(keys.device.type)

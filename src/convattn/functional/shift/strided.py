@@ -11,7 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.reference import spread
+from convattn.functional.reference import dilate
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
@@ -68,7 +68,7 @@ def convolve_transposed(
     compute = _TRANSPOSED[len(stride)]
     if not (torch.is_grad_enabled() and _meets_the_fault(kernel, stride, padding)):
         return compute(x, kernel, bias, stride, padding, extra, groups, dilation)
-    y = spread(compute(x, kernel, groups=groups), stride)
+    y = dilate(compute(x, kernel, groups=groups), stride)
     y = functional.pad(y, [pixels for more in reversed(extra) for pixels in (0, more)])
     return y if bias is None else y + bias.view(-1, *(1,) * len(stride))
 

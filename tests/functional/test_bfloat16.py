@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from convattn.functional import separable_attention
-from convattn.functional.separable import narrow, weights_first
+from convattn.functional.separable import bfloat16, weights_first
 from convattn.testing.budget import assert_within_budget
 from convattn.testing.convolutions import farthest
 
@@ -56,8 +56,8 @@ def gradients(compute, values, *, autocast=True):
 @every_size
 def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, monkeypatch):
     values = inputs(queries, keys)
-    monkeypatch.setattr(narrow, "_ALIGNED", 1)
-    monkeypatch.setattr(narrow, "_CACHE", images * 88 * HEADS * 4 * 2)  # images of at most 88 pixels in bfloat16
+    monkeypatch.setattr(bfloat16, "_ALIGNED", 1)
+    monkeypatch.setattr(bfloat16, "_CACHE", images * 88 * HEADS * 4 * 2)  # images of at most 88 pixels in bfloat16
     actual = gradients(attended, values)
     exact = gradients(products, [value.double() for value in values], autocast=False)
     roads = [gradients(road, values) for road in (products, rows_last)]
@@ -97,7 +97,7 @@ def test_gradients_can_be_differentiated_again(queries, keys):
 def test_pixels_that_need_no_gradient_are_not_backpropagated_to(monkeypatch):
     keys, maps, *weights = inputs((5, 7), (5, 7))
     maps.requires_grad_()
-    monkeypatch.setattr(narrow._Means, "rows_backward", None)  # calling it would fail
+    monkeypatch.setattr(bfloat16._Means, "rows_backward", None)  # calling it would fail
     with torch.autocast("cpu", torch.bfloat16):
         attended(keys, maps, *weights).sum().backward()
     assert maps.grad is not None
@@ -107,7 +107,7 @@ def test_pixels_that_need_no_gradient_are_not_backpropagated_to(monkeypatch):
     ("groups", "axes", "dtype"), [(2, 2, torch.bfloat16), (1, 3, torch.bfloat16), (1, 2, torch.float16)], ids=str
 )
 def test_other_calls_are_plain_products(groups, axes, dtype, monkeypatch):
-    monkeypatch.setattr(weights_first, "narrow_attention", None)
+    monkeypatch.setattr(weights_first, "bfloat16_attention", None)
     keys = numbers(2, 4, *(9,) * axes)
     maps, weights = numbers(HEADS, 6, 4 // groups), [numbers(HEADS, 9, 9).softmax(-1)] * axes
     with torch.autocast("cpu", dtype):

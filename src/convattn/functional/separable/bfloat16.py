@@ -32,13 +32,13 @@ _ALIGNED = 32
 """Images times channels is a multiple of this: other products take up to three times as long (oneDNN, AMX)."""
 
 
-def narrow_attention(
+def bfloat16_attention(
     weights: Sequence[Float[Tensor, "heads _ _"]],
     keys: Float[Tensor, "batch channels *spatial"],
     maps: Float[Tensor, "heads outputs channels"],
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes `separable_attention` along one or two axes in bfloat16, with gradients in the dtypes given."""
-    return _Narrow.apply(keys.bfloat16(), maps, *weights).movedim(-1, 1)
+    return _Bfloat16.apply(keys.bfloat16(), maps, *weights).movedim(-1, 1)
 
 
 class _Means:
@@ -110,7 +110,7 @@ class _Means:
         return rows.view(len(rows), self.heads, -1).transpose(0, 1)
 
 
-class _Narrow(torch.autograd.Function):
+class _Bfloat16(torch.autograd.Function):
     """Attends along each axis, then applies all heads' matrices at once."""
 
     @staticmethod
@@ -169,6 +169,6 @@ def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs in
 
 
 def _as_products(dtype: torch.dtype, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
-    """Computes what `_Narrow` does, in operations that torch can differentiate."""
+    """Computes what `_Bfloat16` does, in operations that torch can differentiate."""
     y = attention_as_products([weight.to(dtype) for weight in weights], pixels, maps.to(dtype), groups=1)
     return y.movedim(1, -1)

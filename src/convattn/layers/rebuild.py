@@ -1,4 +1,4 @@
-"""The arguments of a layer, to rebuild it and to print it."""
+"""What rebuilds a layer: its arguments, as JSON types and for printing."""
 
 from typing import TYPE_CHECKING, Any
 
