@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from convattn.encodings import LearnedAxial
+from convattn.encodings import GeneralizedQuadratic, LearnedAxial, LearnedTable
 from convattn.functional.rounding import rounded_differently, rounding_budget
 from convattn.layers import (
     Content,
@@ -75,6 +75,7 @@ PIECES = {
     "a volume": (RelativeAttention3d, "sinusoidal", (2, 3, 4), {}),
     "strides": (RelativeAttention2d, "quadratic", (7, 9), {"kernel_size": 3, "stride": 2, "padding": 1}),
     "a gate": (GatedRelativeAttention2d, "quadratic", (5, 7), {}),
+    "a gate, scores of all axes at once": (GatedRelativeAttention2d, "generalized_quadratic", (5, 7), {}),
     "groups": (RelativeAttention2d, "quadratic", (5, 7), {"groups": 2}),
 }
 
@@ -114,12 +115,17 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "spatial"),
-    [(RelativeAttention2d, (16, 16)), (RelativeAttention1d, (256,)), (RelativeAttention2d, (1, 256))],
+    ("kind", "spatial", "encoding"),
+    [
+        (RelativeAttention2d, (16, 16), LearnedAxial(2, 2, extent=16, width=3)),
+        (RelativeAttention2d, (16, 16), GeneralizedQuadratic(2, 2)),
+        (GatedRelativeAttention2d, (16, 16), LearnedTable(2, 2, extent=16)),
+        (RelativeAttention1d, (256,), LearnedAxial(2, 1, extent=256, width=3)),
+        (RelativeAttention2d, (1, 256), LearnedAxial(2, 2, extent=256, width=3)),
+    ],
 )
-def test_an_image_that_does_not_fit_is_computed_in_pieces_that_do(kind, spatial, gradients, monkeypatch):
+def test_an_image_that_does_not_fit_is_computed_in_pieces_that_do(kind, spatial, encoding, gradients, monkeypatch):
     monkeypatch.setattr(MODULE, "PIECE_BYTES", 1 << 17)
-    encoding = LearnedAxial(2, len(spatial), extent=max(spatial), width=3)
     layer, x = kind(4, 5, 2, encoding, content=NARROW), torch.randn(1, 4, *spatial, requires_grad=gradients)
     whole = 2 * 256 * 256 * 4
     with Largest() as met, torch.set_grad_enabled(gradients):

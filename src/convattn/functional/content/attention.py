@@ -77,12 +77,8 @@ def content_attention(
         if folded < apart:
             content, position = fold(content, position, len(maps), keys.dtype)
         work = _Call(axes, content, position, maps, groups, share, dropout)
-        shared = work.shared_scores()
-    if share is not None and shared is not None:
-        shared = attention_weights(shared)
-    step, rows = work.images_and_rows(keys)
-    with torch.autocast(keys.device.type, enabled=False):
-        along = work.along_axes(rows, keys.device)
+        step, rows = work.images_and_rows(keys)
+        shared, along = work.shared(rows), work.along_axes(rows, keys.device)
     parts = [work.attend(part, shared, along, rows) for part in keys.split(step)]
     y = torch.cat(parts) if len(parts) > 1 else parts[0]
     return y.unflatten(-1, [len(axis.queries) for axis in axes])
@@ -129,23 +125,34 @@ class _Call:
         images = PIECE_BYTES // max(1, (queries * numbers + width * pixels) * size)
         return max(1, images), rows if images else max(1, PIECE_BYTES // max(1, queries // rows * numbers * size))
 
-    def shared_scores(self) -> Float[Tensor, "heads queries keys"] | None:
-        """Looks up the position scores of every query and key, unless they are sums over axes."""
-        return None if self.by_axis else displacement_scores(self.position.scores[0], self.axes)
+    def shared(self, rows: int) -> Float[Tensor, "heads queries keys"] | None:
+        """Looks up what all images share; None if it is a sum over axes, or if pieces look up their own rows."""
+        if self.by_axis or rows < len(self.axes[self.row_axis].queries):
+            return None
+        return self.shared_by(self.axes)
+
+    def shared_by(self, some: Sequence[Axis]) -> Float[Tensor, "heads queries keys"]:
+        """Looks up the position scores of some queries along each axis and every key; of a gate weights."""
+        scores = displacement_scores(self._window(self.position.scores[0], some), some)
+        return scores if self.share is None else attention_weights(scores)
+
+    def _window(self, table: Tensor, some: Sequence[Axis]) -> Float[Tensor, "heads_or_one *_"]:
+        """Takes the displacements of some queries from a table of all displacements, (heads, *displacements, …)."""
+        for dim, (axis, part) in enumerate(zip(self.axes, some, strict=True), start=1):
+            table = table.narrow(dim, part.lowest - axis.lowest, part.highest - part.lowest + 1)
+        return table
 
     def along_axes(self, rows: int, device: torch.device) -> list[_Along | None]:
         """Looks up what belongs to each axis; None for `row_axis` where pieces look up their own rows."""
-        every = [range(len(axis.queries)) for axis in self.axes]
-        pieces = rows < len(every[self.row_axis])
+        pieces = rows < len(self.axes[self.row_axis].queries)
         return [
-            None if pieces and number == self.row_axis else self.along_axis(number, numbers, device)
-            for number, numbers in enumerate(every)
+            None if pieces and number == self.row_axis else self.along_axis(number, axis, device)
+            for number, axis in enumerate(self.axes)
         ]
 
-    def along_axis(self, number: int, queries: range, device: torch.device) -> _Along:
-        """Looks up features and scores of some queries, by number, and every key along one axis; of a gate weights."""
+    def along_axis(self, number: int, some: Axis, device: torch.device) -> _Along:
+        """Looks up features and scores of some queries and every key along one axis; of a gate weights."""
         axis = self.axes[number]
-        some = Axis(axis.queries[queries.start : queries.stop], axis.keys)
         index, seen = some.index(device), slice(some.lowest - axis.lowest, some.highest - axis.lowest + 1)
         windows = self.position.features[number][:, seen][:, index] if self.features_by_axis else None
         if not self.by_axis:
@@ -170,8 +177,8 @@ class _Call:
             query = query if bias is None else query + (bias * scale).to(wide)[:, None]
         pixels, again = pixels_last(keys), torch.is_grad_enabled() and not needs_own_operations()
         parts = []
-        for piece in self._pieces(query, seeing, shared, rows):
-            arguments = (key, pixels, along, *piece)
+        for piece in self._pieces(query, seeing, rows):
+            arguments = (key, pixels, along, shared, *piece)
             if again:
                 mixed = checkpoint(self._mix, *arguments, use_reentrant=False, preserve_rng_state=self.dropout > 0)
                 assert isinstance(mixed, Tensor)
@@ -180,36 +187,33 @@ class _Call:
             parts.append(self._combine(mixed))
         return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
 
-    def _pieces(
-        self, query: Tensor, seeing: Tensor, shared: Tensor | None, rows: int
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, list[range]]]:
-        """Splits what belongs to queries along `row_axis`, and adds the numbers of the queries along each axis."""
-        every, axis = [range(len(axis.queries)) for axis in self.axes], self.row_axis
-        row = query.shape[2] // len(every[axis])
-        some = [every[axis][first : first + rows] for first in range(0, len(every[axis]), rows)]
-        lengths = [len(numbers) * row for numbers in some]
-        scores = [None] * len(some) if shared is None else shared.split(lengths, 1)
-        parts = zip(some, query.split(lengths, 2), seeing.split(lengths, 2), scores, strict=True)
-        for numbers, queries, seen, around in parts:
-            yield queries, seen, around, [numbers if n == axis else whole for n, whole in enumerate(every)]
+    def _pieces(self, query: Tensor, seeing: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, list[Axis]]]:
+        """Splits what belongs to queries along `row_axis`, and adds the axes with these queries."""
+        queries, keys = self.axes[self.row_axis].queries, self.axes[self.row_axis].keys
+        parts = [Axis(queries[first : first + rows], keys) for first in range(0, len(queries), rows)]
+        lengths = [len(part.queries) * (query.shape[2] // len(queries)) for part in parts]
+        for part, own, seen in zip(parts, query.split(lengths, 2), seeing.split(lengths, 2), strict=True):
+            yield own, seen, [part if n == self.row_axis else axis for n, axis in enumerate(self.axes)]
 
     def _mix(
         self,
         key: Tensor,
         pixels: Tensor,
         given: Sequence[_Along | None],
+        shared: Tensor | None,
         query: Tensor,
         seeing: Tensor,
-        shared: Tensor | None,
-        numbers: Sequence[range],
+        some: Sequence[Axis],
     ) -> Float[Tensor, "images heads queries channels"]:
-        """Takes the weighted means of the pixels, for queries of these numbers along each axis."""
+        """Takes the weighted means of the pixels, for some queries along each axis."""
         with torch.autocast(pixels.device.type, enabled=False):
             along = [
-                self.along_axis(number, numbers[number], key.device) if pair is None else pair
+                self.along_axis(number, some[number], key.device) if pair is None else pair
                 for number, pair in enumerate(given)
             ]
-            scores = self._scores(query, key, seeing, along, numbers)
+            if shared is None and not self.by_axis:
+                shared = self.shared_by(some)
+            scores = self._scores(query, key, seeing, along, some)
             if self.share is None:
                 weights = attention_weights(scores if shared is None else scores + shared)
             else:
@@ -219,7 +223,7 @@ class _Call:
         return torch.matmul(weights.flatten(1, 2), pixels).unflatten(1, weights.shape[1:3])
 
     def _scores(
-        self, query: Tensor, key: Tensor, seeing: Tensor, along: Sequence[_Along], numbers: Sequence[range]
+        self, query: Tensor, key: Tensor, seeing: Tensor, along: Sequence[_Along], some: Sequence[Axis]
     ) -> Float[Tensor, "images heads queries keys"]:
         """Adds up all terms of the scores except the shared ones."""
         # `seeing` is multiplied with the features: the queries, or the pixels, which are the same for all heads.
@@ -229,10 +233,11 @@ class _Call:
             scores = query @ key.mT
         features = self.position.features
         if features and not self.features_by_axis:
-            seen = seeing @ features[0].mT
-            index = _flat_index(self.axes, numbers, seen.device).expand(*seen.shape[:2], -1, -1)
+            whole = features[0].unflatten(1, [axis.highest - axis.lowest + 1 for axis in self.axes])
+            seen = seeing @ self._window(whole, some).flatten(1, -2).mT
+            index = _flat_index(some, seen.device).expand(*seen.shape[:2], -1, -1)
             scores = _add(scores, seen.gather(-1, index))
-        by_axis, sizes = scores.unflatten(-1, [axis.keys for axis in self.axes]), [len(part) for part in numbers]
+        by_axis, sizes = scores.unflatten(-1, [axis.keys for axis in self.axes]), [len(axis.queries) for axis in some]
         for number, (windows, table) in enumerate(along):
             term = None if windows is None else self._along(number, seeing, windows, sizes)
             if table is not None and self.share is None:
@@ -267,12 +272,11 @@ def _add(scores: Tensor, term: Tensor) -> Float[Tensor, "..."]:
     return scores + term if apart else scores.add_(term)
 
 
-def _flat_index(axes: Sequence[Axis], numbers: Sequence[range], device: torch.device) -> Int[Tensor, "queries keys"]:
+def _flat_index(axes: Sequence[Axis], device: torch.device) -> Int[Tensor, "queries keys"]:
     """Returns the place of each query and key's displacement in a flattened table of all displacements."""
     index = torch.zeros(1, 1, dtype=torch.long, device=device)
-    for axis, queries in zip(axes, numbers, strict=True):
-        own = axis.index(device)[queries.start : queries.stop]
-        along = rearrange(own, "queries keys -> 1 queries 1 keys")
+    for axis in axes:
+        along = rearrange(axis.index(device), "queries keys -> 1 queries 1 keys")
         index = index[:, None, :, None] * len(axis.displacements()) + along
         index = index.flatten(2).flatten(0, 1)
     return index
