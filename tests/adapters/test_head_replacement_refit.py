@@ -163,6 +163,10 @@ def test_modes_and_random_numbers_stay():
         (torch.zeros(6, 1, 20, 28), "refit must fit both networks"),
         (torch.zeros(6, 3, 28, 20), "refit must fit both networks"),
         (torch.full((6, 3, 20, 28), torch.nan), "refit must give finite outputs in both networks"),
+        (  # the fifth of these is held out; the first is fitted to
+            torch.cat([torch.full((1, 3, 20, 28), torch.nan), torch.zeros(5, 3, 20, 28)]),
+            "refit must give finite outputs in both networks",
+        ),
     ],
 )
 def test_bad_images_are_refused(refit, message):
@@ -170,6 +174,18 @@ def test_bad_images_are_refused(refit, message):
     with pytest.raises(ArgumentError) as error:
         replace_convolutional_heads(network, report, heads=every_head(report), refit=refit)
     assert message in str(error.value)
+
+
+def test_autocast_does_not_hide_a_fit():
+    network, report, x = measured("timm")
+    plain, record = replace_convolutional_heads(network, report, heads=every_head(report), refit=x)
+    with torch.autocast("cpu", torch.bfloat16):
+        made, same = replace_convolutional_heads(network, report, heads=every_head(report), refit=x)
+    assert record.refinement is not None
+    assert same.refinement == record.refinement
+    assert any(layer.kept for layer in record.refinement.layers)
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(made.state_dict()[name], tensor)
 
 
 def test_layers_without_an_output_matrix_are_refused():

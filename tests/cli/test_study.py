@@ -57,6 +57,10 @@ def test_failing_runs_are_named_with_their_last_line(capsys):
         (["--seeds", "one"], "--seeds must be whole numbers separated by commas, but is 'one'"),
         (["--set", "epochs"], "--set must be of the form KEY=VALUE, but is 'epochs'"),
         (["--grid", "=3"], "--grid must be of the form KEY=VALUE, but is '=3'"),
+        (
+            ["--grid", "model.heads=2", "--grid", "model.heads=3"],
+            "--grid model.heads is given more than once: give all",
+        ),
         (["--address", "auto"], "--address needs --engine ray"),
         (["--workers", "0"], "workers must be at least 1, but is 0"),
         (["--baseline", "resnet"], "unknown baseline 'resnet'"),

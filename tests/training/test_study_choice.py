@@ -101,6 +101,8 @@ def test_variant_that_failed_is_not_chosen_and_stays_in_the_record(tmp_path):
         "3e-3": ("cannot do epoch 0",),
         "9e-3": (),
     }
+    warned = run(tmp_path / "table", seeds=(0,), chosen=tmp_path / "search").warnings
+    assert f"{NAME}: {KEY}=3e-3 was not eligible, because a run of it failed" in warned
     record = StudyRecord.load(tmp_path / "search" / "study.json")
     dataclasses.replace(record, groups=()).save(tmp_path / "search" / "study.json")
     with pytest.raises(CheckpointError, match=f"^no variant of {NAME} has finished all of its runs"):
@@ -121,6 +123,28 @@ def test_wrong_searches_are_refused_before_anything_runs(search, tmp_path):
     with pytest.raises(ArgumentError, match=r"^chosen must be a study of runs with data\.held_out, but is "):
         run(tmp_path / "table", chosen=tmp_path)
     assert not (tmp_path / "table").exists()
+
+
+def test_a_search_without_a_grid_is_refused(tmp_path):
+    run(tmp_path / "search", seeds=(0,), overrides={"data.held_out": "400"})
+    with pytest.raises(ArgumentError, match=r"^chosen must be a study with a grid, but is "):
+        run(tmp_path / "table", chosen=tmp_path / "search")
+
+
+def test_damaged_searches_are_refused_and_what_is_not_finite_is_not_chosen(search, tmp_path):
+    place = with_accuracies(search, tmp_path, float("nan"), 0.25, 0.5)
+    assert read_search(place)[1].choices[0].values == {KEY: "9e-3"}
+    for item in search[1].runs:
+        (place / item.folder).unlink()
+    with pytest.raises(CheckpointError, match=r"^cannot read a run of the study .*: .*No such file"):
+        run(tmp_path / "table", chosen=place)
+    for change, message in (
+        ({"runs": ()}, "is damaged: it lists no run of"),
+        ({"data": None}, "^no run of .* finished"),
+    ):
+        dataclasses.replace(search[1], **change).save(place / "study.json")
+        with pytest.raises(CheckpointError, match=message):
+            run(tmp_path / "table", chosen=place)
 
 
 def test_search_whose_runs_changed_is_refused(search, tmp_path):

@@ -69,6 +69,10 @@ def test_command_repeats_the_recipe(tmp_path):
         ({"grid": {"seed": ("3",)}}, "^seed cannot be set in a study: use seeds$"),
         ({"grid": {"model.heads": ("3", "3")}}, r"^grid model\.heads must be at least one value, each once"),
         ({"grid": {"model.heads": ("3",)}, "overrides": {"model.heads": "4"}}, "is in overrides and in grid"),
+        (
+            {"grid": {"optim.learning_rate": ("3e-3", "0.003")}},
+            r"=3e-3\] and .*=0\.003\] are the same run: leave one out$",
+        ),
         ({"recipes": (RECIPE, RECIPE)}, f"^two recipes are called {RECIPE}: {RECIPE} and {RECIPE}; rename one$"),
     ],
 )

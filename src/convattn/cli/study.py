@@ -64,6 +64,10 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     Returns:
         0, or 1 if a run failed.
     """
+    keys = [text.partition("=")[0] for text in grid]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ArgumentError(f"--grid {key} is given more than once: give all of its values at once")
     numbers, changes, variants = _read_seeds(seeds), key_values(overrides, "--set"), key_values(grid, "--grid")
     folder = Path("study") if output is None else output
     made = _make_engine(engine, workers, threads, address)

@@ -20,6 +20,8 @@ _BATCH = 16
 _HELD_OUT = 5
 """One of this many images is held out."""
 
+_NOT_FINITE = "{} must give finite outputs in both networks, but some are not finite"
+
 
 def require_batch(name: str, images: object) -> None:
     """Raises ArgumentError unless `images`, the argument `name`, are a tensor of enough images with values."""
@@ -72,14 +74,28 @@ def fit_layers(
     Raises:
         ArgumentError: A network does not take the images, or gives numbers that are not finite.
     """
+    with torch.autocast(images.device.type, enabled=False):  # it would go on with the weights before a fit
+        return _fit_layers(model, teacher, layers, images, output, ridge, argument, left_alone)
+
+
+def _fit_layers(
+    model: nn.Module,
+    teacher: nn.Module,
+    layers: Mapping[str, Fitted],
+    images: Tensor,
+    output: Callable[[nn.Module, Tensor], Tensor],
+    ridge: float,
+    argument: str,
+    left_alone: Sequence[LeftAlone],
+) -> Refinement:
     held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
     fit, rest = images[~held], images[held]
     _require_fit(argument, rest[:1], model, teacher)
     before = _end_to_end(model, teacher, rest, output)
     if not math.isfinite(before[0]):
-        raise ArgumentError(f"{argument} must give finite outputs in both networks, but some are not finite")
+        raise ArgumentError(_NOT_FINITE.format(argument))
     order = shapes_met(model, Arguments((fit[:1],), {}, "one of the images"), layers)
-    fitted = [_fit_layer(model, teacher, layers[place], fit, rest, ridge) for place in order]
+    fitted = [_fit_layer(model, teacher, layers[place], fit, rest, ridge, argument) for place in order]
     after = _end_to_end(model, teacher, rest, output)
     return Refinement(
         layers=tuple(fitted),
@@ -106,7 +122,7 @@ def _require_fit(argument: str, image: Tensor, *networks: nn.Module) -> None:
 
 
 def _fit_layer(
-    model: nn.Module, teacher: nn.Module, fitted: Fitted, fit: Tensor, rest: Tensor, ridge: float
+    model: nn.Module, teacher: nn.Module, fitted: Fitted, fit: Tensor, rest: Tensor, ridge: float, argument: str
 ) -> RefinedLayer:
     """Fits one layer, and undoes the fit if it does not help."""
     layer, target = fitted.layer, fitted.target
@@ -114,6 +130,8 @@ def _fit_layer(
     before, scale = _distance(_outputs_and_targets(model, teacher, layer, target, rest))
     for x, made, wanted in _outputs_and_targets(model, teacher, layer, target, fit):
         equations.add(x, wanted - made)
+    if not equations.finite:
+        raise ArgumentError(_NOT_FINITE.format(argument))
     equations.solve(ridge)
     after, _ = _distance(_outputs_and_targets(model, teacher, layer, target, rest))
     kept = after < before

@@ -40,6 +40,11 @@ class NormalEquations:
         self._squares += features.mT @ features
         self._products += features.mT @ wanted
 
+    @property
+    def finite(self) -> bool:
+        """Whether all sums are finite."""
+        return bool(self._squares.isfinite().all() and self._products.isfinite().all())
+
     def solve(self, ridge: float) -> None:
         """Moves weights and bias to the minimum of ‖R − X ΔW‖² + μ‖ΔW‖², μ = ridge · trace(XᵀX) / unknowns."""
         layer, squares = self.layer, self._squares

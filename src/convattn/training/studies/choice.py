@@ -1,6 +1,7 @@
 """Takes the best variant of each recipe from a study on held-out images."""
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ def read_search(folder: str | os.PathLike[str]) -> tuple[StudyRecord, StudySearc
     """
     file = Path(folder) / "study.json"
     record = StudyRecord.load(file)
+    if record.data is None:
+        raise CheckpointError(f"no run of {folder} has finished, so nothing can be chosen")
     if record.measured != "validation":
         raise ArgumentError(must_be("chosen", "a study of runs with data.held_out", str(folder)))
     candidates: dict[str, list[StudyCandidate]] = {}
@@ -32,6 +35,8 @@ def read_search(folder: str | os.PathLike[str]) -> tuple[StudyRecord, StudySearc
         group = next((group for group in record.groups if group.label == label), None)
         failed = tuple(item.reason for item in record.failures if item.label == label)
         candidates.setdefault(name, []).append(StudyCandidate(values, group and group.accuracy, failed))
+    if all(not item.values for found in candidates.values() for item in found):
+        raise ArgumentError(must_be("chosen", "a study with a grid", str(folder)))
     choices = tuple(_choose(name, found) for name, found in candidates.items())
     return record, StudySearch(record.command, hashlib.sha256(file.read_bytes()).hexdigest(), record.seeds, choices)
 
@@ -50,19 +55,31 @@ def doubts(
         if choice.label not in first:
             continue
         found += [f"{choice.label}: the chosen {text}" for text in _at_an_end(choice)]
-        label = next(run for run in record.runs if _variant(run.label) == (choice.label, dict(choice.values)))
-        there = differing_keys(_read_run(Path(folder), label).recipe, first[choice.label].recipe.to_dict())
+        found += [
+            f"{choice.label}: {_words(item.values)} was not eligible, because a run of it failed"
+            for item in choice.candidates
+            if item.failed
+        ]
+        run = next((run for run in record.runs if _variant(run.label) == (choice.label, dict(choice.values))), None)
+        if run is None:
+            raise CheckpointError(f"{Path(folder) / 'study.json'} is damaged: it lists no run of {choice.label}")
+        there = differing_keys(_read_run(Path(folder), run).recipe, first[choice.label].recipe.to_dict())
         other = [text for text in there if not text.startswith(tuple(f"{key} is " for key in _OF_THE_SEARCH))]
         found += [f"{choice.label}: in the search, {text}" for text in other]
     return found
 
 
 def _choose(name: str, candidates: Sequence[StudyCandidate]) -> StudyChoice:
-    able = [(item.accuracy.mean, item) for item in candidates if item.accuracy is not None and not item.failed]
+    means = [(item.accuracy.mean, item) for item in candidates if item.accuracy is not None and not item.failed]
+    able = [(mean, item) for mean, item in means if math.isfinite(mean)]
     if not able:
         raise CheckpointError(f"no variant of {name} has finished all of its runs, so none can be chosen")
     best = max(mean for mean, _ in able)
     return StudyChoice(name, next(item.values for mean, item in able if mean == best), tuple(candidates))
+
+
+def _words(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 def _variant(label: str) -> tuple[str, dict[str, str]]:
@@ -77,7 +94,7 @@ def _at_an_end(choice: StudyChoice) -> list[str]:
     found = []
     for key, value in choice.values.items():
         try:
-            tried = {float(item.values[key]) for item in choice.candidates}
+            tried = {float(item.values[key]) for item in choice.candidates if key in item.values}
             number = float(value)
         except ValueError:
             continue
@@ -89,7 +106,10 @@ def _at_an_end(choice: StudyChoice) -> list[str]:
 
 def _read_run(folder: Path, run: StudyRun) -> RunRecord:
     """Reads a run of the search, if its record is still the one that the study has seen."""
-    content = (folder / run.folder / "record.json").read_bytes()
+    try:
+        content = (folder / run.folder / "record.json").read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read a run of the study {folder}: {error}") from None
     if hashlib.sha256(content).hexdigest() != run.record_sha256:
         raise CheckpointError(f"{folder / run.folder} has changed since its study: give the study's command again")
     return RunRecord.from_json(content.decode())

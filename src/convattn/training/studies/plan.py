@@ -117,6 +117,9 @@ def _check_runs(runs: Sequence[PlannedRun]) -> None:
         if run.recipe.data.name != runs[0].recipe.data.name:
             named = (f"{each.label}: {each.recipe.data.name}" for each in (runs[0], run))
             raise DataError(f"runs on different data cannot be compared ({', '.join(named)})")
+    for run, other in itertools.combinations(runs, 2):
+        if run.recipe == other.recipe:
+            raise ArgumentError(f"{run.label} and {other.label} are the same run: leave one out")
 
 
 def _safe(label: str) -> str:
