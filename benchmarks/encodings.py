@@ -149,8 +149,9 @@ def _choices(search: dict[str, Any]) -> str:
     for choice in search["choices"]:
         for item in choice["candidates"]:
             values = ", ".join(f"{key} = {value}" for key, value in item["values"].items())
-            found = "failed" if item["accuracy"] is None else f"{item['accuracy']['mean']:.2%}"
-            rows.append([f"`{choice['label']}`", values, found, "chosen" if item["values"] == choice["values"] else ""])
+            found = "none" if item["accuracy"] is None else f"{item['accuracy']['mean']:.2%}"
+            outcome = "chosen" if item["values"] == choice["values"] else "; ".join(item["failed"])
+            rows.append([f"`{choice['label']}`", values, found, outcome])
     table = markdown_table(["network", "values", "accuracy on held-out training images", ""], rows)
     return f"{table}\n\nCommand: `{search['command']}`."
 
@@ -179,8 +180,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if not (given.runs / "study.json").is_file():
         parser.error(f"--runs must be the folder of a study, with study.json in it, but is {str(given.runs)!r}")
+    runs = read_study(given.runs)[1]
+    if not runs or any("test_accuracy" not in run.results for run in runs):
+        parser.error(f"--runs must be a study with finished runs on test images, but is {str(given.runs)!r}")
     given.output.mkdir(parents=True, exist_ok=True)
-    draw(given.output / "encodings.png", read_study(given.runs)[1])
+    draw(given.output / "encodings.png", runs)
     write_atomically(given.output / "encodings.md", page(given.runs, given.images, given.note))
 
 

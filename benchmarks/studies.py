@@ -56,18 +56,19 @@ def spread(values: Sequence[float]) -> str:
 
 
 def difference_table(differences: Sequence[dict[str, Any]], what: str) -> str:
-    """Tabulates paired differences of accuracy in points; `what` heads the column of the recipes."""
+    """Tabulates paired differences of accuracy in points, and what they are worth; `what` heads the recipes' column."""
     rows = []
     for item in differences:
         interval = "" if item["low"] is None else f"{100 * item['low']:+.2f} to {100 * item['high']:+.2f}"
         shown = ", ".join(f"{100 * value:+.2f}" for value in item["values"])
         rows.append([f"`{item['label']}`", f"`{item['baseline']}`", f"{100 * item['mean']:+.2f}", interval, shown])
     table = markdown_table([what, "less", "mean, points", "95 % bootstrap interval", "by seed"], rows)
-    return f"{table}\n\n{differences[0]['worth']}"
+    worth = dict.fromkeys(item["worth"] for item in differences)  # one sentence for each number of seeds
+    return "\n\n".join([table, *worth])
 
 
 def provenance(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
-    """Says which command, data and machine the numbers come from."""
+    """Says which command, data and machine the numbers come from, and which runs failed."""
     first = runs[0].record
     hardware, data, counts = first["hardware"], first["data"], first["data"]["counts"]
     revisions = ", ".join(dict.fromkeys(f"`{run.record['revision']}`" for run in runs))
@@ -77,6 +78,7 @@ def provenance(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
         f"Command: `{study['command']}`.",
         f"Data: {data['name']}, {data['source']}; {images}; accuracy after the last epoch.",
         f"Hardware: {machine}; torch {first['versions']['torch']}, revision {revisions}.",
+        *(f"Failed: {item['label']}, seed {item['seed']}: {item['reason']}." for item in study["failures"]),
         *(f"Warning: {text}." for text in study["warnings"]),
     ]
     return "\n".join(f"- {line}" for line in lines)

@@ -109,6 +109,36 @@ def test_pixels_seen_are_the_exponential_of_the_entropy():
         assert value == pytest.approx(entropy.exp().mean().item(), rel=1e-5)
 
 
+def test_what_failed_and_what_each_interval_is_worth_is_on_the_page(table, tmp_path):
+    study_file, copied = table / "study.json", tmp_path / "table"
+    copied.mkdir()
+    for place in table.iterdir():
+        if place.is_dir():
+            (copied / place.name).symlink_to(place)
+    record = json.loads(study_file.read_text())
+    lost = next(run for run in record["runs"] if run["label"] == "sa-distance" and run["seed"] == 1)
+    record["runs"].remove(lost)
+    record["differences"][0]["worth"] = "Another number of seeds."
+    record["failures"] = [{"label": "sa-distance", "seed": 1, "log": "x.log", "reason": "Killed"}]
+    candidate = record["search"]["choices"][0]["candidates"][0]
+    candidate["failed"] = ["Out of luck"]
+    (copied / "study.json").write_text(json.dumps(record))
+    main(["--runs", str(copied), "--output", str(tmp_path / "docs"), "--images", "5"])
+    page = (tmp_path / "docs" / "encodings.md").read_text(encoding="utf-8")
+    assert "- Failed: sa-distance, seed 1: Killed." in page
+    assert "n = 1: one difference has no interval" in page.partition("## Beside")[0]
+    beside = page.partition("## Beside")[2].partition("\n## ")[0]
+    assert all(item["worth"] in beside for item in record["differences"])
+    assert "| Out of luck |" in page
+
+
+def test_a_study_on_held_out_images_is_refused(table, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--runs", str(table.parent / "search"), "--output", str(tmp_path / "docs")])
+    assert "finished runs on test images" in capsys.readouterr().err
+    assert not (tmp_path / "docs").exists()
+
+
 def test_a_folder_without_a_study_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--runs", str(tmp_path), "--output", str(tmp_path / "docs")])

@@ -262,10 +262,7 @@ def test_options_that_would_read_files_are_refused(saved):
 def test_a_model_must_be_given_where_it_is_needed_and_fit(tmp_path, saved):
     made, _ = converted(nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()), images())
     folder = save_network(made, tmp_path / "own")
-    with pytest.raises(
-        ArgumentError,
-        match=r"model must be given, because .*own does not say what builds its network: a torch.nn.modules.container.Sequential",
-    ):
+    with pytest.raises(ArgumentError, match=r"model must be given, because .*own does not .*: a torch.nn.*Sequential"):
         load_network(folder)
     with pytest.raises(CheckpointError, match="do not fit with the model given: Sequential has no module '0'"):
         load_network(folder, model=nn.Sequential())
