@@ -44,7 +44,7 @@ def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]
     _require_snapshots(snapshots)
     steps = sorted({snapshot.step for snapshot in snapshots})
     layers = sorted({snapshot.layer for snapshot in snapshots})
-    size = (_PANEL * len(layers) + _FRAME, _PANEL * len(steps) + 0.7)
+    size = (_PANEL * len(layers) + _FRAME, (_PANEL + 0.25) * len(steps) + 1.2)
     with figure_files([path], size) as figure:
         axes = figure.subplots(len(steps), len(layers), squeeze=False, sharex=True, sharey=True)
         for snapshot in snapshots:
