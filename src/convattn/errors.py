@@ -84,6 +84,23 @@ def must_be_a(argument: str, expectation: str, value: object) -> str:
     return f"{argument} must be {expectation}, but is of type {type(value).__name__}"
 
 
+def must_fit(words: str, error: Exception) -> str:
+    """Returns a message about images that a network does not take.
+
+    Args:
+        words: Which images, completing "on …".
+        error: What the network raised.
+
+    Returns:
+        The message.
+
+    Example:
+        >>> must_fit("4 images", ValueError("too small"))
+        'images must fit the network, but on 4 images it raised ValueError: too small'
+    """
+    return f"images must fit the network, but on {words} it raised {type(error).__name__}: {error}"
+
+
 def install_hint(package: str, extra: str) -> str:
     """Returns the line that installs an optional package, right for an installed convattn and for a checkout.
 

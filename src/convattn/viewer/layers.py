@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from convattn.adapters.attention import attention_layers
 from convattn.adapters.attention.state import as_it_was
-from convattn.errors import ArgumentError, ConvAttnError, UnknownNameError
+from convattn.errors import ArgumentError, ConvAttnError, UnknownNameError, must_fit
 from convattn.layers import RelativeAttention
 from convattn.viewer.maps import is_positional, numbered, one_run
 from convattn.viewer.stored import require_image_grid
@@ -69,7 +69,4 @@ def _run(network: Callable[[Tensor], Any], image: Tensor) -> None:
     except (ConvAttnError, MemoryError):
         raise
     except Exception as error:  # a foreign network may fail in any way
-        raise ArgumentError(
-            f"images must fit the network, but on one of shape {tuple(image.shape)} it raised"
-            f" {type(error).__name__}: {error}"
-        ) from error
+        raise ArgumentError(must_fit(f"one of shape {tuple(image.shape)}", error)) from error

@@ -17,7 +17,7 @@ from convattn.convert.classes import full_name
 from convattn.convert.network.modules import names_by_module
 from convattn.convert.network.running import Arguments
 from convattn.encodings import Encoding
-from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.errors import ArgumentError, UnsupportedModelError, must_fit
 
 
 class Run:
@@ -62,10 +62,8 @@ class Run:
                 if error is self._raised:
                     raise
                 shapes = [tuple(tensor.shape) for tensor in tensors]
-                raise ArgumentError(
-                    f"images must fit the network, but on those of shape {shapes[0] if len(shapes) == 1 else shapes}"
-                    f" it raised {type(error).__name__}: {error}"
-                ) from error
+                words = f"those of shape {shapes[0] if len(shapes) == 1 else shapes}"
+                raise ArgumentError(must_fit(words, error)) from error
 
     def _enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

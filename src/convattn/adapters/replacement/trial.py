@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from convattn.convert.copies import copy_module
 from convattn.convert.network.running import Arguments, run
-from convattn.errors import ArgumentError
+from convattn.errors import ArgumentError, must_fit
 from convattn.records import ReplacementTrial
 
 _BATCH = 64
@@ -24,9 +24,7 @@ def compare_on_images(before: nn.Module, after: nn.Module, given: Arguments) -> 
     try:
         old = [first_output(before, batch) for batch in batches]
     except Exception as error:  # a foreign network may fail in any way
-        raise ArgumentError(
-            f"images must fit the network, but on {given.words} it raised {type(error).__name__}: {error}"
-        ) from error
+        raise ArgumentError(must_fit(given.words, error)) from error
     new = [first_output(after, batch) for batch in batches]
     one, two = torch.cat(old).double(), torch.cat(new).double()
     size = one.square().mean().sqrt().item()

@@ -17,7 +17,7 @@ from convattn.convert.copies import copy_module
 from convattn.convert.layer.same_padding import pad_same
 from convattn.convert.network.running import Arguments, run
 from convattn.convert.taps import read_taps
-from convattn.errors import ArgumentError, ConversionError
+from convattn.errors import ArgumentError, ConversionError, must_fit
 from convattn.functional.rounding import rounding_budget
 
 _BATCH = 64
@@ -58,9 +58,7 @@ def compare_networks(
     try:
         plain = _outputs(copy_module(source).eval(), batches)
     except Exception as error:  # a foreign network may fail in any way
-        raise ArgumentError(
-            f"images must fit the network, but on {given.words} it raised {type(error).__name__}: {error}"
-        ) from error
+        raise ArgumentError(must_fit(given.words, error)) from error
     own = next((x.dtype for x in plain), torch.float32)
     high, high_made, other = _in_float64(source, batches, notes), None, None
     if to_conv and high is not None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from convattn.convert.copies import copy_network, keep_random_state
-from convattn.errors import ArgumentError, must_be, must_be_a
+from convattn.errors import ArgumentError, must_be, must_be_a, must_fit
 from convattn.functional.rounding import rounded_differently
 
 _SEED = 0
@@ -131,10 +131,8 @@ def shapes_met(model: nn.Module, given: Arguments, names: Iterable[str]) -> dict
         run(watched, given)
     except Exception as error:  # a foreign network may fail in any way
         shapes = given.shapes()
-        raise ArgumentError(
-            f"images must fit the network, but on those of shape {shapes[0] if len(shapes) == 1 else shapes}"
-            f" it raised {type(error).__name__}: {error}"
-        ) from error
+        words = f"those of shape {shapes[0] if len(shapes) == 1 else shapes}"
+        raise ArgumentError(must_fit(words, error)) from error
     return met
 
 
