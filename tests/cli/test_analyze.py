@@ -159,6 +159,23 @@ def test_interrupted_analysis_goes_on(images, made, tmp_path, capsys, monkeypatc
     assert (tmp_path / "report" / "report.json").read_text() == (made / "report.json").read_text()
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_a_killed_analysis_leaves_is_no_obstacle(kept, images, tmp_path, monkeypatch):
+    report = tmp_path / "report"
+    command = ["analyze", *SOURCE, "--images", str(images), "-o", str(report)]
+    with monkeypatch.context() as patched:
+        patched.setattr(figures, "shift_scatter", interrupt)
+        assert main(command) == 130
+    if not kept:
+        for file in report.iterdir():
+            file.unlink()
+    (report / ".lock").write_text("process 1 of this machine")
+    (report / ".partial.pt.0123abcd.convattn").mkdir()
+    (report / ".partial.pt.0123abcd.convattn" / "partial.pt").write_bytes(b"half")
+    assert main(command) == 0
+    assert {file.name for file in report.iterdir()} - {".lock"} == set(FILES)
+
+
 def test_interrupted_figures_are_drawn_by_the_same_command(images, made, tmp_path, monkeypatch):
     command = ["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]
     with monkeypatch.context() as patched:

@@ -149,9 +149,11 @@ def compare(first: Path, second: Path, /, *, output: OutputOrDefault = None, jso
 def _require_own_folder(folder: Path) -> Path:
     """Raises unless the folder is new or empty, or holds an interrupted analysis and nothing else."""
     from convattn.cli.analyze_page import FILES
-    from convattn.files import require_new_folder
+    from convattn.files import clear_leftovers, require_new_folder
 
-    held = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    if PARTIAL in held and held <= {PARTIAL, ".lock", *FILES}:
-        return folder
+    if folder.is_dir():
+        clear_leftovers(folder)
+        held = {file.name for file in folder.iterdir()} - {".lock"}  # what a killed analysis leaves
+        if not held or (PARTIAL in held and held <= {PARTIAL, *FILES}):
+            return folder
     return require_new_folder(folder, "--output")
