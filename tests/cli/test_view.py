@@ -1,19 +1,24 @@
-"""`convattn view`: pages of networks."""
+"""`convattn view`: pages of networks, written and served."""
 
+import asyncio
 import re
 import shutil
+import webbrowser
 
+import httpx
 import numpy as np
 import pytest
 import torch
+import uvicorn
 from PIL import Image
 
 from convattn.analysis import analyze
 from convattn.cli import main
-from convattn.cli.view import WrittenPage
+from convattn.cli.view import ServedPage, WrittenPage, _address
 from convattn.models import AttentionNet
 from convattn.models.pretrained import network_folder
 from convattn.viewer import Scene
+from convattn.viewer.server import listening
 
 SMALL = "convattn:cifar10-small"
 
@@ -174,3 +179,93 @@ def test_a_damaged_training_is_not_left_out(tmp_path, capsys):
     (tmp_path / "run" / "heads.parquet").write_bytes(b"PAR1")
     assert main(["view", str(tmp_path / "run"), "-o", str(tmp_path / "page")]) == 2
     assert "cannot read heads from" in capsys.readouterr().err
+
+
+@pytest.fixture
+def network(tmp_path):
+    """Arguments that name a small network and three images."""
+    torch.manual_seed(0)
+    AttentionNet(width=8, depth=1, heads=4, ffn=8).save_pretrained(tmp_path / "network")
+    np.save(tmp_path / "images.npy", np.zeros((3, 3, 8, 8), np.float32))
+    return [str(tmp_path / "network"), "--images", str(tmp_path / "images.npy")]
+
+
+class Served:
+    """What happens in place of serving: notes what was printed by then, and asks the application once."""
+
+    def __init__(self, capsys):
+        self.capsys, self.ports, self.printed, self.opened, self.scene = capsys, [], "", [], b""
+
+    def run(self, app, sockets):
+        self.ports = [one.getsockname()[1] for one in sockets]
+        self.printed = self.capsys.readouterr().out
+        self.scene = asyncio.run(self.ask(app))
+        raise KeyboardInterrupt
+
+    async def ask(self, app):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://127.0.0.1") as client:
+            return (await client.get("/scene")).content
+
+
+@pytest.fixture
+def served(capsys, monkeypatch):
+    served = Served(capsys)
+
+    def run(server, sockets):
+        served.run(server.config.app, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    monkeypatch.setattr(webbrowser, "open", served.opened.append)
+    return served
+
+
+def test_without_output_the_page_is_served_until_ctrl_c(network, served, tmp_path, capsys):
+    before = sorted(tmp_path.iterdir())
+    assert main(["view", *network, "--limit", "2", "--port", "0"]) == 0
+    [port] = served.ports
+    assert served.printed == f"network at http://127.0.0.1:{port}/ (Ctrl-C stops)\n"
+    assert (capsys.readouterr().out, served.opened) == ("stopped\n", [])
+    assert sorted(tmp_path.iterdir()) == before
+    (tmp_path / "scene").write_bytes(served.scene)
+    header = Scene.load(tmp_path / "scene").header
+    assert (header["title"], len(header["images"])) == ("network", 2)
+
+
+def test_the_address_as_json_and_in_the_browser(network, served, capsys):
+    """The output stays one document: nothing says that it stopped."""
+    assert main(["view", *network, "--host", "0.0.0.0", "--port", "0", "--open", "--json"]) == 0
+    page = ServedPage("network", f"http://127.0.0.1:{served.ports[0]}/")
+    assert ServedPage.from_json(served.printed) == page
+    assert (capsys.readouterr().out, served.opened) == ("", [page.address])
+
+
+def test_a_port_that_is_taken_is_told_before_the_network_is_loaded(served, capsys):
+    with listening("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert main(["view", "no network", "--port", str(port)]) == 2
+    message = f"cannot serve at 127.0.0.1, port {port} (Address already in use); give another port, or 0"
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert served.ports == []
+
+
+def test_a_network_that_is_not_there_is_not_served(served, capsys):
+    assert main(["view", "no network", "--port", "0", "--open"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "there is no folder 'no network'" in err
+    assert (served.ports, served.opened) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8017/"),
+        ("0.0.0.0", "http://127.0.0.1:8017/"),
+        ("", "http://127.0.0.1:8017/"),
+        ("::", "http://127.0.0.1:8017/"),
+        ("::1", "http://[::1]:8017/"),
+        ("localhost", "http://localhost:8017/"),
+    ],
+)
+def test_the_address_is_one_that_a_browser_reaches(host, address):
+    assert _address(host, 8017) == address

@@ -8,10 +8,10 @@ import torch
 
 from convattn.cli.convert_network import Origin
 from convattn.cli.view_networks import Shown, gather
-from convattn.convert import network_to_attention, network_to_conv
+from convattn.convert import network_to_attention, network_to_conv, save_layer
 from convattn.errors import ArgumentError
-from convattn.layers import RelativeAttention
-from convattn.models import AttentionNet
+from convattn.layers import RelativeAttention, RelativeAttention2d
+from convattn.models import AttentionNet, SpeedNet
 from convattn.networks import load_network, save_network
 
 SMALL = "convattn:cifar10-small"
@@ -97,3 +97,45 @@ def test_hard_heads_keep_their_taps_unless_a_size_is_asked_for(tmp_path, images,
     assert note in exhibit.note
     layers = [module for module in exhibit.network.modules() if isinstance(module, RelativeAttention)]
     assert [layer.num_heads for layer in layers] == taps
+
+
+@pytest.fixture
+def layer(tmp_path):
+    """The folder of one layer, which stands for a network that scores no classes."""
+    torch.manual_seed(0)
+    save_layer(RelativeAttention2d(3, 5, 4, "quadratic"), tmp_path / "layer")
+    return str(tmp_path / "layer")
+
+
+def test_what_nothing_builds_anew_has_no_untrained_copy(layer, images):
+    told = "--compare untrained builds the network anew, and nothing says what builds a RelativeAttention2d"
+    with pytest.raises(ArgumentError, match=told):
+        _gather(layer, images=images, limit=1, compare=["untrained"])
+
+
+def test_of_what_scores_no_classes_none_are_compared(layer, images):
+    first, converted = _gather(layer, images=images, limit=1, compare=["converted"]).exhibits
+    assert converted.note == "Converted to convolutions of 3 × 3, and back: every head is one tap."
+    assert (first.network.num_heads, converted.network.num_heads) == (4, 9)
+
+
+def test_a_network_without_attention_is_shown_by_its_converted_copy_alone(tmp_path, images):
+    torch.manual_seed(0)
+    SpeedNet("conv", widths=[5]).eval().save_pretrained(tmp_path / "convolutions")
+    shown = _gather(str(tmp_path / "convolutions"), images=images, limit=2, compare=["converted"])
+    (exhibit,) = shown.exhibits
+    assert (exhibit.name, exhibit.title, exhibit.layers) == ("converted", "convolutions, converted", None)
+    assert exhibit.note == "Its convolutions as attention: every head is one tap. 2 of 2 images get the same class."
+    assert len(shown.prepare) == 1
+
+
+def test_the_untrained_copy_is_the_same_each_time_and_small(tmp_path, images):
+    """Whatever random numbers came before; every weight is one of 16 bits."""
+    source = _saved(tmp_path, "one")
+    copies = []
+    for seed in (5, 7):
+        torch.manual_seed(seed)
+        copies.append(_gather(source, images=images, limit=1, compare=["untrained"]).exhibits[1].network.state_dict())
+    assert sorted(copies[0]) == sorted(load_network(source).state_dict())
+    assert all(torch.equal(copies[0][name], copies[1][name]) for name in copies[0])
+    assert all(torch.equal(one, one.half().float()) for one in copies[0].values())

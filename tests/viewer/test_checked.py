@@ -126,6 +126,7 @@ LAYER, CONTENT = "networks.0.layers.0.", "networks.1.layers.0.attention."
         (LAYER + "attention.groups", 2, "gives 24 channels to a layer of 48"),
         (CONTENT + "keys", "tensors/pictures/0", "must be int32"),
         (CONTENT + "images", [0, 1], "a tensor that the file holds, but is 'maps/1/0/both/1/levels'"),
+        (CONTENT + "allowed", "tensors/pictures/0", r"attention.allowed \(tensors/pictures/0\) must be of shape \(1, "),
         (CONTENT + "stored", False, "if maps are stored, and only then"),
         (CONTENT + "images", None, "images must be a list, each item any value, but is None"),
         (CONTENT + "images", 5, "images must be a list, each item any value, but is 5"),
@@ -143,6 +144,8 @@ LAYER, CONTENT = "networks.0.layers.0.", "networks.1.layers.0.attention."
         ("networks.0.program.1.op", "explode", "an operation that the page knows, but is 'explode'"),
         ("networks.0.program.0.stride", [0, 0], "of at least 1"),
         ("networks.0.program.1.op", "add", "adds features that were not put aside"),
+        ("networks.0.program.2.layer", 97, "number of a layer that the page computes, but is 97"),
+        ("networks.0.program.2.layer", True, "number of a layer that the page computes, but is True"),
         ("networks.0.timeline.layers", [-1], "numbers of 6 layers"),
     ],
 )
@@ -174,6 +177,14 @@ def test_tensors_that_are_not_as_they_must_be_are_named(scene, tmp_path, name, c
     name = f"tensors/{name}"
     with pytest.raises(CheckpointError, match=message):
         _load(tmp_path, _content(scene, **{name: change(scene.tensors[name])}))
+
+
+def test_groups_that_do_not_divide_the_channels_are_named(scene, tmp_path):
+    """The kernel is as wide as a third of the channels, rounded down: its shape alone tells nothing."""
+    header, name = copy.deepcopy(scene.header), "tensors/networks/0/program/0/weight"
+    header["networks"][0]["program"][0]["groups"] = 2
+    with pytest.raises(CheckpointError, match=r"program\[0\].groups must be a divisor of 3 and 24, but is 2"):
+        _load(tmp_path, _content(scene, header, **{name: scene.tensors[name][:, :1].clone()}))
 
 
 def test_a_file_of_other_tensors_is_refused(tmp_path):

@@ -6,9 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from convattn import AttentionNet, view
-from convattn.errors import ArgumentError
+from convattn.errors import ArgumentError, ShapeError
+from convattn.layers import RelativeAttention2d
 from convattn.viewer import Exhibit, build_scene
 
 
@@ -60,6 +62,48 @@ def test_what_is_said_of_a_network_is_text(name, value, message, without_type_ch
 def test_what_is_said_of_images_is_text(name, value, without_type_checks):
     with pytest.raises(ArgumentError, match=f"{name} must be a list of texts"):
         build_scene(Exhibit(_network(), torch.rand(1, 3, 8, 8)), **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("images", "found"),
+    [
+        (torch.rand(3, 8, 8), r"\(3, 8, 8\)"),
+        (torch.rand(0, 3, 8, 8), r"\(0, 3, 8, 8\)"),
+        ([[1.0]], "'list'"),
+    ],
+)
+def test_images_of_another_shape_are_refused(images, found, without_type_checks):
+    with pytest.raises(
+        ShapeError, match=rf"images must be of shape \(images, channels, rows, cols\), .*but is {found}"
+    ):
+        Exhibit(_network(), images)
+
+
+@pytest.mark.parametrize("images", [torch.ones(1, 3, 8, 8, dtype=torch.uint8), torch.full((1, 3, 8, 8), math.nan)])
+def test_images_are_finite_floating_point_numbers(images, without_type_checks):
+    with pytest.raises(ArgumentError, match="images must be finite floating-point numbers"):
+        Exhibit(_network(), images)
+
+
+def test_a_network_is_a_module(without_type_checks):
+    with pytest.raises(ArgumentError, match=r"network must be a network \(torch.nn.Module\), but is"):
+        Exhibit(lambda images: images, torch.rand(1, 3, 8, 8))
+
+
+class _Aside(nn.Module):
+    """Has a layer of attention, and does not use it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = RelativeAttention2d(3, 5, 2, "quadratic")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+def test_a_network_whose_layers_do_not_run_is_refused():
+    with pytest.raises(ArgumentError, match="none of the layers unused runs when the network sees an image"):
+        build_scene(Exhibit(_Aside(), torch.rand(1, 3, 8, 8)))
 
 
 def test_images_hold_numbers():

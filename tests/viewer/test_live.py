@@ -6,12 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load
+from torch import Tensor, nn
 
 from convattn import AttentionNet
-from convattn.viewer import Exhibit, build_scene
+from convattn.adapters.attention import watch
+from convattn.errors import ArgumentError
+from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d
+from convattn.viewer import Exhibit, Scene, build_scene
 from convattn.viewer.asked import Asked
 from convattn.viewer.live import Live
+from convattn.viewer.maps import encode_rows
 from convattn.viewer.refused import RefusedError
+from convattn.viewer.uploads import Limits
 
 
 def _exhibit(channels=3):
@@ -27,6 +34,7 @@ def _exhibit(channels=3):
         (Asked(0, "all", (0.0, 0.0)), 404),
         (Asked(0, 0, (math.nan, 0.0)), 400),
         (Asked(0, 0, (0.0, math.inf)), 400),
+        (Asked(0, 0, (0.0, 0.0), "value"), 400),
     ],
 )
 def test_what_makes_no_sense_is_refused(asked, status):
@@ -66,6 +74,91 @@ def test_a_picture_that_is_refused_leaves_no_trace(prepare, message):
     own = Live(Exhibit(live._exhibits[0].network, good[None]))
     query = (3.0, 5.0)
     assert live.rows(Asked(0, 2, query)) == own.rows(Asked(0, 0, query))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_there_is_one_preparation_for_each_network(count):
+    exhibits = [_exhibit(), Exhibit(_exhibit().network, torch.rand(2, 3, 10, 14), name="other")]
+    with pytest.raises(ArgumentError, match=r"prepare must be one for each of 2 networks, but is \["):
+        Live(exhibits, prepare=[None] * count)
+
+
+def test_pictures_are_held_up_to_a_number(tmp_path):
+    live = Live(_exhibit(), limits=Limits(pictures=1))
+    live.add(Image.new("RGB", (7, 5)), "first")
+    before = live.scene_bytes()
+    with pytest.raises(RefusedError, match="no more than 1 added picture can be held") as caught:
+        live.add(Image.new("RGB", (7, 5)), "second")
+    assert caught.value.status == 507
+    assert live.scene_bytes() == before
+    (tmp_path / "scene").write_bytes(before)
+    assert [image["name"] for image in Scene.load(tmp_path / "scene").header["images"]][2:] == ["first"]
+
+
+def test_the_bytes_of_the_maps_are_those_of_one_image_after_another():
+    """A layer on 5 x 7 patches with 4 heads: 35 weights per row in bytes, and two numbers of four bytes."""
+    live, query = Live(_exhibit()), (3.0, 5.0)
+    assert live.map_bytes == 0
+    held = 2 * 4 * 35 * (35 + 2 * 4)  # two parts
+    for image, count in ((0, 1), (0, 1), (1, 2), ("mean", 3)):
+        live.rows(Asked(0, image, query))
+        assert live.map_bytes == count * held
+
+
+@pytest.mark.parametrize(("content", "part"), [(True, "position"), (False, "both")])
+def test_what_the_page_computes_itself_is_in_no_row(content, part):
+    network = AttentionNet(width=8, depth=1, heads=4, ffn=8, content=content).eval()
+    live = Live(Exhibit(network, torch.rand(1, 3, 10, 14)))
+    assert load(live.rows(Asked(0, 0, (0.0, 0.0), part))) == {}
+    assert (live.map_bytes > 0) == content
+
+
+def test_weights_below_zero_come_with_the_lowest_of_each_head():
+    """A gate near −1 takes the weights of content, here sharp, from twice those of position."""
+    torch.manual_seed(0)
+    layer = GatedRelativeAttention2d(3, 4, 2, "sinusoidal", gate="tanh").eval()
+    image, calls = torch.rand(1, 3, 5, 7), []
+    with torch.no_grad():
+        layer.gate.fill_(-5)
+        layer.content.key.weight.mul_(97)
+    watch(layer, image, lambda call: calls.append(encode_rows(call.weights[0])))
+    rows = load(Live(Exhibit(layer, image)).rows(Asked(0, 0, (2.0, 3.0))))
+    assert bool((rows["0/lows"] < 0).all())
+    assert sorted(rows) == ["0/levels", "0/lows", "0/scales"]
+    for kind, found in rows.items():
+        assert torch.equal(found, getattr(calls[0], kind.removeprefix("0/"))[0, :, 2 * 7 + 3])
+    assert "0/lows" not in load(Live(_exhibit()).rows(Asked(0, 0, (2.0, 3.0))))
+
+
+class _Fickle(nn.Module):
+    """Runs its layer again where an image is bright, and fails where it is brighter still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = RelativeAttention2d(3, 3, 2, "quadratic", content=Content(key_width=5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.mean() > 2:
+            raise ValueError("too bright")
+        return self.layer(self.layer(x)) if x.mean() > 1 else self.layer(x)
+
+
+def test_a_call_that_the_first_image_does_not_have_is_left_out():
+    torch.manual_seed(0)
+    network = _Fickle().eval()
+    images = torch.stack([torch.zeros(3, 5, 7), torch.rand(3, 5, 7) + 1])
+    live, alone = Live(Exhibit(network, images)), Live(Exhibit(network.layer, images))
+    assert live.rows(Asked(0, 1, (2.0, 3.0))) == alone.rows(Asked(0, 1, (2.0, 3.0)))
+    assert live.map_bytes == alone.map_bytes
+
+
+def test_a_network_that_fails_on_a_picture_is_told():
+    live = Live(Exhibit(_Fickle().eval(), torch.zeros(1, 3, 5, 7)), prepare=[lambda _: torch.full((3, 5, 7), 3.0)])
+    live.add(Image.new("RGB", (7, 5)), "bright")
+    with pytest.raises(RefusedError, match=r"the network does not take this image: .*ValueError: too bright") as caught:
+        live.rows(Asked(0, 1, (0.0, 0.0)))
+    assert caught.value.status == 422
+    live.rows(Asked(0, 0, (0.0, 0.0)))
 
 
 def test_a_network_of_one_channel_sees_the_lightness():

@@ -52,12 +52,31 @@ def _converted() -> nn.Module:
     return network_to_attention(convolutions, images=torch.randn(1, 3, 16, 16))[0]
 
 
+def _partly_convolutions() -> SpeedNet:
+    """Two of its four layers are convolutions, one with taps apart and a border that wraps; and one norm is none."""
+    network = _speed_net()
+    options = {"padding": 2, "dilation": 2, "padding_mode": "circular"}
+    network.stages[0].second = nn.Conv2d(6, 6, 3, **options, bias=False)
+    network.stages[1].first = nn.Conv2d(6, 10, (5, 3), padding=(2, 1))
+    network.stages[1].second_norm = nn.Identity()
+    return network
+
+
+def _normalised_first() -> AttentionNet:
+    network = _attention_net()
+    for block in network.blocks:
+        block.norm = "pre"
+    return network
+
+
 NETWORKS = {
     "speed net": _speed_net,
     "hard heads": lambda: _speed_net("hard"),
     "attention net": _attention_net,
     "fused": lambda: _attention_net().fused(),
     "converted": _converted,
+    "partly convolutions": _partly_convolutions,
+    "normalised first": _normalised_first,
 }
 
 
@@ -102,10 +121,39 @@ def test_what_the_page_cannot_run_has_no_program():
     with_content = AttentionNet("quadratic", content=True, width=8, depth=1, heads=4, ffn=8).eval()
     assert make_program(with_content, {}) is None
     assert make_program(nn.Sequential(RelativeAttention2d(3, 5, 4, "quadratic")), {"0": 0}) is None
-    changed = _speed_net()
-    changed.stages[0].second_norm = nn.InstanceNorm2d(6)
-    names = [name for name, part in changed.named_modules() if isinstance(part, RelativeAttention2d)]
-    assert make_program(changed, {name: number for number, name in enumerate(names)}) is None
+
+
+CHANGES = {
+    "a norm of other statistics": (_speed_net, "stages.0.second_norm", lambda: nn.InstanceNorm2d(6)),
+    "a norm of each batch": (_speed_net, "stages.1.first_norm", lambda: nn.BatchNorm2d(10, track_running_stats=False)),
+    "a mixer that is neither": (_speed_net, "stages.0.first", nn.GELU),
+    "padding by its name": (_speed_net, "stages.0.first", lambda: nn.Conv2d(24, 6, 3, padding="same")),
+    "a convolution with steps": (_speed_net, "stages.0.second", lambda: nn.Conv2d(6, 6, 3, stride=2, padding=1)),
+    "a convolution beside the pixel": (_speed_net, "stages.0.second", lambda: nn.Conv2d(6, 6, 5, padding=1)),
+    "attention with steps": (_speed_net, "stages.1.first", lambda: RelativeAttention2d(6, 10, 3, "distance", stride=2)),
+    "attention beside the pixel": (
+        _speed_net,
+        "stages.1.first",
+        lambda: RelativeAttention2d(6, 10, 3, "distance", kernel_size=3, padding=((0, 2), (1, 1))),
+    ),
+    "a head of two maps": (_speed_net, "head", lambda: nn.Sequential(nn.Linear(10, 5), nn.Linear(5, 7))),
+    "an embedding of two maps": (_attention_net, "embed", lambda: nn.Sequential(nn.Linear(12, 5), nn.Linear(5, 12))),
+    "an activation after the heads": (_attention_net, "blocks.1.dense", nn.Tanh),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_one_part_that_the_page_does_not_know_leaves_no_program(name):
+    make, place, part = CHANGES[name]
+    network = make().eval()
+    assert make_program(network, _numbers_of(network)) is not None
+    network.set_submodule(place, part())
+    assert make_program(network, _numbers_of(network)) is None
+
+
+def _numbers_of(network: nn.Module) -> dict[str, int]:
+    names = [name for name, part in network.named_modules() if isinstance(part, RelativeAttention2d)]
+    return {name: number for number, name in enumerate(names)}
 
 
 @torch.no_grad()

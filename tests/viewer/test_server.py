@@ -1,19 +1,25 @@
 """The server: what it answers, and what it refuses."""
 
+import asyncio
 import io
+import pickle
 import re
 import socket
 import struct
 import zlib
 
+import httpx
 import pytest
+import uvicorn
 from PIL import Image
 from tests.viewer.hosts import Toy, served
 
-from convattn.errors import ArgumentError
+from convattn.errors import ArgumentError, DataError, MissingDependencyError
+from convattn.viewer import server
 from convattn.viewer.asked import Asked
-from convattn.viewer.guard import names_this_machine
-from convattn.viewer.server import listening
+from convattn.viewer.guard import Guard, names_this_machine
+from convattn.viewer.refused import RefusedError
+from convattn.viewer.server import listening, make_app, require_packages, serve
 from convattn.viewer.uploads import Limits
 
 ROWS = "/rows?network=0&image=0&row=3&col=4.5"
@@ -220,6 +226,66 @@ def test_a_port_that_is_taken_is_told():
 def test_a_host_or_a_port_that_cannot_be_is_told(host, port, told):
     with pytest.raises(ArgumentError, match=told):
         listening(host, port).__enter__()
+
+
+def test_a_server_that_is_stopped_by_ctrl_c_ends_in_silence(monkeypatch):
+    """Its sockets are those that it was given, so that the address was known before."""
+    seen = []
+
+    def run(own, sockets):
+        seen.append((own.config, sockets))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    with listening("127.0.0.1", 0) as opened:
+        serve(Toy(), opened)
+        [(config, sockets)] = seen
+        assert sockets == [opened]
+    assert (config.limit_concurrency, config.timeout_graceful_shutdown) == (server.CLIENTS, 5)
+    assert (config.access_log, config.server_header, config.date_header) == (False, False, False)
+    assert asyncio.run(_get(config.app, "/scene")).content == b"scene"
+
+
+async def _get(app, path):
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        return await client.get(path)
+
+
+def test_an_error_that_is_no_refusal_is_one_of_the_server():
+    class Broken(Toy):
+        def scene_bytes(self):
+            raise DataError("the network is gone")
+
+    answer = asyncio.run(_get(make_app(Broken()), "/scene"))
+    assert (answer.status_code, answer.text) == (500, "the network is gone")
+
+
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
+def test_without_its_packages_it_says_what_to_install(missing, monkeypatch):
+    monkeypatch.setattr(server, "find_spec", lambda package: None if package == missing else package)
+    with pytest.raises(MissingDependencyError, match=f"this needs {missing}, which is not installed; run: pip install"):
+        require_packages()
+
+
+def test_what_is_no_request_is_handed_on_as_it_is():
+    """The messages by which a server starts have no headers to look at."""
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append(scope)
+        await send({"type": "lifespan.startup.complete"})
+
+    async def send(message):
+        seen.append(message)
+
+    asyncio.run(Guard(app, "rule")({"type": "lifespan"}, None, send))
+    assert seen == [{"type": "lifespan"}, {"type": "lifespan.startup.complete"}]
+
+
+def test_a_refusal_goes_from_one_process_to_another():
+    again = pickle.loads(pickle.dumps(RefusedError(413, "too large")))
+    assert (type(again), again.status, str(again)) == (RefusedError, 413, "too large")
 
 
 def test_it_serves_on_after_all_of_this(client):

@@ -13,6 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from convattn.errors import ArgumentError, ConvAttnError, must_be
+from convattn.records.words import counted
 from convattn.viewer.asked import Asked
 from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
@@ -103,7 +104,7 @@ class Live:
         with self._adding:
             count = len(self._images[0])
             if count >= self._given + self.limits.pictures:
-                raise RefusedError(507, f"{self.limits.pictures} pictures were added; no more are held")
+                raise RefusedError(507, f"no more than {counted(self.limits.pictures, 'added picture')} can be held")
             made = [self._prepared(number, picture) for number in range(len(self._exhibits))]
             added = replace(self._exhibits[0], images=made[0][None])
             seen, place = added.pictures()[0], f"tensors/pictures/{count}"

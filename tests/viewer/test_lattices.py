@@ -1,0 +1,78 @@
+"""Keys as cells of a lattice, and what has no place on one: irregular keys, sequences, tokens."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from convattn.adapters.attention import OUTSIDE, AttentionCall, global_layout
+from convattn.errors import UnsupportedModelError
+from convattn.viewer.lattices import NOWHERE, key_lattice, query_indices
+from convattn.viewer.maps import ReadMaps
+from convattn.viewer.stored import StoredMaps, prefix_names, require_image_grid
+
+IRREGULAR = torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 2.5]])
+
+
+def _read(layout):
+    weights = torch.ones(1, layout.groups, 2, layout.queries.shape[1], layout.keys.shape[1])
+    call = AttentionCall("mix", "Mix", layout, weights, None, None, normalised=True, error=0.0, budget=0.0)
+    return ReadMaps("mix", call, {"both": weights[0]})
+
+
+def test_keys_of_a_reduced_grid_are_cells_with_a_step():
+    """Each key stands for 2 x 3 pixels; the class token is none of them."""
+    places = torch.cartesian_prod(0.5 + 2 * torch.arange(3.0), 1 + 3 * torch.arange(5.0))
+    lattice = key_lattice(global_layout((6, 15), prefix=1, keys=places))
+    assert lattice[:3] == ((3, 5), (0.5, 1.0), (2.0, 3.0))
+    assert lattice.keys.tolist() == [[-1, *range(15)]]
+
+
+def test_a_layer_whose_keys_are_all_tokens_has_a_lattice_without_cells():
+    lattice = key_lattice(global_layout((2, 3), prefix=2, keys=torch.zeros(0, 2)))
+    assert lattice[:3] == ((0, 0), (0.0, 0.0), (1.0, 1.0))
+    assert lattice.keys.tolist() == [[-1, -2]]
+
+
+def test_keys_that_are_on_no_lattice_are_refused_with_the_name_of_the_layer():
+    layout = global_layout((2, 3), keys=IRREGULAR)
+    with pytest.raises(UnsupportedModelError, match=r"^its keys are not on a regular lattice"):
+        key_lattice(layout)
+    with pytest.raises(UnsupportedModelError, match=r"^mix: its keys are not on a regular lattice"):
+        StoredMaps.begin(_read(layout))
+
+
+@pytest.mark.parametrize(("axes", "found"), [(1, "a sequence"), (3, "a grid of 3 axes")])
+def test_what_is_no_image_is_refused(axes, found):
+    with pytest.raises(UnsupportedModelError, match=f"mix attends on {found}, and the viewer shows images"):
+        require_image_grid("mix", axes)
+
+
+def test_a_layer_on_a_sequence_is_refused_before_its_keys_are_looked_at():
+    with pytest.raises(UnsupportedModelError, match="mix attends on a sequence"):
+        StoredMaps.begin(_read(global_layout((7,))))
+
+
+def test_queries_of_padding_are_nowhere():
+    layout = global_layout((1, 3), prefix=1)
+    padded = replace(layout, queries=torch.tensor([[-1, 0, OUTSIDE, 2]]))
+    assert query_indices(padded).tolist() == [[-1, 0, NOWHERE, 2]]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "names"),
+    [
+        ([], 0, []),
+        (["cls_token"], 1, ["class"]),
+        (["cls_token", "dist_token"], 2, ["class", "distillation"]),
+        (["class_token"], 3, ["class", "register 1", "register 2"]),
+        ([], 2, ["register 1", "register 2"]),
+        (["cls_token"], 0, []),
+    ],
+)
+def test_tokens_are_named_by_what_the_network_calls_them(tokens, count, names):
+    network = nn.Module()
+    for token in tokens:
+        network.register_parameter(token, nn.Parameter(torch.zeros(1)))
+    assert prefix_names(nn.ModuleDict({"body": network}), count) == names
