@@ -5,8 +5,8 @@ import math
 import pytest
 import timm
 import torch
-from tests.adapters.attention_cases import TIMM
-from tests.adapters.attention_other_cases import CASES
+from tests.adapters.attention_cases import TIMM, Case, timm_model
+from tests.adapters.attention_other_cases import CASES, SLOW
 from torch import nn
 
 from convattn.adapters.attention import OUTSIDE, watch
@@ -143,3 +143,48 @@ def test_a_wrong_layout_is_noticed():
     queries, _ = changed(call)
     wrong = weights_of(TIMM["windows"], case.grid).layout.queries
     assert not torch.equal(queries, torch.arange(math.prod(case.grid))[:, None, None] == wrong)
+
+
+STAGES = {"depths": (1, 1, 1, 1), "embed_dims": (8, 8, 8, 8), "num_heads": (1, 1, 1, 1)}
+READ = {
+    **{name: TIMM[name] for name in SLOW if name in TIMM},
+    "heads before blocks, after a convolution": TIMM["heads before blocks"]._replace(
+        layer="levels.1.transformer_encoder.0.attn", grid=(8, 8)
+    ),
+    "windows of an image with channels first": Case(
+        timm_model("davit_tiny", **STAGES, window_size=4),
+        (3, 44, 60),
+        "stages.0.blocks.0.0.attn",
+        "windows",
+        (11, 15),
+    ),
+    "windows of an image with channels last": Case(
+        timm_model("tiny_vit_5m_224", **STAGES, window_sizes=(2, 4, 4, 2)),
+        (3, 40, 56),
+        "stages.1.blocks.0.attn",
+        "windows",
+        (5, 7),
+    ),
+    "whole images between stages": Case(
+        timm_model("coatnet_pico_rw_224", img_size=(64, 96), depths=(1, 1, 1, 1), embed_dim=(32,) * 4),
+        (3, 64, 96),
+        "stages.2.blocks.0.attn",
+        "global",
+        (4, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", READ.values(), ids=READ)
+def test_one_image_tells_the_layout(case):
+    """The quick part of `test_tokens_lie_where_the_layout_says`, which moves the tokens one by one."""
+    calls = []
+    images = torch.randn(1, *case.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    watch(case.build().double(), images, calls.append, layers=case.layer)
+    (call,) = calls
+    layout = call.layout
+    assert (call.name, layout.pattern, layout.grid, layout.prefix) == (case.layer, *case[3:6])
+    assert call.error <= call.budget
+    assert call.normalised is case.normalised
+    assert call.weights.shape[1::2] == (layout.groups, layout.queries.shape[1])
+    assert sorted(layout.queries[layout.queries >= 0].tolist()) == list(range(layout.positions))

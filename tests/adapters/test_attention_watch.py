@@ -12,8 +12,10 @@ from torch import nn
 
 from convattn.adapters.attention import Layout, attention_layers, global_layout, register_attention, watch
 from convattn.adapters.attention import registry as registered
+from convattn.adapters.attention.state import as_it_was
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
+from convattn.testing.budget import assert_within_budget
 
 
 class Tokens(nn.Module):
@@ -46,6 +48,35 @@ class Twice(Tokens):
 
     def forward(self, x):
         return super().forward(super().forward(x))
+
+
+class Silent(Tokens):
+    """A module that does not attend after all."""
+
+    def forward(self, x):
+        return x
+
+
+class Fallible(Tokens):
+    """A module that tries another one first, which raises, and then attends itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.tried = nn.Sequential(nn.Identity(), nn.Linear(5, 5))
+
+    def forward(self, x):
+        try:
+            return self.tried(x)
+        except RuntimeError:
+            return super().forward(x)
+
+
+class Turned(Tokens):
+    """Attention with its tokens along the last axis: values stand to the left of the weights."""
+
+    def forward(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 4, 1)
+        return (v @ torch.softmax(q.mT @ k, -1).mT).permute(0, 3, 1, 2).flatten(2)
 
 
 class Half(nn.Module):
@@ -98,6 +129,34 @@ def test_products_written_as_einsum():
     assert (call.weights[:, 0, 0] - expected).abs().max() < 1e-6
 
 
+def test_products_with_values_to_the_left():
+    register_attention(Tokens, grid)
+    register_attention(Turned, grid)
+    network, same = Turned(), Tokens(fused=False)
+    same.load_state_dict(network.state_dict())
+    (turned,), (low,) = (seen_by(one, drawn(13, 6)) for one in (network, same))
+    (high,) = seen_by(same.double(), drawn(13, 6).double())
+    assert_within_budget(turned.weights, high.weights, low.weights)
+    assert turned.normalised
+
+
+def test_a_module_that_raised_and_was_caught_is_forgotten():
+    register_attention(Fallible, grid)
+    network = nn.Sequential(Fallible(), nn.Identity())
+    (call,) = seen_by(network, drawn(13, 6))
+    assert call.name == "0"
+    with torch.no_grad():
+        assert torch.equal(call.outputs, network(drawn(13, 6))[:, 1:])
+    assert_no_hooks(network)
+
+
+def test_a_callback_may_run_the_networks_own_modules():
+    register_attention(Tokens, grid)
+    network, found = nn.Sequential(Tokens(), Tokens()), []
+    watch(network, drawn(13, 6), lambda call: found.append((call.name, network(drawn(13, 6)).shape)))
+    assert found == [("0", (2, 13, 6)), ("1", (2, 13, 6))]
+
+
 def test_rows_that_do_not_sum_to_one_are_said_so():
     register_attention(Tokens, grid)
     assert seen_by(Tokens(fused=False), drawn(13, 6))[0].normalised
@@ -131,6 +190,11 @@ REFUSED = {
         r"weights of 2 × 2 × 13 × 13 for 2 images are not those of 1 groups of 15 queries and 15 keys$",
     ),
     "attention twice": (Twice, grid, r"\(Twice\): 2 products of weights and values was seen in it"),
+    "no product": (
+        Silent,
+        grid,
+        r"\(Silent\): no product of weights and values was seen in it, where there must be one$",
+    ),
     "no attention": (
         lambda: nn.Linear(6, 6),
         grid,
@@ -169,8 +233,10 @@ def test_layers_that_are_no_attention_over_positions_have_a_reason(name, expecte
         network = timm.create_model(name)
     layer, reason = expected
     assert {item.name: item.refused for item in attention_layers(network)}[layer] == reason
-    with pytest.raises(UnsupportedModelError, match=f"^{re.escape(layer)}: {reason}$"):
-        seen_by(network.to_empty(device="cpu"), drawn(3, 64, 64), layers=layer)
+    network.to_empty(device="cpu")
+    for named in (layer, f"{layer[:-1]}?", [f"{layer[:-1]}?", "*"]):
+        with pytest.raises(UnsupportedModelError, match=f"^{re.escape(layer)}: {reason}$"):
+            seen_by(network, drawn(3, 64, 64), layers=named)
 
 
 @pytest.mark.parametrize(("name", "reason"), WHOLE.items(), ids=WHOLE)
@@ -219,6 +285,16 @@ def test_the_model_is_left_as_it_was(name, callback, raised):
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_modes_are_put_back_on_any_device(device):
+    network = nn.Sequential(nn.Linear(3, 5, device=device), nn.Dropout().eval())
+    with as_it_was(network):
+        assert [module.training for module in network.modules()] == [False] * 3
+        assert not torch.is_grad_enabled()
+    assert [module.training for module in network.modules()] == [True, True, False]
+    assert torch.is_grad_enabled()
+
+
 def test_a_module_that_raises_in_the_middle():
     register_attention(Wrong, grid)
     network = nn.Sequential(Wrong())
@@ -253,6 +329,29 @@ def test_models_that_cannot_run_or_be_seen(without_type_checks):
     compiled._compiled_call_impl = compiled._call_impl  # as `compiled.compile()` does, without its imports
     with pytest.raises(UnsupportedModelError, match="is compiled; pass it as it was before"):
         seen_by(compiled, images)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+def test_scripted_modules_are_refused():
+    scripted = nn.Sequential(torch.jit.script(nn.Identity()), RelativeAttention2d(3, 3, 2, "quadratic"))
+    with pytest.raises(UnsupportedModelError, match=r"^0 is scripted, and what it computes is not seen$"):
+        seen_by(scripted, drawn(3, 5, 7))
+
+
+def test_layers_of_what_is_no_module_are_not_listed(without_type_checks):
+    with pytest.raises(ArgumentError, match=r"^model must be an nn\.Module, but is of type str$"):
+        attention_layers("vit")
+
+
+def test_classes_that_seem_to_attend_are_named():
+    class ShyAttention(nn.Module):
+        """Attention of which nothing is known."""
+
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"^no attention of Sequential can be read:\n  .*\.ShyAttention: not known; say where its tokens lie by",
+    ):
+        attention_layers(nn.Sequential(ShyAttention(), ShyAttention()))
 
 
 def test_layers_are_chosen_by_name():

@@ -65,6 +65,22 @@ def test_replaced_heads_use_the_fixed_weights(name):
     assert_within_budget(attention(tokens).detach(), hi, lo, name)
 
 
+@pytest.mark.parametrize("name", ["timm, class token", "timm, five prefix tokens", "bert"])
+def test_tokens_that_are_hidden_get_no_weight(name):
+    network, _, report = measured(name)
+    made, _ = replace_convolutional_heads(network, report, heads=every_head(report))
+    layer = report.layers[1]
+    attention = attention_of(made, layer.name)
+    count = layer.prefix + prod(layer.grid)
+    present = torch.ones(1, count, dtype=torch.bool)
+    present[0, layer.prefix + 2 :: 3] = False
+    weights = fixed_weights(layer, measured_heads(layer, range(len(layer.heads))), present[0])
+    assert not weights[:, :, ~present[0]].any()
+    tokens = torch.randn(1, count, attention.value.in_features)
+    hi, lo = (replaced_layer(network, layer.name, weights, dtype)(tokens) for dtype in (torch.float64, torch.float32))
+    assert_within_budget(attention(tokens, present).detach(), hi, lo, name)
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_layers_without_heads_by_content_hold_no_queries_and_keys(name):
     network, x, report = measured(name)

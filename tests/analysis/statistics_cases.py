@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from convattn.adapters.attention import AttentionCall, global_layout, grouped_layout
+from convattn.adapters.attention import AttentionCall, Layout, global_layout, grouped_layout
 from convattn.analysis.measure.pairs import make_pairs
 from convattn.analysis.measure.sums import sum_heads
 
@@ -23,12 +23,27 @@ def masked():
     return grouped_layout((5, 7), places, allowed=band, pattern="shifted windows")
 
 
+def mark_in_the_middle():
+    """A sequence whose fourth token is no position."""
+    places = torch.tensor([[0, 1, 2, -1, 3, 4, 5, 6]])
+    return Layout("sequence", (7,), places, places.clamp(min=0)[..., None].double(), places[0] < 0, None)
+
+
+def mask_and_mark():
+    """A sequence in which nothing comes before what it sees but a mark, which the last position sees alone."""
+    allowed = torch.ones(1, 8, 8, dtype=torch.bool).tril()
+    allowed[0, -1, 1:] = False
+    return global_layout((7,), 1).with_allowed(allowed)
+
+
 LAYOUTS = {
     "global": global_layout((3, 5)),
     "one class token": global_layout((3, 5), 1),
     "five prefix tokens": global_layout((2, 5), 5),
     "sequence": global_layout((11,)),
     "sequence with a mark": global_layout((7,), 1),
+    "sequence with a mark in the middle": mark_in_the_middle(),
+    "sequence with a mark and a mask": mask_and_mark(),
     "reduced keys": global_layout(
         (4, 6), keys=torch.cartesian_prod(torch.tensor([0.5, 2.5]), torch.tensor([1.0, 4.0]))
     ),

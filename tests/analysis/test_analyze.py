@@ -10,10 +10,12 @@ from tests.analysis.analyze_cases import gated, hooks, noise
 from torch import nn
 
 from convattn import AttentionNet
+from convattn.adapters.attention import global_layout, register_attention
+from convattn.adapters.attention import registry as registered
 from convattn.analysis.analyze import analyze, control_count
-from convattn.analysis.measure.controls import shuffled, untrained
+from convattn.analysis.measure.controls import can_shuffle, shuffled, untrained
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError
-from convattn.layers import RelativeAttention2d
+from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.records.head_report import HeadReport
 
 
@@ -112,6 +114,97 @@ def test_layers_without_positions_are_passed_over_unless_they_are_named():
     ]
     with pytest.raises(UnsupportedModelError, match=rf"^blocks_token_only\.0\.attn: {note}$"):
         analyze(network, noise(4, 3, 32, 32), layers=["blocks_token_only.0.attn"], progress=False)
+
+
+CUTS = {
+    "patches": ((3, 22, 23), (5, 7), True),
+    "fewer pixels than positions": ((3, 22, 6), (5, 7), False),
+    "no channels": ((22, 23), (5, 7), False),
+    "a sequence with channels": ((3, 22), (11,), True),
+    "tokens": ((11,), (11,), True),
+    "tokens on a grid": ((35,), (5, 7), False),
+    "an image as a sequence": ((3, 5, 7), (35,), False),
+    "a volume": ((3, 5, 7, 11), (5, 7, 11), False),
+}
+
+
+@pytest.mark.parametrize(("shape", "grid", "can"), CUTS.values(), ids=CUTS)
+def test_only_what_has_a_patch_for_each_position_can_be_shuffled(shape, grid, can):
+    assert can_shuffle(shape, grid) is can
+
+
+def test_images_that_cannot_be_shuffled_are_told():
+    network = nn.Sequential(nn.Flatten(2), RelativeAttention1d(3, 5, 2, "distance"))
+    report = analyze(network, noise(4, 3, 5, 7), progress=False)
+    assert [control.name for control in report.layers[0].controls] == ["untrained weights"]
+    assert "shuffled images: (3, 5, 7) is not cut into a grid of (35,)" in report.not_covered
+
+
+@pytest.fixture
+def forgotten():
+    """Forgets, after a test, the classes that it has registered."""
+    known = dict(registered._registered)
+    yield
+    registered._registered.clear()
+    registered._registered.update(known)
+
+
+class Masked(nn.Module):
+    """Attention of a sequence, in which each image has a mask of its own, to which its outputs need not belong."""
+
+    def __init__(self, outputs=7):
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, x):
+        there = x[:, None, None, :, 0] > 0
+        y = nn.functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], there)
+        return y[:, 0, : self.outputs]
+
+
+def masked(count=7):
+    """Images of which each hides some tokens, but never the third."""
+    images = noise(8, 7, 5)
+    images[:, 2, 0] = 1.0
+    register_attention(Masked, lambda _: global_layout((7,)))
+    return nn.Sequential(Masked(count)), images
+
+
+@pytest.mark.parametrize("count", [7, 3])
+def test_masks_and_outputs_off_the_grid_are_told(count, forgotten):
+    network, images = masked(count)
+    report = analyze(network, images, controls=(), progress=False)
+    assert any(item.startswith("masks differ between images: ") for item in report.not_covered)
+    told = "convolution scores of layers whose inputs or outputs do not lie on the grid of their queries"
+    assert (told in report.not_covered) is (count < 7)
+    score = report.layers[0].measured.convolution_score.value
+    assert math.isnan(score) is (count < 7)
+
+
+def test_a_network_without_any_positions_is_refused(forgotten):
+    network, images = masked()
+    note = "none of its queries, or none of its keys, has a position"
+    register_attention(Masked, lambda _: global_layout((0,), 7))
+    with pytest.raises(UnsupportedModelError, match=f"^no attention of Sequential can be measured: 0: {note}$"):
+        analyze(network, images, progress=False)
+    idle = nn.ModuleDict({"used": nn.Identity(), "unused": Masked()})
+    idle.forward = idle["used"].forward
+    with pytest.raises(UnsupportedModelError, match=r"^no attention of ModuleDict can be measured: no layer ran$"):
+        analyze(idle, images, progress=False)
+
+
+def test_what_a_registered_function_raises_is_told(forgotten):
+    network, images = masked()
+
+    def read(seen):
+        return seen.kwargs["grid"]
+
+    register_attention(Masked, read)
+    with pytest.raises(
+        ArgumentError,
+        match=r"^images must be what Sequential takes, but on a batch of shape \(2, 7, 5\) it raised KeyError: 'grid'$",
+    ):
+        analyze(network, images, progress=False)
 
 
 def test_layers_can_be_chosen():

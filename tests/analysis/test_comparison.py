@@ -10,6 +10,8 @@ from tests.analysis.analyze_cases import gated, noise
 from convattn import RelativeAttention2d, Shift
 from convattn.analysis.analyze import analyze
 from convattn.analysis.report.comparison import compare_reports
+from convattn.errors import ArgumentError
+from convattn.layers import RelativeAttention1d
 
 
 def hard(displacements):
@@ -73,3 +75,28 @@ def test_numbers_of_other_kernels_are_not_compared(mixed):
         found = compare_reports(mixed, other)
         assert found.not_covered == (limit,)
         assert found.differences == ()
+
+
+def test_a_report_without_layers_has_nothing_to_compare(mixed):
+    with pytest.raises(ArgumentError, match=r"^reports must have layers, but one has none$"):
+        compare_reports(mixed, replace(mixed, layers=()))
+
+
+def test_layers_and_heads_without_a_partner_are_told(mixed):
+    (layer,) = mixed.layers
+    fewer = replace(layer, measured=replace(layer.measured, heads=layer.heads[:2]))
+    found = compare_reports(mixed, replace(mixed, layers=(fewer, layer)))
+    assert (found.layers, found.heads, found.differences) == (1, 2, ())
+    assert found.not_covered == (
+        "layers without a partner: the reports have 1 and 2",
+        "heads without a partner: some layers have another number of heads",
+    )
+
+
+def test_shifts_along_other_axes_are_not_compared(mixed):
+    torch.manual_seed(0)
+    sequence = analyze(RelativeAttention1d(6, 5, 3, "distance"), noise(20, 6, 11), controls=(), progress=False)
+    found = compare_reports(mixed, replace(sequence, radius=mixed.radius))
+    assert found.not_covered == ("grids differ: lengths are in cells of each network's own grid",)
+    assert found.differences
+    assert not any("shift[" in item.number for item in found.differences)

@@ -148,6 +148,17 @@ def test_missing_matplotlib_says_how_to_install(monkeypatch, tmp_path, name):
         DRAWINGS[name](tmp_path / "figure.png")
 
 
+@pytest.mark.parametrize(
+    ("bound", "drawn"),
+    [((4.0, 0.05, 1e-8, 1e-86), True), ((4.0, 3.0, 2.0, 1.5), False)],
+    ids=["all regimes", "soft all along"],
+)
+def test_borders_of_regimes_that_are_not_reached_are_not_drawn(tmp_path, bound, drawn):
+    sharpness_regimes(tmp_path / "figure.svg", [dataclasses.replace(curve, bound=bound) for curve in curves()[:1]])
+    written = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert [f"<!-- {name} -->" in written for name in ("soft", "floor")] == [drawn, drawn]
+
+
 def test_nothing_to_draw_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
         head_centres(tmp_path / "figure.png", [])

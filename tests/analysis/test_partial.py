@@ -50,6 +50,14 @@ def test_an_interrupted_analysis_goes_on(at, tmp_path):
     assert not file.exists()
 
 
+def test_an_analysis_that_writes_no_file_can_be_interrupted():
+    network = gated(0.3)
+    Sequence.register(Interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        analyze(network, Interrupting(noise(24, 6, 5, 6), 9), progress=False)
+    assert hooks(network) == 0
+
+
 @pytest.fixture(scope="module")
 def interrupted():
     """Returns what an analysis of `gated(0.3)` on noise has written: interrupted before the last control."""

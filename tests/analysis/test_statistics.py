@@ -1,4 +1,4 @@
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -144,6 +144,41 @@ def test_weights_that_are_all_alike_explain_nothing():
         assert np.isnan(head.shift_invariance.value)
         assert np.isnan(head.content_share.value)
         assert not head.convolutional
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_weights_in_half_precision_are_summed_as_they_are(dtype):
+    layout = LAYOUTS["one class token"]
+    half = make_call(layout, dtype=dtype)
+    found, expected = (
+        added(replace(half, weights=weights), [slice(0, 6)], 3)[0] for weights in (half.weights, half.weights.float())
+    )
+    for item in fields(found):
+        assert torch.equal(getattr(found, item.name), getattr(expected, item.name)), item.name
+
+
+def test_images_of_several_batches_are_scored_as_in_one():
+    call = make_call(LAYOUTS["global"])
+    sums, pairs = added(call, [slice(0, 6)], 3)
+    whole, parts = KernelFit(), KernelFit()
+    whole.score(call, pairs, sums)
+    parts.score(replace(call, weights=call.weights[:2]), pairs, sums)
+    parts.score(replace(call, weights=call.weights[2:]), pairs, sums)
+    assert whole.state.keys() == parts.state.keys()
+    for name, tensor in whole.state.items():
+        assert torch.equal(parts.state[name], tensor), name
+    assert parts.estimate(1, 3) == whole.estimate(1, 3)
+
+
+def test_images_that_look_everywhere_alike_have_no_position_score():
+    call = make_call(LAYOUTS["global"])
+    alike = replace(call, weights=torch.full_like(call.weights, 1 / 15))
+    sums, pairs = added(alike, [slice(0, 6)], 3)
+    fit = KernelFit()
+    fit.score(alike, pairs, sums)
+    assert [np.isnan(fit.estimate(head, 3).value) for head in range(3)] == [True] * 3
+    fit.score(call, pairs, sums)
+    assert np.isfinite(fit.estimate(0, 3).value)
 
 
 def test_one_image_has_no_standard_error():

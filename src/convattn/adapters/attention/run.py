@@ -100,14 +100,18 @@ class Run:
         try:
             call = read_call(frame, parents, kernels, out, images=self._images, features=self._features)
         except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{frame.name} ({type(frame.module).__name__}): {error}") from error
+            raise _named(frame, error) from error
         self._callback(call)
 
     def _found(self, kernel: Kernel) -> None:
         """Notes a product for the attention module that is running."""
         for frame, kernels in zip(reversed(self._stack), reversed(self._kernels), strict=True):
             if frame.module in self._wanted:
-                kernels.append(kernel.settle(self._images))
+                try:
+                    kernels.append(kernel.settle(self._images))
+                except UnsupportedModelError as error:
+                    self._raised = _named(frame, error)
+                    raise self._raised from error
                 return
             if is_known(frame.module):
                 return
@@ -119,3 +123,7 @@ class Run:
                 " where its tokens lie is not known; say so by register_attention, or name the layers to read"
             )
             raise self._raised
+
+
+def _named(frame: Frame, error: UnsupportedModelError) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{frame.name} ({type(frame.module).__name__}): {error}")

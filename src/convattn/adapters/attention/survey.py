@@ -41,14 +41,14 @@ def attention_layers(model: nn.Module) -> tuple[AttentionModule, ...]:
 def chosen_layers(
     model: nn.Module, layers: str | Sequence[str] | None, without: str | Sequence[str] | None = None
 ) -> Mapping[nn.Module, str]:
-    """Returns the layers to read with their names; a name that is none, or is refused, raises."""
+    """Returns the layers to read with their names; a name or pattern that matches none or only refused ones raises."""
     wanted, unwanted = patterns("layers", layers), patterns("without", without) or ()
     found = attention_layers(model)
     require_matches([layer.name for layer in found], "attention layers", layers=wanted, without=unwanted)
-    if wanted is not None:
-        refused = [layer for layer in found if layer.refused and layer.name in wanted]
-        if refused:
-            raise UnsupportedModelError(f"{refused[0].name}: {refused[0].refused}")
+    for pattern in wanted or ():
+        named = [layer for layer in found if matches([layer.name], [pattern])]
+        if all(layer.refused for layer in named):
+            raise UnsupportedModelError(f"{named[0].name}: {named[0].refused}")
     return {
         model.get_submodule(layer.name): layer.name
         for layer in found

@@ -26,9 +26,6 @@ class TorchKernel(Kernel):
         bound.apply_defaults()
         self._given, self._out = bound.arguments, out
         self.rounding = torch.finfo(torch.promote_types(out.dtype, torch.float32)).eps
-        given = self._given
-        if given["bias_k"] is not None or given["add_zero_attn"] or given["static_k"] is not None:
-            raise UnsupportedModelError("it adds keys that are no tokens")
         self.mask = self._mask()
 
     def shape(self) -> tuple[int, ...]:
@@ -38,6 +35,9 @@ class TorchKernel(Kernel):
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
         """Computes the weights in at least float32."""
+        given = self._given
+        if given["bias_k"] is not None or given["add_zero_attn"] or given["static_k"] is not None:
+            raise UnsupportedModelError("it adds keys that are no tokens")
         dtype = torch.promote_types(self._out.dtype, torch.float32)
         q, k = self._projected(0, dtype), self._projected(1, dtype)
         return weights_of(q * q.shape[-1] ** -0.5, k, self.mask, causal=False)

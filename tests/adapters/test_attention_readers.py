@@ -1,0 +1,258 @@
+"""What readers of layouts make of a call and the modules around it, and what they refuse, with the reason."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from convattn.adapters.attention import Layout
+from convattn.adapters.attention.einsum import factors_of_einsum
+from convattn.adapters.attention.features import on_grid
+from convattn.adapters.attention.layout import global_layout
+from convattn.adapters.attention.pooled import read_pooled
+from convattn.adapters.attention.pvt import read_reduced
+from convattn.adapters.attention.reduced import cell_centres
+from convattn.adapters.attention.seen import Frame, Seen
+from convattn.adapters.attention.swin import read_sam
+from convattn.adapters.attention.timm_global import read_class_token, read_patches, read_tokens
+from convattn.adapters.attention.transformers_encoders import read_sequence, read_tower
+from convattn.errors import UnsupportedModelError
+
+
+def module(**attributes):
+    """A module of a class of its own that has attributes, some of which are modules."""
+    made = nn.Module()
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def seen(queries, keys, *arguments, inside=None, around=(), given=(), features=None, **named):
+    """A call with arguments, in a module, with modules around it, of which the first was given something."""
+    parents = tuple(Frame("around", part, given, {}) for part in around)
+    layer = module() if inside is None else inside
+    return Seen("layer", layer, arguments, named, parents, 2, (2, 3, queries, keys), None, features or {})
+
+
+def pooling(**options):
+    return nn.Conv2d(4, 4, **{"kernel_size": 3, "stride": 2, "padding": 1, **options})
+
+
+def pooled(query, key, sizes=None, prefix=False):
+    """A call of pooled attention on 5 × 7 tokens; `sizes` are those of the grids that its convolutions gave out."""
+    inside = module(pool_q=query, pool_k=key, has_cls_token=prefix)
+    shapes = [(2, 4, *grid) for grid in sizes or ()]
+    counts = [prefix + torch.Size(grid).numel() for grid in sizes or ()] or [35 + prefix] * 2
+    convolutions = [part for part in (query, key) if isinstance(part, nn.Conv2d)]
+    return seen(*counts, None, (5, 7), inside=inside, features=dict(zip(convolutions, shapes[-2:], strict=False)))
+
+
+def test_pooled_queries_and_keys_lie_where_their_kernels_do():
+    layout = read_pooled(pooled(pooling(), pooling(stride=(2, 3)), [(3, 4), (3, 3)], prefix=True))
+    assert (layout.pattern, layout.grid, layout.prefix) == ("reduced keys", (3, 4), 1)
+    assert layout.keys[0, 1:].tolist() == [[row, 1.5 * col] for row in range(3) for col in range(3)]
+    assert layout.key_prefix.tolist() == [True] + [False] * 9
+
+
+def test_tokens_that_are_not_pooled_attend_globally():
+    layout = read_pooled(pooled(None, None))
+    assert (layout.pattern, layout.grid) == ("global", (5, 7))
+    assert torch.equal(layout.keys, layout.query_positions())
+
+
+def reduced(queries, keys, reduction=None, counts=None, **named):
+    features = {} if counts is None else {next(reduction.modules()): (2, 4, *counts)}
+    inside = module() if reduction is None else module(sr=reduction)
+    return seen(queries, keys, None, inside=inside, features=features, **named)
+
+
+def test_keys_of_a_reducing_convolution_are_cells_of_the_grid():
+    step = nn.Conv2d(4, 4, kernel_size=(2, 3), stride=(2, 3))
+    layout = read_reduced(reduced(24, 6, step, (2, 3), height=4, width=9 - 3))
+    assert layout.grid == (4, 6)
+    assert layout.keys[0].tolist() == [[row, col] for row in (0.5, 2.5) for col in (1.0, 4.0, 7.0)]
+
+
+def test_keys_that_nothing_reduces_are_the_queries():
+    layout = read_reduced(reduced(36, 36, feat_size=(5, 7)))
+    assert (layout.pattern, layout.grid, layout.prefix) == ("global", (5, 7), 1)
+
+
+def test_cells_are_those_of_adaptive_pooling_or_of_a_convolution():
+    positions = torch.arange(11.0, dtype=torch.float64)
+    pooled = nn.functional.adaptive_avg_pool1d(positions[None], 4)[0]
+    strided = nn.functional.avg_pool1d(positions[None], 3)[0]
+    assert torch.equal(cell_centres(11, 4), pooled)
+    assert torch.equal(cell_centres(11, 3, 3), strided)
+
+
+def test_blocks_without_windows_attend_to_all_patches():
+    block = module(norm1=nn.Identity(), attn=nn.Identity(), window_size=0)
+    layout = read_sam(seen(35, 35, around=[block], given=(torch.zeros(2, 5, 7, 4),)))
+    assert (layout.pattern, layout.grid, layout.source) == (
+        "global",
+        (5, 7),
+        "the input of the block that it runs in",
+    )
+
+
+class Embeddings(nn.Module):
+    """Patches of an image: a convolution, and prefix tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.projection = nn.Conv2d(3, 4, 2)
+        self.cls_token, self.register_tokens = torch.zeros(1, 1, 4), torch.zeros(1, 3, 4)
+
+
+def test_embeddings_without_a_convolution_are_of_a_sequence():
+    embeddings = Embeddings()
+    around, features = [module(embeddings=embeddings)], {embeddings.projection: (2, 4, 5, 7)}
+    tower = read_tower(seen(39, 39, around=around, features=features))
+    assert (tower.pattern, tower.grid, tower.prefix) == ("global", (5, 7), 4)
+    text = read_tower(seen(39, 39, around=around))
+    assert (text.pattern, text.grid, text.prefix) == ("sequence", (39,), 0)
+
+
+PATCHES = module(patch_embed=nn.Conv2d(3, 4, 2), num_prefix_tokens=1)
+GRID = {PATCHES.patch_embed: (2, 4, 5, 7)}
+REFUSED = {
+    "pooled by no convolution": (
+        read_pooled,
+        pooled(nn.MaxPool2d(3), None),
+        "its tokens are pooled by no convolution with a padding in pixels",
+    ),
+    "pooled with padding in words": (
+        read_pooled,
+        pooled(pooling(stride=1, padding="same"), None),
+        "its tokens are pooled by no convolution with a padding in pixels",
+    ),
+    "pooled off the middle": (
+        read_pooled,
+        pooled(pooling(kernel_size=2), None),
+        "its tokens are pooled by no convolution that is centred on them",
+    ),
+    "pooled to another number": (
+        read_pooled,
+        pooled(None, None, [(3, 4), (3, 3)]),
+        "12 queries and 9 keys do not fit (5, 7) and (5, 7) positions",
+    ),
+    "other queries than the grid": (
+        read_reduced,
+        reduced(37, 6, feat_size=(5, 7)),
+        "37 queries are not 5 × 7 positions, with a class token or not",
+    ),
+    "nothing reduces": (
+        read_reduced,
+        reduced(35, 6, feat_size=(5, 7)),
+        "6 keys for 35 queries, and nothing that reduces them is known",
+    ),
+    "cells that overlap": (
+        read_reduced,
+        reduced(35, 12, pooling(), (3, 4), feat_size=(5, 7)),
+        "its keys are made of cells that overlap",
+    ),
+    "no grid": (
+        read_reduced,
+        reduced(35, 6, nn.Conv2d(4, 4, 2, 2), feat_size=(5, 7), counts=None),
+        "no convolution ran in Conv2d, so its grid is not known",
+    ),
+    "two class tokens": (
+        read_class_token,
+        seen(2, 36, around=[PATCHES], features=GRID),
+        "2 queries and 36 keys are not a class token and its patches",
+    ),
+    "no prefix": (
+        read_patches,
+        seen(36, 36, around=[PATCHES], features=GRID),
+        "36 queries and 36 keys are not 5 × 7 positions and 0 prefix tokens",
+    ),
+    "no patch embedding": (
+        read_tokens,
+        seen(36, 36, around=[module(patch_embed=None)]),
+        "no module around it has patch_embed and num_prefix_tokens",
+    ),
+    "no embeddings": (
+        read_tower,
+        seen(36, 36),
+        "no model with embeddings is around it, so where its tokens lie is not known",
+    ),
+    "keys of another length": (
+        read_sequence,
+        seen(7, 11),
+        "its 11 keys are other tokens than its 7 queries",
+    ),
+    "keys of another sequence": (
+        read_sequence,
+        seen(7, 7, encoder_hidden_states=torch.zeros(2, 7, 4)),
+        "its keys are those of another sequence",
+    ),
+    "no such class around": (
+        lambda call: call.parent_of_kind("torchvision.models.maxvit.Block", "timm.models.maxxvit.Layer"),
+        seen(7, 7, around=[nn.Identity()]),
+        "it runs in no Block or Layer",
+    ),
+}
+
+
+@pytest.mark.parametrize(("read", "call", "message"), REFUSED.values(), ids=REFUSED)
+def test_calls_that_do_not_fit_are_refused(read, call, message):
+    with pytest.raises(UnsupportedModelError) as caught:
+        read(call)
+    assert str(caught.value) == message
+
+
+def test_a_class_token_looks_at_itself_and_all_patches():
+    layout = read_class_token(seen(1, 36, around=[PATCHES], features=GRID))
+    assert (layout.pattern, layout.grid, layout.queries.tolist()) == ("class token", (5, 7), [[-1]])
+    assert layout.key_prefix.tolist() == [True] + [False] * 35
+
+
+WEIGHTS, VALUES = torch.zeros(2, 3, 7, 11), torch.zeros(2, 3, 11, 5)
+PRODUCTS = {
+    "weights first": (("bhqk,bhkc->bhqc", WEIGHTS, VALUES), True),
+    "values first": (("bhkc, bhqk -> bhqc", VALUES, WEIGHTS), True),
+    "heads turned": (("bhqk,bhkc->bqhc", WEIGHTS, VALUES), False),
+    "summed over queries": (("bhkq,bhkc->bhqc", WEIGHTS, VALUES), False),
+    "weights alone": (("bhqk,bhqk->bhqk", WEIGHTS, WEIGHTS), False),
+    "operands as a list": (("bhqk,bhkc->bhqc", [WEIGHTS, VALUES]), False),
+}
+
+
+@pytest.mark.parametrize(("arguments", "product"), PRODUCTS.values(), ids=PRODUCTS)
+def test_only_an_einsum_of_weights_and_values_is_their_product(arguments, product):
+    found = factors_of_einsum(arguments, lambda part: part is WEIGHTS)
+    assert (found is not None) is product
+    if found is not None:
+        assert (found[0] is WEIGHTS, found[1] is VALUES, found[2]) == (True, True, False)
+
+
+X = torch.randn(2, 35, 4, generator=torch.Generator().manual_seed(0))
+GIVEN = {
+    "tokens": (X, True),
+    "tokens after a prefix": (torch.cat([X[:, :1], X], 1), True),
+    "channels last": (X.unflatten(1, (5, 7)), True),
+    "channels first": (X.mT.unflatten(2, (5, 7)), True),
+    "as many channels as rows and columns": (torch.zeros(2, 5, 7, 5, 7), False),
+    "no tensor": (SimpleNamespace(shape=X.shape), False),
+    "no numbers": (X > 0, False),
+    "no channels": (X[..., 0], False),
+    "other tokens": (X[:, :33], False),
+}
+
+
+@pytest.mark.parametrize(("given", "known"), GIVEN.values(), ids=GIVEN)
+def test_inputs_are_put_in_the_order_of_the_grid_or_left_out(given, known):
+    found = on_grid(given, global_layout((5, 7), 1), 2)
+    assert (found is not None) is known
+    if found is not None:
+        assert torch.equal(found, X)
+
+
+def test_a_position_with_two_queries_has_no_order():
+    queries = torch.arange(35)[None].clone()
+    queries[0, 3] = 2
+    whole = global_layout((5, 7))
+    twice = Layout("global", (5, 7), torch.cat([queries, queries[:, :1]], 1), whole.keys, whole.key_prefix, None)
+    assert on_grid(torch.cat([X, X[:, :1]], 1), twice, 2) is None

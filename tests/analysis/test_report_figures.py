@@ -1,0 +1,118 @@
+"""Figures of a report: each number is where it belongs, of images and of sequences."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from tests.analysis.analyze_cases import gated, noise
+
+from convattn.analysis import analyze
+from convattn.analysis.report import figures
+from convattn.layers import RelativeAttention1d
+from convattn.records.head_report import Estimate
+
+
+@pytest.fixture(scope="module")
+def image():
+    return analyze(gated(0.6), noise(4, 6, 5, 7), progress=False)
+
+
+@pytest.fixture(scope="module")
+def sequence():
+    torch.manual_seed(0)
+    return analyze(RelativeAttention1d(6, 5, 3, "distance"), noise(4, 6, 11), progress=False)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Notes what is drawn: the name of the method, and its positional arguments."""
+    calls = []
+
+    def spy(name):
+        own = getattr(Axes, name)
+
+        def method(self, *arguments, **style):
+            calls.append((name, arguments, style))
+            return own(self, *arguments, **style)
+
+        monkeypatch.setattr(Axes, name, method)
+
+    for name in ("text", "scatter", "bar", "imshow", "axvline"):
+        spy(name)
+    return calls
+
+
+def of(drawn, name):
+    return [(arguments, style) for kind, arguments, style in drawn if kind == name]
+
+
+def of_layers(report, count):
+    """The report with as many layers, alike but for their names."""
+    (layer,) = report.layers
+    return replace(report, layers=tuple(replace(layer, name=f"layer {number}") for number in range(count)))
+
+
+def test_panels_without_a_layer_are_hidden(image, monkeypatch, tmp_path):
+    hidden = []
+    monkeypatch.setattr(Axes, "set_visible", lambda _, visible: hidden.append(visible))
+    figures.head_map(tmp_path / "figure.svg", of_layers(image, 5))
+    assert hidden == [False] * 3
+
+
+def with_spreads(report, *values):
+    (layer,) = report.layers
+    heads = tuple(replace(head, spread=Estimate(value, 0.0)) for head, value in zip(layer.heads, values, strict=True))
+    return replace(report, layers=(replace(layer, measured=replace(layer.measured, heads=heads)),))
+
+
+def test_only_heads_with_a_spread_have_a_circle(image, drawn, monkeypatch, tmp_path):
+    sizes = []
+    monkeypatch.setattr(figures, "add_ellipse", lambda _panel, centre, size, **_: sizes.append((centre, size)))
+    figures.head_map(tmp_path / "figure.png", with_spreads(image, 0.0, 2.0, math.nan))
+    shift = [one.value for one in image.layers[0].heads[1].shift]
+    assert sizes == [((shift[1], shift[0]), (4.0, 4.0))]
+    numbers = {arguments[2]: (arguments[1], arguments[0]) for arguments, _ in of(drawn, "text") if len(arguments) == 3}
+    places = {str(head.head + 1): tuple(one.value for one in head.shift) for head in image.layers[0].heads}
+    assert {name: numbers[name] for name in places} == places
+
+
+def test_shifts_of_sequences_lie_over_depth(sequence, drawn, tmp_path):
+    figures.shift_scatter(tmp_path / "figure.png", replace(of_layers(sequence, 2), kernel_size=5))
+    ((shifts, depths), style), *_ = of(drawn, "scatter")
+    found = [head.shift[0].value for head in sequence.layers[0].heads]
+    assert (list(shifts), list(depths), style["c"]) == (found * 2, [1, 1, 1, 2, 2, 2], [1, 1, 1, 2, 2, 2])
+    panels = 1 + len(sequence.layers[0].controls)
+    assert [arguments[0] for arguments, _ in of(drawn, "axvline")] == [-2, -1, 0, 1, 2] * panels
+
+
+def with_kernels(report, step):
+    """The report of heads that look at one displacement."""
+    (layer,) = report.layers
+    only = tuple(float(other == step) for other in layer.displacements)
+    heads = tuple(replace(head, kernel=only) for head in layer.heads)
+    return replace(report, layers=(replace(layer, measured=replace(layer.measured, heads=heads)),))
+
+
+def test_kernels_of_sequences_are_bars(sequence, drawn, tmp_path):
+    figures.kernel_gallery(tmp_path / "figure.png", with_kernels(sequence, (2.0,)))
+    assert [arguments[1].tolist() for arguments, _ in of(drawn, "bar")] == [[0.0, 0.0, 0.0, 0.0, 1.0]] * 3
+    assert not of(drawn, "imshow")
+
+
+def test_kernels_of_images_are_cut_to_what_heads_look_at(image, drawn, tmp_path):
+    """The square that is drawn reaches the one displacement, by three columns, and no further."""
+    figures.kernel_gallery(tmp_path / "figure.png", with_kernels(image, (0.0, 3.0)))
+    expected = np.zeros((7, 7))
+    expected[3, 6] = 1.0
+    pictures = [arguments[0] for arguments, _ in of(drawn, "imshow")]
+    assert [np.array_equal(picture, expected) for picture in pictures] == [True] * 3
+
+
+def test_two_reports_are_drawn_over_each_other(image, tmp_path):
+    figures.comparison_figure(tmp_path / "figure.svg", image, replace(image, model="Another"))
+    written = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    for text in ("first: GatedRelativeAttention2d", "second: Another", "hard share", "distance (cells)"):
+        assert f"<!-- {text} -->" in written
