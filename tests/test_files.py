@@ -6,8 +6,17 @@ import sys
 
 import pytest
 
-from convattn.errors import ArgumentError, WriteError
-from convattn.files import as_path, clear_leftovers, hidden_folder, new_folder, require_new_folder, write_atomically
+from convattn import files
+from convattn.errors import ArgumentError, CheckpointError, WriteError
+from convattn.files import (
+    as_path,
+    clear_leftovers,
+    hidden_folder,
+    new_folder,
+    require_new_folder,
+    sole_use,
+    write_atomically,
+)
 
 
 def names(folder):
@@ -182,3 +191,21 @@ def test_what_is_there_is_refused(tmp_path):
             pytest.fail("the block must not be entered")
     assert names(tmp_path) == ["file", "full"]
     assert (tmp_path / "full" / "kept").read_text() == "kept"
+
+
+def test_a_lock_that_its_owner_removes_meanwhile_is_made_again(tmp_path, monkeypatch):
+    lock, removed = files._lock, []
+
+    def slow(held):
+        if not removed:
+            removed.append((tmp_path / ".lock").stat().st_ino)
+            (tmp_path / ".lock").unlink()
+        return lock(held)
+
+    monkeypatch.setattr(files, "_lock", slow)
+    with sole_use(tmp_path):
+        assert len(removed) == 1
+        assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
+        with pytest.raises(CheckpointError, match=f"is in use by process {os.getpid()} on "), sole_use(tmp_path):
+            pass
+    assert names(tmp_path) == []

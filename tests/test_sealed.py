@@ -228,3 +228,14 @@ def test_a_narrow_file_that_was_changed_is_refused(tmp_path):
     replace_weights(folder)  # the same values, as float32
     with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved: half"):
         read_sealed(folder)
+
+
+def test_tensors_that_share_memory_or_are_part_of_one_are_written_whole(tmp_path):
+    whole = torch.arange(35.0).reshape(5, 7)
+    tensors = {"whole": whole, "again": whole.view(7, 5), "rows": whole[1:3], "columns": whole[:, 2:5]}
+    (tmp_path / "made").mkdir()
+    write_sealed(tmp_path / "made", {"kind": "test"}, tensors)
+    _, found = read_sealed(tmp_path / "made")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    assert (tmp_path / "made" / "model.safetensors").stat().st_size < 2 * 4 * (35 + 35 + 14 + 15) + 1000

@@ -2,8 +2,10 @@
 
 import re
 import resource
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -181,3 +183,45 @@ def test_message_of_several_lines_becomes_one(monkeypatch, capsys):
     monkeypatch.setattr(app, "COMMANDS", {"fail": raising(DataError("first\n  second"))})
     assert main(["fail"]) == 2
     assert capsys.readouterr().err == "convattn: first second\n"
+
+
+def test_reader_that_left_is_told_nothing_more(monkeypatch, tmp_path):
+    monkeypatch.setattr(app, "COMMANDS", {"fail": raising(BrokenPipeError())})
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["fail"]) == 141
+        out.write("what was still to come")
+    assert (tmp_path / "out").read_text() == ""
+
+
+def test_warning_of_convattn_is_one_line_and_others_are_left_to_python(monkeypatch, capsys):
+    from convattn.errors import CertificateWarning
+
+    def command() -> int:
+        warnings.simplefilter("always")
+        warnings.warn("first\n  second", CertificateWarning, stacklevel=1)
+        warnings.warn("of another library", FutureWarning, stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(app, "COMMANDS", {"warn": command})
+    with pytest.warns(FutureWarning, match=r"^of another library$") as caught:
+        assert main(["warn"]) == 0
+    assert len(caught) == 1
+    assert capsys.readouterr() == ("", "convattn: first second\n")
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["frobnicate"], 2)])
+def test_package_run_as_a_program_is_the_command(monkeypatch, capsys, words, code):
+    monkeypatch.setattr(sys, "argv", ["convattn", *words])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("convattn", run_name="__main__")
+    assert caught.value.code == code
+    out, err = capsys.readouterr()
+    assert (out.strip() == __version__) == (code == 0)
+    assert ('Unknown command "frobnicate"' in err) == (code == 2)
+
+
+def test_package_that_is_only_imported_runs_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["convattn", "--version"])
+    runpy.run_module("convattn.__main__", run_name="convattn.__main__")
+    assert capsys.readouterr() == ("", "")

@@ -16,6 +16,7 @@ from torch import nn
 
 from convattn import NetworkCertificate, convert, load_network, network_to_attention, save_network
 from convattn.cli import main
+from convattn.cli.convert_network import _value
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet, ResNet, pretrained_names
 from convattn.records import Certificate, ConversionForecast
@@ -281,3 +282,12 @@ def test_gates_that_are_closed_are_saved_and_loaded(capsys):
     loaded.stem[0].gate.data += 0.5
     save_network(loaded, "open")
     assert torch.equal(load_network("open")(x), loaded(x))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("[2, 5]", [2, 5]), ("true", True), ("null", None), ("avg", "avg"), ("3x", "3x"), ('"3"', "3")],
+)
+def test_value_is_json_or_else_text(text, value):
+    assert _value(text) == value
+    assert type(_value(text)) is type(value)

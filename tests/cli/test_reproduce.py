@@ -1,14 +1,22 @@
 import html
 import re
+import shutil
 from importlib import resources
 from xml.etree import ElementTree as ET
 
 import pytest
+import torch
 from tests.analysis.run_cases import make_run
 
 from convattn.analysis.reproduction import TARGETS, Reproduction
+from convattn.analysis.reproduction.record import TargetResult
 from convattn.cli import main
-from convattn.cli.reproduce_links import figure_links
+from convattn.cli.reproduce_links import figure_links, link_panels
+from convattn.cli.reproduce_view import write_views
+from convattn.data import load_samples
+from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.models import AttentionNet, ConvNet
+from convattn.records import DataRecord, RunRecord
 from convattn.viewer import Scene
 
 
@@ -80,6 +88,68 @@ def test_a_page_that_is_too_large_is_left_out_and_said(runs, tmp_path, monkeypat
     assert not (tmp_path / "made" / "view").exists()
 
 
+@pytest.fixture
+def cifar10_run(tmp_path):
+    """A folder that says that its network was trained on CIFAR-10, whose files are not there."""
+    torch.manual_seed(0)
+    run = tmp_path / "run"
+    AttentionNet("learned_table", width=8, depth=1, heads=4, ffn=8, image_size=32).save_pretrained(run)
+    RunRecord(
+        name="tiny",
+        claim="none",
+        command="none",
+        recipe={"data": {"name": "cifar10"}},
+        seed=3,
+        data=DataRecord("cifar10", "nowhere", {}, {}, "as published"),
+        parameters=1,
+        results={},
+        seconds=1.0,
+        peak_memory=1,
+        memory_estimate=1,
+        energy=None,
+        resumed=0,
+        hardware={},
+        versions={},
+        started="2026-01-01T00:00:00+00:00",
+        revision=None,
+        not_covered=(),
+    ).save(run / "record.json")
+    return run
+
+
+def _reproduction(run, *targets):
+    made = tuple(TargetResult(target, (f"{target}.parquet",), (str(run),), ()) for target in targets)
+    return Reproduction(str(run.parent), "paper", (str(run),), (), (), made, (), ())
+
+
+def test_a_network_of_cifar10_is_shown_on_the_samples_of_the_package(cifar10_run, tmp_path):
+    """Its training data are not read for a page of tables and curves."""
+    index = write_views(_reproduction(cifar10_run, "table1"), tmp_path, None)
+    assert index == tmp_path / "index.html"
+    header = Scene.load(tmp_path / "view" / "tiny" / "scene.safetensors").header
+    samples = load_samples()
+    assert [image["name"] for image in header["images"]] == [f"test image {row}" for row in samples.rows]
+    assert [image["label"] for image in header["images"]] == [samples.classes[n] for n in samples.split.labels.tolist()]
+    (network,) = header["networks"]
+    assert (network["title"], network["classes"]) == ("tiny, scale paper, seed 3", list(samples.classes))
+    assert network["input"] == {"rows": 32, "cols": 32, "mean": list(CIFAR10_MEAN), "std": list(CIFAR10_STD)}
+    assert network["timeline"] is None
+
+
+def test_where_nothing_was_made_there_is_no_index(cifar10_run, tmp_path):
+    nothing = Reproduction("runs", "paper", (), (), (), (TargetResult("fig3", (), (), ("tiny",)),), (), ())
+    assert write_views(nothing, tmp_path, None) is None
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_a_network_without_attention_has_no_page(cifar10_run, tmp_path):
+    ConvNet(width=8, depth=1, ffn=8).save_pretrained(tmp_path / "other")
+    shutil.copy(cifar10_run / "record.json", tmp_path / "other")
+    index = write_views(_reproduction(tmp_path / "other", "table1"), tmp_path, None)
+    assert "view/" not in index.read_text()
+    assert not (tmp_path / "view").exists()
+
+
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
@@ -145,3 +215,17 @@ def test_nothing_made_is_exit_code_1_with_the_command(runs, tmp_path, capsys):
 def test_mistakes_are_exit_code_2(arguments, message, capsys):
     assert main(["reproduce", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_figure_without_panels_is_left_as_it_is(tmp_path):
+    figure = tmp_path / "figure.svg"
+    figure.write_text("no picture at all")
+    link_panels(figure, [], "page.html")
+    assert figure.read_text() == "no picture at all"
+
+
+def test_missing_matplotlib_is_told_before_anything_is_made(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert main(["reproduce", "all", "--runs", str(runs), "-o", "made"]) == 2
+    assert re.search(r'this needs matplotlib, .*pip install matplotlib \(or the extra "train"', capsys.readouterr().err)
+    assert not (tmp_path / "made").exists()

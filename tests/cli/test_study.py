@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from convattn.cli import main
+from convattn.cli.study import _make_engine
 from convattn.models import load_network
 from convattn.records import RunRecord
+from convattn.training.studies.engine import LocalEngine
+from convattn.training.studies.ray_engine import RayEngine
 from convattn.training.studies.record import StudyRecord
 
 TINY = ("model.width=5", "model.depth=1", "model.ffn=7", "training.epochs=1", "training.batch_size=240")
@@ -70,3 +73,12 @@ def test_mistakes_are_told_before_anything_runs(capsys, words, message):
     assert main(["study", "digits-quadratic", *words]) == 2
     assert message in capsys.readouterr().err
     assert not Path("study").exists()
+
+
+@pytest.mark.parametrize(("name", "address", "kind"), [("ray", "auto", RayEngine), ("local", None, LocalEngine)])
+def test_engine_has_what_was_asked_for_and_reports_on_standard_error(capsys, name, address, kind):
+    engine = _make_engine(name, 3, 5, address)
+    assert type(engine) is kind
+    assert (engine.workers, engine.threads, getattr(engine, "address", None)) == (3, 5, address)
+    engine.tell("started")
+    assert capsys.readouterr() == ("", "started\n")

@@ -162,3 +162,22 @@ def test_a_frozen_layer_holds_no_graph_and_can_be_copied(make):
         assert torch.equal(copy.deepcopy(frozen)(x), frozen(x))
         assert torch.equal(pickle.loads(pickle.dumps(frozen))(x), frozen(x))
     assert not frozen(x).requires_grad
+
+
+def test_a_frozen_layer_prints_its_sizes_and_paths_and_has_the_weight_of_a_convolution():
+    conv = nn.Conv2d(4, 6, (3, 5), padding=(1, 2))
+    frozen = freeze(conv_to_attention(conv, sharpness=1.0)[0], images(1, 4, 11, 13))
+    assert frozen.extra_repr() == "4, 6, num_heads=15, paths={'11 x 13': 'separable'}"
+    assert torch.equal(frozen.weight, conv.weight)
+    assert (frozen.kernel_size, frozen.stride, frozen.dilation) == ((3, 5), (1, 1), (1, 1))
+    other = FrozenAttention(RelativeAttention2d(4, 6, 5, "quadratic"), [(7, 5), (11, 13)])
+    assert other.sizes == ((7, 5), (11, 13))
+    with pytest.raises(AttributeError, match=r"has no attribute 'weight'$"):
+        _ = other.weight
+
+
+def test_layers_that_need_the_images_and_no_sizes_are_refused():
+    with pytest.raises(ArgumentError, match="layer must be one whose scores do not depend on content, but is 'Rel"):
+        FrozenAttention(RelativeAttention2d(4, 6, 5, "quadratic", content=True), [(7, 5)])
+    with pytest.raises(ArgumentError, match=r"sizes must be at least one size of images, but is \[\]"):
+        FrozenAttention(RelativeAttention2d(4, 6, 5, "quadratic"), [])

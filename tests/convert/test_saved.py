@@ -210,3 +210,11 @@ def test_damaged_attention_is_refused(changes, tmp_path, without_type_checks):
         CheckpointError, match=r"config\.json is not what was saved; if it was edited on purpose, load it"
     ):
         load_layer(folder)
+
+
+def test_what_is_no_layer_and_no_certificate_is_refused_and_leaves_nothing(tmp_path, without_type_checks):
+    with pytest.raises(ArgumentError, match=r"^layer must be an nn\.Module, but is of type int$"):
+        save_layer(3, tmp_path / "layer")
+    with pytest.raises(ArgumentError, match=r"^certificate must be what the conversion returned, but is 'passed'$"):
+        save_layer(nn.Conv1d(2, 3, 5), tmp_path / "layer", certificate="passed")
+    assert not list(tmp_path.iterdir())

@@ -53,6 +53,10 @@ REFUSED = [
         "cannot convert Conv1d: its bias must have shape (3,) to fit its arguments, but has shape (2,)",
     ),
     (
+        lambda: resized(nn.Conv2d(2, 3, 3), "weight", 0, 2, 3, 3),
+        "cannot convert Conv2d: its weight is empty, (0, 2, 3, 3)",
+    ),
+    (
         lambda: nn.Linear(2, 3),
         "cannot convert Linear: supported convolutions are Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvT",
     ),

@@ -45,6 +45,14 @@ WRONG_TABLES = {
         "expected the columns img: struct<bytes: binary, path: string> and label: int64, but found image: binary",
     ),
     "image is not a struct": (pa.table({"img": [b""], "label": [1]}), "but found img: binary, label: int64"),
+    "image without its bytes": (
+        pa.table({"img": [{"path": "a.png"}], "label": [1]}),
+        "but found img: struct<path: string>, label: int64",
+    ),
+    "bytes are text": (
+        pa.table({"img": [{"bytes": "a", "path": ""}], "label": [1]}),
+        "but found img: struct<bytes: string, path: string>, label: int64",
+    ),
     "label is text": (
         pa.table({"img": [{"bytes": b"", "path": ""}], "label": ["cat"]}),
         r"but found img: struct<bytes: binary, path: string>, label: string",

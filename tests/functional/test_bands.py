@@ -243,3 +243,14 @@ def test_bfloat16_is_summed_before_it_is_rounded():
     y = band_attention(bands, case.axis, *values[:2])
     hi = reference(case, *(value.double() for value in values))
     assert_within_budget(y, hi, reference(case, values[0], values[1], values[2].float()))
+
+
+def test_under_autocast_keys_and_maps_are_rounded_first():
+    case = CASES[0]
+    keys, maps, table = inputs(case, torch.float32)
+    bands = find_bands(table, case.axis, torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = band_attention(bands, case.axis, keys, maps)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, band_attention(bands, case.axis, keys.bfloat16(), maps.bfloat16()))
+    assert not torch.equal(y.float(), band_attention(bands, case.axis, keys, maps))

@@ -83,6 +83,7 @@ MANY_CHANNELS = [
     Case("few outputs", (9, 11), ((0.0,), (0.0,)), channels=2048, outputs=2),
     Case("a narrow image", (21, 1), ((0.0,), (0.0,)), channels=1024, outputs=1030),
 ]
+SINGLE = [case for case in CASES if len(list(product(*case.centres))) == 1 and case.groups == 1]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
@@ -260,3 +261,15 @@ def test_a_matrix_that_is_wrong_by_one_pixel_is_noticed(monkeypatch):
     monkeypatch.setattr(planning, "row_strips", wrong)
     with pytest.raises(AssertionError, match="result: error"):
         Made(CASES[0], torch.float32).check()
+
+
+@pytest.mark.parametrize(
+    ("case", "order"),
+    [pytest.param(case, order, id=f"{case.name}-{order}") for case in (CASES[0], *SINGLE) for order in orders(case)],
+)
+def test_a_bias_is_added_last(case, order, monkeypatch):
+    monkeypatch.setattr(planning, "_order", lambda *_: order)
+    monkeypatch.setattr(planning, "_CACHE", 1 << 12)
+    made = Made(case, torch.float64)
+    without = made.plan()(made.x, made.maps, case.groups, None)
+    assert torch.equal(made.finish(without), made.compute())

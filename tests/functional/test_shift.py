@@ -117,3 +117,13 @@ def test_images_with_channels_last_keep_their_order():
     with torch.no_grad():
         for _ in range(2):
             assert layer(x).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("centre", [0.0, 4.0, -3.0], ids=["at the key", "after it", "before it"])
+def test_the_only_key_is_looked_at_by_every_head(centre, queries):
+    axis = Axis(range(queries), 1)
+    scores = -800.0 * (axis.displacements().double() - centre)[None].square()
+    shifts = find_shifts([scores], (axis,), 1e-15)
+    assert shifts.leak == 0
+    assert torch.equal(attention_weights(displacement_scores(scores, (axis,))), torch.ones(1, queries, 1).double())

@@ -213,3 +213,15 @@ def test_layers_compile_to_one_graph():
     command = [sys.executable, "-c", COMPILED]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert float(found.stdout.splitlines()[-1]) <= 8 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize(("share", "dropout"), [(torch.full((2,), 0.5), 0.0), (None, 0.1)], ids=["gate", "dropout"])
+def test_scores_refuse_the_path_where_it_cannot_weight_them(share, dropout):
+    made = RelativeAttention2d(3, 5, 2, "quadratic", content=True)
+    axes = made.geometry.axes((5, 7))
+    maps = made.values.maps()
+    message = 'impl must be "auto", "content" or "reference" with a gate or dropout, but is \'flex\''
+    with pytest.raises(ArgumentError, match=message):
+        made.content.attend(
+            torch.randn(1, 3, 5, 7), axes, made.encoding, maps, 1, share=share, dropout=dropout, path="flex"
+        )

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from tests.layers.layer_cases import by_path
+from torch.utils.flop_counter import FlopCounterMode
 
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
@@ -81,3 +82,46 @@ def test_images_of_one_row_or_column_are_sequences(axis, encoding):
     assert "in bands of" in line.plan(x.shape).reason
     hi = by_path(copy.deepcopy(line).double(), "reference", x.double())
     assert_within_budget(line(x), hi, by_path(line, "reference", x))
+
+
+def test_operations_of_more_queries_in_blocks_are_those_that_torch_counts():
+    encoding = Quadratic(1, 1, centres=[[0.0]], sharpness=0.01)
+    wide, taps, more = RelativeAttention1d(29, 23, 1, encoding), 105, 5  # blocks of as many queries as taps
+    found = []
+    for size in (2003, 2003 + more * taps):
+        plan, x = wide.plan((2, 29, size)), torch.randn(2, 29, size)
+        assert plan.reason.endswith(f"in bands of up to {taps} displacements")
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            wide(x)
+        assert {operation.__name__ for operation in counter.flop_counts["Global"]} == {"bmm"}  # no convolution
+        found.append((plan.flops, counter.get_total_flops()))
+    (first, counted), (second, counted_then) = found
+    assert second - first == counted_then - counted > 0
+
+
+def test_heads_too_wide_for_bands_are_computed_whole_where_no_transforms_are_wanted():
+    wide, x = layer(0, 5, sharpness=1e-6, impl="separable"), torch.randn(2, 3, 601)
+    plan = wide.plan(x.shape)
+    assert (plan.path, plan.reason, plan.bound) == ("separable", "requested", 0.0)
+    hi = by_path(copy.deepcopy(wide).double(), "reference", x.double())
+    assert_within_budget(wide(x), hi, by_path(wide, "reference", x))
+
+
+def test_heads_that_cannot_be_looked_at_are_computed_whole():
+    """Under `torch.vmap` over the centres every member of the batch has other bands."""
+    line, x = layer(-1, 0, 1.5), torch.randn(2, 3, 601)
+    known = {name: parameter.detach() for name, parameter in line.named_parameters()}
+    several = known["encoding.centres"] + torch.tensor([0.0, 3.0, -7.0])[:, None, None]
+
+    def output(centres):
+        return torch.func.functional_call(line, {**known, "encoding.centres": centres}, x)
+
+    def reference(centres, dtype):
+        made = copy.deepcopy(line).to(dtype)
+        with torch.no_grad():
+            made.encoding.centres.copy_(centres)
+        return by_path(made, "reference", x.to(dtype))
+
+    found = torch.vmap(output)(several)
+    for y, centres in zip(found, several, strict=True):
+        assert_within_budget(y, reference(centres, torch.float64), reference(centres, torch.float32))

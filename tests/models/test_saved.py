@@ -5,7 +5,7 @@ import torch
 from tests.models.network_cases import SAVED, small_images
 from torch import nn
 
-from convattn.errors import CheckpointError, UnknownNameError, UnsupportedModelError
+from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, UnsupportedModelError
 from convattn.models import NETWORKS, AttentionNet, ConvNet, ResNet, load_network
 
 
@@ -129,3 +129,27 @@ def test_unknown_network_is_named(tmp_path):
 
 def test_every_network_is_tested():
     assert {type(create()) for create in SAVED.values()} == set(NETWORKS.values())
+
+
+def test_saving_into_a_folder_with_other_files_keeps_them(tmp_path):
+    (tmp_path / "note.txt").write_text("mine")
+    for width in (5, 7):
+        ConvNet(width=width, depth=1, ffn=3).save_pretrained(tmp_path)
+        assert load_network(tmp_path).width == width
+    assert (tmp_path / "note.txt").read_text() == "mine"
+
+
+def test_arguments_that_do_not_fit_what_is_saved_are_named(tmp_path):
+    ConvNet(width=5, depth=1, ffn=3).save_pretrained(tmp_path)
+    message = (
+        r"^ConvNet does not take {'width': 0} with what .* says: width must be an integer of at least 1, but is 0$"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        ConvNet.from_pretrained(tmp_path, width=0)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.5, float("inf"), float("nan")])
+def test_range_of_the_first_weights_must_be_positive_and_finite(value):
+    message = f"^initializer_range must be a positive finite number, but is {value}$"
+    with pytest.raises(ArgumentError, match=message):
+        ConvNet(width=5, depth=1, ffn=3, initializer_range=value)

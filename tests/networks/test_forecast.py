@@ -10,6 +10,7 @@ from convattn.errors import ArgumentError, CheckpointError
 from convattn.networks import create_network
 from convattn.networks.forecast import forecast_attention, forecast_conv
 from convattn.records import ConversionForecast
+from convattn.records.forecast import _size
 
 
 @pytest.fixture
@@ -82,3 +83,11 @@ def test_forecast_refuses_the_paths_that_the_conversion_refuses(options, network
 def test_a_forecast_of_another_kind_is_refused():
     with pytest.raises(CheckpointError, match="not a ConversionForecast"):
         ConversionForecast.from_json("{}")
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1023, "1023 B"), (1024, "1 KiB"), (3 * 2**19, "1.5 MiB"), (7 * 2**40, "7 TiB"), (3 * 2**50, "3072 TiB")],
+)
+def test_sizes_are_said_in_the_largest_unit_that_fits(count, words):
+    assert _size(count) == words

@@ -1,8 +1,10 @@
 """Files of images for an analysis."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 
 from convattn.errors import DataError
 from convattn.networks.image_files import open_images
@@ -25,3 +27,32 @@ def test_arrays_without_pixels_are_refused(shape, tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(shape, dtype=np.uint8))
     with pytest.raises(DataError, match=r"must hold numbers of at least one image, but is uint8 of shape"):
         open_images(tmp_path / "a.npy", unused)
+
+
+def test_rows_without_a_picture_are_named(tmp_path):
+    rows = [{"bytes": None, "path": "a.png"}]
+    parquet.write_table(pa.table({"image": rows}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"cannot read the image .*a\.parquet, row 0: no picture, but a NoneType"):
+        open_images(tmp_path / "a.parquet", lambda: unused)[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[2, 3], [5, None]], r"a\.parquet: token ids must be whole numbers \("),
+        ([["2", "3"]], r"a\.parquet: token ids must be whole numbers \("),
+        ([[2, 3], [5]], r"a\.parquet: token ids must be lists of one length"),
+        ([2, 3], r"a\.parquet: token ids must be lists of one length"),
+    ],
+    ids=["missing", "text", "of several lengths", "no lists"],
+)
+def test_token_ids_that_are_none_are_refused(rows, message, tmp_path):
+    parquet.write_table(pa.table({"input_ids": rows}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=message):
+        open_images(tmp_path / "a.parquet", unused)
+
+
+def test_token_ids_are_read_as_they_are(tmp_path):
+    parquet.write_table(pa.table({"input_ids": [[2, 3, 5], [7, 11, 13]]}), tmp_path / "a.parquet")
+    found = open_images(tmp_path / "a.parquet", unused)
+    assert torch.equal(found, torch.tensor([[2, 3, 5], [7, 11, 13]]))

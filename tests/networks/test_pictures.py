@@ -9,11 +9,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.networks.picture_files import READ, REFUSED, black_png, encoded
 
 from convattn.errors import DataError
 from convattn.networks.image_files import open_images
-from convattn.networks.pictures import PictureError, decode_picture
+from convattn.networks.pictures import PictureError, _require_size, decode_picture
 
 
 def _prepare(picture):
@@ -92,3 +93,16 @@ def test_memory_is_bounded(tmp_path):
     large.write_bytes(black_png(6000, 5000))
     assert len(large.read_bytes()) < 10_000
     assert _peak(large) < 16 * 6000 * 5000
+
+
+@pytest.mark.parametrize(
+    ("size", "pixels", "reason"),
+    [((0, 5), 100, "damaged"), ((5, 0), 100, "damaged"), ((11, 13), 142, "large"), ((11, 13), 143, None)],
+)
+def test_sizes_without_pixels_or_with_too_many_are_refused(size, pixels, reason):
+    if reason is None:
+        _require_size(Image.new("RGB", size), pixels)
+        return
+    with pytest.raises(PictureError, match=f"the picture has {size[0]} × {size[1]} pixels") as caught:
+        _require_size(Image.new("RGB", size), pixels)
+    assert caught.value.reason == reason

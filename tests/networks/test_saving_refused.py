@@ -7,6 +7,7 @@ from torch import nn
 
 from convattn import convolutional_init, freeze, network_to_attention, network_to_conv, save_network
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.networks.structure import describe_replaced, differences
 
 
 def test_what_convolutional_init_made_is_not_saved(tmp_path):
@@ -52,6 +53,10 @@ def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_
         ({"folder": "x" * 300}, "folder cannot be made: File name too long"),
         ({"source": 3}, 'source must be "timm:NAME" or "torchvision:NAME", but is 3'),
         ({"source": "timm:resnet10t", "options": 3}, "options must be a dict of JSON types: .*, but is 3"),
+        (
+            {"source": "timm:resnet10t", "options": {"sizes": (3, 5)}},
+            r"options must be a dict of JSON types: .*, but is \{'sizes': \(3, 5\)\}",
+        ),
         ({"options": [1]}, r"options must be None without a source, whose builder takes them, but is \[1\]"),
     ],
 )
@@ -72,3 +77,50 @@ def test_two_classes_of_one_name_are_told_apart(tmp_path):
     )
     with pytest.raises(UnsupportedModelError, match=message):
         save_network(ResNet(), tmp_path / "made", source="timm:resnet10t")
+
+
+class Remembering(nn.Conv1d):
+    """A layer with state that is no tensor."""
+
+    def get_extra_state(self):
+        return {"calls": 3}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Remembering(2, 3, 5), "its 1._extra_state is a dict and no tensor"),
+        (lambda: nn.LazyLinear(3), "its 1.weight is lazy and not initialised"),
+        (lambda: nn.Conv1d(2, 3, 5, device="meta"), "its 1.weight is on the meta device and has no values"),
+    ],
+)
+def test_state_that_a_file_of_tensors_cannot_hold_is_refused(make, message, tmp_path):
+    with pytest.raises(UnsupportedModelError, match=message):
+        save_network(nn.Sequential(nn.Conv1d(2, 2, 3), make()), tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_layer_in_two_places_is_described_once():
+    fresh = nn.Sequential(nn.Conv1d(2, 2, 1), nn.ReLU(), nn.Conv1d(2, 2, 1))
+    twice = nn.Conv1d(2, 2, 3, padding=1)
+    (found,) = describe_replaced(nn.Sequential(twice, nn.ReLU(), twice), fresh)
+    assert found["names"] == ["0", "2"]
+    assert describe_replaced(fresh, nn.Sequential(nn.Conv1d(2, 2, 1), nn.ReLU(), nn.Conv1d(2, 2, 1))) == []
+
+
+def test_a_layer_that_may_be_left_out_must_be_left_out_in_both():
+    def network(last):
+        made = nn.Sequential(nn.Conv1d(2, 2, 1))
+        made.register_module("last", last)
+        return made
+
+    assert describe_replaced(network(None), network(None)) == []
+    with pytest.raises(UnsupportedModelError, match=r"^last is missing, where a new network has a ReLU$"):
+        describe_replaced(network(None), network(nn.ReLU()))
+
+
+def test_tensors_of_a_module_that_only_one_network_has_are_the_difference():
+    less, more = nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU(), nn.Linear(3, 5))
+    assert list(differences(more, less)) == ["1.weight is added", "1.bias is added"]
+    assert list(differences(less, more)) == ["1.weight is missing", "1.bias is missing"]

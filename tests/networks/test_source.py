@@ -14,7 +14,7 @@ from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDe
 from convattn.models import AttentionNet, ConvNet
 from convattn.networks import create_network
 from convattn.networks.image_files import open_images, stack_images
-from convattn.networks.preparation import draw_images, preparation
+from convattn.networks.preparation import draw_images, normalisation, preparation
 from convattn.networks.tensors import load_weights
 
 
@@ -183,3 +183,25 @@ def test_an_image_is_drawn_in_the_size_that_the_network_says():
     assert draw_images(create_network("timm:resnet10t")).shape[1:] == (3, 176, 176)
     assert draw_images(nn.Linear(2, 3)).shape == (1, 3, 224, 224)
     assert draw_images(nn.Linear(2, 3).double(), (5, 7)).dtype == torch.float64
+
+
+def test_networks_that_draw_for_seconds_unless_told_not_to_warn_are_told():
+    network = create_network("torchvision:googlenet", {"aux_logits": False, "num_classes": 3})
+    assert network.fc.out_features == 3  # a warning would have been an error here
+
+
+def test_networks_without_weights_do_not_say_how_pictures_are_prepared(monkeypatch):
+    monkeypatch.setattr(torchvision.models, "get_model_weights", lambda _: ())
+    message = "^torchvision has no weights for resnet18, and so does not say how to prepare images$"
+    with pytest.raises(ArgumentError, match=message):
+        preparation("torchvision:resnet18", nn.Identity())
+    assert normalisation("torchvision:resnet18", nn.Identity(), None) is None
+
+
+def test_normalisation_is_that_of_the_last_step_that_has_one(monkeypatch):
+    first, last = (torchvision.transforms.Normalize([mean] * 3, [0.25] * 3) for mean in (0.5, 0.125))
+    chain = [first, last, torchvision.transforms.CenterCrop(5)]
+    for steps, expected in ((chain, ((0.125,) * 3, (0.25,) * 3)), (chain[2:], None)):
+        made = torchvision.transforms.Compose(steps)
+        monkeypatch.setattr("convattn.networks.timm.preparation", lambda _, made=made: made)
+        assert normalisation("timm:resnet10t", nn.Identity(), None) == expected

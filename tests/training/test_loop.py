@@ -1,17 +1,20 @@
+import io
 import json
 import math
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from pyarrow import parquet
+from rich.console import Console
 from tests.training.tiny import tiny_data, tiny_recipe
 
 from convattn.errors import ArgumentError, RecipeError, TrainingError
 from convattn.models import AttentionNet, load_network
 from convattn.records import RunRecord
-from convattn.training import load_recipe, loop, train
+from convattn.training import load_recipe, loop, session, train
 from convattn.training.build import build_network, build_optimizer
 from convattn.training.heads import HEAD_COLUMNS
 from convattn.training.trainer import EpochResult
@@ -156,3 +159,39 @@ def test_recipes_of_the_paper_take_a_step_when_made_small(name):
         small |= {"model.width": "8", "model.depth": "1", "model.ffn": "8"}
     record = train(load_recipe(name, overrides=small), data=tiny_data(train=16), progress=False)
     assert math.isfinite(record.results["train_loss"])
+
+
+def test_terminal_is_shown_the_memory_first_and_each_epoch(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(loop, "Console", lambda **_: Console(file=screen, force_terminal=True, width=200))
+    record = train(tiny_recipe(epochs=2), data=tiny_data(), progress=True)
+    assert screen.getvalue().startswith("memory: about ")
+    assert f"epoch 2: loss {record.results['train_loss']:.3f}" in screen.getvalue()
+    assert f"test {record.results['test_accuracy']:.2%}" in screen.getvalue()
+
+
+def test_what_is_no_terminal_is_shown_nothing(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(loop, "Console", lambda **_: Console(file=screen, force_terminal=False))
+    train(tiny_recipe(epochs=1), data=tiny_data(), progress=True)
+    assert screen.getvalue() == ""
+
+
+def test_heads_of_a_long_run_are_recorded_at_some_of_its_steps(monkeypatch, tmp_path):
+    monkeypatch.setattr(session, "_MOMENTS", 3)  # of ten steps in two epochs
+    train(tiny_recipe(epochs=2), output=tmp_path / "run", data=tiny_data(), progress=False)
+    steps = parquet.read_table(tmp_path / "run" / "heads.parquet")["step"].to_pylist()
+    assert steps == [step for step in (0, 4, 5, 8, 10) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("resumed", "processes", "more"),
+    [
+        (0, 1, []),
+        (2, 1, ["peak memory before the run was last resumed"]),
+        (0, 3, ["peak memory of the other processes, and energy of other devices than the first process's"]),
+    ],
+)
+def test_record_names_what_it_does_not_cover(without_type_checks, resumed, processes, more):
+    session = SimpleNamespace(ledger=SimpleNamespace(resumed=resumed))
+    assert loop._not_covered(session, processes) == ("the spread over seeds: this is one run", *more)

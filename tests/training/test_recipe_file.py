@@ -1,8 +1,9 @@
+import dataclasses
 import re
 
 import pytest
 
-from convattn.errors import RecipeError, UnknownNameError
+from convattn.errors import ArgumentError, RecipeError, UnknownNameError
 from convattn.training import load_recipe, recipe_names, recipe_to_toml
 from convattn.training.recipe_file import command_for
 
@@ -24,6 +25,18 @@ REFUSED = {
     "value as a section": ("name.first", "x", "cannot set name.first, because name is a single value"),
     "flips without flip": ("data.alternate_flip", "true", "alternate_flip must be false without flip, but is True"),
     "no rate": ("optim.centre_rate", "0", "optim.centre_rate must be a number above 0, but is '0'"),
+    "epochs that fall": ("training.reinitialise", "5,3", r"reinitialise must be rising epochs, but is \(5, 3\)"),
+    "epochs named twice": ("training.reinitialise", "3,3", r"reinitialise must be rising epochs, but is \(3, 3\)"),
+    "pruned from nothing": (
+        "start.prune",
+        "true",
+        "recipe must be the name of a recipe, because folder or prune is set, but is None",
+    ),
+    "folder of nothing": (
+        "start.folder",
+        "runs",
+        "recipe must be the name of a recipe, because folder or prune is set",
+    ),
     "combination": ("optim.nesterov", "true", "nesterov must be false without sgd and a momentum, but is True"),
 }
 
@@ -64,3 +77,15 @@ def test_override_lists_stand_between_commas():
     recipe = load_recipe("resnet18", overrides={"schedule.milestones": "2, 5", "training.epochs": "7"})
     assert recipe.schedule.milestones == (2, 5)
     assert command_for(recipe) == "convattn train resnet18 --set schedule.milestones=2,5 --set training.epochs=7"
+
+
+def test_overrides_that_are_no_dict_are_refused(without_type_checks):
+    with pytest.raises(ArgumentError, match=r"^overrides must be new values by key, as a dict, but is \['seed=3'\]$"):
+        load_recipe("digits-quadratic", overrides=["seed=3"])
+
+
+def test_recipe_at_a_scale_that_its_name_does_not_have_is_run_from_its_file():
+    recipe = load_recipe("digits-quadratic")
+    assert command_for(recipe) == "convattn train digits-quadratic"
+    assert command_for(dataclasses.replace(recipe, scale="tiny")) == "convattn train recipe.toml"
+    assert command_for(dataclasses.replace(recipe, name="mine")) == "convattn train recipe.toml"

@@ -14,6 +14,7 @@ from tests.training.tiny import tiny_data, tiny_speed_recipe
 from convattn.errors import CheckpointError, CheckpointWarning
 from convattn.records import RunRecord
 from convattn.training import loop, train
+from convattn.training.checkpoint import Checkpoints
 from convattn.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
@@ -144,3 +145,11 @@ def test_thirty_killed_runs_end_with_the_same_bits(recipe, tmp_path):
 def test_files_of_a_run_obey_the_umask(whole):
     modes = {file.name: file.stat().st_mode & 0o777 for file in whole.iterdir()}
     assert len(set(modes.values())) == 1, modes
+
+
+def test_unfinished_checkpoint_is_removed_when_the_next_begins(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    (checkpoints.begin(3) / "model.safetensors").write_text("half")
+    place = checkpoints.begin(5)
+    assert place.name == ".step-00000005.new"
+    assert [*checkpoints.folder.iterdir()] == [place]

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import resource
 import subprocess
@@ -173,3 +174,14 @@ def test_a_run_keeps_its_folder_to_itself(monkeypatch, tmp_path):
     train(RECIPE, output=tmp_path / "run", data=tiny_data(), progress=False)
     assert len(seen) == 1
     assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_checkpoint_of_another_number_of_processes_is_refused_and_kept(monkeypatch, tmp_path):
+    cut_off(monkeypatch, tmp_path / "run", step=7)
+    manifest = newest(tmp_path / "run") / "checkpoint.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**content, "processes": 3}))
+    expected = "^checkpoint step-00000007 was written by 3 processes, but there are 1$"
+    with pytest.raises(CheckpointError, match=expected):
+        resume(tmp_path / "run")
+    assert newest(tmp_path / "run") == manifest.parent

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.training.study_fake import FakeTrain
@@ -14,9 +15,11 @@ from tests.training.study_fake import FakeTrain
 from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, RecipeError
 from convattn.records import RunRecord
 from convattn.training import study
+from convattn.training.studies import engine as engines
 from convattn.training.studies import statistics
-from convattn.training.studies.engine import LocalEngine, _slots
-from convattn.training.studies.folder import locked
+from convattn.training.studies.engine import LocalEngine, _slots, sigterm_raises
+from convattn.training.studies.folder import last_line, locked
+from convattn.training.studies.plan import plan_runs
 from convattn.training.studies.record import StudyRecord
 
 RECIPE = "digits-quadratic"
@@ -222,3 +225,59 @@ def test_workers_take_cuda_devices_in_turn(monkeypatch):
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in _slots(3)] == ["0", "1", "0"]
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert _slots(2) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("platform", "workers", "threads"),
+    [("linux", 1, 7), ("linux", 2, 3), ("linux", 11, 1), ("darwin", 2, 6), ("a board of one core", 2, 1)],
+)
+def test_workers_share_the_cores_that_the_process_may_use(monkeypatch, tmp_path, platform, workers, threads):
+    cores = SimpleNamespace(
+        sched_getaffinity=lambda _: set(range(7)), cpu_count=lambda: 13 if platform == "darwin" else None
+    )
+    monkeypatch.setattr(engines, "os", cores)
+    monkeypatch.setattr(engines, "sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr(engines, "threads_given", lambda: None)
+    (large,) = plan_runs(["sa-quadratic"], tmp_path, seeds=(0,), scale=None, overrides={}, grid={})
+    (small,) = plan_runs([RECIPE], tmp_path, seeds=(0,), scale=None, overrides={}, grid={})
+    assert LocalEngine()._threads(large, workers) == threads
+    assert LocalEngine()._threads(small, workers) == 1
+    assert LocalEngine(threads=5)._threads(large, workers) == 5
+
+
+def test_sigterm_is_left_alone_outside_the_main_thread():
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def work():
+        with sigterm_raises():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+    with sigterm_raises():
+        assert signal.getsignal(signal.SIGTERM) is not before
+
+
+def test_exit_that_no_signal_asked_for_keeps_its_code():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match=r"^3$"), sigterm_raises():
+        raise SystemExit(3)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_last_line_of_a_log_is_that_with_words(tmp_path):
+    log = tmp_path / "run.log"
+    assert last_line(log) == "no log"
+    log.write_text(" \n\n")
+    assert last_line(log) == "no log"
+    log.write_bytes(b"first\n  last \xff \n\n \n")
+    assert last_line(log) == "last \ufffd"
+
+
+def test_file_in_the_place_of_the_folder_is_refused_and_kept(tmp_path):
+    (tmp_path / "note").write_text("mine")
+    with pytest.raises(ArgumentError, match=r"^output must be a folder, but '.*note' is a file$"):
+        run(tmp_path / "note")
+    assert (tmp_path / "note").read_text() == "mine"

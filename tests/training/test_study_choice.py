@@ -9,9 +9,10 @@ from tests.training.study_fake import FakeTrain
 from convattn.cli.study import _summarise_study
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.training import load_recipe, study
-from convattn.training.studies.choice import read_search
+from convattn.training.studies.choice import _at_an_end, doubts, read_search
 from convattn.training.studies.engine import LocalEngine
-from convattn.training.studies.record import StudyRecord, Summary
+from convattn.training.studies.plan import plan_runs
+from convattn.training.studies.record import StudyCandidate, StudyChoice, StudyRecord, Summary
 
 NAME, KEY, RATES = "digits-quadratic", "optim.learning_rate", ("1e-3", "3e-3", "9e-3")
 
@@ -155,3 +156,18 @@ def test_search_whose_runs_changed_is_refused(search, tmp_path):
         (place / item.folder / "record.json").write_text("{}")
     with pytest.raises(CheckpointError, match="has changed since its study: give the study's command again"):
         run(tmp_path / "table", chosen=place)
+
+
+def test_recipes_of_a_search_that_are_not_run_leave_no_doubt(search, tmp_path):
+    place = with_accuracies(search, tmp_path, 0.5, 0.25, 0.25)
+    record, found = read_search(place)
+    options = {"seeds": (0,), "scale": None, "overrides": {KEY: "1e-3"}, "grid": {}}
+    runs = {name: plan_runs([name], tmp_path, **options) for name in (NAME, "convnet")}
+    assert doubts(place, record, found, runs["convnet"]) == []
+    assert len(doubts(place, record, found, runs[NAME])) == 1
+
+
+def test_words_have_no_smallest_and_no_largest():
+    tried = [{"optim.algorithm": word, KEY: rate} for word, rate in (("adamw", "1"), ("sgd", "3"))]
+    choice = StudyChoice(NAME, tried[1], tuple(StudyCandidate(values, None, ()) for values in tried))
+    assert _at_an_end(choice) == [f"{KEY}=3 is the largest of those tried; one beyond it was not tried"]

@@ -6,6 +6,7 @@ import pytest
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.training import load_recipe, recipe_to_toml, study
 from convattn.training.studies.plan import plan_runs, train_command
+from convattn.training.studies.run import _find_baseline
 
 RECIPE = "digits-quadratic"
 
@@ -92,3 +93,16 @@ def test_baseline_must_be_one_of_the_labels(tmp_path, baseline, error, message):
     with pytest.raises(error, match=message):
         study([RECIPE], output=tmp_path / "s", grid={"model.heads": ("4", "9")}, baseline=baseline)
     assert not (tmp_path / "s").exists()
+
+
+LABELS = [f"{RECIPE}[model.heads={heads}]" for heads in (4, 9)]
+
+
+@pytest.mark.parametrize(
+    ("values", "baseline", "found"),
+    [(("4", "9"), None, LABELS[0]), (("4", "9"), LABELS[1], LABELS[1]), (("9",), RECIPE, LABELS[1])],
+    ids=["the first", "by its label", "the only variant of a recipe"],
+)
+def test_baseline_is_found(tmp_path, values, baseline, found):
+    runs = plan(tmp_path, seeds=(0, 1), grid={"model.heads": values})
+    assert _find_baseline(baseline, runs) == found

@@ -6,7 +6,7 @@ from accelerate import Accelerator
 from tests.training.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
 
 from convattn.data import normalise
-from convattn.errors import MissingDependencyError, RecipeError, UnknownNameError
+from convattn.errors import CheckpointError, MissingDependencyError, RecipeError, UnknownNameError
 from convattn.models import AttentionNet, load_network
 from convattn.testing.budget import assert_within_budget
 from convattn.training import batches, train, trainer
@@ -259,3 +259,12 @@ def test_missing_tracker_says_how_to_install(tmp_path, monkeypatch):
         MissingDependencyError, match=r'needs wandb.* pip install wandb \(or the extra "track" of convattn\)'
     ):
         train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), trackers=["wandb"])
+
+
+def test_network_without_attention_is_not_pruned(tmp_path):
+    recipe = dataclasses.replace(tiny_recipe(), model=ResNetRecipe(blocks_per_stage=1, width=3))
+    train(recipe, output=tmp_path / "first", data=tiny_data(), progress=False)
+    start = dataclasses.replace(recipe.start, recipe="tiny", folder=str(tmp_path / "first"), prune=True)
+    message = r"^start\.prune needs an AttentionNet, but .*first holds a ResNet$"
+    with pytest.raises(CheckpointError, match=message):
+        train(dataclasses.replace(recipe, start=start), data=tiny_data(), progress=False)

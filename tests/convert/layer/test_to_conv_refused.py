@@ -26,6 +26,11 @@ def with_nan(layer):
     return layer
 
 
+def with_values(layer):
+    layer.values = nn.Identity()
+    return layer
+
+
 def plain(**options):
     return RelativeAttention2d(2, 2, 4, "quadratic", **options)
 
@@ -49,6 +54,11 @@ def plain(**options):
             lambda: with_nan(plain()),
             UnsupportedModelError,
             r"values\.weight must be finite, but holds 1 NaN or infinite number",
+        ),
+        (
+            lambda: with_values(plain()),
+            UnsupportedModelError,
+            "its values must be MergedValues or FactoredValues, but are Identity",
         ),
         (lambda: plain(device="meta"), UnsupportedModelError, "on the meta device and has no values"),
         (

@@ -1,5 +1,7 @@
 """Whole networks: what the certificate of a conversion says, and that it does not pass where it must not."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from tests.convert.network.network_cases import Functional, Results, converted, images
@@ -7,6 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from convattn import NetworkCertificate, network_to_attention
+from convattn.convert.network.running import tensors
 from convattn.errors import CheckpointError
 from convattn.layers import RelativeAttention, RelativeAttention2d
 
@@ -129,3 +132,72 @@ def test_the_certificate_is_saved_and_loaded(tmp_path):
     summary = certificate.summary()
     assert summary.startswith("network to attention: passed (exact, 1 layer, 1 head, float32)")
     assert "  note            its weight is computed by SpectralNorm; its present value was converted (1)" in summary
+
+
+@dataclass
+class Pair:
+    first: object
+    second: object
+
+
+def test_tensors_are_found_in_the_order_in_which_they_are_held():
+    held = [torch.tensor(float(number)) for number in range(5)]
+    whole, complex_one = torch.tensor(7), torch.tensor([2.0 + 3.0j])
+    value = Pair({"a": held[0], "b": (held[1], whole, Pair("text", held[2]))}, [None, complex_one, Pair, held[3]])
+    found = list(tensors(value))
+    assert [x.tolist() for x in found] == [0.0, 1.0, 2.0, [[2.0, 3.0]], 3.0]
+    assert list(tensors(value, as_real=False))[3].dtype == complex_one.dtype
+
+
+def test_outputs_in_a_dataclass_are_compared():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            y = self.conv(x)
+            return Pair(y, y.sum())
+
+    _, certificate = network_to_attention(Named(), images=images(2, 3, 7, 9))
+    assert certificate.passed
+    assert 0 < certificate.measured_error <= certificate.rounding
+    assert not [item for item in certificate.not_covered if "floating-point" in item]
+
+
+def test_a_network_that_returns_no_numbers_is_not_said_to_be_compared():
+    class Classes(nn.Module):
+        def forward(self, x):
+            return x.argmax(1)
+
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), Classes())
+    _, certificate = network_to_attention(network, images=images(2, 3, 7, 9))
+    assert "the network as a whole: it returns no floating-point tensor" in certificate.not_covered
+    assert (certificate.measured_error, certificate.rounding) == (0.0, 0.0)
+
+
+def test_images_of_several_batches_are_compared_together_and_scalars_by_batch(monkeypatch):
+    monkeypatch.setattr("convattn.convert.network.comparison._BATCH", 3)
+
+    class Scored(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.seen = nn.Conv2d(3, 5, 3), []
+
+        def forward(self, x):
+            self.seen.append(len(x))
+            y = self.conv(x).mean((2, 3))
+            return y, y.sum()
+
+    network = Scored()
+    _, certificate = network_to_attention(network, images=images(7, 3, 7, 9))
+    assert certificate.passed
+    assert (certificate.top1_total, certificate.top1_changed) == (7, 0)
+    assert certificate.shapes == ((7, 3, 7, 9),)
+
+
+def test_hooks_on_saving_are_said_to_be_lost():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3))
+    network[1].register_state_dict_pre_hook(lambda *_: None)
+    _, certificate = converted(network, images(1, 3, 7, 9))
+    assert [layer.notes for layer in certificate.layers] == [(), ("its hooks on loading and saving were not kept",)]
