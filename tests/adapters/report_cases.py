@@ -1,6 +1,7 @@
 """Reports made from explicit attention maps by plain sums, and small networks of the kinds whose heads are replaced."""
 
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from math import inf, nan, prod
 
@@ -10,6 +11,7 @@ import torchvision
 import transformers
 from torch.nn import functional
 
+from convattn.adapters.replacement import ConvolvedAttention
 from convattn.adapters.replacement.readers import read_attention
 from convattn.convert.classes import full_name
 from convattn.errors import UnsupportedModelError
@@ -204,3 +206,27 @@ def outputs(network, *arguments, **named):
     with torch.no_grad():
         y = network(*arguments, **named)
     return y if isinstance(y, torch.Tensor) else y[0]
+
+
+def attention_of(made, name):
+    return next(part for part in made.get_submodule(name).modules() if isinstance(part, ConvolvedAttention))
+
+
+NETWORKS = {
+    "timm, no prefix": (partial(timm_vit, 0), images, GRID, 0),
+    "timm, class token": (timm_vit, images, GRID, 1),
+    "timm, two prefix tokens": (partial(timm_vit, 2), images, GRID, 2),
+    "timm, five prefix tokens": (partial(timm_vit, 5), images, GRID, 5),
+    "timm, queries normalised": (partial(timm_vit, qk_norm=True), images, GRID, 1),
+    "timm, no biases": (partial(timm_vit, qkv_bias=False, proj_bias=False), images, GRID, 1),
+    "transformers": (transformers_vit, partial(images, (28, 28)), (7, 7), 1),
+    "torchvision": (torchvision_vit, partial(images, (28, 28)), (7, 7), 1),
+    "bert": (bert, words, (11,), 0),
+}
+
+
+def measured(name, **changes):
+    """A network, its images and its report."""
+    make, draw, grid, prefix = NETWORKS[name]
+    network, x = make(), draw()
+    return network, x, report_of(network, attention_maps(network, x), grid, prefix, **changes)

@@ -7,32 +7,21 @@ import timm
 import torch
 from tests.adapters.attention_cases import TIMM
 from tests.adapters.attention_other_cases import OWN
+from tests.adapters.watch_cases import Tokens, assert_no_hooks, drawn, grid, seen_by
 from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from torch import nn
 
 from convattn.adapters.attention import Layout, attention_layers, global_layout, register_attention, watch
 from convattn.adapters.attention import registry as registered
-from convattn.adapters.attention.state import as_it_was
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
-from convattn.testing.budget import assert_within_budget
 
 
-class Tokens(nn.Module):
-    """A user's own attention on a 3 × 4 grid after one token."""
-
-    def __init__(self, fused=True, leak=0.0):
-        super().__init__()
-        self.maps, self.fused, self.leak = nn.Linear(6, 18), fused, leak
+class Silent(Tokens):
+    """A module that does not attend after all."""
 
     def forward(self, x):
-        q, k, v = self.maps(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
-        if self.fused:
-            y = nn.functional.scaled_dot_product_attention(q, k, v)
-        else:
-            weights = torch.softmax(q @ k.mT, -1)
-            y = weights.mul_(1 + self.leak) @ v if self.leak else weights @ v
-        return y.transpose(1, 2).flatten(2)
+        return x
 
 
 class Wrong(Tokens):
@@ -48,35 +37,6 @@ class Twice(Tokens):
 
     def forward(self, x):
         return super().forward(super().forward(x))
-
-
-class Silent(Tokens):
-    """A module that does not attend after all."""
-
-    def forward(self, x):
-        return x
-
-
-class Fallible(Tokens):
-    """A module that tries another one first, which raises, and then attends itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.tried = nn.Sequential(nn.Identity(), nn.Linear(5, 5))
-
-    def forward(self, x):
-        try:
-            return self.tried(x)
-        except RuntimeError:
-            return super().forward(x)
-
-
-class Turned(Tokens):
-    """Attention with its tokens along the last axis: values stand to the left of the weights."""
-
-    def forward(self, x):
-        q, k, v = self.maps(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 4, 1)
-        return (v @ torch.softmax(q.mT @ k, -1).mT).permute(0, 3, 1, 2).flatten(2)
 
 
 class Half(nn.Module):
@@ -96,20 +56,6 @@ def forgotten():
     registered._registered.update(known)
 
 
-def grid(seen):
-    return seen.global_layout((3, 4), prefix=1)
-
-
-def drawn(*size, images=2):
-    return torch.randn(images, *size, generator=torch.Generator().manual_seed(1))
-
-
-def seen_by(network, given, **options):
-    calls = []
-    watch(network, given, calls.append, **options)
-    return calls
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_registered_class(fused):
     register_attention(Tokens, grid)
@@ -118,7 +64,7 @@ def test_a_registered_class(fused):
     (call,) = seen_by(network, drawn(13, 6))
     assert (call.layout.prefix, call.layout.grid, call.weights.shape) == (1, (3, 4), (2, 1, 2, 13, 13))
     assert call.normalised
-    assert call.kind.endswith("test_attention_watch.Tokens")
+    assert call.kind.endswith("watch_cases.Tokens")
 
 
 def test_products_written_as_einsum():
@@ -127,34 +73,6 @@ def test_products_written_as_einsum():
     expected = torch.softmax(drawn(12, 6) @ drawn(12, 6).mT, -1)
     assert call.weights.shape == (2, 1, 1, 12, 12)
     assert (call.weights[:, 0, 0] - expected).abs().max() < 1e-6
-
-
-def test_products_with_values_to_the_left():
-    register_attention(Tokens, grid)
-    register_attention(Turned, grid)
-    network, same = Turned(), Tokens(fused=False)
-    same.load_state_dict(network.state_dict())
-    (turned,), (low,) = (seen_by(one, drawn(13, 6)) for one in (network, same))
-    (high,) = seen_by(same.double(), drawn(13, 6).double())
-    assert_within_budget(turned.weights, high.weights, low.weights)
-    assert turned.normalised
-
-
-def test_a_module_that_raised_and_was_caught_is_forgotten():
-    register_attention(Fallible, grid)
-    network = nn.Sequential(Fallible(), nn.Identity())
-    (call,) = seen_by(network, drawn(13, 6))
-    assert call.name == "0"
-    with torch.no_grad():
-        assert torch.equal(call.outputs, network(drawn(13, 6))[:, 1:])
-    assert_no_hooks(network)
-
-
-def test_a_callback_may_run_the_networks_own_modules():
-    register_attention(Tokens, grid)
-    network, found = nn.Sequential(Tokens(), Tokens()), []
-    watch(network, drawn(13, 6), lambda call: found.append((call.name, network(drawn(13, 6)).shape)))
-    assert found == [("0", (2, 13, 6)), ("1", (2, 13, 6))]
 
 
 def test_rows_that_do_not_sum_to_one_are_said_so():
@@ -247,12 +165,6 @@ def test_networks_without_attention_over_positions_have_a_reason(name, reason):
         attention_layers(network)
 
 
-def assert_no_hooks(network):
-    for module in network.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
-
-
 def stopping(_):
     raise ZeroDivisionError("in the callback")
 
@@ -282,16 +194,6 @@ def test_the_model_is_left_as_it_was(name, callback, raised):
     assert flags == [module.training for module in network.modules()]
     assert torch.equal(state, torch.get_rng_state())
     assert_no_hooks(network)
-    assert torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_modes_are_put_back_on_any_device(device):
-    network = nn.Sequential(nn.Linear(3, 5, device=device), nn.Dropout().eval())
-    with as_it_was(network):
-        assert [module.training for module in network.modules()] == [False] * 3
-        assert not torch.is_grad_enabled()
-    assert [module.training for module in network.modules()] == [True, True, False]
     assert torch.is_grad_enabled()
 
 
@@ -329,29 +231,6 @@ def test_models_that_cannot_run_or_be_seen(without_type_checks):
     compiled._compiled_call_impl = compiled._call_impl  # as `compiled.compile()` does, without its imports
     with pytest.raises(UnsupportedModelError, match="is compiled; pass it as it was before"):
         seen_by(compiled, images)
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
-def test_scripted_modules_are_refused():
-    scripted = nn.Sequential(torch.jit.script(nn.Identity()), RelativeAttention2d(3, 3, 2, "quadratic"))
-    with pytest.raises(UnsupportedModelError, match=r"^0 is scripted, and what it computes is not seen$"):
-        seen_by(scripted, drawn(3, 5, 7))
-
-
-def test_layers_of_what_is_no_module_are_not_listed(without_type_checks):
-    with pytest.raises(ArgumentError, match=r"^model must be an nn\.Module, but is of type str$"):
-        attention_layers("vit")
-
-
-def test_classes_that_seem_to_attend_are_named():
-    class ShyAttention(nn.Module):
-        """Attention of which nothing is known."""
-
-    with pytest.raises(
-        UnsupportedModelError,
-        match=r"^no attention of Sequential can be read:\n  .*\.ShyAttention: not known; say where its tokens lie by",
-    ):
-        attention_layers(nn.Sequential(ShyAttention(), ShyAttention()))
 
 
 def test_layers_are_chosen_by_name():

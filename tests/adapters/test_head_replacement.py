@@ -1,53 +1,31 @@
 """Networks whose heads were replaced: what they compute, what they hold, and what their record says."""
 
 import copy
-from functools import partial
 from math import isnan, prod
 
 import pytest
 import torch
 from tests.adapters.report_cases import (
-    GRID,
+    NETWORKS,
     attention_maps,
-    bert,
+    attention_of,
     every_head,
     fixed_weights,
     images,
+    measured,
     outputs,
     replaced_layer,
-    report_of,
     timm_vit,
-    torchvision_vit,
-    transformers_vit,
     words,
 )
 from torch import nn
 
-from convattn.adapters.replacement import ConvolvedAttention, random_heads, replace_convolutional_heads
+from convattn.adapters.replacement import random_heads, replace_convolutional_heads
 from convattn.adapters.replacement.measured import measured_heads
 from convattn.adapters.replacement.readers import read_attention
 from convattn.analysis import analyze
 from convattn.records import HeadReplacement
 from convattn.testing.budget import assert_within_budget
-
-NETWORKS = {
-    "timm, no prefix": (partial(timm_vit, 0), images, GRID, 0),
-    "timm, class token": (timm_vit, images, GRID, 1),
-    "timm, two prefix tokens": (partial(timm_vit, 2), images, GRID, 2),
-    "timm, five prefix tokens": (partial(timm_vit, 5), images, GRID, 5),
-    "timm, queries normalised": (partial(timm_vit, qk_norm=True), images, GRID, 1),
-    "timm, no biases": (partial(timm_vit, qkv_bias=False, proj_bias=False), images, GRID, 1),
-    "transformers": (transformers_vit, partial(images, (28, 28)), (7, 7), 1),
-    "torchvision": (torchvision_vit, partial(images, (28, 28)), (7, 7), 1),
-    "bert": (bert, words, (11,), 0),
-}
-
-
-def measured(name, **changes):
-    """A network, its images and its report."""
-    make, draw, grid, prefix = NETWORKS[name]
-    network, x = make(), draw()
-    return network, x, report_of(network, attention_maps(network, x), grid, prefix, **changes)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -151,10 +129,6 @@ def test_heads_that_stay_keep_a_changed_scale(name):
     )
     assert torch.equal(one, two)
     assert not torch.equal(one, same)
-
-
-def attention_of(made, name):
-    return next(part for part in made.get_submodule(name).modules() if isinstance(part, ConvolvedAttention))
 
 
 def expected(network, layer, tokens):

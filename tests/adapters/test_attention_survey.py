@@ -1,0 +1,105 @@
+"""What `watch` sees of models that fail, call their own modules, or are no models."""
+
+import pytest
+import torch
+from tests.adapters.watch_cases import Tokens, assert_no_hooks, drawn, grid, seen_by
+from torch import nn
+
+from convattn.adapters.attention import attention_layers, register_attention, watch
+from convattn.adapters.attention import registry as registered
+from convattn.adapters.attention.state import as_it_was
+from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.layers import RelativeAttention2d
+from convattn.testing.budget import assert_within_budget
+
+
+class Fallible(Tokens):
+    """A module that tries another one first, which raises, and then attends itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.tried = nn.Sequential(nn.Identity(), nn.Linear(5, 5))
+
+    def forward(self, x):
+        try:
+            return self.tried(x)
+        except RuntimeError:
+            return super().forward(x)
+
+
+class Turned(Tokens):
+    """Attention with its tokens along the last axis: values stand to the left of the weights."""
+
+    def forward(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 4, 1)
+        return (v @ torch.softmax(q.mT @ k, -1).mT).permute(0, 3, 1, 2).flatten(2)
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Forgets, after a test, the classes that it has registered."""
+    known = dict(registered._registered)
+    yield
+    registered._registered.clear()
+    registered._registered.update(known)
+
+
+def test_products_with_values_to_the_left():
+    register_attention(Tokens, grid)
+    register_attention(Turned, grid)
+    network, same = Turned(), Tokens(fused=False)
+    same.load_state_dict(network.state_dict())
+    (turned,), (low,) = (seen_by(one, drawn(13, 6)) for one in (network, same))
+    (high,) = seen_by(same.double(), drawn(13, 6).double())
+    assert_within_budget(turned.weights, high.weights, low.weights)
+    assert turned.normalised
+
+
+def test_a_module_that_raised_and_was_caught_is_forgotten():
+    register_attention(Fallible, grid)
+    network = nn.Sequential(Fallible(), nn.Identity())
+    (call,) = seen_by(network, drawn(13, 6))
+    assert call.name == "0"
+    with torch.no_grad():
+        assert torch.equal(call.outputs, network(drawn(13, 6))[:, 1:])
+    assert_no_hooks(network)
+
+
+def test_a_callback_may_run_the_networks_own_modules():
+    register_attention(Tokens, grid)
+    network, found = nn.Sequential(Tokens(), Tokens()), []
+    watch(network, drawn(13, 6), lambda call: found.append((call.name, network(drawn(13, 6)).shape)))
+    assert found == [("0", (2, 13, 6)), ("1", (2, 13, 6))]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_modes_are_put_back_on_any_device(device):
+    network = nn.Sequential(nn.Linear(3, 5, device=device), nn.Dropout().eval())
+    with as_it_was(network):
+        assert [module.training for module in network.modules()] == [False] * 3
+        assert not torch.is_grad_enabled()
+    assert [module.training for module in network.modules()] == [True, True, False]
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+def test_scripted_modules_are_refused():
+    scripted = nn.Sequential(torch.jit.script(nn.Identity()), RelativeAttention2d(3, 3, 2, "quadratic"))
+    with pytest.raises(UnsupportedModelError, match=r"^0 is scripted, and what it computes is not seen$"):
+        seen_by(scripted, drawn(3, 5, 7))
+
+
+def test_layers_of_what_is_no_module_are_not_listed(without_type_checks):
+    with pytest.raises(ArgumentError, match=r"^model must be an nn\.Module, but is of type str$"):
+        attention_layers("vit")
+
+
+def test_classes_that_seem_to_attend_are_named():
+    class ShyAttention(nn.Module):
+        """Attention of which nothing is known."""
+
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"^no attention of Sequential can be read:\n  .*\.ShyAttention: not known; say where its tokens lie by",
+    ):
+        attention_layers(nn.Sequential(ShyAttention(), ShyAttention()))

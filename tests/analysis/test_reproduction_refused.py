@@ -1,0 +1,54 @@
+"""Runs from which a figure or a table cannot be made."""
+
+import json
+
+import pytest
+from pyarrow import parquet
+from tests.analysis.run_cases import change_record, copy_run
+
+from convattn.analysis.reproduction import reproduce
+from convattn.analysis.reproduction.attention import make_one_image
+from convattn.analysis.reproduction.material import Material
+from convattn.analysis.reproduction.table1 import TableRow, _to_markdown
+from convattn.analysis.runs import find_runs, group_runs
+from convattn.errors import DataError
+from convattn.models import load_network
+
+
+def test_curves_without_any_metrics_say_why(runs, tmp_path):
+    run = copy_run(runs, "convnet-0", tmp_path / "runs")
+    (run / "metrics.jsonl").unlink()
+    (result,) = reproduce(["fig2"], tmp_path / "runs", tmp_path / "out").targets
+    assert str(result.problem).startswith(f"left out: cannot read metrics from {run / 'metrics.jsonl'}: ")
+    assert result.files == ()
+
+
+def test_a_run_that_recorded_no_heads_is_told(runs, tmp_path):
+    path = copy_run(runs, "sa-quadratic-0", tmp_path / "runs") / "heads.parquet"
+    parquet.write_table(parquet.read_table(path).slice(0, 0), path)
+    (result,) = reproduce(["fig3"], tmp_path / "runs", tmp_path / "out").targets
+    assert (result.problem, result.files) == (f"{path} holds no heads", ())
+
+
+def test_a_run_of_another_kind_of_network_is_told(runs, tmp_path):
+    run = copy_run(runs, "convnet-0", tmp_path / "runs")
+    record = json.loads((run / "record.json").read_text())
+    change_record(run, name="sa-learned-content")
+    (result,) = reproduce(["fig6"], tmp_path / "runs", tmp_path / "out").targets
+    kind = f"a {type(load_network(run)).__name__} on {record['data']['name']}"
+    assert result.problem == f"{run} must hold an AttentionNet on images of a known size, but holds {kind}"
+
+
+def test_an_image_that_there_is_not_is_told(runs, tmp_path):
+    recipe = "sa-learned-content"
+    material = Material({recipe: group_runs(find_runs(runs).finished, recipe, "paper")}, "paper")
+    with pytest.raises(DataError, match=r"has \d+ test images, but fig8 needs 1000001$"):
+        make_one_image(material, "fig8", tmp_path, recipe, 10**6)
+
+
+def test_what_is_not_measured_is_left_open_in_the_table():
+    (empty, some) = (_to_markdown([TableRow("a model", "a recipe", n=n)], "paper") for n in (0, 1))
+    assert "not yet measured" in empty
+    assert "## Runs" not in empty
+    (row,) = (line for line in some.partition("## Runs")[2].splitlines() if line.startswith("| a model"))
+    assert row.split(" | ")[-2:] == ["–", "– |"]
