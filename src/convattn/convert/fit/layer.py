@@ -74,29 +74,16 @@ def fit_layers(
     Raises:
         ArgumentError: A network does not take the images, or gives numbers that are not finite.
     """
-    with torch.autocast(images.device.type, enabled=False):  # it would go on with the weights before a fit
-        return _fit_layers(model, teacher, layers, images, output, ridge, argument, left_alone)
-
-
-def _fit_layers(
-    model: nn.Module,
-    teacher: nn.Module,
-    layers: Mapping[str, Fitted],
-    images: Tensor,
-    output: Callable[[nn.Module, Tensor], Tensor],
-    ridge: float,
-    argument: str,
-    left_alone: Sequence[LeftAlone],
-) -> Refinement:
     held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
     fit, rest = images[~held], images[held]
-    _require_fit(argument, rest[:1], model, teacher)
-    before = _end_to_end(model, teacher, rest, output)
-    if not math.isfinite(before[0]):
-        raise ArgumentError(_NOT_FINITE.format(argument))
-    order = shapes_met(model, Arguments((fit[:1],), {}, "one of the images"), layers)
-    fitted = [_fit_layer(model, teacher, layers[place], fit, rest, ridge, argument) for place in order]
-    after = _end_to_end(model, teacher, rest, output)
+    with torch.autocast(images.device.type, enabled=False):  # it would go on with the weights before a fit
+        _require_fit(argument, rest[:1], model, teacher)
+        before = _end_to_end(model, teacher, rest, output)
+        if not math.isfinite(before[0]):
+            raise ArgumentError(_NOT_FINITE.format(argument))
+        order = shapes_met(model, Arguments((fit[:1],), {}, "one of the images"), layers)
+        fitted = [_fit_layer(model, teacher, layers[place], fit, rest, ridge, argument) for place in order]
+        after = _end_to_end(model, teacher, rest, output)
     return Refinement(
         layers=tuple(fitted),
         left_alone=tuple(left_alone),
