@@ -1,6 +1,5 @@
 """`convattn view`: pages of networks, written and served."""
 
-import asyncio
 import re
 import shutil
 import webbrowser
@@ -11,6 +10,7 @@ import pytest
 import torch
 import uvicorn
 from PIL import Image
+from tests.viewer.hosts import complete
 
 from convattn.analysis import analyze
 from convattn.cli import main
@@ -199,7 +199,7 @@ class Served:
     def run(self, app, sockets):
         self.ports = [one.getsockname()[1] for one in sockets]
         self.printed = self.capsys.readouterr().out
-        self.scene = asyncio.run(self.ask(app))
+        self.scene = complete(self.ask(app))
         raise KeyboardInterrupt
 
     async def ask(self, app):

@@ -1,8 +1,10 @@
 """A server in a thread, with something small to show, for tests."""
 
+import asyncio
 import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import uvicorn
@@ -52,3 +54,9 @@ def served(shown, **options):
         finally:
             server.should_exit = True
             thread.join()
+
+
+def complete(coroutine):
+    """Runs a coroutine in a thread of its own: tests with a browser leave a running loop in this one."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, coroutine).result()

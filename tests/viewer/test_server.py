@@ -1,6 +1,5 @@
 """The server: what it answers, and what it refuses."""
 
-import asyncio
 import io
 import pickle
 import re
@@ -12,7 +11,7 @@ import httpx
 import pytest
 import uvicorn
 from PIL import Image
-from tests.viewer.hosts import Toy, served
+from tests.viewer.hosts import Toy, complete, served
 
 from convattn.errors import ArgumentError, DataError, MissingDependencyError
 from convattn.viewer import server
@@ -243,7 +242,7 @@ def test_a_server_that_is_stopped_by_ctrl_c_ends_in_silence(monkeypatch):
         assert sockets == [opened]
     assert (config.limit_concurrency, config.timeout_graceful_shutdown) == (server.CLIENTS, 5)
     assert (config.access_log, config.server_header, config.date_header) == (False, False, False)
-    assert asyncio.run(_get(config.app, "/scene")).content == b"scene"
+    assert complete(_get(config.app, "/scene")).content == b"scene"
 
 
 async def _get(app, path):
@@ -257,7 +256,7 @@ def test_an_error_that_is_no_refusal_is_one_of_the_server():
         def scene_bytes(self):
             raise DataError("the network is gone")
 
-    answer = asyncio.run(_get(make_app(Broken()), "/scene"))
+    answer = complete(_get(make_app(Broken()), "/scene"))
     assert (answer.status_code, answer.text) == (500, "the network is gone")
 
 
@@ -279,7 +278,7 @@ def test_what_is_no_request_is_handed_on_as_it_is():
     async def send(message):
         seen.append(message)
 
-    asyncio.run(Guard(app, "rule")({"type": "lifespan"}, None, send))
+    complete(Guard(app, "rule")({"type": "lifespan"}, None, send))
     assert seen == [{"type": "lifespan"}, {"type": "lifespan.startup.complete"}]
 
 
