@@ -6,7 +6,6 @@ from tests.adapters.watch_cases import Tokens, assert_no_hooks, drawn, grid, see
 from torch import nn
 
 from convattn.adapters.attention import attention_layers, register_attention, watch
-from convattn.adapters.attention import registry as registered
 from convattn.adapters.attention.state import as_it_was
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
@@ -33,15 +32,6 @@ class Turned(Tokens):
     def forward(self, x):
         q, k, v = self.maps(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 4, 1)
         return (v @ torch.softmax(q.mT @ k, -1).mT).permute(0, 3, 1, 2).flatten(2)
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """Forgets, after a test, the classes that it has registered."""
-    known = dict(registered._registered)
-    yield
-    registered._registered.clear()
-    registered._registered.update(known)
 
 
 def test_products_with_values_to_the_left():

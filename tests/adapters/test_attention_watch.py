@@ -47,15 +47,6 @@ class Half(nn.Module):
         return torch.einsum("bhkc,bhqk->bhqc", x[:, None], weights)[:, 0]
 
 
-@pytest.fixture(autouse=True)
-def forgotten():
-    """Forgets, after a test, the classes that it has registered."""
-    known = dict(registered._registered)
-    yield
-    registered._registered.clear()
-    registered._registered.update(known)
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_registered_class(fused):
     register_attention(Tokens, grid)

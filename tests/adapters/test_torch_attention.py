@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from convattn.adapters.attention import global_layout, watch
-from convattn.adapters.attention import registry as registered
 from convattn.adapters.attention.registry import register_attention
 from convattn.errors import UnsupportedModelError
 from convattn.testing.budget import assert_within_budget
@@ -38,15 +37,11 @@ class Whole(nn.MultiheadAttention):
 
 
 @pytest.fixture(autouse=True)
-def across():
-    """Lets `Across` be read, until the test is over."""
-    known = dict(registered._registered)
+def readable(forgotten):
+    """Lets both be read."""
     keys = torch.arange(KEYS, dtype=torch.float64)[:, None]
     register_attention(Across, lambda _: global_layout((QUERIES,), keys=keys))
     register_attention(Whole, lambda _: global_layout((QUERIES + KEYS,)))
-    yield
-    registered._registered.clear()
-    registered._registered.update(known)
 
 
 def hidden(*sizes):

@@ -1,0 +1,14 @@
+"""Leaves the classes of attention that are known as they were, after every test of this folder."""
+
+import pytest
+
+from convattn.adapters.attention import registry as registered
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Forgets, after a test, the classes that it has registered."""
+    known = dict(registered._registered)
+    yield
+    registered._registered.clear()
+    registered._registered.update(known)
