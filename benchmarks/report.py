@@ -42,7 +42,10 @@ def exponents(results: Sequence[CaseResult]) -> list[str]:
         ]
         time, memory = fit_exponent(points), fit_exponent(held)
         if time is not None:
-            lines.append(f"{name}: time ∝ N^{time:.2f}" + ("" if memory is None else f", memory ∝ N^{memory:.2f}"))
+            two = points[-2:]
+            last = f" (the last step N^{fit_exponent(two):.2f})" if len(points) > len(two) else ""
+            held_too = "" if memory is None else f", memory ∝ N^{memory:.2f}"
+            lines.append(f"{name}: time ∝ N^{time:.2f}{last}{held_too}")
     return lines
 
 

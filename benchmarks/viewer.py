@@ -82,7 +82,7 @@ The joined module has {module:,} bytes (limit 150,000); the page of `convattn:ci
 
 {clicks} clicks at places over the image and {moves} moves of a head, as a user's mouse makes them; nine moves of ten or
 more must change the head. {hardware[processor]}, {hardware[cores]} cores, revision {revision}. Load of the machine
-before: {load:.1f} (1 is one busy core){told}. All numbers are in [viewer.json](viewer.json).
+in the minute before: {load:.1f} (1 is one busy core){told}. All numbers are in [viewer.json](viewer.json).
 """
 
 

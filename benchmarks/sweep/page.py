@@ -9,12 +9,12 @@ from benchmarks.sweep.record import families
 __all__ = ["page"]
 
 PAGE = """\
-# Whole networks: one of every family
+# Whole networks: one of each family
 
-Does `network_to_attention` make the same function of a network, whatever network it is? One network of every family
-of {homes} was converted, with random weights, at its own image size, in evaluation mode: once as softmax attention
-axis by axis in every layer (`impl="separable"`), once as planned (`impl="auto"`, where hard heads run as a
-convolution). Both are compared with the network in float64.
+Does `network_to_attention` make the same function of a network, whatever network it is? One network of each family
+of {homes} was converted ("others" are chosen networks of other libraries), with random weights, at its own image size,
+in evaluation mode: once as softmax attention axis by axis in every layer (`impl="separable"`), once as planned
+(`impl="auto"`, where hard heads run as a convolution). Both are compared with the network in float64.
 
 {counts}
 
@@ -39,8 +39,9 @@ together, on a machine that did other things as well.
 
 {starts}
 
-The same command goes on where it was stopped, and passes over families that have a line; to measure a family anew,
-take its line out of [{record}]({record}), which holds all numbers. This page is made of that file by the same command.
+Each family was measured at the revision of its own command, and not again after later changes. The same command goes
+on where it was stopped, and passes over families that have a line; to measure a family anew, take its line out of
+[{record}]({record}), which holds all numbers. This page is made of that file by the same command.
 
 Of each family of timm the architecture with the fewest parameters was taken that holds a convolution. n = 1 input per
 network.
@@ -53,6 +54,9 @@ _VAGUE = 0.01
 """Budget, as a share of the largest output, from which on the outputs show little."""
 
 _WRONG = ("failed", "crashed", "too slow")
+
+_FEW = 12
+"""Most networks of one start that are named there."""
 
 
 def page(lines: Sequence[dict[str, Any]], record: str) -> str:
@@ -199,12 +203,20 @@ def _reasons(found: Sequence[dict[str, Any]]) -> str:
 
 def _starts(lines: Sequence[dict[str, Any]]) -> str:
     """Words how the sweep was started, each setting once."""
-    words = []
+    measured: dict[tuple[str, str], list[str]] = {}  # Families by command and setting
+    current: list[str] = []
     for line in lines:
         if "started" not in line:
+            current.append(line["family"])
             continue
         versions = ", ".join(f"{name} {number}" for name, number in line["versions"].items())
         hardware = f"{line['hardware']['processor']}, {line['hardware']['threads']} thread(s)"
-        setting = f"{line['started']}: {hardware}, {versions}, revision {line['revision']}."
-        words.append(f"    {line['command']}\n\n{setting} {line['networks']}")
-    return "\n\n".join(dict.fromkeys(words))
+        told = f"{line['started']}: {hardware}, {versions}, revision {line['revision']}. {line['networks']}"
+        current = measured.setdefault((f"    {line['command']}", told), [])
+    return "\n\n".join(f"{command}\n\n{_counted(names)} {told}" for (command, told), names in measured.items())
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Counts families, and names them if they are few."""
+    named = f" ({', '.join(names)})" if 0 < len(names) <= _FEW else ""
+    return f"{len(names)} famil{'y' if len(names) == 1 else 'ies'}{named}."

@@ -14,9 +14,10 @@ NAME = "trained-heads"
 PAGE = """\
 # Heads of trained networks
 
-Which heads of trained networks are convolutions? [`analyze`](../analysis.md) on {images} inputs each, on which no
-network was trained. A head is *hard* if more than half of its attention is at one displacement; it is *convolutional*
-if its position score R² is at least {convolutional:g}: then it attends by position alone, near or far.
+Which heads of trained networks are convolutions? [`analyze`](../analysis.md) on {images} inputs each: images on
+which no network was trained, and texts that the text encoder may have seen. A head is *hard* if more than half of its
+attention is at one displacement; it is *convolutional* if its position score R² is at least {convolutional:g}: then it
+attends by position alone, near or far.
 
 {overview}
 
@@ -45,7 +46,7 @@ Python's standard library. Errors are standard errors over inputs, controls were
 {hardware[processor]}, {hardware[threads]} thread(s), {versions}, revision {revision}. All numbers are in
 [{name}.json]({name}.json).
 
-Not covered: other data. Each network but the small transformers was trained once.
+Not covered: other data. One run of each network is shown, of the small transformers one run per seed.
 """
 
 CUTMIX = """

@@ -35,8 +35,8 @@ def train(
 
     Args:
         recipe: Name of a recipe (`convattn info` lists them), or a file that ends in .toml.
-        scale: Sizes of the run: paper, medium (about an hour on a core), small (minutes) or tiny (seconds, on
-            embedded images). Default: paper, or what the file says.
+        scale: Sizes of the run: paper, medium (half an hour to two hours on a core), small (minutes) or tiny (seconds,
+            on embedded images). Default: paper, or what the file says.
         output: Folder to make for the run; it must be new or empty, except with --resume. Default: runs/NAME-SEED (with
             the scale in the name if it is not paper), or the first of runs/NAME-SEED-2, -3, … that is free.
         overrides: KEY=VALUE, a value of the recipe to change, for instance training.epochs=3; may be given more than

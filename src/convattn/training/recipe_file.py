@@ -32,8 +32,8 @@ def load_recipe(
 
     Args:
         name_or_path: Name of a recipe of the package, or a path that ends in ".toml".
-        scale: "paper" for the sizes that the recipe states, "medium" for about an hour, "small" for minutes and
-            "tiny" for seconds on a CPU; None leaves the scale as the file has it.
+        scale: "paper" for the sizes that the recipe states, "medium" for half an hour to two hours, "small" for minutes
+            and "tiny" for seconds on a CPU; None leaves the scale as the file has it.
         overrides: New values by dotted key, as text: ``{"optim.learning_rate": "0.05"}``; items of a list are separated
             by commas.
 
