@@ -140,6 +140,33 @@ print(worst)
 """
 
 
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(
+    ("taps", "stride", "padding", "extra", "dilation"),
+    [
+        ((2, 1), (1, 3), (0, 0), (0, 0), (1, 1)),
+        ((1, 1), (2, 2), (0, 0), (1, 1), (1, 1)),
+        ((3, 3), (2, 2), (0, 0), (1, 1), (1, 1)),
+        ((3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
+        ((2, 3), (4, 5), (0, 1), (0, 0), (2, 1)),
+    ],
+    ids=str,
+)
+def test_outputs_that_no_tap_reaches_are_the_bias_in_bfloat16(taps, stride, padding, extra, dilation, bias):
+    """The first, second and last case leave gaps between taps, and the third one behind them."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 2, 9, 8), (2, 3, *taps), (3,)
+    x, kernel, numbers = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
+    given = (padding, extra, 1, dilation)
+    with torch.no_grad():
+        y = convolve_transposed(x, kernel, numbers if bias else None, stride, *given)
+        exact = functional.conv_transpose2d(x.double(), kernel.double(), None, stride, *given)
+        low = functional.conv_transpose2d(x, kernel, None, stride, *given)
+        if bias:
+            exact, low = exact + numbers.double()[:, None, None], low + numbers[:, None, None]
+    assert_within_budget(y, hi=exact, lo=low)
+
+
 def seen_with_avx2(which: str) -> str:
     """Runs the sizes of the fault in a process that keeps to AVX2, on one thread; says what became of it."""
     avx2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}

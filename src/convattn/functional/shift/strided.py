@@ -1,7 +1,10 @@
-"""Convolutions of torch, which avoid a fault: in narrow strided ones of one pixel, oneDNN writes past its memory.
+"""Convolutions of torch, which avoid two faults of oneDNN, seen with torch 2.15.
 
-With the oneDNN of torch 2.15 on a processor with AVX2, the gradient of such a convolution's weights is wrong, or the
-program crashes or hangs, if images lie channels-last: https://github.com/uxlfoundation/oneDNN/issues/6035.
+In narrow strided ones of one pixel, it writes past its memory: on a processor with AVX2, the gradient of their weights
+is wrong, or the program crashes or hangs, if images lie channels-last:
+https://github.com/uxlfoundation/oneDNN/issues/6035.
+
+In transposed ones in bfloat16, on a processor with AMX, outputs that no tap reaches are 0 instead of the bias.
 """
 
 from collections.abc import Sequence
@@ -66,11 +69,23 @@ def convolve_transposed(
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes `torch.nn.functional.conv_transpose1d`, 2d or 3d with output padding `extra`, with correct gradients."""
     compute = _TRANSPOSED[len(stride)]
-    if not (torch.is_grad_enabled() and _meets_the_fault(kernel, stride, padding)):
+    if torch.is_grad_enabled() and _meets_the_fault(kernel, stride, padding):
+        y = dilate(compute(x, kernel, groups=groups), stride)
+        y = functional.pad(y, [pixels for more in reversed(extra) for pixels in (0, more)])
+    elif bias is not None and _leaves_gaps(kernel, stride, padding, extra, dilation):
+        y = compute(x, kernel, None, stride, padding, extra, groups, dilation)
+    else:
         return compute(x, kernel, bias, stride, padding, extra, groups, dilation)
-    y = dilate(compute(x, kernel, groups=groups), stride)
-    y = functional.pad(y, [pixels for more in reversed(extra) for pixels in (0, more)])
-    return y if bias is None else y + bias.view(-1, *(1,) * len(stride))
+    return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * len(stride))
+
+
+def _leaves_gaps(
+    kernel: Tensor, stride: Sequence[int], padding: Sequence[int], extra: Sequence[int], dilation: Sequence[int]
+) -> bool:
+    """Tells whether no tap of a transposed convolution reaches some outputs."""
+    spans = [step * (taps - 1) + 1 for step, taps in zip(dilation, kernel.shape[2:], strict=True)]
+    between = any(step > span for step, span in zip(stride, spans, strict=True))
+    return between or any(more > pixels for more, pixels in zip(extra, padding, strict=True))
 
 
 def _meets_the_fault(kernel: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
