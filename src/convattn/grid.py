@@ -194,16 +194,30 @@ class Geometry:
             One `Axis` per axis; the output has `len(axis.queries)` pixels along it.
 
         Raises:
-            ShapeError: The padded image is smaller than the dilated window.
+            ShapeError: The padded image is smaller than the dilated window, or the image too small for its padding.
         """
         return tuple(self._axis(number, size) for number, size in enumerate(spatial))
 
+    def require_padding(self, number: int, pixels: int) -> None:
+        """Raises ShapeError unless an axis of the dilated image has the pixels that its padding repeats.
+
+        Args:
+            number: Number of the axis.
+            pixels: Pixels of the dilated image along it.
+        """
+        most, slack = max(self.padding[number]), {"reflect": 1, "circular": 0}.get(self.padding_mode)
+        if slack is not None and most > max(0, pixels - slack):
+            needed = f"x must have at least {most + slack} pixels along axis {number}"
+            raise ShapeError(f"{needed} for {self.padding_mode} padding of {most}, but has {pixels}")
+
     def _axis(self, number: int, size: int) -> Axis:
-        keys = (size - 1) * self.input_dilation[number] + 1 + sum(self.padding[number])
+        dilated = (size - 1) * self.input_dilation[number] + 1
+        keys = dilated + sum(self.padding[number])
         window = self.dilation[number] * (self.kernel_size[number] - 1) + 1
         if size < 1 or keys < window:
             padded = f" ({keys} after padding)" if keys != size else ""
             raise ShapeError(f"x must have at least {window} padded pixels along axis {number}, but has {size}{padded}")
+        self.require_padding(number, dilated)
         count = (keys - window) // self.stride[number] + 1
         first, step = self.anchor[number], self.stride[number]
         return Axis(range(first, first + step * (count - 1) + 1, step), keys)

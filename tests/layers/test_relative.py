@@ -112,11 +112,12 @@ def test_autocast_takes_only_what_it_can_cast(dtype, without_type_checks):
     layer, x = RelativeAttention2d(3, 5, 2, "quadratic"), torch.zeros(1, 3, 5, 7)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x.bfloat16()).dtype == layer(x).dtype == torch.bfloat16
+        assert layer.plan(x.shape, torch.bfloat16).path == layer.plan(x.shape).path
         with pytest.raises(ArgumentError, match=f"x must be of the weights' dtype torch.float32, but is {dtype}"):
             layer(x.to(dtype))
 
 
-@pytest.mark.parametrize("ask", ["forward", "attention"])
+@pytest.mark.parametrize("ask", ["forward", "attention", "attention sizes", "plan"])
 @pytest.mark.parametrize(
     ("options", "size", "message"),
     [
@@ -143,8 +144,11 @@ def test_autocast_takes_only_what_it_can_cast(dtype, without_type_checks):
 )
 def test_images_that_are_too_small_are_refused(options, size, message, ask):
     layer = RelativeAttention1d(3, 5, 2, "quadratic", **options)
-    with pytest.raises(ShapeError, match=message):
-        getattr(layer, ask)(torch.zeros(1, 3, size))
+    given = {"plan": (1, 3, size), "attention sizes": (size,)}.get(ask, torch.zeros(1, 3, size))
+    refused = ask == "attention sizes" and size == 0
+    error, message = (ArgumentError, "spatial must be ") if refused else (ShapeError, message)
+    with pytest.raises(error, match=message):
+        getattr(layer, ask.split()[0])(given)
 
 
 def test_images_larger_than_the_table_are_refused():

@@ -12,7 +12,6 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.errors import ShapeError
 from convattn.grid import Axis, Geometry
 
 _TORCH_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
@@ -46,13 +45,8 @@ def pad_keys(
     x = dilate(x, geometry.input_dilation)
     if all(pair == (0, 0) for pair in geometry.padding):
         return x
-    slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
-    for axis, (size, pair) in enumerate(zip(x.shape[2:], geometry.padding, strict=True)):
-        if slack is not None and max(pair) > size - slack:
-            raise ShapeError(
-                f"x must have at least {max(pair) + slack} pixels along axis {axis} for {geometry.padding_mode} padding"
-                f" of {max(pair)}, but has {size}"
-            )
+    for number, size in enumerate(x.shape[2:]):
+        geometry.require_padding(number, size)
     flat = tuple(max(pixels, 0) for pair in reversed(geometry.padding) for pixels in pair)
     padded = functional.pad(x, flat, mode=_TORCH_MODES[geometry.padding_mode])
     for dim, (before, after) in enumerate(geometry.padding, start=2):

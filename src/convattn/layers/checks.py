@@ -76,14 +76,15 @@ def image_shape(shape: Sequence[int], channels: int, dims: int) -> tuple[int, ..
     return tuple(shape)
 
 
-def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype) -> None:
+def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
     """Checks images: ShapeError for a wrong shape; ArgumentError for no tensor or another dtype than the weights."""
-    # Under autocast, images may be of another floating-point dtype, except float64.
     if not isinstance(x, Tensor):
         raise ArgumentError(must_be_a("x", "a tensor", x))
     if x.ndim != dims + 2 or x.shape[1] != channels:
         raise ShapeError(must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape)))
     if x.dtype is not dtype:
-        autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
-        if not (autocast and x.is_floating_point() and x.dtype != torch.float64):
+        # Under autocast, images and weights may differ in dtype, unless one is float64, which it leaves as it is.
+        on = x.device.type if device is None else device.type
+        autocast = on != "meta" and torch.is_autocast_enabled(on) and torch.float64 not in (x.dtype, dtype)
+        if not (autocast and x.is_floating_point()):
             raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))

@@ -22,9 +22,9 @@ def describe_layer(
     weight = next(layer.values.parameters())
     sizes = image_shape(shape, layer.in_channels, layer.dims)
     x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
-    require_images(x, layer.in_channels, layer.dims, weight.dtype)
-    axes = layer.geometry.axes(x.shape[2:])
     on = torch.device(device or weight.device)
+    require_images(x, layer.in_channels, layer.dims, weight.dtype, on)
+    axes = layer.geometry.axes(x.shape[2:])
     if layer.content is not None and layer.needs_content():
         return _describe_content(layer, work_of(layer, layer.values.factors(), x.shape, x.dtype, on, axes), sizes)
     if layer.impl == "reference":

@@ -147,7 +147,7 @@ class RelativeAttention(HasKernel, ABC):
         """Applies the attention to a batch of images.
 
         Args:
-            x: Images (batch, in_channels, *spatial), in the dtype of the weights, or any under autocast.
+            x: Images (batch, in_channels, *spatial), in the dtype of the weights, or any but float64 under autocast.
 
         Returns:
             (batch, out_channels, *out), the size that `nn.ConvNd` with the same arguments gives.

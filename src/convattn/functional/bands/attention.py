@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from convattn.functional.autocast import product_dtype
 from convattn.functional.bands.find import MOST_TAPS, Band, Bands
 from convattn.functional.reference import attention_weights, combine_heads
 from convattn.grid import Axis
@@ -35,8 +36,7 @@ def band_attention(
         order flow to keys, maps and scores.
     """
     device = keys.device.type
-    if torch.is_autocast_enabled(device):
-        keys, maps = keys.to(torch.get_autocast_dtype(device)), maps.to(torch.get_autocast_dtype(device))
+    keys, maps = keys.to(product_dtype(keys)), maps.to(product_dtype(maps))
     wide = torch.promote_types(keys.dtype, torch.float32)
     with torch.autocast(device, enabled=False):
         pixels, matrices = keys.to(wide), maps.to(wide)

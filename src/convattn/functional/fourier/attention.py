@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from convattn.functional.autocast import product_dtype
 from convattn.functional.fourier.transforms import filter_images, quick_length
 from convattn.functional.reference import attention_weights, combine_heads
 from convattn.grid import Axis
@@ -90,8 +91,7 @@ def fourier_attention(
         Output channels at each query, in the dtype of `keys`; heads are summed in at least float32.
     """
     device = keys.device.type
-    if torch.is_autocast_enabled(device):
-        keys, maps = keys.to(torch.get_autocast_dtype(device)), maps.to(torch.get_autocast_dtype(device))
+    keys, maps = keys.to(product_dtype(keys)), maps.to(product_dtype(maps))
     wide = torch.promote_types(keys.dtype, torch.float32)
     with torch.autocast(device, enabled=False):
         pixels, matrices = keys.to(wide), maps.to(wide)

@@ -11,6 +11,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from convattn.functional.autocast import product_dtype
 from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
 from convattn.functional.reference import join_axes
 from convattn.functional.separable.bfloat16 import bfloat16_attention
@@ -63,8 +64,7 @@ def _in_bfloat16(keys: Tensor) -> bool:
     """Tells whether products are taken in bfloat16 on a CPU, outside a compiled graph."""
     if torch.compiler.is_compiling():
         return False
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else keys.dtype
-    return keys.device.type == "cpu" and dtype == torch.bfloat16
+    return keys.device.type == "cpu" and product_dtype(keys) == torch.bfloat16
 
 
 def _to_be_joined(weights: Sequence[Tensor], keys: Tensor) -> bool:
