@@ -215,3 +215,7 @@ def test_coverage_is_that_of_linear_assignment(axes, kernel_size):
             4
         )[:7, None]
         assert covered(shifts, kernel_size).item() == reference_coverage(shifts.numpy(), kernel_size)
+
+
+def test_a_shift_half_way_between_two_taps_covers_one():
+    assert covered(torch.tensor([[0.0, 0.5]], dtype=torch.float64), 3).item() == 1 / 9

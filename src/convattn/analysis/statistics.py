@@ -108,14 +108,13 @@ def numbers_of(
 def covered(shifts: Float64[Tensor, "heads axes"], kernel_size: int) -> Float64[Tensor, ""]:
     """Returns the share of the taps of a kernel that a head's shift matches within half a cell, one head for each tap.
 
-    A shift is within half a cell of one tap only, so that the largest matching has an edge for every tap that any head
-    is near to.
+    A shift counts for the tap nearest to it, half-way between two for the first, so that no head counts twice.
     """
     reach = (kernel_size - 1) / 2
     axes = shifts.shape[1]
     taps = torch.tensor(list(product(*[[step - reach for step in range(kernel_size)]] * axes)), dtype=torch.float64)
-    near = torch.cdist(taps, shifts.cpu()) <= 0.5
-    return near.any(dim=1).double().mean()
+    distance, nearest = torch.cdist(taps, shifts.cpu()).min(dim=0)
+    return torch.tensor(len(nearest[distance <= 0.5].unique()) / len(taps), dtype=torch.float64)
 
 
 def _hardest(sums: HeadSums, pairs: Pairs) -> Int64[Tensor, " heads"]:

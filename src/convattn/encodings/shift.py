@@ -88,7 +88,7 @@ class Shift(AxisAdditiveEncoding):
         """Makes heads of finite sharpness, which can learn, with the same centres.
 
         Args:
-            sharpness: α > 0 in 1/pixel²; at 5 a head of an image spends 2.7 % of its attention off its centre.
+            sharpness: α > 0 in 1/pixel²; at 5 a head of an image spends at most 2.7 % of its attention off its centre.
 
         Returns:
             A new encoding in the default dtype; assign it in place of this one, `layer.encoding = …`.
