@@ -175,24 +175,25 @@ def linear(module, x):
     return functional.linear(x, module.weight.to(x.dtype), None if module.bias is None else module.bias.to(x.dtype))
 
 
-def fixed_weights(layer, groups, present=None):
-    """The weights that a replaced layer is to have, (heads, tokens, tokens), pair by pair."""
+def fixed_weights(layer, heads=None, present=None):
+    """The weights that a replaced layer is to have, (heads, tokens, tokens), pair by pair, from the report alone.
+
+    Rows of heads that are not among `heads` are zero; None takes all heads.
+    """
     cells, prefix = list(product(*map(range, layer.grid))), layer.prefix
     there = torch.ones(prefix + len(cells), dtype=torch.bool) if present is None else present
     made = torch.zeros(len(layer.heads), prefix + len(cells), prefix + len(cells), dtype=torch.float64)
-    for group in groups:
-        ends = zip(group.first, group.kernel.shape[1:], strict=True)
-        box = list(product(*(range(first, first + taps) for first, taps in ends)))
-        for head, kernel in zip(group.heads, group.kernel, strict=True):
-            tap, paid = dict(zip(box, kernel.flatten().tolist(), strict=True)), layer.heads[head].prefix_weights
-            for row, query in enumerate(cells):
-                shifts = [tuple(k - q for q, k in zip(query, key, strict=True)) for key in cells]
-                weights = torch.tensor([tap.get(shift, 0.0) for shift in shifts], dtype=torch.float64) * there[prefix:]
-                made[head, prefix + row, prefix:] = (1 - sum(paid)) * weights / max(weights.sum(), 1e-300)
-                made[head, prefix + row, :prefix] = torch.tensor(paid)
-            for row, shares in enumerate(layer.heads[head].prefix_maps):
-                weights = torch.tensor(shares, dtype=torch.float64) * there
-                made[head, row] = weights / weights.sum()
+    for head in range(len(layer.heads)) if heads is None else heads:
+        told = layer.heads[head]
+        tap, paid = dict(zip(layer.displacements, told.position_kernel, strict=True)), told.prefix_weights
+        for row, query in enumerate(cells):
+            shifts = [tuple(k - q for q, k in zip(query, key, strict=True)) for key in cells]
+            weights = torch.tensor([tap.get(shift, 0.0) for shift in shifts], dtype=torch.float64) * there[prefix:]
+            made[head, prefix + row, prefix:] = (1 - sum(paid)) * weights / max(weights.sum(), 1e-300)
+            made[head, prefix + row, :prefix] = torch.tensor(paid)
+        for row, shares in enumerate(told.prefix_maps):
+            weights = torch.tensor(shares, dtype=torch.float64) * there
+            made[head, row] = weights / weights.sum()
     return made
 
 

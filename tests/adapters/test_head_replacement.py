@@ -34,7 +34,7 @@ def test_replaced_heads_use_the_fixed_weights(name):
     made, _ = replace_convolutional_heads(network, report, heads=every_head(report))
     layer = report.layers[1]
     attention = attention_of(made, layer.name)
-    weights = fixed_weights(layer, measured_heads(layer, range(len(layer.heads))))
+    weights = fixed_weights(layer)
     tokens = torch.randn(2, layer.prefix + prod(layer.grid), attention.value.in_features)
     hi, lo = (
         replaced_layer(network, layer.name, weights)(tokens),
@@ -52,7 +52,7 @@ def test_tokens_that_are_hidden_get_no_weight(name):
     count = layer.prefix + prod(layer.grid)
     present = torch.ones(1, count, dtype=torch.bool)
     present[0, layer.prefix + 2 :: 3] = False
-    weights = fixed_weights(layer, measured_heads(layer, range(len(layer.heads))), present[0])
+    weights = fixed_weights(layer, present=present[0])
     assert not weights[:, :, ~present[0]].any()
     tokens = torch.randn(1, count, attention.value.in_features)
     hi, lo = (replaced_layer(network, layer.name, weights, dtype)(tokens) for dtype in (torch.float64, torch.float32))
@@ -140,7 +140,7 @@ def expected(network, layer, tokens):
         )
         query, key = read.query_norm(query), read.key_norm(key)
         weights = (query @ key.mT * read.head_width**-0.5).softmax(-1)
-        weights[:, 1] = fixed_weights(layer, measured_heads(layer, [1]))[1].to(weights.dtype)
+        weights[:, 1] = fixed_weights(layer, [1])[1].to(weights.dtype)
         y = (weights @ value).movedim(1, -2).flatten(-2)
         return y if read.output is None else read.output(y)
 

@@ -10,7 +10,6 @@ from tests.adapters.report_cases import every_head, fixed_weights, outputs, rand
 from torch.nn import functional
 
 from convattn.adapters.replacement import replace_convolutional_heads
-from convattn.adapters.replacement.measured import measured_heads
 from convattn.analysis import analyze
 from convattn.errors import ShapeError
 from convattn.testing.budget import assert_within_budget
@@ -57,7 +56,7 @@ def test_gated_heads_that_stay_attend_as_before(heads, size):
     made, record = replace_convolutional_heads(network, report, heads=[(GATED[1], head) for head in heads])
     assert {(head.layer, head.head) for head in record.replaced} == {(GATED[1], head) for head in heads}
     layer = report.layers[1]
-    fixed = fixed_weights(layer, measured_heads(layer, heads))
+    fixed = fixed_weights(layer, heads)
     tokens = torch.randn(2, prod(layer.grid), 12)
     wide, narrow = (
         with_weights(

@@ -39,7 +39,7 @@ def test_whole_layers_use_the_fixed_weights(head_width):
     layer = report.layers[1]
     groups = measured_heads(layer, (0, 1, 2))
     made, pixels = ConvolvedImages(old, groups), torch.randn(2, 12, 7, 7)
-    weights = fixed_weights(layer, groups)
+    weights = fixed_weights(layer)
 
     def expected(dtype):
         keys, maps = pixels.to(dtype), old.values.maps().to(dtype)
