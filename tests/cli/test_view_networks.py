@@ -99,6 +99,21 @@ def test_hard_heads_keep_their_taps_unless_a_size_is_asked_for(tmp_path, images,
     assert [layer.num_heads for layer in layers] == taps
 
 
+def test_images_that_keep_their_class_are_counted(tmp_path):
+    x = np.random.default_rng(0).standard_normal((23, 3, 8, 8), np.float32)
+    np.save(tmp_path / "many.npy", x)
+    torch.manual_seed(0)
+    network = AttentionNet("quadratic", width=8, depth=2, heads=4, ffn=8, image_size=8, initializer_range=0.2).eval()
+    with torch.no_grad():
+        network.head.bias -= network(torch.from_numpy(x)).mean(0)  # so that no class is that of all images
+    network.save_pretrained(tmp_path / "network")
+    shown = _gather(str(tmp_path / "network"), images=tmp_path / "many.npy", limit=23, compare=["converted"])
+    before, after = (exhibit.network(exhibit.images).argmax(1) for exhibit in shown.exhibits)
+    same = int((before == after).sum())
+    assert 0 < same < 23
+    assert f" {same} of 23 images get the same class." in shown.exhibits[1].note
+
+
 @pytest.fixture
 def layer(tmp_path):
     """The folder of one layer, which stands for a network that scores no classes."""

@@ -69,6 +69,8 @@ def soft_network(**options):
 @pytest.mark.parametrize("fold", [True, False])
 def test_a_refined_network_is_nearer_on_images_that_it_has_not_seen(fold):
     attention, x = soft_network(), images(60, 3, 16, 16)
+    with torch.no_grad():
+        attention.head.bias -= attention(x).mean(0)  # so that no class is that of all images
     conv, _ = network_to_conv(attention, kernel_size=3, images=x, fold=fold, padding_mode="replicate")
     before = [{k: v.clone() for k, v in net.state_dict().items()} for net in (conv, attention)]
     refined, record = refine(conv, attention, x)
@@ -78,6 +80,11 @@ def test_a_refined_network_is_nearer_on_images_that_it_has_not_seen(fold):
         assert layer.kept
         assert layer.after < layer.before
     assert record.after < record.before
+    classes, *others = (net(x[4::5]).argmax(1) for net in (attention, conv, refined))
+    changed = [int((classes != other).sum()) for other in others]
+    assert [record.top1_changed_before, record.top1_changed_after] == changed
+    assert all(changed)
+    assert changed[0] != changed[1]
     new = images(7, 3, 16, 16) * 0.9
     errors = [(net(new) - attention(new)).square().mean().item() for net in (conv, refined)]
     assert errors[1] < errors[0]

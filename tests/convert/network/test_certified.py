@@ -44,10 +44,17 @@ def test_nested_results_and_named_arguments():
     assert certificate.top1_total is None
 
 
-def test_top1_is_counted_where_there_are_scores():
-    network = nn.Sequential(nn.Conv2d(3, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    _, certificate = converted(network, images(5, 3, 7, 9))
-    assert (certificate.top1_total, certificate.top1_changed) == (5, 0)
+@pytest.mark.parametrize("sharpness", [None, 0.25])
+def test_top1_is_counted_where_there_are_scores(sharpness):
+    """Heads that look everywhere change classes, hard ones do not."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 7, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = images(23, 3, 7, 9)
+    with torch.no_grad():
+        made, certificate = network_to_attention(network, sharpness=sharpness, images=x)
+        changed = (network(x).argmax(1) != made(x).argmax(1)).sum()
+    assert (certificate.top1_total, certificate.top1_changed) == (23, changed)
+    assert (changed > 0) == (sharpness is not None)
 
 
 def test_soft_heads_are_measured_and_not_called_exact():

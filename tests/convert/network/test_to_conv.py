@@ -148,6 +148,21 @@ def test_attention_net_becomes_a_conv_net(tmp_path, encoding):
     assert_within_budget(loaded(x).detach(), hi.detach(), made(x).detach())
 
 
+def test_changed_classes_and_labels_met_are_counted():
+    model, x = soft_network(initializer_range=0.2), images(40, 3, 16, 16)
+    with torch.no_grad():
+        model.head.bias -= model(x).mean(0)  # so that no class is that of all images
+        before = model(x).argmax(1)
+        labels = torch.where(torch.arange(40) < 13, (before + 1) % 10, before)
+        made, record = network_to_conv(model, kernel_size=3, images=x, labels=labels)
+        after = made(x).argmax(1)
+    assert 0 < (before != after).sum() < 40
+    assert (record.top1_changed, record.top1_total) == ((before != after).sum(), 40)
+    assert record.accuracy_before == 27 / 40
+    assert record.accuracy_after == (after == labels).sum() / 40
+    assert record.accuracy_after != record.accuracy_before
+
+
 def test_a_larger_window_is_nearer_end_to_end():
     model, x = soft_network(), images(6, 3, 16, 16)
     errors = [network_to_conv(model, kernel_size=k, images=x)[1].measured_error for k in (1, 3, 7)]
