@@ -60,6 +60,26 @@ def reference(weights, queries, keys, allowed=None):
     return numbers
 
 
+def reference_jackknife(others):
+    """Returns the standard error of a statistic from its values without each group of images."""
+    groups, mean = len(others), sum(others) / len(others)
+    return ((groups - 1) / groups * sum((other - mean) ** 2 for other in others)) ** 0.5
+
+
+def reference_error(errors, totals, groups):
+    """Returns the standard error of 1 − Σ errors / Σ totals, by leaving out one group of following images at a time.
+
+    `errors` and `totals` have one number for each image.
+    """
+    images = len(errors)
+    members = [number * groups // images for number in range(images)]
+    others = []
+    for left in range(groups):
+        kept = [number for number in range(images) if members[number] != left]
+        others.append(1 - sum(errors[number] for number in kept) / sum(totals[number] for number in kept))
+    return reference_jackknife(others)
+
+
 def reference_coverage(shifts, kernel_size):
     """Matches heads to taps by linear assignment, and counts taps matched within half a cell."""
     axes = shifts.shape[1]
@@ -70,7 +90,10 @@ def reference_coverage(shifts, kernel_size):
 
 
 def reference_convolution(x, y, held_x, held_y, grid, kernel_size):
-    """Fits a convolution with zero padding by numpy's least squares; returns R² on the images held out."""
+    """Fits a convolution with zero padding by numpy's least squares.
+
+    Returns, of each image held out, the squared errors and the squares about the mean of the images fitted to.
+    """
 
     def windows(images):
         reach = kernel_size // 2
@@ -85,4 +108,5 @@ def reference_convolution(x, y, held_x, held_y, grid, kernel_size):
     target = y.reshape(-1, y.shape[-1])
     held = held_y.reshape(-1, y.shape[-1])
     solution = np.linalg.lstsq(windows(x), target, rcond=None)[0]
-    return 1 - np.square(held - windows(held_x) @ solution).sum() / np.square(held - target.mean(axis=0)).sum()
+    missed, about = held - windows(held_x) @ solution, held - target.mean(axis=0)
+    return [np.square(part).reshape(len(held_x), -1).sum(axis=1) for part in (missed, about)]

@@ -1,13 +1,17 @@
 import numpy as np
 import pytest
 import torch
-from tests.analysis.reference_statistics import reference_convolution
+from tests.analysis.reference_statistics import reference_convolution, reference_error
+from tests.analysis.statistics_cases import within
 
+from convattn.analysis.measure import convolution
 from convattn.analysis.measure.convolution import ConvolutionFit
 
+CASES = [((5, 4), 3), ((7,), 5), ((3, 5), 1)]
 
-@pytest.mark.parametrize(("grid", "kernel_size"), [((5, 4), 3), ((7,), 5), ((3, 5), 1)])
-def test_convolution_score_is_that_of_least_squares(grid, kernel_size):
+
+def fitted(grid, kernel_size):
+    """A fit in batches, and squared errors and squares of every image held out, by numpy."""
     draw = torch.Generator().manual_seed(0)
     positions = int(np.prod(grid))
     x = torch.randn(60, positions, 3, generator=draw, dtype=torch.float64)
@@ -18,11 +22,28 @@ def test_convolution_score_is_that_of_least_squares(grid, kernel_size):
         fit.fit(x[start : start + 10], y[start : start + 10])
     for start in range(40, 60, 10):
         fit.score(x[start : start + 10], y[start : start + 10])
-    hi = reference_convolution(x[:40].numpy(), y[:40].numpy(), x[40:].numpy(), y[40:].numpy(), grid, kernel_size)
+    parts = (part.numpy() for part in (x[:40], y[:40], x[40:], y[40:]))
+    return fit, *reference_convolution(*parts, grid, kernel_size)
+
+
+@pytest.mark.parametrize(("grid", "kernel_size"), CASES)
+def test_convolution_score_is_that_of_least_squares(grid, kernel_size):
+    fit, errors, totals = fitted(grid, kernel_size)
+    hi = 1 - errors.sum() / totals.sum()
     # The ridge moves the score by far less than the images do.
-    assert abs(fit.estimate(10).value - hi) < 0.1 * fit.estimate(10).error
+    assert abs(fit.estimate(10).value - hi) < 0.1 * reference_error(errors, totals, 10)
     assert fit.components == 3
     assert fit.images == (40, 20)
+
+
+@pytest.mark.parametrize("groups", [3, 10])
+@pytest.mark.parametrize(("grid", "kernel_size"), CASES)
+def test_without_a_ridge_only_rounding_is_between_the_score_and_least_squares(grid, kernel_size, groups, monkeypatch):
+    monkeypatch.setattr(convolution, "_RIDGES", torch.zeros(1))
+    fit, errors, totals = fitted(grid, kernel_size)
+    found, terms = fit.estimate(groups), 40 * int(np.prod(grid)) * 3 * kernel_size ** len(grid)
+    within(found.value, 1 - errors.sum() / totals.sum(), terms)
+    within(found.error, reference_error(errors, totals, groups), terms)
 
 
 def test_convolution_score_knows_a_convolution_and_noise():

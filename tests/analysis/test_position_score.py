@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from tests.analysis.analyze_cases import gated, noise
+from tests.analysis.reference_statistics import reference_error
 from tests.analysis.statistics_cases import LAYOUTS, added, make_call, within
 
 from convattn.adapters.attention import AttentionCall, global_layout
@@ -64,9 +65,11 @@ def test_position_score_is_that_of_whole_maps():
     for head in range(3):
         maps = held.weights[:, 0, head].numpy()
         model = shared_out(logs[head], pairs)[0].numpy()
-        hi = 1 - np.square(maps - model).sum() / np.square(maps - 1 / 15).sum()
-        within(fit.estimate(head, 10).value, hi, maps.size)
-        assert fit.estimate(head, 10).value < 0.1
+        errors, totals = (np.square(maps - other).sum(axis=(1, 2)) for other in (model, 1 / 15))
+        found = fit.estimate(head, 4)
+        within(found.value, 1 - errors.sum() / totals.sum(), maps.size)
+        within(found.error, reference_error(errors, totals, 4), maps.size)
+        assert found.value < 0.1
 
 
 def test_a_hard_head_at_the_border_leaves_no_weight_in_the_middle():
