@@ -79,6 +79,13 @@ def test_shuffled_tokens_keep_their_ends():
     assert not torch.equal(made, tokens)
 
 
+@pytest.mark.parametrize(("kernel_size", "components"), [(3, 6), (7, 5)])
+def test_components_are_all_channels_unless_windows_are_large(kernel_size, components):
+    """Windows of 7 × 7 leave 288 // 49 components."""
+    layer = analyze(gated(0.3), noise(3, 6, 5, 6), kernel_size=kernel_size, controls=(), progress=False).layers[0]
+    assert layer.measured.convolution_components == components
+
+
 def test_a_report_is_read_back():
     report = analyze(gated(0.3), noise(3, 6, 5, 6), progress=False)
     assert repr(HeadReport.from_json(report.to_json())) == repr(report)

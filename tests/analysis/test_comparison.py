@@ -57,6 +57,22 @@ def test_a_head_that_looks_elsewhere_is_told():
     assert not any("[0]" in item.number or item.head > 0 for item in found)
 
 
+def test_heads_are_counted_and_numbers_averaged_for_each_report(mixed):
+    (layer,), (other,) = mixed.layers, hard([(0, 1), (-1, 0), (1, 1)]).layers
+    head = layer.heads[0]
+    (soft,) = changed(
+        mixed, position_score=replace(head.position_score, value=0.2), hard_share=replace(head.hard_share, value=0.4)
+    ).layers
+    found = compare_reports(replace(mixed, layers=(soft, layer)), replace(mixed, layers=(other, other)))
+    assert (found.convolutional, found.hard) == ((5, 6), (5, 6))
+    rounding = 6 * torch.finfo(torch.float64).eps  # of a sum of six positive numbers, divided
+    means = tuple(sum(head.distance.value for head in one.heads) / 3 for one in (layer, other))
+    scores = tuple(one.measured.convolution_score.value for one in (layer, other))
+    for numbers, expected in ((found.mean_distance, means), (found.convolution_score, scores)):
+        assert numbers == pytest.approx(expected, rel=rounding, abs=0)
+        assert expected[0] != expected[1]
+
+
 def test_the_largest_weight_of_a_head_that_is_not_hard_is_chance(mixed):
     head = mixed.layers[0].heads[0]
     share = replace(head.hard_share, value=0.4)

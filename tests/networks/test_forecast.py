@@ -35,6 +35,8 @@ def test_forecast_says_what_the_conversion_does(impl, network, tmp_path):
     assert [layer.flops_before for layer in forecast.layers] == [2 * 16 * 6 * 9, 2 * 16 * 6 * 4 * 4]
     # keys are the image with its border, or spread by the stride with a border of one pixel
     assert [layer.pairs_bytes for layer in forecast.layers] == [9 * 16 * 100 * 4, 4 * 64 * 81 * 4]
+    plans = made[0].plan(x.shape), made[2].plan(made[:2](x).shape)
+    assert [layer.working_bytes for layer in forecast.layers] == [plan.bytes for plan in plans]
     forecast.save(tmp_path / "forecast.json")
     assert ConversionForecast.load(tmp_path / "forecast.json") == forecast
     assert "left alone: 3 (Conv2d): left out by include or exclude" in forecast.summary()
@@ -64,7 +66,7 @@ def test_layers_that_images_do_not_reach_and_images_that_do_not_fit(network):
     network.forward = lambda x: x
     (first, *_, last) = forecast_attention(network, torch.randn(1, 3, 8, 8)).layers
     assert last.path == first.path == "not reached"
-    assert last.flops_before is last.pairs_bytes is None
+    assert last.flops_before is last.pairs_bytes is last.working_bytes is None
     message = r"images must fit the network, but on those of shape \(1, 5, 8, 8\) it raised RuntimeError: "
     with pytest.raises(ArgumentError, match=message):
         forecast_attention(nn.Sequential(nn.Conv2d(3, 5, 3)), torch.randn(1, 5, 8, 8))
