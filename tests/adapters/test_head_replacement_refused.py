@@ -20,6 +20,7 @@ from tests.adapters.report_cases import (
 from torch import nn
 
 from convattn.adapters.replacement import random_heads, replace_convolutional_heads
+from convattn.adapters.replacement.bound import MeasuredGrid
 from convattn.analysis import analyze
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedModelError
 from convattn.records.head_report import Estimate
@@ -179,13 +180,22 @@ def test_a_grid_in_a_network_around():
         again(images((28, 20)))
 
 
-def test_one_of_two_towers_is_bound():
+@pytest.mark.parametrize(("tower", "bound"), [("text", set()), ("image", {"image.patch_embed"})])
+def test_of_two_towers_that_of_the_replaced_heads_is_bound(tower, bound):
     """The text's layers lie beside the image's, whose grid is not theirs."""
-    towers = nn.ModuleDict({"text": bert(), "image": timm_vit()})
-    report = report_of(towers["text"], attention_maps(towers["text"], words()), (11,), 0)
-    layers = tuple(replace(layer, name=f"text.{layer.name}") for layer in report.layers)
+    towers = nn.ModuleDict({"text": bert(), "image": timm_vit(dynamic_img_size=True)})
+    given = {"text": (words(), (11,), 0), "image": (images(), (5, 7), 1)}
+    x, *sizes = given[tower]
+    report = report_of(towers[tower], attention_maps(towers[tower], x), *sizes)
+    layers = tuple(replace(layer, name=f"{tower}.{layer.name}") for layer in report.layers)
     made, _ = replace_convolutional_heads(towers, replace(report, layers=layers), heads=[(layers[0].name, 0)])
-    made["image"](images())
+    hooks = {name: [*part._forward_pre_hooks.values()] for name, part in made.named_modules()}
+    assert {name for name, found in hooks.items() if any(isinstance(hook, MeasuredGrid) for hook in found)} == bound
+    if bound:
+        with pytest.raises(ShapeError, match="images must be cut into 5 x 7 patches"):
+            made["image"](images((20, 20)))
+    else:
+        made["image"](images((20, 20)))
 
 
 def test_networks_of_which_nothing_can_be_read(report):
