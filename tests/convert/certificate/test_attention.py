@@ -34,7 +34,9 @@ def test_the_same_conversion_has_the_same_certificate_and_leaves_the_random_stat
     conv = nn.ConvTranspose1d(3, 5, 4, stride=3, output_padding=1)
     first = conv_to_attention(conv)[1]
     torch.manual_seed(9)
+    state = torch.get_rng_state()
     assert conv_to_attention(conv)[1] == first
+    assert torch.equal(torch.get_rng_state(), state)
     assert "output_padding is used instead" in first.not_covered[0]
 
 
