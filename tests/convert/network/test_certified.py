@@ -185,20 +185,22 @@ def test_a_network_that_returns_no_numbers_is_not_said_to_be_compared():
 
 def test_images_of_several_batches_are_compared_together_and_scalars_by_batch(monkeypatch):
     monkeypatch.setattr("convattn.convert.network.comparison._BATCH", 3)
+    seen = []  # outside the network, as copies of it run
 
     class Scored(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv, self.seen = nn.Conv2d(3, 5, 3), []
+            self.conv = nn.Conv2d(3, 5, 3)
 
         def forward(self, x):
-            self.seen.append(len(x))
+            seen.append(len(x))
             y = self.conv(x).mean((2, 3))
             return y, y.sum()
 
     network = Scored()
     _, certificate = network_to_attention(network, images=images(7, 3, 7, 9))
     assert certificate.passed
+    assert set(seen) == {3, 1}
     assert (certificate.top1_total, certificate.top1_changed) == (7, 0)
     assert certificate.shapes == ((7, 3, 7, 9),)
 
