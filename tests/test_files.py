@@ -19,6 +19,14 @@ from convattn.files import (
 )
 
 
+@pytest.fixture(autouse=True)
+def umask():
+    """All may read, whoever runs the tests."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -57,12 +65,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
 
 
 def test_the_umask_says_who_may_read(tmp_path):
-    before = os.umask(0o027)
-    try:
-        with new_folder(tmp_path / "made") as folder:
-            write_atomically(folder / "file", "text")
-    finally:
-        os.umask(before)
+    os.umask(0o027)
+    with new_folder(tmp_path / "made") as folder:
+        write_atomically(folder / "file", "text")
     assert (tmp_path / "made").stat().st_mode & 0o777 == 0o750
     assert (tmp_path / "made" / "file").stat().st_mode & 0o777 == 0o640
 
