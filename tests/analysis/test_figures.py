@@ -130,7 +130,7 @@ def test_ellipse_holds_the_mass_it_says(monkeypatch, tmp_path):
     monkeypatch.setattr(patches, "Ellipse", Spy)
     centre = np.array([[1.0, -2.0]])
     head_centres(tmp_path / "figure.png", [HeadSnapshot(0, 0, 0, centre, LEANING[None])])
-    points = RANDOM.multivariate_normal(centre[0], np.linalg.inv(LEANING), size=4000)
+    points = np.random.default_rng(0).multivariate_normal(centre[0], np.linalg.inv(LEANING), size=4000)
     half, most = drawn
     for ellipse, mass in ((half, 0.5), (most, 0.9)):
         outline = ellipse.get_patch_transform().transform_path(ellipse.get_path())
