@@ -3,6 +3,7 @@
 import re
 
 from playwright.sync_api import expect
+from tests.viewer.browser.reading import PATIENCE
 
 EXACT = "0, exactly"
 
@@ -98,7 +99,7 @@ def test_costs_are_measured_here(opened, folder_page):
     expect(page.get_by_role("row", name=re.compile("all pairs"))).to_contain_text("3320")
     button = page.get_by_role("button", name="Measure in this browser")
     button.click()
-    expect(button).to_have_attribute("aria-disabled", "false", timeout=60_000)
+    expect(button).to_have_attribute("aria-disabled", "false", timeout=1000 * PATIENCE)
     expect(page.get_by_label("this browser")).to_be_checked()
     expect(page.get_by_role("columnheader")).to_have_text(["N", "64", "256", "1,024", "4,096"])
 
