@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -10,8 +11,12 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+from convattn import load_network
+from convattn.data import normalise
+from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, UnknownNameError
 from convattn.models import AttentionNet, ConvNet
+from convattn.models.pretrained import network_folder
 from convattn.networks import create_network
 from convattn.networks.image_files import open_images, stack_images
 from convattn.networks.preparation import draw_images, normalisation, preparation
@@ -171,6 +176,15 @@ def test_folders_without_pictures_and_damaged_ones_are_refused(pictures, tmp_pat
     (pictures / "a.jpg").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"cannot read the image .*a\.jpg"):
         stack_images(open_images(pictures, lambda: lambda _: torch.zeros(3, 1, 1)), pictures)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (50, 40)])
+def test_pictures_for_a_network_of_the_package_are_prepared_as_in_its_training(size):
+    noise = np.random.default_rng(0).integers(256, size=(*size[::-1], 3), dtype=np.uint8)
+    picture, source = Image.fromarray(noise), "convattn:cifar10-small"
+    made = preparation(source, load_network(source), network_folder(source))(picture)
+    scaled = torch.from_numpy(np.array(picture.resize((32, 32), Image.Resampling.BICUBIC)))
+    assert torch.equal(made, normalise(scaled.movedim(2, 0)[None], CIFAR10_MEAN, CIFAR10_STD)[0])
 
 
 def test_a_network_that_does_not_say_how_is_refused():
