@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.head_replacement.measure import Subject, effect, measure
 from benchmarks.head_replacement.page import draw, lost, page, verdict
+from convattn.adapters.replacement import replace_convolutional_heads
 
 SIZES = {"img_size": 8, "patch_size": 2, "num_classes": 5, "embed_dim": 12, "depth": 2, "num_heads": 3}
 CONTENT = {
@@ -23,11 +24,33 @@ CONTENT = {
 
 
 @pytest.fixture(scope="module")
-def found():
+def both():
+    """What is found, and the effects of refitted networks: with each, how many heads were replaced."""
     torch.manual_seed(0)
     network = timm.models.VisionTransformer(**SIZES).eval()
     subject = Subject("vit", network, torch.randn(6, 3, 8, 8), torch.randn(20, 3, 8, 8), torch.randint(5, (20,)))
-    return measure(subject, thresholds=(1.0, 0.5, 1e-9), controls=2)
+    networks, effects = [], []
+
+    def replace(*arguments, **options):
+        made, record = replace_convolutional_heads(*arguments, **options)
+        if options.get("refit") is subject.measured:
+            networks.append((made, len(record.replaced)))
+        return made, record
+
+    def measured(made, *arguments):
+        result = effect(made, *arguments)
+        effects.extend((result, count) for one, count in networks if one is made)
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.head_replacement.measure.replace_convolutional_heads", replace)
+        patch.setattr("benchmarks.head_replacement.measure.effect", measured)
+        return measure(subject, thresholds=(1.0, 0.5, 1e-9), controls=2), effects
+
+
+@pytest.fixture
+def found(both):
+    return both[0]
 
 
 def with_curve(network, **changes):
@@ -47,11 +70,15 @@ def test_a_curve_has_a_row_for_each_threshold_from_the_highest(found):
     assert counts == sorted(counts)
 
 
-def test_rows_with_heads_are_measured_with_refitted_outputs_too(found):
-    for row in found["curve"]:
-        assert (row["refitted"] is None) == (row["replaced"] == 0)
-        assert all(item["refitted"].keys() == {"accuracy", "error", "changed"} for item in row["controls"])
-    assert found["curve"][-1]["refitted"]["accuracy"] <= 1
+def test_rows_with_heads_are_measured_with_refitted_outputs_too(both):
+    found, effects = both
+    rows = [row for row in found["curve"] if row["replaced"]]
+    assert rows
+    assert all(row["refitted"] is None for row in found["curve"] if not row["replaced"])
+    for row in rows:
+        assert len(row["controls"]) == 2
+        for item in (row, *row["controls"]):
+            assert [count for result, count in effects if result is item["refitted"]] == [row["replaced"]]
 
 
 def test_the_error_is_that_of_the_paired_difference():
