@@ -15,6 +15,8 @@ from convattn.analysis import read_table
 from convattn.analysis.measure.run import Run
 from convattn.analysis.report import figures
 from convattn.cli import main
+from convattn.data import normalise
+from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.errors import CheckpointError
 from convattn.networks.image_files import Pictures
 from convattn.records import HeadReport, ReportComparison
@@ -130,13 +132,19 @@ def test_only_some_layers_and_no_controls(images, tmp_path):
     assert (report.images, report.control_images) == (3, 0)
 
 
-def test_networks_of_the_package_say_how_images_are_prepared(images, tmp_path, capsys):
+def test_networks_of_the_package_say_how_images_are_prepared(images, tmp_path, capsys, monkeypatch):
+    seen, read = {}, Pictures.__getitem__
+    monkeypatch.setattr(Pictures, "__getitem__", lambda self, n: seen.setdefault(n, read(self, n)))
     options = ["--limit", "2", "--no-controls", "--layer", "stages.2.second"]
     assert (
         main(["analyze", "convattn:cifar10-small", "--images", str(images), "-o", str(tmp_path / "a"), *options]) == 0
     )
     assert "of 9 heads look mostly at one fixed displacement" in capsys.readouterr().out
     assert HeadReport.load(tmp_path / "a" / "report.json").image_shape == (3, 32, 32)
+    small = [np.array(Image.fromarray(one).resize((32, 32), Image.Resampling.BICUBIC)) for one in pixels(2)]
+    prepared = normalise(torch.from_numpy(np.stack(small)).movedim(-1, 1), CIFAR10_MEAN, CIFAR10_STD)
+    assert seen.keys() == {0, 1}
+    assert all(torch.equal(seen[number], prepared[number]) for number in seen)
 
 
 def test_interrupted_analysis_goes_on(images, made, tmp_path, capsys, monkeypatch):
