@@ -43,7 +43,6 @@ FILES = [
     "view/index.html",
     "view/scene.safetensors",
 ]
-THREADS = torch.get_num_threads()
 
 
 class Page(HTMLParser):
@@ -125,8 +124,22 @@ def test_windows_are_worded(made):
     assert replace(one, kernel=5).words == "5 × 5"
 
 
-def test_others_get_their_threads_back(made):
-    assert torch.get_num_threads() == THREADS
+def test_demo_takes_one_thread_and_gives_the_others_back(monkeypatch, tmp_path):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def stop(_):
+        raise RuntimeError(f"on {torch.get_num_threads()} of them")
+
+    monkeypatch.setattr(demo_module, "show_conversions", stop)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(RuntimeError, match="on 1 of them"):
+            demo_module.demonstrate(tmp_path, tmp_path, quiet=True)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_network_that_is_not_as_on_its_card_is_told(made, tmp_path):
