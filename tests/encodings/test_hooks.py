@@ -126,4 +126,8 @@ def test_a_call_of_an_encoding_runs_its_hooks_as_torch_does():
 
 
 def test_without_hooks_nothing_is_computed():
-    compute_parameters(nn.Linear(2, 3))
+    linear = nn.Linear(2, 3)
+    linear.forward = double
+    before = [(name, id(held), held._version) for name, held in linear.named_parameters()]
+    compute_parameters(linear)
+    assert [(name, id(held), held._version) for name, held in linear.named_parameters()] == before

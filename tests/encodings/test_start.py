@@ -49,4 +49,9 @@ def test_start_of_a_table_has_the_entropy_of_that_table(kind):
 
 def test_encoding_without_values_is_left_alone():
     with torch.device("meta"):
-        start_like_table(Distance(HEADS, 2), size=SIZE, width=WIDTH)
+        encoding = Distance(HEADS, 2)
+        before = [(name, id(held), held._version) for name, held in encoding.named_parameters()]
+        state = torch.get_rng_state()
+        start_like_table(encoding, size=SIZE, width=WIDTH)
+    assert [(name, id(held), held._version) for name, held in encoding.named_parameters()] == before
+    assert torch.equal(torch.get_rng_state(), state)
