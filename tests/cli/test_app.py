@@ -69,7 +69,10 @@ MISTAKES = {
     ),
     "no value": (["train", "digits-quadratic", "--set", "training.epochs"], "--set must be of the form KEY=VALUE"),
     "no key": (["train", "digits-quadratic", "--set", "=3"], "--set must be of the form KEY=VALUE, but is '=3'"),
-    "missing data": (["train", "digits-quadratic", "--set", "data.name=cifar10", "--set", "data.folder=none"], "none"),
+    "missing data": (
+        ["train", "digits-quadratic", "--set", "data.name=cifar10", "--set", "data.folder=none"],
+        "there is no folder none",
+    ),
 }
 
 
@@ -104,7 +107,7 @@ def test_mistake_in_a_process_of_its_own(place):
     assert re.match(f"convattn: .*{message}", done.stderr)
 
 
-def test_full_disk_is_a_mistake_and_leaves_nothing(place, capsys):
+def test_full_disk_is_a_mistake_and_leaves_only_the_folder_above(place, capsys):
     """Files cannot grow above 100 bytes, as on a disk that is full."""
     before, limits = contents(place), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
