@@ -27,12 +27,6 @@ RANDOM = np.random.default_rng(0)
 LEANING = np.array([[2.0, 1.5], [1.5, 2.0]])
 
 
-@pytest.fixture(autouse=True)
-def random_numbers_of_its_own(monkeypatch):
-    """Every test draws the same numbers, whatever ran before it."""
-    monkeypatch.setattr(sys.modules[__name__], "RANDOM", np.random.default_rng(0))
-
-
 def snapshots():
     centres, precisions = RANDOM.normal(size=(3, 2)), np.stack([np.eye(2), LEANING, np.zeros((2, 2))])
     return [HeadSnapshot(epoch, 10 * epoch, layer, centres, precisions) for epoch in (0, 7) for layer in (0, 1)]
