@@ -161,6 +161,7 @@ def draw(figure_file: Path, runs: Sequence[TrainedRun]) -> None:
     with figure_files([figure_file], (7.2, 4.4)) as figure:
         panel = figure.subplots()
         panel.set(xlabel="epoch", ylabel="test accuracy (%)")
+        panel.xaxis.get_major_locator().set_params(integer=True)
         for number, (label, own) in enumerate(_by_label(runs).items()):
             values = 100 * np.array([[epoch["test_accuracy"] for epoch in run.epochs] for run in own])
             epochs, colour = range(1, values.shape[1] + 1), COLOURS[number % len(COLOURS)]
