@@ -6,11 +6,13 @@
     convattn study $RECIPES --scale medium --chosen search --seeds 0,1,2 -o RUNS
     CONVATTN_CIFAR10=FOLDER python -m benchmarks.encodings --runs RUNS --output docs/results
 
-Writes encodings.md and the curves of accuracy, encodings.png. Where the heads look is measured on test images, in the
-trained networks and in those that the same seeds draw.
+Writes encodings.md, the curves of accuracy, encodings.png, and the paper's figures of heads into the folder encodings.
+How far the heads look is measured on test images, in the trained networks and in those that the same seeds draw.
 """
 
 import argparse
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,14 +24,24 @@ from torch import Tensor, nn
 
 from benchmarks.studies import TrainedRun, difference_table, provenance, read_study, spread
 from convattn import analyze, load_network, load_recipe
+from convattn.analysis import HeadSnapshot, read_heads
 from convattn.analysis.canvas import COLOURS, figure_files
+from convattn.analysis.reproduction import reproduce
 from convattn.data import ImageDataset, normalise
 from convattn.files import write_atomically
 from convattn.training.build import build_network, load_data
 from convattn.training.markdown import markdown_table
 from convattn.training.studies.statistics import paired_difference
 
-__all__ = ["draw", "drawn", "main", "page", "seen_by_layer"]
+__all__ = ["draw", "drawn", "figures", "main", "page", "seen_by_layer"]
+
+FIGURES = {
+    "fig5": "Attention by position, learned encoding: the paper's figure 5",
+    "fig4": "Heads of all layers at the end, quadratic encoding: the paper's figure 4",
+    "fig3": "Heads of layer 4 over training, quadratic encoding: the paper's figure 3",
+    "fig6": "Attention with content, mean of 100 test images: the paper's figure 6",
+}
+"""The figures of the paper that are on the page, and what they show."""
 
 QUESTION = (
     ("sa-learned", "sa-distance"),
@@ -39,12 +51,13 @@ QUESTION = (
 """Does a table win over a function of the distance by itself, or by its start? Each pair is compared seed by seed."""
 
 
-def page(folder: Path, images: int, note: str = "") -> str:
+def page(folder: Path, images: int, shown: Sequence[str] = (), note: str = "") -> str:
     """Words the results of a study.
 
     Args:
         folder: Folder of the study, with its runs.
-        images: Test images on which is measured where heads look.
+        images: Test images on which is measured how far heads look.
+        shown: Names of the paper's figures that were made.
         note: What else a reader should know, at the top; "" if nothing.
 
     Returns:
@@ -60,6 +73,10 @@ def page(folder: Path, images: int, note: str = "") -> str:
     if study["differences"]:
         parts += ["## Beside the first network", difference_table(study["differences"], "network")]
     parts += ["## How far heads look", _seen(runs, images)]
+    parts += [f"![{FIGURES[name]}](encodings/{name}.png)" for name in shown]
+    moved = _moved(runs)
+    if moved:
+        parts += ["## How far centres move", moved]
     if study["search"] is not None:
         parts += ["## How the rates were chosen", _choices(study["search"])]
     return "\n\n".join([*parts, "## How it was measured", provenance(study, runs)]) + "\n"
@@ -139,6 +156,51 @@ def _seen(runs: Sequence[TrainedRun], images: int) -> str:
     return f"{told} Means over heads.\n\n{markdown_table(heads, rows)}"
 
 
+def _moved(runs: Sequence[TrainedRun]) -> str:
+    """Tabulates how far the centres of quadratic heads move; "" if no network has such heads."""
+    rows = []
+    for run in runs:
+        if not (run.folder / "heads.parquet").is_file():
+            continue
+        kept = read_heads(run.folder)
+        first, last = kept[0].step, kept[-1].step
+        ends = zip((i for i in kept if i.step == first), (i for i in kept if i.step == last), strict=True)
+        for start, end in ends:
+            moved = np.linalg.norm(end.centres - start.centres, axis=1)
+            name = [f"`{run.label}`", f"{run.record['seed']}", f"{end.layer + 1}"]
+            rows.append([*name, f"{moved.mean():.2f}", f"{moved.max():.2f}", *_widths(start, end)])
+    if not rows:
+        return ""
+    head = ["network", "seed", "layer", "moved, pixels: mean", "most", "width at the start, pixels: median"]
+    return markdown_table([*head, "at the end", "heads wider at the end"], rows)
+
+
+def _widths(start: HeadSnapshot, end: HeadSnapshot) -> list[str]:
+    """Words heads' standard deviations, in pixels (root mean square of both axes), and how many heads have grown."""
+    before, after = (np.sqrt(np.trace(np.linalg.inv(i.precisions), axis1=1, axis2=2) / 2) for i in (start, end))
+    return [f"{np.median(before):.2f}", f"{np.median(after):.2f}", f"{(after > before).sum()} of {len(after)}"]
+
+
+def figures(folder: Path, scale: str, output: Path) -> list[str]:
+    """Makes the paper's figures of heads.
+
+    Args:
+        folder: Folder of the study, with its runs.
+        scale: Scale of its recipes.
+        output: Folder for the figures, which is made if it is not there.
+
+    Returns:
+        Names of the figures whose runs are there.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        made = reproduce(list(FIGURES), folder, Path(place) / "figures", scale=scale).targets
+        names = [target.target for target in made if f"{target.target}.png" in target.files]
+        for name in names:
+            output.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(place) / "figures" / f"{name}.png", output / f"{name}.png")
+    return names
+
+
 def _numbers(layers: Sequence[float]) -> str:
     return ", ".join(f"{value:.0f}" for value in layers)
 
@@ -176,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Writes the page of the encodings.")
     parser.add_argument("--runs", type=Path, required=True, help="folder of a study, with its runs")
     parser.add_argument("--output", type=Path, required=True, help="folder for the page")
-    parser.add_argument("--images", type=int, default=100, help="test images on which is measured where heads look")
+    parser.add_argument("--images", type=int, default=100, help="test images on which is measured how far heads look")
     parser.add_argument("--note", default="", help="what else a reader should know, at the top of the page")
     given = parser.parse_args(arguments)
     if not (given.runs / "study.json").is_file():
@@ -186,7 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--runs must be a study with finished runs on test images, but is {str(given.runs)!r}")
     given.output.mkdir(parents=True, exist_ok=True)
     draw(given.output / "encodings.png", runs)
-    write_atomically(given.output / "encodings.md", page(given.runs, given.images, given.note))
+    shown = figures(given.runs, runs[0].record["recipe"]["scale"], given.output / "encodings")
+    write_atomically(given.output / "encodings.md", page(given.runs, given.images, shown, given.note))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ from benchmarks.encodings import drawn, main, seen_by_layer
 from benchmarks.studies import read_study, spread
 from convattn import load_network
 from convattn.data import load_digits
+from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
 from convattn.training import study, train
 from convattn.training.studies.engine import Engine
 
-RECIPES = ["sa-learned", "sa-distance", "convnet"]
+RECIPES = ["sa-learned", "sa-distance", "sa-quadratic", "convnet"]
 TINY = {"model.width": "12", "model.depth": "1", "training.epochs": "1"}
 
 
@@ -43,7 +44,8 @@ def table(tmp_path_factory):
 def page(table, tmp_path_factory):
     out = tmp_path_factory.mktemp("docs")
     main(["--runs", str(table), "--output", str(out), "--images", "5", "--note", "A note."])
-    assert (out / "encodings.png").read_bytes().startswith(b"\x89PNG")
+    for figure in ("encodings.png", "encodings/fig3.png", "encodings/fig4.png", "encodings/fig5.png"):
+        assert (out / figure).read_bytes().startswith(b"\x89PNG")
     return (out / "encodings.md").read_text(encoding="utf-8")
 
 
@@ -83,6 +85,27 @@ def test_networks_without_heads_have_no_row_of_pixels(page):
     seen = page.partition("## How far heads look")[2].partition("\n## ")[0]
     assert "| `sa-learned` |" in seen
     assert "convnet" not in seen
+
+
+def test_figures_are_on_the_page_as_far_as_their_runs_are_there(page):
+    shown = [line.rpartition("(encodings/")[2] for line in page.splitlines() if "(encodings/" in line]
+    assert shown == ["fig5.png)", "fig4.png)", "fig3.png)"]  # figure 6 needs a network with content
+
+
+def test_centres_have_moved_from_where_they_were_drawn_to_where_they_are(page, table):
+    data = load_digits()
+    runs = [run for run in read_study(table)[1] if run.label == "sa-quadratic"]
+    assert len(runs) == 2
+    for run in runs:
+        start, end = (
+            next(encoding for encoding in network.modules() if isinstance(encoding, Quadratic))
+            for network in (drawn(run, data), load_network(run.folder))
+        )
+        moved = (end.centres - start.centres).norm(dim=1)
+        before, after = (1 / encoding.root_sharpness.abs() for encoding in (start, end))
+        expected = f"| {moved.mean():.2f} | {moved.max():.2f} | {before.median():.2f} | {after.median():.2f} | "
+        grown = f"{(after > before).sum()} of {len(after)} |"
+        assert f"| `sa-quadratic` | {run.record['seed']} | 1 {expected}{grown}" in page
 
 
 def test_the_drawn_network_is_that_with_which_the_run_began(tmp_path):
