@@ -1,5 +1,6 @@
 """How the heads of two networks, or of one on two sets of images, differ."""
 
+import math
 from dataclasses import dataclass
 
 from convattn.records.head_report import Estimate
@@ -16,7 +17,7 @@ class HeadDifference:
     number: str  # Name of the number; of a shift with its axis, as in "shift[0]"
     first: Estimate  # In the first report
     second: Estimate  # In the second one
-    errors: float  # Difference in units of its standard error, at least that of rounding; inf where neither has one
+    errors: float  # Difference in units of its standard error, at least that of rounding; inf for shifts of hard heads
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class ReportComparison(Record):
         mean_distance: Mean attention distance of the heads compared, in cells, in each.
         convolution_score: Mean R² of the layers' best convolutions in each.
         threshold: Standard errors from which a difference is told.
-        differences: What differs by more, the largest first.
+        differences: What differs by more, the largest first, and the shifts of hard heads that differ.
         not_covered: What this says nothing about.
     """
 
@@ -51,12 +52,14 @@ class ReportComparison(Record):
 
     def summary(self) -> str:
         """Returns the comparison in a few lines of plain text, with the ten largest differences."""
+        shifts = sum(math.isinf(item.errors) for item in self.differences)
+        told = f"{len(self.differences) - shifts} of more than {self.threshold:g} standard errors"
         rows = {
             "convolutional heads": "{} and {}".format(*self.convolutional),
             "hard heads": "{} and {}".format(*self.hard),
             "mean distance": "{:.3g} and {:.3g} cells".format(*self.mean_distance),
             "convolution R²": "{:.3g} and {:.3g}, mean of the layers".format(*self.convolution_score),
-            "differences": f"{len(self.differences)} of more than {self.threshold:g} standard errors",
+            "differences": told + (f", {counted(shifts, 'shift')} of hard heads" if shifts else ""),
         }
         compared = f"{counted(self.heads, 'head')} of {counted(self.layers, 'layer')} compared"
         lines = [f"heads of {self.first} and {self.second}: {compared}"]

@@ -34,7 +34,8 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
     same_kernel, same_radius = first.kernel_size == second.kernel_size, first.radius == second.radius
     of_layers = _OF_LAYERS if same_kernel else ()
     of_heads = tuple(name for name in HEAD_NUMBERS if same_radius or name != _OF_RADIUS)
-    found = [item for pair in pairs for item in _differences(*pair, of_layers, of_heads)]
+    unjudged: set[str] = set()
+    found = [item for pair in pairs for item in _differences(*pair, of_layers, of_heads, unjudged)]
     heads = [list(zip(one.heads, other.heads, strict=False)) for one, other in pairs]
     matched = [pair for layer in heads for pair in layer]
     limits = []
@@ -48,6 +49,8 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
         limits.append(f"{', '.join(_OF_LAYERS)}: kernel_size is {first.kernel_size} and {second.kernel_size}")
     if not same_radius:
         limits.append(f"{_OF_RADIUS}: radius is {first.radius} and {second.radius}")
+    if unjudged:
+        limits.append(f"{', '.join(sorted(unjudged))}: without a standard error in a report, as of too few images")
     sides = (0, 1)
     return ReportComparison(
         first=first.model,
@@ -65,37 +68,46 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
 
 
 def _differences(
-    one: LayerReport, other: LayerReport, of_layers: tuple[str, ...], of_heads: tuple[str, ...]
+    one: LayerReport, other: LayerReport, of_layers: tuple[str, ...], of_heads: tuple[str, ...], unjudged: set[str]
 ) -> Iterator[HeadDifference]:
+    """Yields what differs in one layer; adds the names of numbers that differ, but not by a known number of errors."""
     numbers = [(-1, name, getattr(one.measured, name), getattr(other.measured, name)) for name in of_layers]
     for left, right in zip(one.heads, other.heads, strict=False):
         numbers += [(left.head, name, getattr(left, name), getattr(right, name)) for name in of_heads]
         numbers += [(left.head, *item) for item in _shifts(left, right)]
     for head, name, first, second in numbers:
         errors = _errors(first, second)
-        if errors > _THRESHOLD:
+        if math.isnan(errors):
+            unjudged.add(name)
+        elif errors > _THRESHOLD:
             yield HeadDifference(one.name, head, name, first, second, errors)
+    for head, name, first, second in _hard_shifts(one, other):
+        if first != second:
+            yield HeadDifference(one.name, head, name, Estimate(first, math.nan), Estimate(second, math.nan), math.inf)
 
 
-def _shifts(one: HeadStatistics, other: HeadStatistics) -> Iterator[tuple[str, Estimate, Estimate]]:
-    """Yields the shifts along each axis; the hard ones, of hard heads, have no standard error."""
-    if len(one.shift) != len(other.shift):
-        return
-    for axis, shifts in enumerate(zip(one.shift, other.shift, strict=True)):
-        yield f"shift[{axis}]", *shifts
-    if one.hard and other.hard:
-        for axis, (first, second) in enumerate(zip(one.hard_shift, other.hard_shift, strict=True)):
-            yield f"hard_shift[{axis}]", Estimate(first, math.nan), Estimate(second, math.nan)
+def _shifts(left: HeadStatistics, right: HeadStatistics) -> Iterator[tuple[str, Estimate, Estimate]]:
+    """Yields the mean shifts along each axis."""
+    if len(left.shift) == len(right.shift):
+        for axis, shifts in enumerate(zip(left.shift, right.shift, strict=True)):
+            yield f"shift[{axis}]", *shifts
+
+
+def _hard_shifts(one: LayerReport, other: LayerReport) -> Iterator[tuple[int, str, float, float]]:
+    """Yields the shifts of hard heads along each axis; these are whole numbers and have no standard error."""
+    for left, right in zip(one.heads, other.heads, strict=False):
+        if left.hard and right.hard and len(left.hard_shift) == len(right.hard_shift):
+            for axis, shifts in enumerate(zip(left.hard_shift, right.hard_shift, strict=True)):
+                yield left.head, f"hard_shift[{axis}]", *shifts
 
 
 def _errors(first: Estimate, second: Estimate) -> float:
-    """Returns a difference in units of its standard error; one that rounding explains is none."""
+    """Returns a difference in units of its standard error, nan if that is not known; what rounding explains is none."""
     apart = abs(first.value - second.value)
     rounding = _ROUNDING * max(1.0, abs(first.value), abs(second.value))
     if not apart > _THRESHOLD * rounding:  # also where a number is not known
         return 0.0
-    known = [item.error for item in (first, second) if math.isfinite(item.error)]
-    return apart / math.hypot(rounding, *known) if known else math.inf
+    return apart / math.hypot(rounding, first.error, second.error)
 
 
 def _two(values: list) -> tuple:
