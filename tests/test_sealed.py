@@ -85,6 +85,10 @@ CHANGES = {
         lambda f: edit(f, lambda c: c.update(digests=3)),
         "config.json has no digests, so changes cannot be found",
     ),
+    "digests without tensors": (
+        lambda f: edit(f, lambda c: c["digests"].update(tensors=None)),
+        "config.json has no digests, so changes cannot be found",
+    ),
     "no digests": (
         lambda f: edit(f, lambda c: c.pop("digests")),
         r"config.json has no digests.*verify=False \(command: ",

@@ -17,6 +17,7 @@ __all__ = [
     "file_sha256",
     "hidden_folder",
     "new_file",
+    "new_files",
     "new_folder",
     "require_new_folder",
     "sole_use",
@@ -176,6 +177,30 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterat
 
 
 @contextmanager
+def new_files(folder: Path, last: str, keep: str) -> Iterator[Path]:
+    """Makes files that appear in an existing folder when the block ends, and leaves it as it is when the block raises.
+
+    Args:
+        folder: The folder; files of the same names are replaced.
+        last: Name of the file that is moved last.
+        keep: Name of a file that is not replaced.
+
+    Yields:
+        A temporary folder, to be filled with files.
+
+    Raises:
+        WriteError: The folder cannot be written, or the disk is full.
+    """
+    with _as_write_error(folder):
+        clear_leftovers(folder)
+        with hidden_folder(folder, "new") as temporary:
+            yield temporary
+            for file in sorted(temporary.iterdir(), key=lambda file: file.name == last):
+                if file.name != keep or not (folder / keep).exists():
+                    os.replace(file, folder / file.name)
+
+
+@contextmanager
 def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
     """Makes a hidden folder that is removed when the block ends; if the process is killed, at the next start.
 
@@ -269,7 +294,8 @@ def _as_write_error(path: Path) -> Iterator[None]:
     except WriteError:
         raise
     except OSError as error:
-        ours = error.filename is not None and Path(os.fsdecode(error.filename)).parent in (path, path.parent)
+        failed = None if error.filename is None else Path(os.fsdecode(error.filename))
+        ours = failed is not None and (failed in path.parents or failed.parent in (path, path.parent))
         if error.errno in FULL or ours:
             raise WriteError(f"cannot write {path}: {error.strerror}") from None
         raise

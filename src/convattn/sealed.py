@@ -142,7 +142,7 @@ def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple
 def _verify(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Raises if anything in a folder differs from what was saved, and says what."""
     digests = config.get(DIGESTS)
-    if not isinstance(digests, dict):
+    if not isinstance(digests, dict) or not isinstance(digests.get("tensors"), dict):
         raise CheckpointError(f"{folder / CONFIG} has no digests, so changes cannot be found; {_HINT}")
     if digests.get("configuration") != _config_digest(config):
         raise CheckpointError(f"{folder / CONFIG} is not what was saved; {_HINT}")
@@ -155,7 +155,7 @@ def _verify(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor])
         certificate = _digest(file.read_bytes()) if file.exists() else None
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error}") from None
-    if certificate != digests["certificate"]:
+    if certificate != digests.get("certificate"):
         state = "is missing" if certificate is None else "is not what was saved"
         raise CheckpointError(f"{file} {state}; {_HINT}")
 

@@ -1,11 +1,13 @@
+import errno
 import json
+import os
 
 import pytest
 import torch
 from tests.models.network_cases import SAVED, small_images
 from torch import nn
 
-from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, UnsupportedModelError
+from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, UnsupportedModelError, WriteError
 from convattn.models import NETWORKS, AttentionNet, ConvNet, ResNet, load_network
 
 
@@ -137,6 +139,24 @@ def test_saving_into_a_folder_with_other_files_keeps_them(tmp_path):
         ConvNet(width=width, depth=1, ffn=3).save_pretrained(tmp_path)
         assert load_network(tmp_path).width == width
     assert (tmp_path / "note.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("value", [float("nan"), None])
+def test_a_save_that_fails_leaves_the_network_that_was_there(tmp_path, value, monkeypatch):
+    good, bad = (ConvNet(width=5, depth=1, ffn=3) for _ in range(2))
+    good.save_pretrained(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    if value is None:  # a full disk
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        nn.init.constant_(bad.embed.weight, value)
+    with pytest.raises(UnsupportedModelError if value is not None else WriteError):
+        bad.save_pretrained(tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def full(held):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_arguments_that_do_not_fit_what_is_saved_are_named(tmp_path):

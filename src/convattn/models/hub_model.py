@@ -10,10 +10,10 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import nn
 
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
-from convattn.files import as_path, new_folder
+from convattn.files import as_path, new_files, new_folder
 from convattn.models.fetch import fetch
 from convattn.records.words import some
-from convattn.sealed import read_sealed, write_sealed
+from convattn.sealed import CONFIG, read_sealed, write_sealed
 
 _Model = TypeVar("_Model", bound="HubModel")
 
@@ -33,10 +33,10 @@ class HubModel(
     """
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **options: Any) -> str | None:
-        """Saves the network in a folder. A new folder appears whole or not at all; in an existing one, each file does.
+        """Saves the network in a folder, which stays as it is if that fails.
 
         Args:
-            save_directory: The folder; files of the same names are replaced, except the card `README.md`.
+            save_directory: The folder; files of the same names are replaced one by one, except the card `README.md`.
             **options: Passed to `huggingface_hub.ModelHubMixin.save_pretrained`.
 
         Returns:
@@ -44,11 +44,14 @@ class HubModel(
 
         Raises:
             ArgumentError: The folder is not a path, or is a file.
+            UnsupportedModelError: The network could not be loaded again, or a tensor holds NaN.
+            WriteError: The folder cannot be written, or the disk is full.
         """
         folder = as_path(save_directory, "save_directory")
         options = {"repo_id": folder.name, **options}
         if folder.is_dir() and any(folder.iterdir()):
-            return super().save_pretrained(folder, **options)
+            with new_files(folder, last=CONFIG, keep="README.md") as temporary:
+                return super().save_pretrained(temporary, **options)
         with new_folder(folder, "save_directory") as temporary:
             return super().save_pretrained(temporary, **options)
 
