@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
 from convattn import network_to_attention
+from convattn.convert import conv_to_attention
 from convattn.testing.budget import assert_within_budget
 
 
@@ -28,6 +29,24 @@ def filled(network):
 
 def images(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def hard(conv):
+    return conv_to_attention(conv)[0]
+
+
+def with_statistics(norm):
+    nn.init.normal_(norm.running_mean)
+    nn.init.uniform_(norm.running_var, 0.5, 2.0)
+    if norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    return norm
+
+
+def hooked(module):
+    module.register_forward_hook(lambda *_: None)
+    return module
 
 
 def numbers(tensor):

@@ -5,31 +5,16 @@ import sys
 
 import pytest
 import torch
+from tests.convert.network.network_cases import hard, hooked, images, with_statistics
 from torch import nn
+from torch.nn import functional
 
-from convattn.convert import attention_to_conv, conv_to_attention, network_to_conv
+from convattn.convert import attention_to_conv, network_to_conv
+from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConversionError
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
-from convattn.layers.block import MixingBlock
 from convattn.models import AttentionNet, ConvNet, load_network
 from convattn.testing.budget import assert_within_budget
-
-
-def images(*shape, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
-
-
-def hard(conv):
-    return conv_to_attention(conv)[0]
-
-
-def with_statistics(norm):
-    nn.init.normal_(norm.running_mean)
-    nn.init.uniform_(norm.running_var, 0.5, 2.0)
-    if norm.affine:
-        nn.init.normal_(norm.weight)
-        nn.init.normal_(norm.bias)
-    return norm
 
 
 def network():
@@ -74,55 +59,27 @@ def test_a_network_of_hard_heads_comes_back(fold, dtype):
     assert not {id(p) for p in made.parameters()} & {id(p) for p in model.parameters()}
 
 
-def test_batch_normalisation_in_training_is_not_folded():
-    made, record = network_to_conv(network().train())
-    assert made.training
-    assert isinstance(made[1], nn.BatchNorm2d)
-    assert record.layers[0].notes == ()
+class TwoSizes(nn.Module):
+    """Runs a layer on images that are wider than high, and on others that are higher than wide."""
 
-
-class Twice(nn.Sequential):
-    """Does something else with its children."""
+    def __init__(self, layer, first, second):
+        super().__init__()
+        self.layer, self.sizes = layer, (first, second)
 
     def forward(self, x):
-        return super().forward(x) + self[0](x)
+        return [self.layer(functional.interpolate(x, size)) for size in self.sizes]
 
 
-def hooked(module):
-    module.register_forward_hook(lambda *_: None)
-    return module
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        Twice,
-        lambda conv, norm: nn.Sequential(conv, nn.ReLU(), norm),
-        lambda conv, norm: nn.Sequential(conv, norm, norm),
-        lambda conv, norm: nn.Sequential(conv, norm, nn.ReLU(), conv),
-        lambda conv, norm: nn.Sequential(conv, hooked(norm)),
-        lambda conv, norm: hooked(nn.Sequential(conv, norm)),
-        lambda conv, _: nn.Sequential(conv, nn.BatchNorm2d(3, track_running_stats=False).eval()),
-    ],
-)
-def test_what_does_not_certainly_follow_is_not_folded(make):
+def test_a_window_suits_the_largest_size_along_each_axis():
     torch.manual_seed(0)
-    model = make(hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3))).eval()
-    made, record = network_to_conv(model, images=images(2, 3, 5, 7))
-    assert record.passed
-    assert not any(isinstance(module, nn.Identity) for module in made.modules())
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_linear_map_of_a_block_is_folded_unless_it_is_shared(shared):
-    torch.manual_seed(0)
-    blocks = [MixingBlock(hard(nn.Conv2d(4, 4, 3, padding=1)), 4, ffn=5) for _ in range(2)]
-    if shared:
-        blocks[1].dense = blocks[0].dense
-    made, record = network_to_conv(nn.Sequential(*blocks).eval(), images=images(2, 4, 5, 7))
-    assert record.exact
-    assert record.passed
-    assert isinstance(made[0].dense, nn.Linear if shared else nn.Identity)
+    encoding = Quadratic(4, 2, centres=[(0, 0), (0, 6), (1, -6), (0, 3)], sharpness=8.0)
+    layer = RelativeAttention2d(2, 2, 4, encoding).eval()
+    x = images(2, 2, 13, 13)
+    made, _ = network_to_conv(TwoSizes(layer, (13, 4), (12, 12)), images=x)
+    single, _ = attention_to_conv(layer, spatial=(13, 12))
+    narrow, _ = attention_to_conv(layer, spatial=(13, 4))
+    assert made.layer.kernel_size == single.kernel_size != narrow.kernel_size
+    assert torch.equal(made.layer.weight, single.weight)
 
 
 def soft_network(**options):

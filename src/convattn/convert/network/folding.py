@@ -1,6 +1,6 @@
 """Merges linear maps and batch normalisation into the convolution before them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from einops import rearrange
@@ -14,22 +14,32 @@ _NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: n
 _NORM_TENSORS = ("running_mean", "running_var", "weight", "bias")
 
 
-def fold_following(model: nn.Module, convolutions: Sequence[AnyConvolution]) -> dict[nn.Module, str]:
+def fold_following(
+    model: nn.Module, convolutions: Sequence[AnyConvolution], calls: Mapping[str, int] | None = None
+) -> dict[nn.Module, str]:
     """Folds linear maps and batch normalisation into the convolutions before them, in place.
 
     The linear map of a `MixingBlock` is folded into its mixer; in an `nn.Sequential`, batch normalisation in evaluation
     mode is folded into the module right before it. Modules that are used in several places or have hooks are left
-    alone, folded ones become `nn.Identity`. `W' = L W, b' = L b + c`, computed in float64 and rounded once. Returns the
-    class of the module folded into each convolution.
+    alone, folded ones become `nn.Identity`. `W' = L W, b' = L b + c`, computed in float64 and rounded once.
+
+    A network may run a part of an `nn.Sequential`, or look between its modules. `calls` says how often each module of a
+    `nn.Sequential`, and itself, runs in one pass: all must run equally often. Without `calls`, only an `nn.Sequential`
+    that is the network, or lies in such ones alone, certainly runs as a whole. Returns the class of the module folded
+    into each convolution.
     """
     named = names_by_module(model)
     free = {module for module, names in named.items() if len(names) == 1 and not _has_forward_hooks(module)}
     wanted, folded = set(convolutions), {}
-    for parent in list(named):
-        if _has_forward_hooks(parent):
+    for parent, names in named.items():
+        if _has_forward_hooks(parent) or len(names) > 1:
             continue
         for conv, follower, name in _consecutive_modules(parent):
             if conv not in wanted or conv not in free or follower not in free:
+                continue
+            if type(parent) is nn.Sequential and not _run_together(
+                model, names[0], named[conv] + named[follower], calls
+            ):
                 continue
             assert isinstance(conv, AnyConvolution)
             linear = _linear_map(conv, follower)
@@ -42,13 +52,21 @@ def fold_following(model: nn.Module, convolutions: Sequence[AnyConvolution]) -> 
 
 
 def _consecutive_modules(parent: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str]]:
-    """Yields pairs of modules that certainly run in turn, and the name of the second one in its parent."""
+    """Yields pairs of modules of which one follows the other, and the name of the second one in its parent."""
     if type(parent) is MixingBlock:
         yield parent.mixer, parent.dense, "dense"
     elif type(parent) is nn.Sequential:
         for (_, first), (name, second) in pairwise(parent._modules.items()):
             if first is not None and second is not None:
                 yield first, second, name
+
+
+def _run_together(model: nn.Module, parent: str, children: Sequence[str], calls: Mapping[str, int] | None) -> bool:
+    """Tells whether an `nn.Sequential` runs as a whole, and these modules in it only so."""
+    if calls is not None:
+        return calls.get(parent, 0) > 0 and all(calls.get(name) == calls[parent] for name in children)
+    parts = parent.split(".") if parent else []
+    return all(type(model.get_submodule(".".join(parts[:n]))) is nn.Sequential for n in range(len(parts)))
 
 
 def _linear_map(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:

@@ -110,23 +110,25 @@ def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) 
 
 
 def shapes_met(model: nn.Module, given: Arguments, names: Iterable[str]) -> dict[str, list[tuple[int, ...]]]:
-    """Runs a copy of a network in evaluation mode, and records the shapes that its layers are given.
+    """Runs a copy of a network in evaluation mode, and records the shapes that its modules are given.
 
-    Returns, for each layer of `names` that is reached, the shape of its first argument in every call, in the order of
-    the first calls. A network that does not take the images raises ArgumentError.
+    Returns, for each module of `names` that is reached, the shape of the first tensor among its arguments in every
+    call, () if there is none, in the order of the first calls. A network that does not take the images raises
+    ArgumentError.
     """
     met: dict[str, list[tuple[int, ...]]] = {}
 
-    def note(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-            met.setdefault(name, []).append(tuple(arguments[0].shape))
+    def note(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+            first = next(tensors((positional, named)), torch.empty(()))
+            met.setdefault(name, []).append(tuple(first.shape))
 
         return hook
 
     watched = copy_network(model).eval()
     places = dict(watched.named_modules(remove_duplicate=False))
     for name in names:
-        places[name].register_forward_pre_hook(note(name))
+        places[name].register_forward_pre_hook(note(name), with_kwargs=True)
     try:
         run(watched, given)
     except Exception as error:  # a foreign network may fail in any way

@@ -62,7 +62,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         images: Images on which both networks are compared, in evaluation mode.
         labels: Class of each image.
         fold: Whether to merge the module after a new convolution into it if that is safe: the linear map of a
-            `MixingBlock`, or batch normalisation in evaluation mode right after it in an `nn.Sequential`.
+            `MixingBlock`, or batch normalisation in evaluation mode right after it in an `nn.Sequential` that runs as a
+            whole, which is seen with `images`, and is certain if the network is an `nn.Sequential` itself.
 
     Returns:
         The network, and the certificate: each layer, what was left alone and why, and the comparison on the images.
@@ -90,11 +91,12 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
     named = names_by_module(model)
     chosen, left_alone = _split_by_patterns(named, included, excluded)
-    sizes = {}
+    sizes, calls = {}, None
     if images is not None:
-        one = Arguments((images[:1],), {}, "one of the images")
-        met = shapes_met(model, one, [named[layer][0] for layer in chosen])
-        sizes = {name: max(shape[2:] for shape in shapes) for name, shapes in met.items()}  # the largest of several
+        one, layers_of = Arguments((images[:1],), {}, "one of the images"), [named[layer][0] for layer in chosen]
+        met = shapes_met(model, one, {*layers_of, *_in_sequences(model)})
+        calls = {name: len(shapes) for name, shapes in met.items()}
+        sizes = {name: _largest(met[name]) for name in layers_of if name in met}
     convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
     converted: dict[str, tuple[Certificate, AnyConvolution]] = {}
     for layer in chosen:
@@ -111,7 +113,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         raise ConversionError(f"cannot convert {type(model).__name__}: no layer could be converted ({reasons})")
     made = copy_network(model)
     made = graft(made, {made.get_submodule(name): conv for name, (_, conv) in converted.items()})
-    folded = fold_following(made, [conv for _, conv in converted.values()]) if fold else {}
+    folded = fold_following(made, [conv for _, conv in converted.values()], calls) if fold else {}
     layers = tuple(
         _layer_entry(certificate, conv, named[model.get_submodule(name)], folded.get(conv))
         for name, (certificate, conv) in converted.items()
@@ -130,6 +132,20 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     return made, certify_network(
         "network_to_conv", model, made, layers, left_alone, comparison, not_covered=not_covered
     )
+
+
+def _in_sequences(model: nn.Module) -> list[str]:
+    """Returns the names of each `nn.Sequential` and of the modules in it."""
+    found = []
+    for name, module in model.named_modules():
+        if type(module) is nn.Sequential:
+            found += [name, *(f"{name}.{child}".lstrip(".") for child in module._modules if module._modules[child])]
+    return found
+
+
+def _largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the largest size along each axis."""
+    return tuple(max(sizes) for sizes in zip(*(shape[2:] for shape in shapes), strict=True))
 
 
 def _convert_layer(

@@ -1,0 +1,103 @@
+"""What is folded into a new convolution, and what is not."""
+
+import copy
+
+import pytest
+import torch
+from tests.convert.network.network_cases import hard, hooked, images, with_statistics
+from torch import nn
+
+from convattn.convert import network_to_conv
+from convattn.layers.block import MixingBlock
+from convattn.testing.budget import assert_within_budget
+
+
+def test_batch_normalisation_in_training_is_not_folded():
+    made, record = network_to_conv(nn.Sequential(hard(nn.Conv2d(3, 6, 3)), with_statistics(nn.BatchNorm2d(6))).train())
+    assert made.training
+    assert isinstance(made[1], nn.BatchNorm2d)
+    assert record.layers[0].notes == ()
+
+
+class Twice(nn.Sequential):
+    """Does something else with its children."""
+
+    def forward(self, x):
+        return super().forward(x) + self[0](x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Twice,
+        lambda conv, norm: nn.Sequential(conv, nn.ReLU(), norm),
+        lambda conv, norm: nn.Sequential(conv, norm, norm),
+        lambda conv, norm: nn.Sequential(conv, norm, nn.ReLU(), conv),
+        lambda conv, norm: nn.Sequential(conv, hooked(norm)),
+        lambda conv, norm: hooked(nn.Sequential(conv, norm)),
+        lambda conv, _: nn.Sequential(conv, nn.BatchNorm2d(3, track_running_stats=False).eval()),
+    ],
+)
+def test_what_does_not_certainly_follow_is_not_folded(make):
+    torch.manual_seed(0)
+    model = make(hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3))).eval()
+    made, record = network_to_conv(model, images=images(2, 3, 5, 7))
+    assert record.passed
+    assert not any(isinstance(module, nn.Identity) for module in made.modules())
+
+
+class Parts(nn.Module):
+    """Runs a sequence in its own way."""
+
+    def __init__(self, conv, norm, way):
+        super().__init__()
+        self.features, self.way = nn.Sequential(conv, norm), way
+
+    def forward(self, x):
+        return self.way(self.features, x)
+
+
+def taps(features, x):
+    for layer in features:
+        x = layer(x)
+        yield x
+
+
+WAYS = {
+    "one module again": lambda features, x: features(x) + features[0](x),
+    "a slice": lambda features, x: features[1:](features[0](x).relu()),
+    "between the modules": lambda features, x: sum(taps(features, x)),
+    "as a whole": lambda features, x: features(x),
+}
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_only_a_sequence_that_runs_as_a_whole_is_folded(way, given):
+    torch.manual_seed(0)
+    model = Parts(hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3)), WAYS[way]).eval()
+    x = images(2, 3, 5, 7)
+    made, record = network_to_conv(model, images=x if given else None)
+    assert record.passed
+    assert isinstance(made.features[1], nn.Identity if given and way == "as a whole" else nn.BatchNorm2d)
+    high = copy.deepcopy(model).double()(x.double())
+    assert_within_budget(made(x), high, model(x))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_sequence_of_sequences_is_folded_without_images(inside):
+    model = nn.Sequential(hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3))).eval()
+    made, _ = network_to_conv(nn.Sequential(model) if inside else model)
+    assert isinstance((made[0] if inside else made)[1], nn.Identity)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_linear_map_of_a_block_is_folded_unless_it_is_shared(shared):
+    torch.manual_seed(0)
+    blocks = [MixingBlock(hard(nn.Conv2d(4, 4, 3, padding=1)), 4, ffn=5) for _ in range(2)]
+    if shared:
+        blocks[1].dense = blocks[0].dense
+    made, record = network_to_conv(nn.Sequential(*blocks).eval(), images=images(2, 4, 5, 7))
+    assert record.exact
+    assert record.passed
+    assert isinstance(made[0].dense, nn.Linear if shared else nn.Identity)
