@@ -62,6 +62,13 @@ class Growing(Whole):
         return self.layer(x)
 
 
+class Chaotic(Whole):
+    """Makes of every last digit another number."""
+
+    def forward(self, x):
+        return torch.sin(1e8 * self.layer(x))
+
+
 class Looking(Whole):
     """Insists on the class of its layer."""
 

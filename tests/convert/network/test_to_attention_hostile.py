@@ -1,9 +1,12 @@
 """Networks and images that ask for trouble: what comes out is right or says what it does not show; nothing changes."""
 
+import importlib
+
 import pytest
 import torch
 from tests.convert.network.hostile_cases import (
     Borrowing,
+    Chaotic,
     Counting,
     Drawing,
     Growing,
@@ -45,8 +48,15 @@ def test_networks_that_change_are_run_on_copies_from_the_same_start(kind):
     assert getattr(network, "seen", []) == getattr(made, "seen", []) == []
 
 
-def test_a_network_that_rounding_moves_too_far_is_not_passed():
+def test_a_network_that_changes_its_convolutions_is_not_passed():
     _, certificate = attempt(Growing(conv()), images(2, 3, 7, 9))
+    assert not certificate.passed
+    told = "the network as a whole: with its convolutions as they were read, it computes something else"
+    assert told in certificate.not_covered
+
+
+def test_a_network_that_rounding_moves_too_far_is_not_passed():
+    _, certificate = attempt(Chaotic(conv()), images(2, 3, 7, 9))
     assert not certificate.passed
     assert certificate.rounding > certificate.largest
     assert "the network as a whole: rounding, or state kept between runs, changes its outputs too much to compare" in (
@@ -171,3 +181,46 @@ def test_the_random_state_is_kept_where_a_conversion_fails():
         attempt(nn.Sequential(conv(), nn.LazyLinear(3)), images(1, 3, 7, 9))
     with pytest.raises(ArgumentError):
         attempt(nn.Sequential(conv()), images(1, 3, 2, 2))
+
+
+class Called(nn.Module):
+    """Calls a convolution as torch allows and attention does not."""
+
+    def __init__(self, layer, call):
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, x):
+        return self.call(self.layer, x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "call", "reason"),
+    [
+        (nn.Conv2d(3, 4, 3), lambda layer, x: layer(input=x), "unexpected keyword argument"),
+        (nn.Conv2d(3, 4, 3), lambda layer, x: torch.stack([layer(image) for image in x]), "ShapeError: "),
+        (
+            nn.ConvTranspose2d(3, 4, 3, stride=2),
+            lambda layer, x: layer(x, output_size=(16, 18)),
+            "unexpected keyword argument",
+        ),
+    ],
+)
+def test_a_call_that_attention_does_not_take_is_an_error_of_the_conversion(layer, call, reason):
+    with pytest.raises(ConversionError, match=f"the converted network does not run: .*{reason}"):
+        network_to_attention(Called(layer, call), images=images(2, 3, 7, 8))
+
+
+def test_a_misread_convolution_does_not_pass_for_rounding(monkeypatch):
+    module = importlib.import_module("convattn.convert.network.plain_convolution")
+    build = module._build_plain
+
+    def misread(*arguments):
+        conv = build(*arguments)
+        conv.weight = nn.Parameter(conv.weight * 1.001)
+        return conv
+
+    monkeypatch.setattr(module, "_build_plain", misread)
+    torch.manual_seed(0)
+    _, certificate = network_to_attention(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), images=images(2, 3, 7, 8))
+    assert not certificate.passed

@@ -75,7 +75,14 @@ def integers(conv):
     conv.weight = nn.Parameter(conv.weight.to(torch.int8), requires_grad=False)
 
 
+def padded_otherwise():
+    conv = nn.Conv2d(3, 4, 3, padding=(1, 2), padding_mode="reflect")
+    conv.padding = (2, 1)
+    return conv
+
+
 REFUSED = {
+    "padding": (padded_otherwise(), "its padding was changed after it was made, and torch still pads as before"),
     "override": (
         Doubled(3, 4, 3),
         r"\(Doubled\): .*network_cases\.Doubled is a subclass of Conv2d that defines forward",

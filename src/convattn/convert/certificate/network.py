@@ -20,7 +20,7 @@ class Difference(NamedTuple):
     error: float  # Largest difference
     rounding: float  # Largest difference that rounding explains
     largest: float  # Largest absolute value of the reference
-    same: bool = True  # Whether both networks agree in float64 as well, where that was asked
+    same: bool = True  # Whether the reference was met again in float64, where that was asked
 
     @property
     def relative(self) -> float:

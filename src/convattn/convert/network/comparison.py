@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from convattn.convert.certificate.layer import summed_otherwise
 from convattn.convert.certificate.network import Difference, NetworkComparison
@@ -45,9 +46,10 @@ def compare_networks(
 ) -> NetworkComparison:
     """Runs both networks, and measures how far the converted one is from the source in float64.
 
-    What rounding explains is seen on runs that differ by rounding alone: on convolutions summed tap by tap, and on
-    images with other last digits. Where the convolutions are in the converted network (`to_conv`), that one runs in
-    float64 too, and must agree there with the source as far as rounding moves the source in its own dtype.
+    What rounding explains is seen on runs that differ by rounding alone: on convolutions summed tap by tap, against the
+    same convolutions in float64, and on images with other last digits. Where the convolutions are in the converted
+    network (`to_conv`), that one runs in float64 too, and must agree there with the source as far as rounding moves the
+    source in its own dtype.
 
     `made` is a copy of the converted network in evaluation mode; it runs, and may change itself. `convolutions` holds,
     by name, each convolution and whether the image is first padded by its size. `watch` is entered while the converted
@@ -63,14 +65,15 @@ def compare_networks(
     high, high_made, other = _in_float64(source, batches, notes), None, None
     if to_conv and high is not None:
         high_made = _in_float64(made, batches, notes)
-    if not to_conv or (high_made is not None and own == torch.float64):
-        other = _summed_otherwise(made if to_conv else source, convolutions, batches)
     try:
         with watch or nullcontext():
             results = _outputs(made, batches)
     except Exception as error:  # a foreign network may look at its layers in any way
         raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
+    if not to_conv or (high_made is not None and own == torch.float64):
+        other = _summed_otherwise(made if to_conv else source, convolutions, batches)
     roads: list[_Road]
+    as_read = None
     if high is None or (to_conv and high_made is None):
         reference, high = str(own).removeprefix("torch."), [x.double() for x in plain]
         roads = [(run, high) for run in ([other] if other is not None else _moved(source, batches))]
@@ -79,8 +82,11 @@ def compare_networks(
         if high_made is not None:  # a source in float64 is its own reference, and shows no rounding
             roads = [(plain, high) if other is None else (other, high_made), (results, high_made)]
         elif other is not None:
-            roads += [(run, high) for run in (other, *_moved(source, batches))]
-    outputs = _compare(results, high, high_made, roads, notes)
+            as_read = _as_read(source, convolutions, batches)
+            roads += [(other, as_read), *((run, high) for run in _moved(source, batches))]
+    outputs = _compare(results, high, high_made if to_conv else as_read, roads, notes)
+    if not to_conv and not all(one.same for one in outputs):
+        notes.append("the network as a whole: with its convolutions as they were read, it computes something else")
     total, changed, before, after = _predictions(plain, results, labels)
     return NetworkComparison(
         given.words, given.shapes(), reference, tuple(outputs), total, changed, before, after, tuple(notes)
@@ -127,18 +133,34 @@ def _summed_otherwise(
     return _outputs(copied, batches)
 
 
+def _as_read(
+    network: nn.Module, convolutions: Mapping[str, tuple[AnyConvolution, bool]], batches: Sequence[Arguments]
+) -> list[Tensor]:
+    """Runs a copy in float64 with its convolutions as they were read, so that no misreading passes for rounding."""
+    copied = copy_module(network).eval().double()
+    places = dict(copied.named_modules(remove_duplicate=False))
+
+    def forward(conv: AnyConvolution, same: bool, x: Tensor) -> Tensor:
+        wide = {name: tensor.double() for name, tensor in conv.named_parameters()}  # of one layer at a time
+        return functional_call(conv, wide, (pad_same(x, read_taps(conv).geometry) if same else x,))
+
+    for name, (conv, same) in convolutions.items():
+        places[name].forward = partial(forward, conv, same)
+    return _outputs(copied, batches, torch.float64)
+
+
 def _compare(
     results: Sequence[Tensor],
     high: Sequence[Tensor],
-    high_made: Sequence[Tensor] | None,
+    again: Sequence[Tensor] | None,
     roads: Sequence[_Road],
     notes: list[str],
 ) -> list[Difference]:
-    """Compares every output with the reference."""
+    """Compares every output with the reference, and that with the same computation `again` in float64."""
     if not high:
         notes.append("the network as a whole: it returns no floating-point tensor")
         return [Difference(0.0, 0.0, 0.0)]
-    every = (results, high, *([] if high_made is None else [high_made]), *(outputs for outputs, _ in roads))
+    every = (results, high, *([] if again is None else [again]), *(outputs for outputs, _ in roads))
     shapes = [[tuple(x.shape) for x in outputs] for outputs in every]
     if any(other != shapes[0] for other in shapes[1:]):
         notes.append("the network as a whole: the shapes of its outputs depend on their values")
@@ -146,7 +168,7 @@ def _compare(
     compared = []
     for i, (result, exact) in enumerate(zip(results, high, strict=True)):
         budgets = [rounding_budget(reference[i], [outputs[i]]) for outputs, reference in roads]
-        same = high_made is None or largest(high_made[i] - exact) <= budgets[0]
+        same = again is None or largest(again[i] - exact) <= budgets[0]
         compared.append(Difference(largest(result.double() - exact), max(budgets), largest(exact), same))
     if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):
         notes.append("the network as a whole: its outputs are not finite")

@@ -166,6 +166,9 @@ def _build_plain(base: type[nn.Module], working: nn.Module, foreign: _Foreign) -
     if base in TRANSPOSED_CONVOLUTIONS.values():
         options["output_padding"] = working.output_padding
     conv = base(**options, bias=False, device="meta")
+    ahead = "_reversed_padding_repeated_twice"  # what torch pads by before the product, with other modes than zeros
+    if options["padding_mode"] != "zeros" and list(getattr(working, ahead)) != list(getattr(conv, ahead)):
+        raise UnsupportedModelError("its padding was changed after it was made, and torch still pads as before")
     for name in ("weight", "bias"):
         with torch.enable_grad():
             tensor = getattr(working, name)

@@ -60,12 +60,15 @@ class Watch:
 
         def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
             self._stack.append((name, module))
-            if isinstance(module, RelativeAttention) and module not in self.paths and isinstance(given[0], Tensor):
-                self.paths[module] = module.plan(given[0].shape, given[0].dtype).path
+            if not isinstance(module, RelativeAttention) or module in self.paths or not given:
+                return
+            x = given[0]
+            if isinstance(x, Tensor) and x.ndim == len(module.geometry.stride) + 2:  # others the layer itself refuses
+                self.paths[module] = module.plan(x.shape, x.dtype).path
                 if module.gate is not None:
                     opened = copy.copy(module)
                     opened.impl = "content"  # also while its gate is closed
-                    self.content_bytes[module] = opened.plan((1, *given[0].shape[1:]), given[0].dtype).bytes
+                    self.content_bytes[module] = opened.plan((1, *x.shape[1:]), x.dtype).bytes
 
         return hook
 
