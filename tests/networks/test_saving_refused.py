@@ -5,7 +5,15 @@ import timm
 import torch
 from torch import nn
 
-from convattn import convolutional_init, freeze, network_to_attention, network_to_conv, save_network
+from convattn import (
+    analyze,
+    convolutional_init,
+    freeze,
+    network_to_attention,
+    network_to_conv,
+    replace_convolutional_heads,
+    save_network,
+)
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.networks.structure import describe_replaced, differences
 
@@ -16,6 +24,20 @@ def test_what_convolutional_init_made_is_not_saved(tmp_path):
         with pytest.raises(UnsupportedModelError, match=r"blocks\.0\.attn was made by convolutional_init.*state_dict"):
             save_network(network, tmp_path / "made", source=source)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_replaced_heads_are_neither_saved_nor_read_again(tmp_path):
+    torch.manual_seed(0)
+    network, images = timm.create_model("test_vit", num_classes=3).eval(), torch.randn(8, 3, 160, 160)
+    report = analyze(network, images, controls=(), progress=False)
+    made, _ = replace_convolutional_heads(network, report, heads=[("blocks.0.attn", 0)])
+    with pytest.raises(
+        UnsupportedModelError, match=r"blocks\.0\.attn.* was made by replace_convolutional_heads.*state_dict"
+    ):
+        save_network(made, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UnsupportedModelError, match=r"layers whose heads were replaced are not read"):
+        analyze(made, images, controls=(), progress=False)
 
 
 def test_a_frozen_network_is_not_saved(tmp_path):

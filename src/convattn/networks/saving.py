@@ -24,6 +24,7 @@ from convattn.records.words import ITSELF
 from convattn.sealed import write_sealed
 
 _ADAPTERS = "convattn.adapters."
+_REPLACEMENT = "convattn.adapters.replacement."
 
 SCHEMA = 1
 
@@ -116,11 +117,14 @@ def save_network(
 
 def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certificate | None) -> None:
     """Raises if a layer could not be rebuilt, or the certificate is that of another network."""
-    made = [name for name, module in network.named_modules() if type(module).__module__.startswith(_ADAPTERS)]
+    rooms = {name: type(module).__module__ for name, module in network.named_modules()}
+    made = [name for name, room in rooms.items() if room.startswith(_ADAPTERS)]
     if made:
+        replaced = any(room.startswith(_REPLACEMENT) for room in rooms.values())
+        maker = "replace_convolutional_heads" if replaced else "convolutional_init"
         raise UnsupportedModelError(
-            f"cannot save this {type(network).__name__}: {made[0]} was made by convolutional_init, which a saved"
-            " network cannot record. Save the state_dict, and load it after the same call of convolutional_init"
+            f"cannot save this {type(network).__name__}: {made[0]} was made by {maker}, which a saved network cannot"
+            f" record. Save the state_dict, and load it after the same call of {maker}"
         )
     frozen = [name for name, module in network.named_modules() if isinstance(module, FrozenAttention)]
     if frozen:

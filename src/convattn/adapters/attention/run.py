@@ -19,6 +19,9 @@ from convattn.convert.network.running import Arguments
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_fit
 
+_REPLACED = "convattn.adapters.replacement."
+"""Where the modules lie that stand for replaced heads."""
+
 
 class Run:
     """Watches one call of a model. Hooks are set before it and removed after it."""
@@ -117,11 +120,13 @@ class Run:
                 return
         if self._strict:
             frame = next((frame for frame in reversed(self._stack) if list(frame.module.children())), self._stack[-1])
-            sizes = " × ".join(map(str, kernel.shape()))
-            self._raised = UnsupportedModelError(
-                f"{frame.name or 'the model'} ({full_name(type(frame.module))}) attends with weights of {sizes}, but"
-                " where its tokens lie is not known; say so by register_attention, or name the layers to read"
-            )
+            sizes, kind = " × ".join(map(str, kernel.shape())), full_name(type(frame.module))
+            where = f"{frame.name or 'the model'} ({kind}) attends with weights of {sizes}, but"
+            if kind.startswith(_REPLACED):
+                where += " layers whose heads were replaced are not read; read the network before, or name other layers"
+            else:
+                where += " where its tokens lie is not known; say so by register_attention, or name the layers to read"
+            self._raised = UnsupportedModelError(where)
             raise self._raised
 
 
