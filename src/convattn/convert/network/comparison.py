@@ -138,15 +138,24 @@ def _as_read(
 ) -> list[Tensor]:
     """Runs a copy in float64 with its convolutions as they were read, so that no misreading passes for rounding."""
     copied = copy_module(network).eval().double()
-    places = dict(copied.named_modules(remove_duplicate=False))
+    places, originals = (dict(net.named_modules(remove_duplicate=False)) for net in (copied, network))
 
-    def forward(conv: AnyConvolution, same: bool, x: Tensor) -> Tensor:
-        wide = {name: tensor.double() for name, tensor in conv.named_parameters()}  # of one layer at a time
+    def forward(conv: AnyConvolution, same: bool, held: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        wide = {kind: held.get(kind, tensor).double() for kind, tensor in conv.named_parameters()}
         return functional_call(conv, wide, (pad_same(x, read_taps(conv).geometry) if same else x,))
 
     for name, (conv, same) in convolutions.items():
-        places[name].forward = partial(forward, conv, same)
+        own, tensors = originals[name]._parameters, dict(conv.named_parameters())
+        shared = [
+            kind for kind, x in own.items() if x is not None and kind in tensors and _same_memory(x, tensors[kind])
+        ]
+        held = {kind: places[name].get_parameter(kind) for kind in shared}  # those of the copy are wide already
+        places[name].forward = partial(forward, conv, same, held)
     return _outputs(copied, batches, torch.float64)
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr()
 
 
 def _compare(
