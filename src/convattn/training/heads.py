@@ -1,7 +1,8 @@
 """Records where the heads of quadratic encodings look during a run."""
 
 import io
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import torch
@@ -64,6 +65,13 @@ class HeadTrace:
             for head, (centre, precision) in enumerate(zip(centres, _precisions(encoding), strict=True)):
                 position = {"step": step, "epoch": epoch, "layer": layer, "head": head}
                 self.rows.append({**position, "centre_row": centre[0], "centre_col": centre[1], **precision})
+
+    def complete(self, steps: Iterable[int]) -> bool:
+        """Tells whether the rows are those of every head after each of these steps, with finite numbers."""
+        heads = [(layer, n) for layer, encoding in enumerate(self._encodings) for n in range(encoding.num_heads)]
+        expected = [(step, *head) for step in steps for head in heads]
+        finite = all(value is not None and math.isfinite(value) for row in self.rows for value in row.values())
+        return finite and [(row["step"], row["layer"], row["head"]) for row in self.rows] == expected
 
     def to_parquet(self) -> bytes:
         """Returns the rows as a parquet file with `HEAD_COLUMNS`."""

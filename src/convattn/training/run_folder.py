@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -88,23 +88,30 @@ class RunFolder:
         """Unlocks the folder."""
         self._held.close()
 
-    def rewind(self, step: int, epoch: int, measured: str, heads: HeadTrace) -> list[EpochResult]:
+    def rewind(self, steps: Sequence[int], epoch: int, measured: str, heads: HeadTrace) -> list[EpochResult]:
         """Drops what was written after a checkpoint: returns the epochs before it, and fills the trace of the heads.
 
-        A missing or damaged file raises CheckpointError.
+        `steps` are those after which heads were recorded, up to the checkpoint's. A missing or damaged file raises
+        CheckpointError.
         """
-        file = self.path / "metrics.jsonl"
+        file, step = self.path / "metrics.jsonl", max(steps)
         try:
             lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
             kept = [metrics for metrics in map(json.loads, lines) if metrics["step"] <= step]
             results = [EpochResult.from_metrics(metrics, measured) for metrics in kept]
             if (self.path / "heads.parquet").is_file():
-                rows = parquet.read_table(self.path / "heads.parquet", schema=HEAD_COLUMNS).to_pylist()
+                table = parquet.read_table(self.path / "heads.parquet", page_checksum_verification=True)
+                rows = table.select(HEAD_COLUMNS.names).cast(HEAD_COLUMNS).to_pylist()
                 heads.rows = [row for row in rows if row["step"] <= step]
-        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, pa.ArrowException) as error:
             raise CheckpointError(f"cannot resume {self.path}: {type(error).__name__}: {error}") from None
         if [result.epoch for result in results] != list(range(1, epoch + 1)):
             raise CheckpointError(f"cannot resume {self.path}: {file.name} must hold {epoch} epochs, each once")
+        if (step > 0 or heads.rows) and not heads.complete(steps):
+            raise CheckpointError(
+                f"cannot resume {self.path}: heads.parquet must hold every head after {len(steps)} steps, each once, in"
+                " finite numbers"
+            )
         self._metrics = [json.dumps(metrics) + "\n" for metrics in kept]
         return results
 

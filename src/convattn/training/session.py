@@ -57,10 +57,15 @@ class Session:
             self._folder.hold()
         self._folder.checkpoints.load_newest(self._load)
         measured = self._recipe.data.measured
-        self.results = self._folder.rewind(self.trainer.step, self.trainer.epoch, measured, self.heads)
+        steps = [step for step in range(self.trainer.step + 1) if self._is_moment(step)]
+        self.results = self._folder.rewind(steps, self.trainer.epoch, measured, self.heads)
         if self.trainer.step == 0 and not self.heads.rows:
             self.heads.record(step=0, epoch=0)
         self._accelerator.wait_for_everyone()  # the main process may now replace what all have read
+
+    def _is_moment(self, step: int) -> bool:
+        """Tells whether the heads are recorded after a step."""
+        return step % self.trainer.steps_per_epoch == 0 or step % self._between_moments == 0
 
     def run(self, *, checkpoint_every: int | None, on_step: Callable[[], None]) -> Iterator[EpochResult]:
         """Runs the remaining epochs, and yields the results of each after writing them.
@@ -74,7 +79,7 @@ class Session:
             step, trainer = self.trainer.step, self.trainer
             if step % trainer.steps_per_epoch == 0:
                 return
-            if step % self._between_moments == 0:
+            if self._is_moment(step):
                 self.heads.record(step=step, epoch=trainer.epoch)
             if checkpoint_every is not None and step % checkpoint_every == 0:
                 self._write()
