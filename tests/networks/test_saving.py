@@ -146,6 +146,7 @@ UNSAVABLE = {
     "removed module": (broken(lambda n: setattr(n, "head", None)), "head is missing, where a new network has a Linear"),
     "another size": (broken(lambda n: setattr(n, "head", nn.Linear(64, 7))), r"head.weight is of shape \(7, 64\), not"),
     "switch": (broken(lambda n: setattr(n.stages[0].first_norm, "eps", 0.1)), r"first_norm\.eps is 0\.1, not 1e-05"),
+    "method": (broken(lambda n: setattr(n.head, "forward", torch.relu)), "head has another forward"),
     "hook": (broken(lambda n: n.head.register_forward_hook(lambda *_: None)), "head has hooks"),
     "parameter": (broken(lambda n: n.register_parameter("p", nn.Parameter(torch.ones(1)))), "p is added"),
     "buffer": (

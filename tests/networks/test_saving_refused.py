@@ -9,6 +9,7 @@ from convattn import (
     analyze,
     convolutional_init,
     freeze,
+    load_network,
     network_to_attention,
     network_to_conv,
     replace_convolutional_heads,
@@ -146,3 +147,15 @@ def test_tensors_of_a_module_that_only_one_network_has_are_the_difference():
     less, more = nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU(), nn.Linear(3, 5))
     assert list(differences(more, less)) == ["1.weight is added", "1.bias is added"]
     assert list(differences(less, more)) == ["1.weight is missing", "1.bias is missing"]
+
+
+def test_a_converted_layer_with_a_hook_is_saved_without_it(tmp_path):
+    def own():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+
+    network, images = own(), torch.randn(2, 3, 5, 7)
+    network[0].register_forward_hook(lambda *_: None)
+    made, certificate = network_to_attention(network, images=images)
+    save_network(made, tmp_path / "made", certificate=certificate)
+    assert torch.equal(load_network(tmp_path / "made", model=own())(images), made(images))

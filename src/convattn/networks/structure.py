@@ -10,8 +10,10 @@ from torch.nn.utils import parametrize
 
 from convattn.convert.classes import full_name
 from convattn.convert.network.modules import graft, names_by_module
+from convattn.convert.network.plain_convolution import is_own_hook
 from convattn.convert.saved import KINDS, describe_layer, rebuild_layer
 from convattn.errors import CheckpointError, UnsupportedModelError
+from convattn.layers import RelativeAttention
 from convattn.records.words import ITSELF
 
 _IDENTITY = nn.Identity.__name__
@@ -29,11 +31,18 @@ def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
     described: list[dict[str, Any]] = []
     inside: set[nn.Module] = set()
     for module, names in names_by_module(network).items():
-        if module in inside or not _has_description(module) or any(getattr(module, hooks) for hooks in _HOOKS):
+        if module in inside or not _has_description(module) or _stays(module):
             continue
         inside |= {*module.modules()}
         described.append({"names": names, **_describe(module)})
     return described
+
+
+def _stays(module: nn.Module) -> bool:
+    """Tells whether a module with hooks, which may compute its weights, is left as the user's own network has it."""
+    if isinstance(module, RelativeAttention):  # the user's network has none: only hooks that make weights stop it
+        return any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
+    return any(getattr(module, hooks) for hooks in _HOOKS)
 
 
 def describe_replaced(network: nn.Module, fresh: nn.Module) -> list[dict[str, Any]]:
@@ -76,8 +85,8 @@ def put_layers(network: nn.Module, described: Sequence[Mapping[str, Any]]) -> nn
 def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
     """Yields, in words, all other differences between a network and a new one with the same replaced layers.
 
-    Names and shapes of tensors are compared, plain attributes of all modules (strides, rates, switches), the number of
-    hooks, and buffers that a state dict does not have.
+    Names and shapes of tensors are compared, plain attributes of all modules (strides, rates, switches), methods that
+    were replaced on a module, the number of hooks, and buffers that a state dict does not have.
     """
     old, new = network.state_dict(), fresh.state_dict()
     for name in [*old, *(name for name in new if name not in old)]:
@@ -102,6 +111,9 @@ def _attribute_differences(name: str, module: nn.Module, other: nn.Module) -> It
         if old.get(key) != new.get(key):
             place = f"{name}.{key}" if name else key
             yield f"{place} is {old.get(key, 'missing')}, not {new.get(key, 'missing')}"
+    for key in sorted(vars(module).keys() - vars(other).keys()):
+        if callable(vars(module)[key]) and hasattr(type(module), key):
+            yield f"{name or 'the network'} has another {key}"
     if any(len(getattr(module, hooks)) != len(getattr(other, hooks)) for hooks in _HOOKS):
         yield f"{name or 'the network'} has hooks"
 
