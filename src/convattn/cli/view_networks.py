@@ -147,9 +147,7 @@ def _open(
     classes: tuple[str, ...] = samples.classes if subject.on_cifar10 else ()
     if path is None:
         if not subject.on_cifar10:
-            raise ArgumentError(
-                must_be("--images", f"given for {subject.title}, which was not trained on CIFAR-10", None)
-            )
+            raise ArgumentError(f"--images must be given for {subject.title}, which was not trained on CIFAR-10")
         prepared = normalise(samples.split.images[:limit], CIFAR10_MEAN, CIFAR10_STD)
         labels = tuple(samples.classes[label] for label in samples.split.labels[:limit].tolist())
         return prepared, tuple(f"test image {row}" for row in samples.rows[:limit]), labels, classes
