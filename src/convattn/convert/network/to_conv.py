@@ -214,6 +214,6 @@ def _layer_entry(
     certificate: Certificate, conv: AnyConvolution, names: Sequence[str], folded: str | None
 ) -> LayerCertificate:
     notes = [f"{folded} folded in"] if folded else []
-    notes += [item for item in certificate.not_covered if "dropout" not in item]
+    notes += [f"not covered: {item}" for item in certificate.not_covered if "dropout" not in item]
     kernel = tuple(conv.kernel_size)
     return shorten(certificate, names, kernel_size=kernel, path="convolution", notes=tuple(notes))
