@@ -127,11 +127,10 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
     """
     path = as_path(path, argument)
     try:
-        full = path.is_dir() and any(path.iterdir())
+        if path.is_dir() and any(path.iterdir()):
+            raise ArgumentError(f"{argument} must be new or empty, but {str(path)!r} is not empty")
     except OSError as error:
         raise ArgumentError(f"{argument} cannot be made: {error.strerror}: {str(path)!r}") from None
-    if full:
-        raise ArgumentError(f"{argument} must be new or empty, but {str(path)!r} is not empty")
     if path.exists() and not path.is_dir():
         raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
     return path
@@ -182,11 +181,11 @@ def new_files(folder: Path, last: str, keep: str) -> Iterator[Path]:
 
     Args:
         folder: The folder; files of the same names are replaced.
-        last: Name of the file that is moved last.
-        keep: Name of a file that is not replaced.
+        last: The file that is moved last.
+        keep: The file that is not replaced.
 
     Yields:
-        A temporary folder, to be filled with files.
+        A temporary folder, to be filled.
 
     Raises:
         WriteError: The folder cannot be written, or the disk is full.
@@ -294,8 +293,8 @@ def _as_write_error(path: Path) -> Iterator[None]:
     except WriteError:
         raise
     except OSError as error:
-        failed = None if error.filename is None else Path(os.fsdecode(error.filename))
-        ours = failed is not None and (failed in path.parents or failed.parent in (path, path.parent))
+        failed = Path(os.fsdecode(error.filename or ""))
+        ours = error.filename is not None and (failed in path.parents or failed.parent in (path, path.parent))
         if error.errno in FULL or ours:
             raise WriteError(f"cannot write {path}: {error.strerror}") from None
         raise
