@@ -24,7 +24,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
     source: str,
     /,
     *,
-    images: Path,
+    images: Annotated[Path | None, _Optional] = None,
     output: Output,
     weights: Annotated[Path | None, _Optional] = None,
     pretrained: Annotated[bool, _Flag] = False,
@@ -51,7 +51,8 @@ def analyze(  # noqa: PLR0913 - the options of the command
             them), or the folder of a network or a training run.
         images: Folder of images; a .parquet file with a column image or img of pictures, or input_ids of token ids; or
             a .npy array of pictures (bytes), of token ids, or of what the network takes (floating-point numbers).
-            Pictures are prepared as the network's own configuration says.
+            Pictures are prepared as the network's own configuration says. Default: test images of what
+            the network was trained on, if that is CIFAR-10, of which twenty come with the package, or digits.
         output: Folder to make; it must be new or empty, or hold an interrupted analysis.
         weights: File with the weights of a network of timm or torchvision, a state dict in safetensors or as torch.save
             writes it; all names and shapes must fit.
@@ -87,10 +88,16 @@ def analyze(  # noqa: PLR0913 - the options of the command
     from convattn.cli.analyze_page import write_report
     from convattn.files import sole_use
     from convattn.networks.image_files import open_images
+    from convattn.networks.own_images import require_own_images
     from convattn.networks.preparation import preparation
 
     loaded = origin.load(weights_matter=True)
-    opened = open_images(images, partial(preparation, loaded.source, loaded.network, loaded.folder), limit=limit)
+    if images is None:
+        own = require_own_images(loaded.folder, source, limit)
+        opened, what = own.prepared.to(next(loaded.network.parameters())), own.what
+    else:
+        opened = open_images(images, partial(preparation, loaded.source, loaded.network, loaded.folder), limit=limit)
+        what = images.resolve().name
     first = opened[0]
     folder.mkdir(parents=True, exist_ok=True)
     with sole_use(folder), one_thread(first.numel() <= 3 * 64 * 64):
@@ -104,7 +111,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
             progress=not json,
             partial=folder / PARTIAL,
         )
-        write_report(report, folder, source=source, images=images.resolve().name)
+        write_report(report, folder, source=source, images=what)
         (folder / PARTIAL).unlink()
     print_record(report, f"{report.summary()}\nwrote {folder}; look at {folder / 'index.html'}", json=json)
     return 0

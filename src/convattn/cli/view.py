@@ -72,8 +72,8 @@ def view(  # noqa: PLR0913 - the options of the command
             them), or the folder of a network or a training run.
         images: Folder of images; a .parquet file with a column image or img of pictures; or a .npy array of pictures
             (bytes), or of what the network takes (floating-point numbers). Pictures are prepared as the network's own
-            configuration says. Default: twenty test images of CIFAR-10 that come with the package, for networks that
-            were trained on CIFAR-10.
+            configuration says. Default: test images of what the network was trained on, if that is CIFAR-10, of which
+            twenty come with the package, or digits.
         output: Folder to make; it must be new or empty. Default: none, but a server.
         weights: File with the weights of a network of timm or torchvision, a state dict in safetensors or as torch.save
             writes it; all names and shapes must fit.
@@ -81,8 +81,8 @@ def view(  # noqa: PLR0913 - the options of the command
         random_weights: Draw the weights, with seed 0.
         arguments: KEY=VALUE, an argument for the builder of a network of timm or torchvision. May be given more than
             once.
-        limit: How many of the images to take, in the order of their names. Default: 8, or all twenty that come with the
-            package.
+        limit: How many of the images to take, in the order of their names. Default: 8, or 20 without
+            --images.
         layer: Name of a layer to show; may be given more than once. Default: all.
         compare: What to show beside the network: untrained for the same network with drawn weights, converted for what
             conversion makes of it, or another source. May be given more than once.

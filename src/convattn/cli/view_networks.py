@@ -14,14 +14,13 @@ from convattn.adapters.attention import attention_layers
 from convattn.analysis.heads import HEADS, read_heads
 from convattn.cli.convert_network import Origin
 from convattn.convert import network_to_attention, network_to_conv
-from convattn.data import load_samples, normalise
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.encodings import Shift
-from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, CheckpointError, MissingDependencyError, UnsupportedModelError, must_be
 from convattn.layers import RelativeAttention
 from convattn.models.pretrained import pretrained_names
 from convattn.networks import create_network
 from convattn.networks.image_files import Pictures, open_images, stack_images
+from convattn.networks.own_images import class_names, require_own_images
 from convattn.networks.preparation import normalisation, preparation, trained_on
 from convattn.networks.source import HOMES
 from convattn.records import HeadReport
@@ -32,8 +31,8 @@ from convattn.viewer.maps import is_positional
 UNTRAINED, CONVERTED = "untrained", "converted"
 """What `--compare` takes besides sources."""
 
-_LIMIT, _KERNEL_SIZE = 8, 3
-"""Default number of a user's images, and of taps along each axis for heads that are not hard."""
+_LIMIT, _OWN_LIMIT, _KERNEL_SIZE = 8, 20, 3
+"""Default number of a user's images and of a network's own, and of taps along each axis for heads that are not hard."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +79,9 @@ class _Subject:
     note: str = ""  # What the page says of it
 
     @property
-    def on_cifar10(self) -> bool:
-        """Whether it was trained on CIFAR-10, so that the embedded images suit it."""
-        return trained_on(self.folder) == "cifar10"
+    def data(self) -> str | None:
+        """Name of the data that it was trained on."""
+        return trained_on(self.folder)
 
 
 def gather(
@@ -112,7 +111,7 @@ def gather(
             raise ArgumentError(must_be("--compare", "untrained, converted, or a network such as a folder", what))
         else:
             other = _load(origins[what])
-            exhibits.append(_other(other, images, limit, len(exhibits), first))
+            exhibits.append(_other(other, subject, images, limit, len(exhibits), first))
             prepare[-1] = _preparation(other)
     return Shown(tuple(exhibits), names, labels, tuple(prepare))
 
@@ -143,26 +142,21 @@ def _open(
     subject: _Subject, path: Path | None, limit: int | None
 ) -> tuple[Tensor, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Returns the prepared images, their names, what they show, and the names of the classes."""
-    samples = load_samples()
-    classes: tuple[str, ...] = samples.classes if subject.on_cifar10 else ()
     if path is None:
-        if not subject.on_cifar10:
-            raise ArgumentError(f"--images must be given for {subject.title}, which was not trained on CIFAR-10")
-        prepared = normalise(samples.split.images[:limit], CIFAR10_MEAN, CIFAR10_STD)
-        labels = tuple(samples.classes[label] for label in samples.split.labels[:limit].tolist())
-        return prepared, tuple(f"test image {row}" for row in samples.rows[:limit]), labels, classes
+        own = require_own_images(subject.folder, subject.title, limit or _OWN_LIMIT)
+        return own.prepared.to(next(subject.network.parameters())), own.names, own.labels, class_names(subject.data)
     prepare = partial(preparation, subject.source, subject.network, subject.folder)
     opened = open_images(path, prepare, limit=limit or _LIMIT)
     prepared = stack_images(opened, path)
     names = opened.names if isinstance(opened, Pictures) else tuple(f"image {n + 1}" for n in range(len(prepared)))
-    return prepared.to(next(subject.network.parameters())), names, (), classes
+    return prepared.to(next(subject.network.parameters())), names, (), class_names(subject.data)
 
 
 def _preparation(subject: _Subject) -> Callable[[Any], Tensor] | None:
     """Returns how pictures are prepared; None if nobody says it."""
     try:
         return preparation(subject.source, subject.network, subject.folder)
-    except ArgumentError:
+    except (ArgumentError, MissingDependencyError):
         return None
 
 
@@ -248,8 +242,12 @@ def _own_layers(network: nn.Module) -> list[str]:
     return [name for name, module in network.named_modules() if isinstance(module, RelativeAttention)]
 
 
-def _other(subject: _Subject, images: Path | None, limit: int | None, number: int, first: Exhibit) -> Exhibit:
+def _other(
+    subject: _Subject, beside: _Subject, images: Path | None, limit: int | None, number: int, first: Exhibit
+) -> Exhibit:
     """Shows another network: of the chosen layers if it has them, else of all."""
+    if images is None and subject.data != beside.data:
+        raise ArgumentError(f"--images must be given: {subject.title} and {beside.title} were trained on other data")
     prepared, _, _, classes = _open(subject, images, limit)
     missing = [name for name in first.layers or () if name not in _attending(subject.network)]
     if missing:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from convattn.convert.network.running import draw_image
-from convattn.data import normalise
+from convattn.data import load_digits, normalise
 from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
-from convattn.errors import ArgumentError
+from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.networks import timm, torchvision
 from convattn.networks.source import split_source
 
@@ -31,16 +32,22 @@ def preparation(source: str | None, network: nn.Module, folder: Path | None = No
     Args:
         source: What builds the network, or None. timm and torchvision say how the pictures of theirs are prepared.
         network: The network.
-        folder: Its folder, or None. The record of a network that this library trained on CIFAR-10 says what it saw.
+        folder: Its folder, or None. The record of a network that this library trained on CIFAR-10 or digits says what
+            it saw.
 
     Returns:
         The function that turns a picture into a tensor.
 
     Raises:
         ArgumentError: Neither the source nor the folder says how.
+        MissingDependencyError: The network was trained on digits, and scikit-learn is not installed.
     """
-    if trained_on(folder) == "cifar10":
-        return _prepare_for_cifar10
+    data = trained_on(folder)
+    if data == "cifar10":
+        return _AsTrained("RGB", 32, CIFAR10_MEAN, CIFAR10_STD)
+    if data == "digits":
+        digits = load_digits()
+        return _AsTrained("L", digits.image_shape[1], digits.mean, digits.std)
     home, name = split_source(source) if source else ("", "")
     if home == "timm":
         return timm.preparation(network)
@@ -48,14 +55,25 @@ def preparation(source: str | None, network: nn.Module, folder: Path | None = No
         return torchvision.preparation(name)
     raise ArgumentError(
         f"pictures cannot be prepared for this {type(network).__name__}: only timm, torchvision and the folder of a"
-        " network trained on CIFAR-10 say how; prepare them yourself, in an array (.npy) or from Python"
+        " network trained on CIFAR-10 or digits say how; prepare them yourself, in an array (.npy) or from Python"
     )
 
 
-def _prepare_for_cifar10(picture: Any) -> Tensor:
-    small = picture if picture.size == (32, 32) else picture.resize((32, 32), Image.Resampling.BICUBIC)
-    pixels = torch.from_numpy(np.array(small)).movedim(2, 0).contiguous()
-    return normalise(pixels[None], CIFAR10_MEAN, CIFAR10_STD)[0]
+@dataclass(frozen=True)
+class _AsTrained:
+    """Makes a picture what networks of this library were trained on."""
+
+    mode: str  # of pillow: colours, or levels of grey
+    size: int  # pixels along each axis
+    mean: Colour
+    std: Colour
+
+    def __call__(self, picture: Any) -> Tensor:
+        small, sizes = picture.convert(self.mode), (self.size, self.size)
+        if small.size != sizes:
+            small = small.resize(sizes, Image.Resampling.BICUBIC)
+        pixels = torch.from_numpy(np.array(small)).reshape(*sizes, -1).movedim(2, 0).contiguous()
+        return normalise(pixels[None], self.mean, self.std)[0]
 
 
 def trained_on(folder: Path | None) -> str | None:
@@ -80,16 +98,14 @@ def normalisation(source: str | None, network: nn.Module, folder: Path | None) -
     Returns:
         Both, or None where its preparation does not say them.
     """
-    if trained_on(folder) == "cifar10":
-        return CIFAR10_MEAN, CIFAR10_STD
     try:
-        return _read_normalisation(preparation(source, network))
-    except ArgumentError:  # nobody says how its pictures are prepared
+        return _read_normalisation(preparation(source, network, folder))
+    except (ArgumentError, MissingDependencyError):  # nobody says how its pictures are prepared
         return None
 
 
 def _read_normalisation(prepare: Any) -> tuple[Colour, Colour] | None:
-    """Reads the numbers of a transform of torchvision, or of the last one in a chain."""
+    """Reads the numbers of a transform, or of the last one in a chain."""
     for step in (prepare, *reversed(getattr(prepare, "transforms", ()))):
         mean, std = getattr(step, "mean", None), getattr(step, "std", None)
         if mean is not None and std is not None:

@@ -1,0 +1,59 @@
+"""Images for a network whose user gave none: some of those that it was tested on, which packages ship."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxtyping import Float
+from torch import Tensor
+
+from convattn.data import load_digits, load_samples, normalise
+from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.errors import ArgumentError
+from convattn.networks.preparation import trained_on
+
+
+@dataclass(frozen=True, eq=False)
+class OwnImages:
+    """A few test images of the data that a network was trained on."""
+
+    prepared: Float[Tensor, "images channels rows cols"]  # What the network takes
+    names: tuple[str, ...]
+    labels: tuple[str, ...]  # What each shows
+    what: str  # Name of the collection
+
+
+def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages:
+    """Returns test images of the data that a network was trained on: of CIFAR-10, or digits.
+
+    Args:
+        folder: Its folder, or None.
+        title: Its name, for errors.
+        limit: How many images at most. Of CIFAR-10 there are twenty.
+
+    Returns:
+        The first images of the test set, in its order.
+
+    Raises:
+        ArgumentError: Nothing says that it was trained on one of them.
+        MissingDependencyError: It was trained on digits, and scikit-learn is not installed.
+    """
+    data = trained_on(folder)
+    if data == "cifar10":
+        samples = load_samples()
+        split, rows, mean, std = samples.split, samples.rows, CIFAR10_MEAN, CIFAR10_STD
+    elif data == "digits":
+        digits = load_digits()
+        split, rows, mean, std = digits.test, range(len(digits.test)), digits.mean, digits.std
+    else:
+        raise ArgumentError(f"--images must be given for {title}, which was not trained on CIFAR-10 or digits")
+    classes = class_names(data)
+    labels = tuple(classes[label] for label in split.labels[:limit].tolist())
+    names = tuple(f"test image {row}" for row in rows[:limit])
+    return OwnImages(normalise(split.images[:limit], mean, std), names, labels, f"test images of {data}")
+
+
+def class_names(data: str | None) -> tuple[str, ...]:
+    """Returns the names of the classes of the data that a network was trained on; () where they are unknown."""
+    if data == "digits":
+        return tuple(map(str, range(10)))
+    return load_samples().classes if data == "cifar10" else ()

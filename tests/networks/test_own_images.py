@@ -1,0 +1,96 @@
+"""Images for networks whose user gave none, and pictures for networks that were trained on digits."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from convattn.analysis import analyze
+from convattn.cli import main
+from convattn.cli.convert_network import Origin
+from convattn.cli.view_networks import gather
+from convattn.data import load_digits, normalise
+from convattn.errors import ArgumentError, MissingDependencyError
+from convattn.models import AttentionNet
+from convattn.models.pretrained import network_folder
+from convattn.networks import load_network
+from convattn.networks import preparation as preparations
+from convattn.networks.own_images import class_names, require_own_images
+from convattn.networks.preparation import normalisation, preparation
+from convattn.records import HeadReport
+
+
+@pytest.fixture
+def digits_run(tmp_path):
+    """The folder of a network that was trained on digits, as far as anybody can see."""
+    torch.manual_seed(0)
+    network = AttentionNet("quadratic", width=8, depth=1, heads=4, ffn=8, patch=2, in_channels=1, image_size=8)
+    network.save_pretrained(tmp_path / "run")
+    (tmp_path / "run" / "record.json").write_text(json.dumps({"recipe": {"data": {"name": "digits"}}}))
+    return tmp_path / "run"
+
+
+def _origin(source):
+    return Origin(str(source), weights=None, pretrained=False, random_weights=False, arguments={})
+
+
+def test_a_network_trained_on_digits_is_shown_on_digits(digits_run):
+    digits, shown = load_digits(), gather(_origin(digits_run), None, compare=["untrained"])
+    assert torch.equal(shown.exhibits[0].images, normalise(digits.test.images[:20], digits.mean, digits.std))
+    assert shown.names[19] == "test image 19"
+    assert shown.labels == tuple(str(int(label)) for label in digits.test.labels[:20])
+    assert shown.exhibits[0].classes == tuple("0123456789")
+    assert (shown.exhibits[0].mean, shown.exhibits[0].std) == (digits.mean, digits.std)
+
+
+def test_networks_of_other_data_are_not_shown_on_the_images_of_one(digits_run):
+    with pytest.raises(ArgumentError, match="must be given: cifar10-small and run were trained on other data"):
+        gather(_origin(digits_run), None, compare=["convattn:cifar10-small"])
+
+
+def test_a_network_is_analysed_without_images_of_ones_own(digits_run, tmp_path):
+    out, digits = tmp_path / "report", load_digits()
+    assert main(["analyze", str(digits_run), "--no-controls", "--limit", "30", "-o", str(out)]) == 0
+    prepared = normalise(digits.test.images[:30], digits.mean, digits.std)
+    assert HeadReport.load(out / "report.json") == analyze(
+        load_network(digits_run), prepared, controls=(), progress=False
+    )
+    assert "test images of digits" in (out / "index.html").read_text(encoding="utf-8")
+
+
+def test_what_nobody_knows_needs_images(tmp_path, capsys):
+    AttentionNet(width=8, depth=1, heads=4, ffn=8).save_pretrained(tmp_path / "mine")
+    assert main(["analyze", str(tmp_path / "mine"), "-o", str(tmp_path / "report")]) == 2
+    message = f"--images must be given for {tmp_path / 'mine'}, which was not trained on CIFAR-10 or digits"
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "report").exists()
+
+
+def test_there_are_twenty_images_of_cifar10():
+    own = require_own_images(network_folder("convattn:cifar10-small"), "it", 100)
+    assert len(own.prepared) == len(own.names) == len(own.labels) == 20
+    assert own.what == "test images of cifar10"
+    assert class_names(None) == ()
+
+
+@pytest.mark.parametrize("size", [8, 50])
+def test_pictures_for_a_network_of_digits_are_made_grey_and_small(digits_run, size):
+    noise = np.random.default_rng(0).integers(256, size=(size, size, 3), dtype=np.uint8)
+    made = preparation(None, AttentionNet(in_channels=1), digits_run)(Image.fromarray(noise))
+    grey = Image.fromarray(noise).convert("L").resize((8, 8), Image.Resampling.BICUBIC)
+    digits = load_digits()
+    assert torch.equal(made, normalise(torch.from_numpy(np.array(grey))[None, None], digits.mean, digits.std)[0])
+
+
+def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path, monkeypatch):
+    def missing():
+        raise MissingDependencyError("scikit-learn", "train")
+
+    monkeypatch.setattr(preparations, "load_digits", missing)
+    assert normalisation(None, AttentionNet(in_channels=1), digits_run) is None
+    np.save(tmp_path / "images.npy", np.zeros((2, 1, 8, 8), np.float32))
+    shown = gather(_origin(digits_run), tmp_path / "images.npy")
+    assert shown.prepare == (None,)
+    assert shown.exhibits[0].mean == ()
