@@ -40,6 +40,11 @@ def test_card_answers_every_item_of_the_checklist(record, item):
     assert re.search(rf"^\| {re.escape(CHECKLIST[item])} \| [^|\n]+ \|$", model_card(record), re.MULTILINE)
 
 
+def test_the_claim_is_said_to_be_the_recipes(record):
+    """The run may have had other settings."""
+    assert f"\n\nThe recipe claims, without changes to its settings: {record.claim}\n\n" in model_card(record)
+
+
 def test_each_table_of_the_card_has_two_columns_whatever_its_cells_hold(record):
     given = {**record.__dict__, "command": "convattn train --set name='a|b\nc'"}
     card = model_card(RunRecord(**given))

@@ -28,7 +28,7 @@ from convattn.errors import (
 from convattn.grid import PADDING_MODES, whole_number
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
-from convattn.records.words import ITSELF
+from convattn.records.words import some
 
 
 def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the network with a default
@@ -108,8 +108,11 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
             continue
         converted[name] = certificate, conv
     if not converted:
-        told = "; ".join(f"{item.name or ITSELF}: {item.reason}" for item in left_alone)
-        reasons = told or "it has no RelativeAttention layers; other kinds of attention are not converted"
+        told: dict[str, list[str]] = {}
+        for item in left_alone:
+            told.setdefault(item.reason, []).append(item.name)
+        reasons = "; ".join(f"{some(names)}: {reason}" for reason, names in told.items())
+        reasons = reasons or "it has no RelativeAttention layers; other kinds of attention are not converted"
         raise ConversionError(f"cannot convert {type(model).__name__}: no layer could be converted ({reasons})")
     made = copy_network(model)
     made = graft(made, {made.get_submodule(name): conv for name, (_, conv) in converted.items()})
