@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import chdir
 
 import pytest
 
@@ -184,6 +185,10 @@ def test_what_is_there_is_refused(tmp_path):
         path.write_text("kept")
     with pytest.raises(ArgumentError, match=r"folder must be new or empty, but '.*full' is not empty"):
         require_new_folder(tmp_path / "full")
+    (tmp_path / "here").mkdir()
+    with chdir(tmp_path / "here"), pytest.raises(ArgumentError, match="folder must not be the current folder"):
+        require_new_folder("../here")
+    (tmp_path / "here").rmdir()
     with pytest.raises(ArgumentError, match=r"output must be a folder, but '.*file' is a file"):
         require_new_folder(str(tmp_path / "file"), "output")
     for place, message in {

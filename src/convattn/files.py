@@ -123,16 +123,18 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
         The path.
 
     Raises:
-        ArgumentError: It is not a path, or a file or a folder with contents is there.
+        ArgumentError: It is not a path, a file or a folder with contents is there, or it is the current folder.
     """
     path = as_path(path, argument)
     try:
         if path.is_dir() and any(path.iterdir()):
             raise ArgumentError(f"{argument} must be new or empty, but {str(path)!r} is not empty")
+        if path.is_dir() and path.samefile("."):  # what replaces it would leave the user's shell in a deleted folder
+            raise ArgumentError(f"{argument} must not be the current folder: name a new one")
+        if path.exists() and not path.is_dir():
+            raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
     except OSError as error:
         raise ArgumentError(f"{argument} cannot be made: {error.strerror}: {str(path)!r}") from None
-    if path.exists() and not path.is_dir():
-        raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
     return path
 
 
@@ -140,10 +142,8 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
 def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterator[Path]:
     """Makes a folder that appears with all its contents when the block ends, and not at all if the block raises.
 
-    Leftovers of killed processes beside it are removed first.
-
     Args:
-        path: The folder to make; parents are made where missing.
+        path: The folder to make; parents are made where missing, and leftovers of killed processes beside it go.
         argument: Name of the argument that the path came in, for the error.
 
     Yields:

@@ -122,7 +122,14 @@ def test_changes_are_read_from_the_command(run, command, changes):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "FileNotFoundError"), ("{", "JSONDecodeError"), ('{"epoch": 1}', "KeyError"), ("", "it holds no epoch")],
+    [
+        (None, "FileNotFoundError"),
+        ("{", "JSONDecodeError"),
+        (100_000 * "[", "RecursionError"),
+        ('{"epoch": 1e999, "test_accuracy": 1}', "OverflowError"),
+        ('{"epoch": 1}', "KeyError"),
+        ("", "it holds no epoch"),
+    ],
 )
 def test_damaged_metrics_are_refused(run, content, reason):
     (run / "metrics.jsonl").unlink()

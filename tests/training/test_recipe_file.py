@@ -65,9 +65,10 @@ def test_unknown_recipe_has_its_nearest_named():
 def test_missing_and_damaged_files_are_named(tmp_path):
     with pytest.raises(RecipeError, match="cannot read the recipe"):
         load_recipe(tmp_path / "none.toml")
-    (tmp_path / "bad.toml").write_text("name = ")
-    with pytest.raises(RecipeError, match="not TOML"):
-        load_recipe(tmp_path / "bad.toml")
+    for bad in ("name = ", "name = " + 100_000 * "[", "seed = 1" + 5_000 * "0"):
+        (tmp_path / "bad.toml").write_text(bad)
+        with pytest.raises(RecipeError, match="not TOML"):
+            load_recipe(tmp_path / "bad.toml")
     (tmp_path / "short.toml").write_text('name = "x"')
     with pytest.raises(RecipeError, match="claim is missing; it must be text"):
         load_recipe(tmp_path / "short.toml")
@@ -82,6 +83,8 @@ def test_override_lists_stand_between_commas():
 def test_overrides_that_are_no_dict_are_refused(without_type_checks):
     with pytest.raises(ArgumentError, match=r"^overrides must be new values by key, as a dict, but is \['seed=3'\]$"):
         load_recipe("digits-quadratic", overrides=["seed=3"])
+    with pytest.raises(ArgumentError, match=r"^overrides must be new values by key, as a dict, but is \{3: 'a'\}$"):
+        load_recipe("digits-quadratic", overrides={3: "a"})
 
 
 def test_recipe_at_a_scale_that_its_name_does_not_have_is_run_from_its_file():

@@ -30,6 +30,10 @@ DAMAGES = {
     "file gone": (lambda checkpoint: (checkpoint / "random_states_0.pkl").unlink(), "FileNotFoundError"),
     "no manifest": (lambda checkpoint: (checkpoint / "checkpoint.json").unlink(), "FileNotFoundError"),
     "manifest is no JSON": (lambda checkpoint: (checkpoint / "checkpoint.json").write_text("{"), "JSONDecodeError"),
+    "manifest is nested deep": (
+        lambda checkpoint: (checkpoint / "checkpoint.json").write_text(100_000 * "["),
+        "RecursionError",
+    ),
 }
 
 

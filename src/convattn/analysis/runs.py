@@ -124,7 +124,7 @@ def read_metrics(run: Run) -> list[dict[str, float]]:
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         pairs = [(int(row["epoch"]), float(row["test_accuracy"])) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"cannot read metrics from {path}: {type(error).__name__}: {error}") from None
     if not pairs:
         raise CheckpointError(f"cannot read metrics from {path}: it holds no epoch")

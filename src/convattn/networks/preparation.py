@@ -82,7 +82,7 @@ def trained_on(folder: Path | None) -> str | None:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             return str((content.get("run") or content)["recipe"]["data"]["name"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return None
 

@@ -99,7 +99,7 @@ def read_checkpoint(place: Path) -> Checkpoint:
         content = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
         checkpoint = Checkpoint(int(content["step"]), int(content["processes"]), dict(content["files"]))
         wrong = [name for name, stated in checkpoint.files.items() if file_sha256(place / name) != stated]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {place.name} is damaged ({type(error).__name__}: {error})") from None
     if wrong:
         raise CheckpointError(f"checkpoint {place.name} is damaged (changed since it was written: {', '.join(wrong)})")

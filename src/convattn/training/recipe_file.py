@@ -52,7 +52,7 @@ def load_recipe(
         3
     """
     source, content = _read(name_or_path)
-    if not isinstance(overrides, Mapping | None):
+    if not isinstance(overrides, Mapping | None) or not all(isinstance(key, str) for key in overrides or ()):
         raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
     own_scales = content.pop("scales", {})
     _require_scales(own_scales, source)
@@ -151,7 +151,7 @@ def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         return source, tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"{source}: cannot read the recipe ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"{source}: not TOML ({error})") from None
 
 

@@ -72,7 +72,7 @@ def read_table(path: str | os.PathLike[str]) -> HeadReport:
         for row in table.to_pylist():
             heads.setdefault((row["depth"], row["condition"]), []).append(_head(row))
         whole = _map_statistics(rest, lambda part, *place: {**part, "heads": heads[place]})
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read a report from {path}: {type(error).__name__}: {error}") from None
     return HeadReport.from_json(json.dumps(whole))
 
