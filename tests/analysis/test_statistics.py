@@ -7,11 +7,13 @@ from tests.analysis.reference_statistics import reference, reference_coverage, r
 from tests.analysis.statistics_cases import EPS, LAYOUTS, added, make_call, whole_maps, within
 
 from convattn.adapters.attention import OUTSIDE, AttentionCall, Layout
+from convattn.analysis import analyze
 from convattn.analysis.measure import sums
 from convattn.analysis.measure.kernel import KernelFit
 from convattn.analysis.measure.pairs import make_pairs
 from convattn.analysis.statistics import covered, head_statistics
 from convattn.errors import UnsupportedModelError
+from convattn.layers import RelativeAttention2d
 
 NUMBERS = ["spread", "entropy", "effective_positions", "hard_share", "shift_invariance", "content_share", "distance"]
 
@@ -218,3 +220,21 @@ def test_coverage_is_that_of_linear_assignment(axes, kernel_size):
 
 def test_a_shift_half_way_between_two_taps_covers_one():
     assert covered(torch.tensor([[0.0, 0.5]], dtype=torch.float64), 3).item() == 1 / 9
+
+
+@pytest.mark.parametrize("size", [3, 6, 7, 14, 20])
+def test_what_rounding_hides_is_not_determined(size):
+    """Weights that are nearly alike vary by less than the rounding of the sum of their squares."""
+    network = RelativeAttention2d(3, 3, 1, "quadratic")
+    images = torch.randn(4, 3, size, size)
+    found = {}
+    for root in (0.0, 1e-4, 1e-3, 0.1):
+        with torch.no_grad():
+            network.encoding.centres.fill_(0.3)
+            network.encoding.root_sharpness.fill_(root)
+        (layer,) = analyze(network, images, controls=(), progress=False).layers
+        found[root] = layer.measured.heads[0].shift_invariance.value
+    assert np.isnan(found[0.0])
+    assert found[0.1] > 0.5
+    for value in found.values():
+        assert np.isnan(value) or abs(value - found[0.1]) < 0.05

@@ -20,6 +20,9 @@ from convattn.records.head_report import Estimate, HeadStatistics
 _FLAT = 1e-14
 """Variance, as a share of the squared mean, below which weights are the same everywhere but for rounding in float32."""
 
+_ROUNDING = 2.0**-20
+"""Share of a sum of squares that rounding of its parts in float32 may be, a few last places of each."""
+
 
 def head_statistics(
     sums: HeadSums, pairs: Pairs, fit: KernelFit, radius: int | None
@@ -89,7 +92,7 @@ def numbers_of(
     total = sums.squares - sums.centred.sum(dim=1).square() / count
     explained = (sums.centred.square() / (sums.images * pairs.counts)).sum(dim=1)
     level = sums.by_displacement.sum(dim=1) / count
-    varies = total > _FLAT * count * level.square()
+    varies = total > _FLAT * count * level.square() + _ROUNDING * sums.squares
     queries = sums.images * pairs.queries
     return {
         "shift": shift,
