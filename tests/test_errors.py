@@ -6,7 +6,7 @@ import re
 import pytest
 
 from convattn import errors
-from convattn.errors import ConvAttnError, MissingDependencyError, UnknownNameError, must_be, must_be_a
+from convattn.errors import ConvAttnError, MissingDependencyError, UnknownNameError, must_be, must_be_a, must_fit
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
 KINDS = [kind for kind in CLASSES if not issubclass(kind, Warning)]
@@ -95,3 +95,9 @@ def test_errors_cross_between_processes(error):
 def test_messages_about_arguments_have_one_form():
     assert must_be("padding", '"same" or "valid"', "sam") == 'padding must be "same" or "valid", but is \'sam\''
     assert must_be_a("model", "an nn.Module", [1]) == "model must be an nn.Module, but is of type list"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
+def test_a_lack_of_memory_is_said(error):
+    message = "images must be smaller or fewer: there is not enough memory to run the network on 4 images"
+    assert must_fit("4 images", error) == message

@@ -98,7 +98,15 @@ def must_fit(words: str, error: Exception) -> str:
         >>> must_fit("4 images", ValueError("too small"))
         'images must fit the network, but on 4 images it raised ValueError: too small'
     """
+    if lacks_memory(error):
+        return f"images must be smaller or fewer: there is not enough memory to run the network on {words}"
     return f"images must fit the network, but on {words} it raised {type(error).__name__}: {error}"
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Says whether an error means that memory could not be had, of the processor or of another device."""
+    told = str(error).lower()
+    return isinstance(error, MemoryError) or "allocate memory" in told or "out of memory" in told
 
 
 def install_hint(package: str, extra: str) -> str:

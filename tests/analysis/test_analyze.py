@@ -282,3 +282,10 @@ def test_mistakes_are_told(name, without_type_checks):
     call, error, message = MISTAKES[name]
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_lack_of_memory_is_not_called_a_mistake_of_the_images(monkeypatch):
+    network = gated(0.5)
+    monkeypatch.setattr(type(network), "attention", lambda *_: torch.empty(2**50))
+    with pytest.raises(UnsupportedModelError, match=r"^there is not enough memory for the attention of Gated"):
+        analyze(network, noise(2, 6, 5, 6))

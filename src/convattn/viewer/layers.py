@@ -66,7 +66,7 @@ def met_layers(network: nn.Module, image: Tensor, layers: Sequence[str] | None) 
 def _run(network: Callable[[Tensor], Any], image: Tensor) -> None:
     try:
         network(image)
-    except (ConvAttnError, MemoryError):
+    except ConvAttnError:
         raise
     except Exception as error:  # a foreign network may fail in any way
         raise ArgumentError(must_fit(f"one of shape {tuple(image.shape)}", error)) from error

@@ -13,7 +13,7 @@ from convattn.adapters.attention import AttentionCall, watch
 from convattn.analysis.measure.digests import digest_tensor
 from convattn.analysis.measure.layer import LayerMeasure
 from convattn.analysis.measure.pairs import NO_POSITION, has_positions
-from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
+from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError, lacks_memory
 from convattn.records.words import ITSELF
 
 _WEIGHTS_AT_ONCE = 192 * 2**20
@@ -147,9 +147,15 @@ class Run:
 
         try:
             watch(model, batch, add, layers=self.settings.layers)
-        except (ConvAttnError, MemoryError):
+        except ConvAttnError:
             raise
         except Exception as error:
+            if lacks_memory(error):
+                raise UnsupportedModelError(
+                    f"there is not enough memory for the attention of {type(model).__name__} on a batch of shape"
+                    f" {tuple(batch.shape)}: a layer's weights are heads × queries × keys numbers; choose fewer"
+                    " `layers`, or smaller images"
+                ) from error
             reason = " ".join(str(error).split())[:300]
             raise ArgumentError(
                 f"images must be what {type(model).__name__} takes, but on a batch of shape {tuple(batch.shape)} it"

@@ -13,7 +13,7 @@ from convattn.convert.classes import ATTENTION_LAYERS, AnyConvolution
 from convattn.convert.copies import keep_random_state
 from convattn.convert.layer.kernel_choice import choose_kernel, choose_sizes, make_convolution, padding_modes
 from convattn.convert.taps import require_numbers
-from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, lacks_memory, must_be
 from convattn.grid import PerAxis, axis_lists
 from convattn.layers import FactoredValues, MergedValues, RelativeAttention
 from convattn.records import Certificate
@@ -100,7 +100,7 @@ def _memory_to_compare(layer: RelativeAttention) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+        if not lacks_memory(error):
             raise
         raise ConversionError(
             f"cannot convert {type(layer).__name__}: there is not enough memory to compare it with the convolution that"
