@@ -174,7 +174,7 @@ def table() -> str:
             several = "" if card.views_accuracy is None else f"{card.views_accuracy:.2%}"
             size = f"{card.bytes / 2**20:.2f} MiB"
             rows.append((link, card.task, f"{card.accuracy:.2%}", several, f"{card.run.parameters:,}", size))
-    return markdown_table(["network", "task", "test accuracy", "with views", "parameters", "weights"], rows)
+    return markdown_table(["network", "task", "test accuracy", "with views", "trainable parameters", "weights"], rows)
 
 
 def page() -> str:

@@ -260,13 +260,14 @@ def test_summary_of_the_way_back_speaks_of_the_window():
     text = replace(CERTIFICATE, direction="attention_to_conv").summary()
     assert text.startswith("attention to conv: passed")
     assert "mass outside the window at most 0.03" in text
+    assert "differs         by attention outside the window (the leak), and at borders" in text
 
 
 def test_summary_leaves_out_what_there_is_not_and_shows_failure():
     made = replace(CERTIFICATE, sharpness=None, discarded=(), passed=False, exact=True, not_covered=())
     text = made.summary()
     assert text.startswith("conv to attention: FAILED (exact, 9 heads, float32)")
-    for word in ("sharpness", "discarded", "not covered"):
+    for word in ("sharpness", "discarded", "differs", "not covered"):
         assert word not in text
 
 
@@ -283,6 +284,7 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
         "measured error 0.25 of 4, on the images given",
         "rounding 1e-05, against float64",
         "top-1 changed 1 of 2",
+        "differs by attention outside the window (the leak), and at borders, where attention keeps to pixels",
         "accuracy 50.00% before, 100.00% after",
         "layer blocks.0.mixer: passed, leak 0.03, 9 heads, kernel 3 x 7, convolution, error 0.125 of 2.5 allowed",
         "note Linear folded in (blocks.0.mixer)",
@@ -296,5 +298,5 @@ def test_summary_of_a_network_leaves_out_what_there_is_not():
     text = BARE_NETWORK.summary()
     assert text.startswith("network to conv: FAILED (exact, 1 layer, 9 heads, float32)")
     assert "layer           blocks.0.mixer: FAILED, exact, 9 heads, kernel 3 x 7, not reached, error" in text
-    for word in ("measured error", "top-1", "accuracy", "left alone", "not covered", "note"):
+    for word in ("measured error", "top-1", "accuracy", "differs", "left alone", "not covered", "note"):
         assert word not in text

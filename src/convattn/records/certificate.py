@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from convattn.records.record import Record
-from convattn.records.words import counted
+from convattn.records.words import DIFFERS, counted
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Certificate(Record):
             lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; mass {where} at most {self.leak:.3g}")
         elif self.direction == "conv_to_attention":
             lines.append("  heads           hard: all attention of each at one displacement")
+        if self.direction == "attention_to_conv" and not self.exact:
+            lines.append(f"  differs         {DIFFERS}")
         if any(self.discarded):
             worst = max(values[0] for values in self.discarded if values)
             lines.append(f"  discarded       singular values up to {worst:.3g} (limited head width)")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from convattn.records.record import Record
-from convattn.records.words import ITSELF, counted, some
+from convattn.records.words import DIFFERS, ITSELF, counted, some
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,8 @@ class NetworkCertificate(Record):
             lines.append(f"  top-1 changed   {self.top1_changed} of {self.top1_total}")
         if self.accuracy_before is not None and self.accuracy_after is not None:
             lines.append(f"  accuracy        {self.accuracy_before:.2%} before, {self.accuracy_after:.2%} after")
+        if self.direction == "network_to_conv" and not self.exact:
+            lines.append(f"  differs         {DIFFERS}")
         told = [layer for layer in self.layers if not (layer.exact and layer.passed)]
         lines += [f"  layer           {layer.summary()}" for layer in told]
         for note in dict.fromkeys(note for layer in self.layers for note in layer.notes):

@@ -26,4 +26,4 @@ class PretrainedCard(Record):
     def summary(self) -> str:
         """Returns the task, the accuracy and the size in one line of plain text."""
         size = f"{self.bytes / 1024:,.0f} KiB"
-        return f"{self.task}: test accuracy {self.accuracy:.2%}, {self.run.parameters:,} parameters, {size}"
+        return f"{self.task}: test accuracy {self.accuracy:.2%}, {self.run.parameters:,} trainable parameters, {size}"

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 ITSELF = "the network itself"
 """Shown in place of the empty name of a module."""
 
+DIFFERS = "by attention outside the window (the leak), and at borders, where attention keeps to pixels that exist"
+"""What a convolution loses of attention whose heads are not hard."""
+
 
 def counted(count: int, noun: str) -> str:
     """Returns a count with its noun, given in the singular.
