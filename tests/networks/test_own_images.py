@@ -19,7 +19,7 @@ from convattn.networks import load_network
 from convattn.networks import preparation as preparations
 from convattn.networks.own_images import class_names, require_own_images
 from convattn.networks.preparation import normalisation, preparation
-from convattn.records import HeadReport
+from convattn.records import HeadReport, NetworkCertificate
 
 
 @pytest.fixture
@@ -58,6 +58,13 @@ def test_a_network_is_analysed_without_images_of_ones_own(digits_run, tmp_path):
         load_network(digits_run), prepared, controls=(), progress=False
     )
     assert "test images of digits" in (out / "index.html").read_text(encoding="utf-8")
+
+
+def test_conversions_are_measured_on_test_images_unless_a_shape_is_asked_for(digits_run, tmp_path):
+    for options, words in (([], "16 test images of digits"), (["--shape", "1,8,8"], "one standard normal image (1, 1")):
+        out = tmp_path / f"conv{len(options)}"
+        assert main(["convert", str(digits_run), "--to", "conv", "-o", str(out), *options]) == 0
+        assert NetworkCertificate.load(out / "certificate.json").images.startswith(words)
 
 
 def test_what_nobody_knows_needs_images(tmp_path, capsys):

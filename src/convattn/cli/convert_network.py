@@ -114,10 +114,15 @@ class Measured:
         self._sizes()
 
     def images(self, loaded: _Loaded) -> tuple["Tensor", str]:
-        """Reads the images, or draws one; returns them with a description."""
+        """Reads the images, takes those that the network was tested on, or draws one; with a description."""
         from convattn.networks.image_files import open_images, stack_images
+        from convattn.networks.own_images import own_images
         from convattn.networks.preparation import draw_images, preparation
 
+        own = own_images(loaded.folder, _LIMIT) if self.path is None and self.shape is None else None
+        if own is not None:
+            prepared = own.prepared.to(next(loaded.network.parameters()))
+            return prepared, f"{len(prepared)} {own.what}"
         if self.path is None:
             drawn = draw_images(loaded.network, self._sizes())
             return drawn, f"one standard normal image {tuple(drawn.shape)}, seed 0"

@@ -22,19 +22,17 @@ class OwnImages:
     what: str  # Name of the collection
 
 
-def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages:
+def own_images(folder: Path | None, limit: int) -> OwnImages | None:
     """Returns test images of the data that a network was trained on: of CIFAR-10, or digits.
 
     Args:
         folder: Its folder, or None.
-        title: Its name, for errors.
         limit: How many images at most. Of CIFAR-10 there are twenty.
 
     Returns:
-        The first images of the test set, in its order.
+        The first images of the test set, in its order; None where nothing says that it was trained on one of them.
 
     Raises:
-        ArgumentError: Nothing says that it was trained on one of them.
         MissingDependencyError: It was trained on digits, and scikit-learn is not installed.
     """
     data = trained_on(folder)
@@ -45,11 +43,19 @@ def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages
         digits = load_digits()
         split, rows, mean, std = digits.test, range(len(digits.test)), digits.mean, digits.std
     else:
-        raise ArgumentError(f"--images must be given for {title}, which was not trained on CIFAR-10 or digits")
+        return None
     classes = class_names(data)
     labels = tuple(classes[label] for label in split.labels[:limit].tolist())
     names = tuple(f"test image {row}" for row in rows[:limit])
     return OwnImages(normalise(split.images[:limit], mean, std), names, labels, f"test images of {data}")
+
+
+def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages:
+    """Returns the same, or raises ArgumentError where nothing says what the network of that title was trained on."""
+    found = own_images(folder, limit)
+    if found is None:
+        raise ArgumentError(f"--images must be given for {title}, which was not trained on CIFAR-10 or digits")
+    return found
 
 
 def class_names(data: str | None) -> tuple[str, ...]:
