@@ -7,7 +7,8 @@
     CONVATTN_CIFAR10=FOLDER python -m benchmarks.encodings --runs RUNS --output docs/results
 
 Writes encodings.md, the curves of accuracy, encodings.png, and the paper's figures of heads into the folder encodings.
-How far the heads look is measured on test images, in the trained networks and in those that the same seeds draw.
+How far the heads look, and what decides where, is measured on test images, in the trained networks and in those that
+the same seeds draw.
 """
 
 import argparse
@@ -43,12 +44,15 @@ FIGURES = {
 }
 """The figures of the paper that are on the page, and what they show."""
 
-QUESTION = (
-    ("sa-learned", "sa-distance"),
-    ("sa-distance-table-start", "sa-distance"),
-    ("sa-learned", "sa-distance-table-start"),
-)
-"""Does a table win over a function of the distance by itself, or by its start? Each pair is compared seed by seed."""
+QUESTIONS = {
+    "A table, or a function of the distance?": (
+        ("sa-learned", "sa-distance"),
+        ("sa-distance-table-start", "sa-distance"),
+        ("sa-learned", "sa-distance-table-start"),
+    ),
+    "With content, or without?": (("sa-learned-content", "sa-learned"),),
+}
+"""What the page answers, by pairs of networks that are compared seed by seed."""
 
 
 def page(folder: Path, images: int, shown: Sequence[str] = (), note: str = "") -> str:
@@ -66,14 +70,19 @@ def page(folder: Path, images: int, shown: Sequence[str] = (), note: str = "") -
     study, runs = read_study(folder)
     parts = ["# Encodings, each with a learning rate of its own", *([note] if note else []), _accuracies(study, runs)]
     parts.append("![Test accuracy over epochs, mean and range over seeds](encodings.png)")
-    asked = _question(runs)
-    if asked:
-        table = difference_table(asked, "network")
-        parts += ["## A table, or a function of the distance?", f"Test accuracy with the same seed:\n\n{table}"]
+    for question, pairs in QUESTIONS.items():
+        asked = _asked(runs, pairs)
+        if asked:
+            parts += [f"## {question}", f"Test accuracy with the same seed:\n\n{difference_table(asked, 'network')}"]
     if study["differences"]:
         parts += ["## Beside the first network", difference_table(study["differences"], "network")]
-    parts += ["## How far heads look", _seen(runs, images)]
+    data = load_data(load_recipe(runs[0].folder / "recipe.toml").data)
+    inputs = normalise(data.test.images[:images], data.mean, data.std)
+    parts += ["## How far heads look", _seen(runs, data, inputs)]
     parts += [f"![{FIGURES[name]}](encodings/{name}.png)" for name in shown]
+    deciding = _deciding(runs, data, inputs)
+    if deciding:
+        parts += ["## What decides, position or content", deciding]
     moved = _moved(runs)
     if moved:
         parts += ["## How far centres move", moved]
@@ -108,14 +117,14 @@ def _accuracy(runs: Sequence[TrainedRun]) -> list[float]:
     return [run.results["test_accuracy"] for run in runs]
 
 
-def _question(runs: Sequence[TrainedRun]) -> list[dict[str, Any]]:
-    """Compares the pairs of the question, seed by seed, as far as they are there."""
+def _asked(runs: Sequence[TrainedRun], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Compares the pairs of a question, seed by seed, as far as they are there."""
     seeds = {
         label: {run.record["seed"]: run.results["test_accuracy"] for run in own}
         for label, own in _by_label(runs).items()
     }
-    pairs = [paired_difference(a, b, seeds[a], seeds[b]) for a, b in QUESTION if a in seeds and b in seeds]
-    return [asdict(pair) for pair in pairs if pair is not None]
+    found = [paired_difference(a, b, seeds[a], seeds[b]) for a, b in pairs if a in seeds and b in seeds]
+    return [asdict(pair) for pair in found if pair is not None]
 
 
 def seen_by_layer(network: nn.Module, images: Tensor) -> list[float]:
@@ -140,20 +149,49 @@ def drawn(run: TrainedRun, data: ImageDataset) -> nn.Module:
         return build_network(recipe, data).eval()
 
 
-def _seen(runs: Sequence[TrainedRun], images: int) -> str:
+def _seen(runs: Sequence[TrainedRun], data: ImageDataset, inputs: Tensor) -> str:
     """Tabulates how many pixels heads look at, before and after training."""
-    data = load_data(load_recipe(runs[0].folder / "recipe.toml").data)
-    inputs = normalise(data.test.images[:images], data.mean, data.std)
     rows = []
     for label, own in _by_label(runs).items():
         if own[0].record["recipe"]["model"]["kind"] != "attention_net":
             continue
-        start = [seen_by_layer(drawn(run, data), inputs) for run in own]
-        end = [seen_by_layer(load_network(run.folder), inputs) for run in own]
-        rows.append([f"`{label}`", *(" · ".join(_numbers(layers) for layers in part) for part in (start, end))])
+        seen = [[seen_by_layer(network, inputs) for network in _ends(run, data)] for run in own]
+        rows.append([f"`{label}`", *(" · ".join(map(_numbers, part)) for part in zip(*seen, strict=True))])
     heads = ["network", "at the start, by layer · seed", "after training, by layer · seed"]
     told = f"The number of pixels that a head looks at, exp(entropy of its attention), on {len(inputs)} test images."
     return f"{told} Means over heads.\n\n{markdown_table(heads, rows)}"
+
+
+def _deciding(runs: Sequence[TrainedRun], data: ImageDataset, inputs: Tensor) -> str:
+    """Tabulates what decides where heads look, before and after training; "" if no network has content."""
+    rows = []
+    for run in runs:
+        if not run.record["recipe"]["model"].get("content"):
+            continue
+        reports = (analyze(network, inputs, controls=(), progress=False) for network in _ends(run, data))
+        for number, (start, end) in enumerate(zip(*(report.layers for report in reports), strict=True), 1):
+            scores, shares = (
+                [f"{layer.measured.mean(name):.2f}" for layer in (start, end)]
+                for name in ("position_score", "content_share")
+            )
+            parts = [*scores, f"{max(head.position_score.value for head in end.heads):.2f}", *shares]
+            parts.append(str(end.measured.convolution_score))
+            rows.append([f"`{run.label}`", f"{run.record['seed']}", f"{number}", *parts])
+    if not rows:
+        return ""
+    head = ["network", "seed", "layer", "position score at the start", "at the end", "highest of a head"]
+    head += ["content's share at the start", "at the end", "a 3 × 3 convolution explains, at the end"]
+    told = (
+        f"On {len(inputs)} test images, means over heads. The position score of a head is the share of its weights that"
+        " displacements explain (1: a convolution, 0: no better than looking everywhere alike), on held-out images."
+        " Content's share is the part of the variance of its weights that changes with the image."
+    )
+    return f"{told}\n\n{markdown_table(head, rows)}"
+
+
+def _ends(run: TrainedRun, data: ImageDataset) -> tuple[nn.Module, nn.Module]:
+    """Returns the network of a run as it began and as it ended."""
+    return drawn(run, data), load_network(run.folder)
 
 
 def _moved(runs: Sequence[TrainedRun]) -> str:

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.encodings import drawn, main, seen_by_layer
 from benchmarks.studies import read_study, spread
-from convattn import load_network
-from convattn.data import load_digits
+from convattn import analyze, load_network
+from convattn.data import load_digits, normalise
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
@@ -69,6 +69,7 @@ def test_the_question_is_answered_seed_by_seed(page, table):
     ends = f"{sum(values) / 2:+.2f} | {min(values):+.2f} to {max(values):+.2f}"
     assert f"| `sa-learned` | `sa-distance` | {ends} | {shown} |" in page
     assert "sa-distance-table-start" not in page  # not in this study
+    assert "With content, or without?" not in page
 
 
 def test_the_choice_is_that_of_the_search(page, table):
@@ -85,6 +86,25 @@ def test_networks_without_heads_have_no_row_of_pixels(page):
     seen = page.partition("## How far heads look")[2].partition("\n## ")[0]
     assert "| `sa-learned` |" in seen
     assert "convnet" not in seen
+
+
+def test_what_content_decides_is_measured_where_there_is_content(page, tmp_path):
+    assert "What decides" not in page
+    study(["sa-learned-content"], output=tmp_path / "runs", seeds=(0,), scale="tiny", overrides=TINY, engine=Here())
+    main(["--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "docs"), "--images", "5"])
+    text = (tmp_path / "docs" / "encodings.md").read_text(encoding="utf-8")
+    rows = [line for line in text.partition("## What decides")[2].splitlines() if line.startswith("| `")]
+    (run,), data = read_study(tmp_path / "runs")[1], load_digits()
+    images, found = normalise(data.test.images[:5], data.mean, data.std), []
+    for network in (drawn(run, data), load_network(run.folder)):
+        (layer,) = analyze(network, images, controls=(), progress=False).layers
+        found.append(
+            [[getattr(head, name).value for head in layer.heads] for name in ("position_score", "content_share")]
+        )
+    (start, before), (end, after) = found
+    means = [sum(values) / len(values) for values in (start, end, before, after)]
+    numbers = [f"{value:.2f}" for value in (*means[:2], max(end), *means[2:])]
+    assert rows == [f"| `sa-learned-content` | 0 | 1 | {' | '.join(numbers)} | {layer.measured.convolution_score} |"]
 
 
 def test_figures_are_on_the_page_as_far_as_their_runs_are_there(page):
