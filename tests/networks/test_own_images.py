@@ -78,7 +78,7 @@ def test_what_nobody_knows_needs_images(tmp_path, capsys):
 def test_there_are_twenty_images_of_cifar10():
     own = require_own_images(network_folder("convattn:cifar10-small"), "it", 100)
     assert len(own.prepared) == len(own.names) == len(own.labels) == 20
-    assert own.what == "test images of cifar10"
+    assert own.what == "test images of CIFAR-10"
     assert class_names(None) == ()
 
 

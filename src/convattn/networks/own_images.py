@@ -19,7 +19,7 @@ class OwnImages:
     prepared: Float[Tensor, "images channels rows cols"]  # What the network takes
     names: tuple[str, ...]
     labels: tuple[str, ...]  # What each shows
-    what: str  # Name of the collection
+    what: str  # What they are, in words
 
 
 def own_images(folder: Path | None, limit: int) -> OwnImages | None:
@@ -39,15 +39,17 @@ def own_images(folder: Path | None, limit: int) -> OwnImages | None:
     if data == "cifar10":
         samples = load_samples()
         split, rows, mean, std = samples.split, samples.rows, CIFAR10_MEAN, CIFAR10_STD
+        what = "test images of CIFAR-10"
     elif data == "digits":
         digits = load_digits()
         split, rows, mean, std = digits.test, range(len(digits.test)), digits.mean, digits.std
+        what = "test images of digits"
     else:
         return None
     classes = class_names(data)
     labels = tuple(classes[label] for label in split.labels[:limit].tolist())
     names = tuple(f"test image {row}" for row in rows[:limit])
-    return OwnImages(normalise(split.images[:limit], mean, std), names, labels, f"test images of {data}")
+    return OwnImages(normalise(split.images[:limit], mean, std), names, labels, what)
 
 
 def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages:
