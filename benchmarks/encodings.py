@@ -174,12 +174,12 @@ def _deciding(runs: Sequence[TrainedRun], data: ImageDataset, inputs: Tensor) ->
                 [f"{layer.measured.mean(name):.2f}" for layer in (start, end)]
                 for name in ("position_score", "content_share")
             )
-            parts = [*scores, f"{max(head.position_score.value for head in end.heads):.2f}", *shares]
+            parts = [*scores, f"{np.nanmax([head.position_score.value for head in end.heads]):.2f}", *shares]
             parts.append(str(end.measured.convolution_score))
             rows.append([f"`{run.label}`", f"{run.record['seed']}", f"{number}", *parts])
     if not rows:
         return ""
-    head = ["network", "seed", "layer", "position score at the start", "at the end", "highest of a head"]
+    head = ["network", "seed", "layer", "position score at the start", "at the end", "highest of a head, at the end"]
     head += ["content's share at the start", "at the end", "a 3 × 3 convolution explains, at the end"]
     told = (
         f"On {len(inputs)} test images, means over heads. The position score of a head is the share of its weights that"

@@ -99,5 +99,5 @@ def test_messages_about_arguments_have_one_form():
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
 def test_a_lack_of_memory_is_said(error):
-    message = "images must be smaller or fewer: there is not enough memory to run the network on 4 images"
+    message = "images must fit into memory with the network, but there is not enough of it to run on 4 images"
     assert must_fit("4 images", error) == message

@@ -63,7 +63,11 @@ def must_be(argument: str, expectation: str, value: object, *, because: str = ""
         >>> must_be("stride", "an integer of at least 1", 0)
         'stride must be an integer of at least 1, but is 0'
     """
-    return f"{argument} must be {expectation}, but is {value!r}" + (f": {because}" if because else "")
+    try:
+        shown = repr(value)
+    except ValueError:  # a number of more digits than Python prints
+        shown = f"a number of type {type(value).__name__} that is too long to print"
+    return f"{argument} must be {expectation}, but is {shown}" + (f": {because}" if because else "")
 
 
 def must_be_a(argument: str, expectation: str, value: object) -> str:
@@ -99,7 +103,7 @@ def must_fit(words: str, error: Exception) -> str:
         'images must fit the network, but on 4 images it raised ValueError: too small'
     """
     if lacks_memory(error):
-        return f"images must be smaller or fewer: there is not enough memory to run the network on {words}"
+        return f"images must fit into memory with the network, but there is not enough of it to run on {words}"
     return f"images must fit the network, but on {words} it raised {type(error).__name__}: {error}"
 
 

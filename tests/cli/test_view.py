@@ -140,7 +140,10 @@ def test_a_converted_copy_of_random_weights_says_so_too(tmp_path):
             "head report (the folder that `convattn analyze -o` makes): cannot read a head report from missing.json",
         ),
         ([SMALL, "--report", "full/mine", "-o", "page"], "full/mine: not a head report: the text is not JSON"),
-        (["convattn:AttentionNet", "--random-weights", "-o", "page"], "--images must be given for AttentionNet"),
+        (
+            ["convattn:AttentionNet", "--random-weights", "-o", "page"],
+            "nothing says that AttentionNet was trained on CIFAR-10 or digits",
+        ),
         ([SMALL, "-o", "full"], "--output must be new or empty"),
     ],
 )

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+from contextlib import chdir
 
 import pytest
 import torch
@@ -21,6 +22,13 @@ def test_saved_network_comes_back_the_same(tmp_path, name, capsys):
         assert not loaded.training
         assert torch.equal(loaded(small_images()), network(small_images()))
     assert capsys.readouterr().out == ""
+
+
+def test_an_empty_current_folder_is_filled(tmp_path):
+    with chdir(tmp_path):
+        ResNet(1, width=8).save_pretrained(".")
+        ResNet(1, width=8).save_pretrained(".")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["README.md", "config.json", "model.safetensors"]
 
 
 def test_configuration_names_the_class_and_every_argument(tmp_path):

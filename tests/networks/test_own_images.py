@@ -1,6 +1,7 @@
 """Images for networks whose user gave none, and pictures for networks that were trained on digits."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.models import AttentionNet
 from convattn.models.pretrained import network_folder
 from convattn.networks import load_network
+from convattn.networks import own_images as own_module
 from convattn.networks import preparation as preparations
 from convattn.networks.own_images import class_names, require_own_images
 from convattn.networks.preparation import normalisation, preparation
@@ -46,7 +48,7 @@ def test_a_network_trained_on_digits_is_shown_on_digits(digits_run):
 
 
 def test_networks_of_other_data_are_not_shown_on_the_images_of_one(digits_run):
-    with pytest.raises(ArgumentError, match="must be given: cifar10-small and run were trained on other data"):
+    with pytest.raises(ArgumentError, match="nothing says that cifar10-small and run were trained on the same data"):
         gather(_origin(digits_run), None, compare=["convattn:cifar10-small"])
 
 
@@ -57,28 +59,47 @@ def test_a_network_is_analysed_without_images_of_ones_own(digits_run, tmp_path):
     assert HeadReport.load(out / "report.json") == analyze(
         load_network(digits_run), prepared, controls=(), progress=False
     )
-    assert "test images of digits" in (out / "index.html").read_text(encoding="utf-8")
+    assert " on 30 images of\nthe test set of digits, each 1 × 8 × 8" in (out / "index.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_conversions_are_measured_on_test_images_unless_a_shape_is_asked_for(digits_run, tmp_path):
-    for options, words in (([], "16 test images of digits"), (["--shape", "1,8,8"], "one standard normal image (1, 1")):
-        out = tmp_path / f"conv{len(options)}"
+    wanted = {
+        (): "16 images of the test set of digits",
+        ("--limit", "3"): "3 images of the test set of digits",
+        ("--shape", "1,8,8"): "one standard normal image (1, 1, 8, 8), seed 0",
+    }
+    for options, words in wanted.items():
+        out = tmp_path / "".join(["conv", *options])
         assert main(["convert", str(digits_run), "--to", "conv", "-o", str(out), *options]) == 0
-        assert NetworkCertificate.load(out / "certificate.json").images.startswith(words)
+        assert NetworkCertificate.load(out / "certificate.json").images == words
 
 
 def test_what_nobody_knows_needs_images(tmp_path, capsys):
     AttentionNet(width=8, depth=1, heads=4, ffn=8).save_pretrained(tmp_path / "mine")
     assert main(["analyze", str(tmp_path / "mine"), "-o", str(tmp_path / "report")]) == 2
-    message = f"--images must be given for {tmp_path / 'mine'}, which was not trained on CIFAR-10 or digits"
+    message = f"--images must be given: nothing says that {tmp_path / 'mine'} was trained on CIFAR-10 or digits"
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "report").exists()
+
+
+def test_networks_of_other_libraries_need_images_before_weights_are_fetched(tmp_path, capsys):
+    for command in ("analyze", "view"):
+        assert main([command, "timm:no-such-network", "--pretrained", "-o", str(tmp_path / "out")]) == 2
+        assert "--images must be given for timm:no-such-network" in capsys.readouterr().err
+
+
+def test_fewer_images_of_cifar10_are_of_as_many_classes():
+    own = require_own_images(network_folder("convattn:cifar10-small"), "it", 12)
+    assert own.labels == tuple(sorted(own.labels, key=list(class_names("cifar10")).index))
+    assert sorted(Counter(own.labels).values()) == [1] * 8 + [2] * 2
 
 
 def test_there_are_twenty_images_of_cifar10():
     own = require_own_images(network_folder("convattn:cifar10-small"), "it", 100)
     assert len(own.prepared) == len(own.names) == len(own.labels) == 20
-    assert own.what == "test images of CIFAR-10"
+    assert own.what == "the test set of CIFAR-10"
     assert class_names(None) == ()
 
 
@@ -99,5 +120,19 @@ def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path,
     assert normalisation(None, AttentionNet(in_channels=1), digits_run) is None
     np.save(tmp_path / "images.npy", np.zeros((2, 1, 8, 8), np.float32))
     shown = gather(_origin(digits_run), tmp_path / "images.npy")
-    assert shown.prepare == (None,)
     assert shown.exhibits[0].mean == ()
+    with pytest.raises(MissingDependencyError, match="needs scikit-learn"):  # once a picture is dropped on the page
+        shown.prepare[0](Image.new("RGB", (8, 8)))
+
+
+def test_without_scikit_learn_a_network_of_digits_is_converted(digits_run, tmp_path, monkeypatch):
+    def missing():
+        raise MissingDependencyError("scikit-learn", "train")
+
+    monkeypatch.setattr(own_module, "load_digits", missing)
+    assert main(["convert", str(digits_run), "--to", "conv", "--dry-run"]) == 0
+    assert main(["convert", str(digits_run), "--to", "conv", "-o", str(tmp_path / "conv")]) == 0
+    words = NetworkCertificate.load(tmp_path / "conv" / "certificate.json").images
+    assert words.startswith(
+        "one standard normal image (1, 1, 8, 8), seed 0, in place of digits: this needs scikit-learn"
+    )

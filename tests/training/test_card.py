@@ -42,7 +42,7 @@ def test_card_answers_every_item_of_the_checklist(record, item):
 
 def test_the_claim_is_said_to_be_the_recipes(record):
     """The run may have had other settings."""
-    assert f"\n\nThe recipe claims, without changes to its settings: {record.claim}\n\n" in model_card(record)
+    assert f"\n\nWhat the recipe claims, for its own settings: {record.claim}\n\n" in model_card(record)
 
 
 def test_each_table_of_the_card_has_two_columns_whatever_its_cells_hold(record):

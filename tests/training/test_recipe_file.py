@@ -69,6 +69,9 @@ def test_missing_and_damaged_files_are_named(tmp_path):
         (tmp_path / "bad.toml").write_text(bad)
         with pytest.raises(RecipeError, match="not TOML"):
             load_recipe(tmp_path / "bad.toml")
+    (tmp_path / "bad.toml").write_text(f"name = 'a'\nclaim = 'b'\nseed = 0x{5_000 * 'f'}")
+    with pytest.raises(RecipeError, match=r"seed must be an integer .* but is a number of type int that is too long"):
+        load_recipe(tmp_path / "bad.toml")
     (tmp_path / "short.toml").write_text('name = "x"')
     with pytest.raises(RecipeError, match="claim is missing; it must be text"):
         load_recipe(tmp_path / "short.toml")

@@ -51,8 +51,8 @@ def analyze(  # noqa: PLR0913 - the options of the command
             them), or the folder of a network or a training run.
         images: Folder of images; a .parquet file with a column image or img of pictures, or input_ids of token ids; or
             a .npy array of pictures (bytes), of token ids, or of what the network takes (floating-point numbers).
-            Pictures are prepared as the network's own configuration says. Default: test images of what
-            the network was trained on, if that is CIFAR-10, of which twenty come with the package, or digits.
+            Pictures are prepared as the network's own configuration says. Networks that were trained on
+            CIFAR-10 or digits need none: test images come with the packages, twenty of CIFAR-10.
         output: Folder to make; it must be new or empty, or hold an interrupted analysis.
         weights: File with the weights of a network of timm or torchvision, a state dict in safetensors or as torch.save
             writes it; all names and shapes must fit.
@@ -80,7 +80,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
     given = key_values(arguments, "--set")
     if limit < 1:
         raise ArgumentError(must_be("--limit", "at least 1", limit))
-    require_images(images)
+    require_images(images, source)
     folder = _require_own_folder(output)
     origin = Origin(source, weights, pretrained, random_weights, given, verify=not no_verify)
     from convattn.analysis import CONTROLS

@@ -27,7 +27,7 @@ def write_report(report: HeadReport, folder: Path, *, source: str, images: str) 
         report: The report.
         folder: Existing folder.
         source: What the network was built from, as the command line names it.
-        images: Name of the folder or file of the images.
+        images: Where the images are from: the name of a folder, of a file, or of a test set.
 
     Returns:
         The page.

@@ -62,10 +62,11 @@ def convert(  # noqa: PLR0913 - the options of the command
         arguments: KEY=VALUE, an argument for the builder of a network of timm or torchvision, for instance
             num_classes=10; the value is JSON or text. May be given more than once.
         images: Images on which to compare the networks: a folder of pictures, a .parquet or a .npy file, as for
-            `convattn analyze`. Default: 16 test images of what the network was trained on, if that is CIFAR-10 or
-            digits, else one image of random numbers.
+            `convattn analyze`. Without it networks that were trained on CIFAR-10 or digits are compared on test
+            images, and others on one image of random numbers.
         limit: How many of the images to take, in the order of their names or rows. Default: 16.
-        shape: Shape of an image of random numbers to compare them on, for instance 3,224,224.
+        shape: Shape of an image of random numbers, to compare them on one, for instance 3,224,224. Default, where there
+            are no other images: the network's own.
         include: Pattern of names of layers to convert, for instance layer4.*; may be given more than once. Default:
             all.
         exclude: Pattern of names of layers to leave alone; may be given more than once.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convattn.cli.options import require_images
 from convattn.cli.output import print_record
-from convattn.errors import ArgumentError, UnknownNameError, must_be
+from convattn.errors import ArgumentError, MissingDependencyError, UnknownNameError, must_be
 from convattn.records.words import counted
 
 if TYPE_CHECKING:
@@ -107,29 +107,35 @@ class Measured:
         require_images(self.path)
         if self.path is not None and self.shape is not None:
             raise ArgumentError("--shape cannot be given with --images: it is the shape of an image of random numbers")
-        if self.path is None and self.limit is not None:
-            raise ArgumentError("--limit needs --images: it is the number of images to take from there")
+        if self.shape is not None and self.limit is not None:
+            raise ArgumentError("--limit cannot be given with --shape, which asks for one image of random numbers")
         if self.limit is not None and self.limit < 1:
             raise ArgumentError(must_be("--limit", "at least 1", self.limit))
         self._sizes()
 
     def images(self, loaded: _Loaded) -> tuple["Tensor", str]:
-        """Reads the images, takes those that the network was tested on, or draws one; with a description."""
+        """Reads the images, takes those of the network's own test set, or draws one; says in words what they are."""
         from convattn.networks.image_files import open_images, stack_images
         from convattn.networks.own_images import own_images
         from convattn.networks.preparation import draw_images, preparation
 
-        own = own_images(loaded.folder, _LIMIT) if self.path is None and self.shape is None else None
+        like, limit = next(loaded.network.parameters()), self.limit or _LIMIT
+        if self.path is not None:
+            prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
+            read = stack_images(open_images(self.path, prepare, limit=limit), self.path)
+            return read.to(like), f"{counted(len(read), 'image')} of {self.path.resolve().name}"
+        own, why = None, ""
+        if self.shape is None:
+            try:
+                own = own_images(loaded.folder, limit)
+            except MissingDependencyError as missing:
+                why = f", in place of digits: {missing}"
         if own is not None:
-            prepared = own.prepared.to(next(loaded.network.parameters()))
-            return prepared, f"{len(prepared)} {own.what}"
-        if self.path is None:
-            drawn = draw_images(loaded.network, self._sizes())
-            return drawn, f"one standard normal image {tuple(drawn.shape)}, seed 0"
-        prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
-        read = stack_images(open_images(self.path, prepare, limit=self.limit or _LIMIT), self.path)
-        words = f"{counted(len(read), 'image')} of {self.path.resolve().name}"
-        return read.to(next(loaded.network.parameters())), words
+            return own.prepared.to(like), f"{counted(len(own.prepared), 'image')} of {own.what}"
+        if self.limit is not None:
+            raise ArgumentError("--limit needs --images: it is the number of images to take from there")
+        drawn = draw_images(loaded.network, self._sizes())
+        return drawn, f"one standard normal image {tuple(drawn.shape)}, seed 0{why}"
 
     def _sizes(self) -> tuple[int, ...] | None:
         if self.shape is None:

@@ -38,10 +38,16 @@ def first_free(folder: Path) -> Path:
     return next(path for path in names if not path.exists() or (path.is_dir() and not any(path.iterdir())))
 
 
-def require_images(path: Path | None) -> None:
-    """Raises ArgumentError if `--images` is given and there is nothing."""
+def require_images(path: Path | None, source: str = "") -> None:
+    """Raises ArgumentError if `--images` is given and there is nothing, or left out for a network of another library.
+
+    What a network of timm or torchvision was trained on does not come with it; the source is named to find that out
+    before weights are fetched.
+    """
     if path is not None and not path.exists():
         raise ArgumentError(must_be("--images", "a folder or a file that exists", str(path)))
+    if path is None and source.startswith(("timm:", "torchvision:")):
+        raise ArgumentError(f"--images must be given for {source}")
 
 
 def key_values(texts: Iterable[str], option: str) -> dict[str, str]:

@@ -72,8 +72,8 @@ def view(  # noqa: PLR0913 - the options of the command
             them), or the folder of a network or a training run.
         images: Folder of images; a .parquet file with a column image or img of pictures; or a .npy array of pictures
             (bytes), or of what the network takes (floating-point numbers). Pictures are prepared as the network's own
-            configuration says. Default: test images of what the network was trained on, if that is CIFAR-10, of which
-            twenty come with the package, or digits.
+            configuration says. Networks that were trained on CIFAR-10 or digits need none: test images come with the
+            packages, twenty of CIFAR-10.
         output: Folder to make; it must be new or empty. Default: none, but a server.
         weights: File with the weights of a network of timm or torchvision, a state dict in safetensors or as torch.save
             writes it; all names and shapes must fit.
@@ -105,7 +105,7 @@ def view(  # noqa: PLR0913 - the options of the command
     for name, value in (("--limit", limit), ("--kernel-size", kernel_size)):
         if value is not None and value < 1:
             raise ArgumentError(must_be(name, "at least 1", value))
-    require_images(images)
+    require_images(images, source)
     from convattn.cli.view_networks import gather
     from convattn.files import require_new_folder
     from convattn.viewer import build_scene, write_page

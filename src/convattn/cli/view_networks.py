@@ -93,7 +93,7 @@ def gather(
     compare: Sequence[str] = (),
     kernel_size: int | None = None,
 ) -> Shown:
-    """Loads a network, its images, and what is shown beside it; without a limit all embedded images, or 8 others."""
+    """Loads a network, its images, and what is shown beside it; without a limit twenty of its own, or 8 others."""
     origins = _origins(origin, compare)
     subject = _load(origins[origin.source])
     prepared, names, labels, classes = _open(subject, images, limit)
@@ -156,8 +156,15 @@ def _preparation(subject: _Subject) -> Callable[[Any], Tensor] | None:
     """Returns how pictures are prepared; None if nobody says it."""
     try:
         return preparation(subject.source, subject.network, subject.folder)
-    except (ArgumentError, MissingDependencyError):
+    except ArgumentError:
         return None
+    except MissingDependencyError as missing:
+        return partial(_refuse, missing)
+
+
+def _refuse(missing: MissingDependencyError, _: Any) -> Tensor:
+    """Says what is missing once there is a picture to prepare."""
+    raise missing
 
 
 def _exhibit(
@@ -247,7 +254,8 @@ def _other(
 ) -> Exhibit:
     """Shows another network: of the chosen layers if it has them, else of all."""
     if images is None and subject.data != beside.data:
-        raise ArgumentError(f"--images must be given: {subject.title} and {beside.title} were trained on other data")
+        told = f"nothing says that {subject.title} and {beside.title} were trained on the same data"
+        raise ArgumentError(f"--images must be given: {told}")
     prepared, _, _, classes = _open(subject, images, limit)
     missing = [name for name in first.layers or () if name not in _attending(subject.network)]
     if missing:

@@ -49,7 +49,7 @@ class HubModel(
         """
         folder = as_path(save_directory, "save_directory")
         options = {"repo_id": folder.name, **options}
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir():
             with new_files(folder, last=CONFIG, keep="README.md") as temporary:
                 return super().save_pretrained(temporary, **options)
         with new_folder(folder, "save_directory") as temporary:

@@ -55,7 +55,7 @@ def model_card(record: RunRecord) -> str:
     sections = [
         f"---\n{data.to_yaml()}\n---",
         f"# {record.name}{scale}, seed {record.seed}",
-        f"The recipe claims, without changes to its settings: {record.claim.strip()}",
+        f"What the recipe claims, for its own settings: {record.claim.strip()}",
         f"{measured.capitalize()} accuracy **{accuracy:.2%}** ({right}), n = 1 seed.",
         _table("Model", _model(record)),
         _table("Data", _data(record)),

@@ -153,8 +153,8 @@ class Run:
             if lacks_memory(error):
                 raise UnsupportedModelError(
                     f"there is not enough memory for the attention of {type(model).__name__} on a batch of shape"
-                    f" {tuple(batch.shape)}: a layer's weights are heads × queries × keys numbers; choose fewer"
-                    " `layers`, or smaller images"
+                    f" {tuple(batch.shape)}: a layer's weights are heads × queries × keys numbers; choose other"
+                    " layers, or smaller images"
                 ) from error
             reason = " ".join(str(error).split())[:300]
             raise ArgumentError(
