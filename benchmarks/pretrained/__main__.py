@@ -66,8 +66,8 @@ def sources(given: Sequence[str]) -> list[str]:
     return list(given) or found
 
 
-def page(content: Mapping[str, Any]) -> str:
-    """Words the results as Markdown."""
+def page(content: Mapping[str, Any], note: str = "") -> str:
+    """Words the results as Markdown, with a note below the table."""
     busy = "\nOther programs ran at the same time: single times say little, ratios more.\n"
     return (
         (Path(__file__).parent / "page.txt")
@@ -77,6 +77,7 @@ def page(content: Mapping[str, Any]) -> str:
             certified=CERTIFIED,
             refined_on=REFINED_ON,
             table=conversion_table(content["rows"]),
+            note=f"\n{note}\n" if note else "",
             batch=content["batch"],
             rounds=content["rounds"],
             command=content["command"],
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--rounds", type=int, default=9, help="turns for each time")
     parser.add_argument("--busy", action="store_true", help="say that other programs ran at the same time")
+    parser.add_argument("--note", default="", help="what else a reader should know, below the table")
     given = parser.parse_args()
     data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
     bench = Bench(data, given.rounds)
@@ -119,7 +121,7 @@ def main() -> None:
     }
     given.output.mkdir(parents=True, exist_ok=True)
     write_atomically(given.output / "pretrained.json", json.dumps(content, indent=1) + "\n")
-    write_atomically(given.output / "pretrained.md", page(content))
+    write_atomically(given.output / "pretrained.md", page(content, given.note))
 
 
 if __name__ == "__main__":
