@@ -272,11 +272,9 @@ def test_summary_leaves_out_what_there_is_not_and_shows_failure():
 
 
 def test_summary_of_a_network_says_each_layer_and_the_whole():
-    lines = NETWORK.summary().splitlines()
-    assert (
-        lines[0]
-        == "network to conv: passed (approximate, differs by 0.062 of the largest output, 1 layer, 9 heads, float32)"
-    )
+    first, *_ = NETWORK.summary().splitlines()
+    outcome = "passed (approximate, differs by 0.062 of the largest output, 1 layer, 9 heads, float32)"
+    assert first == f"network to conv: {outcome}"
     text = " ".join(NETWORK.summary().split())
     for part in (
         "from AttentionNet to ConvNet",
