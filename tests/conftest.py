@@ -1,11 +1,13 @@
-"""What all tests share: how hypothesis draws, what the collector passes over, and a way to see the library's errors."""
+"""What all tests share: their seed, what the collector passes over, and a way to see the library's errors."""
 
 import gc
 
 import jaxtyping
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from tests import type_checks  # noqa: F401 - before anything that it is to check
+from tests.seed_shift import shift_seeds
 
 from convattn.encodings import registry
 
@@ -13,6 +15,21 @@ settings.register_profile(
     "repeatable", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--seed-shift", type=int, default=0, help="add this to every seed of torch, numpy and hypothesis")
+
+
+def pytest_configure(config):
+    if shift := config.getoption("--seed-shift"):
+        shift_seeds(shift)
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """Starts every test with the same random numbers, in whatever order the tests run."""
+    torch.manual_seed(0)
 
 
 def pytest_collection_finish():

@@ -6,11 +6,17 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+LEAST_ROUNDINGS = 4
+"""Computations that a budget needs. One may be right by luck, where few numbers come out or terms cancel."""
+
 
 def rounding_budget(hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, "*shape"]]) -> float:
-    """Returns the largest error that rounding explains: 2 (max|lo − hi| + eps(dtype) · max|hi|)."""
-    # `hi` is the float64 reference, `lows` are independent computations in the tested dtype; the farthest counts
-    # (docs/theory.md §8).
+    """Returns the largest error that rounding explains: 2 (max|lo − hi| + eps(dtype) · max|hi|).
+
+    `hi` is the float64 reference. `lows` are `LEAST_ROUNDINGS` or more independent computations in the tested dtype, of
+    which the one farthest from `hi` counts. Source: `docs/theory.md` §8.
+    """
+    assert len(lows) >= LEAST_ROUNDINGS, f"a budget needs {LEAST_ROUNDINGS} roundings or more, but has {len(lows)}"
     if not hi.numel():
         return 0.0
     exact = hi.cpu()

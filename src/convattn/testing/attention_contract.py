@@ -13,8 +13,8 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError
 from convattn.layers import RelativeAttention
-from convattn.testing.budget import assert_within_budget
-from convattn.testing.convolutions import farthest, rounded_differently
+from convattn.testing.budget import assert_within_budget, rounded_otherwise, roundings
+from convattn.testing.convolutions import rounded_differently
 from convattn.testing.dense import Formula, as_dtype, dense_attention, dense_weights
 from convattn.testing.encoding_contract import stir
 
@@ -63,14 +63,13 @@ class AttentionContract:
     def roads(self, layer: RelativeAttention, x: Tensor) -> list[Tensor]:
         """Computes a layer's output by other roads that round differently: two orders of summation, other last digits.
 
-        The last digits are those of images and parameters. Where they have fewer bits than float32 they are taken as
-        they
-        are: layers compute in more bits than those.
+        The last digits are those of images and parameters, in float32 where they have fewer bits: layers compute with
+        more bits than those.
         """
+        wide = torch.promote_types(x.dtype, torch.float32)
+        precise = as_dtype(layer, wide)
         roads = [self.dense(layer, x, backwards=backwards) for backwards in (False, True)]
-        if x.dtype.itemsize >= torch.float32.itemsize:
-            roads += [self.dense(_moved(layer, seed), rounded_differently(x, seed)) for seed in range(4)]
-        return roads
+        return roads + [y.to(x.dtype) for y in roundings(self.dense, precise, x.to(wide))]
 
     def made(self, in_channels: int = 3, out_channels: int = 5, **options: Any) -> RelativeAttention:
         """Makes a layer with random parameters, the same each time, in evaluation mode."""
@@ -86,9 +85,9 @@ class AttentionContract:
         """Asserts that a layer is as right as its dtype allows."""
         with torch.no_grad():
             hi = self.dense(as_dtype(layer, torch.float64), x.double())
-            lo = farthest(hi, self.roads(layer, x))
-            assert_within_budget(layer(x), hi, lo)
-        assert_within_budget(layer(x), hi, lo)
+            lows = self.roads(layer, x)
+            assert_within_budget(layer(x), hi, lows)
+        assert_within_budget(layer(x), hi, lows)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
     def test_output_is_attention_by_definition(self, dtype: torch.dtype) -> None:
@@ -133,19 +132,18 @@ class AttentionContract:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y = layer(x)
         hi = self.dense(as_dtype(layer, torch.float64), x.double())
-        low = self.roads(as_dtype(layer, torch.bfloat16, encoding=torch.float32), x.bfloat16())
-        assert_within_budget(y, hi, farthest(hi, low))
+        lows = self.roads(as_dtype(layer, torch.bfloat16, encoding=torch.float32), x.bfloat16())
+        assert_within_budget(y, hi, lows)
 
     def test_gradients_are_those_of_the_definition(self) -> None:
         layer, x = self.made().train(), self.images()
         actual = _gradients(layer, x, layer)
         exact = as_dtype(layer, torch.float64)
         hi = _gradients(exact, x.double(), partial(self.dense, exact))
-        low = [_gradients(other, x, road) for other, road in self._gradient_roads(layer)]
+        lows = [_gradients(other, x, road) for other, road in self._gradient_roads(layer)]
         assert actual.keys() == hi.keys()
         for name, gradient in actual.items():
-            lo = farthest(hi[name], [gradients[name] for gradients in low])
-            assert_within_budget(gradient, hi[name], lo, f"gradient of {name}")
+            assert_within_budget(gradient, hi[name], [low[name] for low in lows], f"gradient of {name}")
 
     def test_gradcheck(self) -> None:
         layer = self.made(2, 2, kernel_size=2, padding=1).double()
@@ -176,16 +174,15 @@ class AttentionContract:
     def test_attention_weights_are_those_of_the_definition(self, geometry: dict[str, Any]) -> None:
         layer, x = self.made(**geometry), self.images()
         weights = layer.attention(x)
-        hi, lo = (
-            dense_weights(m, x.to(m.values.maps().dtype), self.formula) for m in (as_dtype(layer, torch.float64), layer)
-        )
+        hi = dense_weights(as_dtype(layer, torch.float64), x.double(), self.formula)
+        lows = roundings(partial(dense_weights, formula=self.formula), layer, x)
         if layer.content is None:
             sizes = layer.attention(x.shape[2:])
             assert torch.equal(sizes, weights)
-            hi, lo = hi[0], lo[0]
-        assert_within_budget(weights, hi, lo)
-        total = weights.flatten(-self.dims).sum(-1)
-        assert_within_budget(total, torch.ones_like(total, dtype=torch.float64), lo.flatten(-self.dims).sum(-1))
+            hi, lows = hi[0], [low[0] for low in lows]
+        assert_within_budget(weights, hi, lows)
+        total, *totals = (given.flatten(-self.dims).sum(-1) for given in (weights, *lows))
+        assert_within_budget(total, torch.ones_like(total, dtype=torch.float64), totals)
 
     def test_state_dict_and_copies_carry_everything(self) -> None:
         layer, x = self.made(), self.images()
@@ -219,8 +216,7 @@ class AttentionContract:
         """Lists layers whose parameters are differentiated, each with a function that computes the output from images.
 
         The gradient of a parameter is a few numbers, each a sum of many terms that cancel, so two roads may both be
-        right
-        by luck. The others start from images and parameters whose last digits were rounded another way.
+        right by luck. The others start from images and parameters whose last digits were rounded another way.
         """
 
         def from_other_digits(seed: int, moved: RelativeAttention, images: Tensor) -> Tensor:
@@ -228,18 +224,9 @@ class AttentionContract:
 
         roads = [(layer, partial(self.dense, layer, backwards=backwards)) for backwards in (False, True)]
         for seed in range(8):
-            moved = _moved(layer, seed)
+            moved = rounded_otherwise(layer, seed)
             roads.append((moved, partial(from_other_digits, seed, moved)))
         return roads
-
-
-def _moved(layer: RelativeAttention, seed: int) -> RelativeAttention:
-    """Copies a layer, with the last digits of its parameters rounded another way."""
-    moved = copy.deepcopy(layer)
-    with torch.no_grad():
-        for parameter in moved.parameters():
-            parameter.copy_(rounded_differently(parameter, seed))
-    return moved
 
 
 def _gradients(layer: RelativeAttention, x: Tensor, compute: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:

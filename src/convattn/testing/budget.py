@@ -1,61 +1,135 @@
-"""The error budget: a tolerance derived from what rounding does to an independent computation, not chosen."""
+"""The error budget: a tolerance derived from what rounding does to independent computations, not chosen."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Shaped
-from torch import Tensor
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
 
-from convattn.functional.rounding import rounding_budget
+from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 
-__all__ = ["assert_within_budget", "budget"]
+__all__ = ["Sums", "assert_within_budget", "budget", "rounded_otherwise", "roundings"]
+
+Result = TypeVar("Result")
 
 
-def budget(hi: Shaped[Tensor, "*shape"], lo: Shaped[Tensor, "*shape"]) -> float:
+class Sums(NamedTuple):
+    """What the elements of a result are sums of.
+
+    Attributes:
+        count: Number n of terms of one element.
+        absolute: Σ|terms| of each element, of the result's shape.
+    """
+
+    count: int
+    absolute: Float[Tensor, "..."]
+
+    def floor(self, dtype: torch.dtype) -> Float[Tensor, "..."]:
+        """Returns the rounding error that each element may have in any case: eps · √n · Σ|terms|."""
+        return torch.finfo(dtype).eps * math.sqrt(self.count) * self.absolute.double().cpu()
+
+
+def roundings(
+    compute: Callable[..., Result], *inputs: Tensor | nn.Module, count: int = LEAST_ROUNDINGS
+) -> list[Result]:
+    """Computes a result as it is, and `count` times from inputs whose last digits were rounded another way.
+
+    Args:
+        compute: An honest computation in the tested dtype, called with the inputs.
+        *inputs: Its tensors, and modules whose parameters it reads. Copies are given to `compute`.
+        count: Number of computations from other digits.
+
+    Returns:
+        `count` + 1 results, the plain one first.
+
+    Example:
+        >>> x = torch.full((2,), 3.0)
+        >>> len(roundings(torch.sum, x)), roundings(torch.sum, x)[0]
+        (5, tensor(6.))
+    """
+    seeds = (range(seed * len(inputs), (seed + 1) * len(inputs)) for seed in range(count))
+    moved = ([rounded_otherwise(*pair) for pair in zip(inputs, several, strict=True)] for several in seeds)
+    return [compute(*inputs), *(compute(*given) for given in moved)]
+
+
+def rounded_otherwise(given: Tensor | nn.Module, seed: int) -> Tensor | nn.Module:
+    """Copies a tensor, or a module with its parameters, with the last digits rounded another way.
+
+    Tensors of whole numbers stay as they are.
+    """
+    if isinstance(given, Tensor):
+        if not given.is_floating_point():
+            return given
+        return rounded_differently(given.detach(), seed).requires_grad_(given.requires_grad)
+    made = copy.deepcopy(given)
+    with torch.no_grad():
+        for place, parameter in enumerate(made.parameters()):
+            parameter.copy_(rounded_differently(parameter, 1000 * seed + place))
+    return made
+
+
+def budget(hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, "*shape"]]) -> float:
     """Returns the largest error that rounding explains: 2 (max|lo − hi| + eps(dtype) · max|hi|).
 
     Source: `docs/theory.md` §8.
 
     Args:
         hi: Reference in float64.
-        lo: Independent reference in the tested dtype.
+        lows: Four or more independent computations in the tested dtype; the one farthest from `hi` counts.
 
     Returns:
         The budget, in units of the values.
 
     Raises:
-        AssertionError: `hi` is not float64, or the references are not finite.
+        AssertionError: There are fewer computations, `hi` is not float64, or a reference is not finite.
     """
     if hi.dtype != torch.float64:
         raise AssertionError(f"hi must be float64, but is {hi.dtype}")
-    if not (torch.isfinite(hi).all() and torch.isfinite(lo).all()):
+    if not all(torch.isfinite(x).all() for x in (hi, *lows)):
         raise AssertionError("the references must be finite")
-    return rounding_budget(hi, [lo])
+    return rounding_budget(hi, lows)
 
 
 def assert_within_budget(
-    actual: Shaped[Tensor, "..."], hi: Shaped[Tensor, "*shape"], lo: Shaped[Tensor, "*shape"], what: str = "result"
+    actual: Shaped[Tensor, "..."],
+    hi: Shaped[Tensor, "*shape"],
+    lows: Sequence[Shaped[Tensor, "*shape"]],
+    what: str = "result",
+    *,
+    sums: Sums | None = None,
 ) -> None:
     """Asserts that a result is as right as its dtype allows.
 
     Args:
         actual: The result tested.
         hi: Reference in float64.
-        lo: Independent reference in the dtype of `actual`.
+        lows: Four or more independent computations in the dtype of `actual`, as `roundings` makes them: other orders
+            of summation, or the same from inputs whose last digits were rounded another way.
         what: Name of the result, for the message.
+        sums: What the elements are sums of. Give it where the result has fewer than about five elements: there all
+            `lows` may be right by luck. An element may then be off by eps · √n · Σ|terms| in any case.
 
     Raises:
-        AssertionError: Shapes or dtypes differ, or the error is above the budget, or a value is not finite.
+        AssertionError: Shapes or dtypes differ, or an error is above the budget, or a value is not finite.
 
     Example:
         >>> x = torch.randn(3, dtype=torch.float64)
-        >>> assert_within_budget(x.float(), x, x.float())
+        >>> assert_within_budget(x.float().exp(), x.exp(), roundings(torch.exp, x.float()))
     """
-    if actual.shape != hi.shape or lo.shape != hi.shape:
-        raise AssertionError(f"{what}: shapes differ: {tuple(actual.shape)}, {tuple(hi.shape)}, {tuple(lo.shape)}")
-    if actual.dtype != lo.dtype:
-        raise AssertionError(f"{what}: dtypes differ: {actual.dtype} against {lo.dtype}")
-    allowed = budget(hi, lo)
-    error = (actual.double().cpu() - hi.cpu()).abs().max().item() if hi.numel() else 0.0
-    if not error <= allowed:
-        raise AssertionError(
-            f"{what}: error {error:.3g} is above the budget {allowed:.3g} (max|hi| {hi.abs().max():.3g})"
-        )
+    for low in lows:
+        if actual.shape != hi.shape or low.shape != hi.shape:
+            raise AssertionError(f"{what}: shapes differ: {tuple(actual.shape)}, {tuple(hi.shape)}, {tuple(low.shape)}")
+        if actual.dtype != low.dtype:
+            raise AssertionError(f"{what}: dtypes differ: {actual.dtype} against {low.dtype}")
+    allowed = torch.full(hi.shape, budget(hi, lows), dtype=torch.float64)
+    if sums is not None:
+        allowed = torch.maximum(allowed, sums.floor(actual.dtype).expand(hi.shape))
+    errors = (actual.double().cpu() - hi.cpu()).abs()
+    wrong = ~(errors <= allowed)
+    if wrong.any():
+        error, limit = errors[wrong].max().item(), allowed[wrong].min().item()
+        largest = hi.abs().max().item()
+        raise AssertionError(f"{what}: error {error:.3g} is above the budget {limit:.3g} (max|hi| {largest:.3g})")

@@ -15,7 +15,7 @@ from convattn.convert.classes import AnyConvolution, TransposedConvolution
 from convattn.functional.rounding import rounded_differently
 from convattn.testing.keys import key_index, take_keys
 
-__all__ = ["convolve", "farthest", "rounded_differently", "tap_maps"]
+__all__ = ["convolve", "rounded_differently", "tap_maps"]
 
 
 def convolve(
@@ -43,14 +43,6 @@ def convolve(
         return y
     ones = y.new_ones(len(y), 1, prod(y.shape[2:]))
     return y + _Outer.apply(conv.bias[None], ones, order).view(y.shape)
-
-
-def farthest(hi: Float[Tensor, "*shape"], candidates: Sequence[Float[Tensor, "*shape"]]) -> Float[Tensor, "*shape"]:
-    """Chooses, of several honest computations in one dtype, the one that rounding has carried farthest from the truth.
-
-    On a result of few numbers one computation may be right by luck, and says too little about rounding.
-    """
-    return max(candidates, key=lambda lo: (lo.double() - hi).abs().max().item() if hi.numel() else 0.0)
 
 
 def tap_maps(conv: AnyConvolution, weight: Float[Tensor, "..."]) -> Float[Tensor, "taps outputs channels"]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from convattn.functional.rounding import rounded_differently, rounding_budget
+from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 
 _SCORES_AT_ONCE = 2**19
 """Scores that are computed at once, at least those of one entry of the first axis."""
@@ -79,8 +79,11 @@ class FusedKernel(Kernel):
         # Each has roundings of its own, so their difference may be larger than what rounding explains of one.
         y = self._out[:first]
         given = [part[:first] for part in (self._q, self._k, self._v)]
-        moved = [rounded_differently(part, seed) for seed, part in enumerate(given)]
-        lows = [self._by_torch(parts, y.dtype) for parts in (given, moved)]
+        moved = (
+            [rounded_differently(part, 3 * seed + place) for place, part in enumerate(given)]
+            for seed in range(LEAST_ROUNDINGS - 1)
+        )
+        lows = [self._by_torch(parts, y.dtype) for parts in (given, *moved)]
         made, exact = weights[:first].double() @ given[2].double(), self._by_torch(given, torch.float64)
         error = (torch.stack([made, y.double()]) - exact).abs().max().item()
         return Proof(error, rounding_budget(exact, lows))
@@ -150,6 +153,6 @@ class PlainKernel(Kernel):
         """Takes the product in float64 against the module's; one summed in another order gives the budget."""
         y, values = self._out[:first], self._values[:first]
         hi = weights[:first].double() @ values.double()
-        moved = rounded_differently(values, 0)
-        lows = [(part.mT.contiguous() @ self._weights[:first].mT.contiguous()).mT for part in (values, moved)]
+        parts = (values, *(rounded_differently(values, seed) for seed in range(LEAST_ROUNDINGS - 1)))
+        lows = [(part.mT.contiguous() @ self._weights[:first].mT.contiguous()).mT for part in parts]
         return Proof((hi - y.double()).abs().max().item(), rounding_budget(hi, lows))

@@ -11,7 +11,7 @@ from convattn.adapters.attention.kernels import Proof
 from convattn.adapters.attention.layout import Layout, cells
 from convattn.convert.classes import ATTENTION_LAYERS
 from convattn.functional import attend, pad_keys
-from convattn.functional.rounding import rounded_differently, rounding_budget
+from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.grid import Axis
 from convattn.layers import RelativeAttention
 
@@ -76,7 +76,8 @@ def _proof(layer: RelativeAttention, x: Tensor, y: Tensor, weights: Tensor) -> P
         return made if by.bias is None else made + by.bias.to(dtype)
 
     made, given = computed(layer, x, weights, torch.float64), y.flatten(2).mT.double()
-    lows = [computed(layer, part, weights, y.dtype) for part in (x, rounded_differently(x, 0))]
+    parts = (x, *(rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)))
+    lows = [computed(layer, part, weights, y.dtype) for part in parts]
     proof = Proof((made - given).abs().max().item(), rounding_budget(made, lows))
     if proof.error <= proof.budget:
         return proof

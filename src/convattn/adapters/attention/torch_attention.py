@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from convattn.adapters.attention.kernels import Kernel, Proof, weights_of
 from convattn.errors import UnsupportedModelError
-from convattn.functional.rounding import rounded_differently, rounding_budget
+from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 
 _SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
 _LATER = ("out_proj_weight", "out_proj_bias")
@@ -49,11 +49,9 @@ class TorchKernel(Kernel):
         assert weight is not None
         made = functional.linear(mean.transpose(1, 2).flatten(2), weight, bias)
         y = self._out[:, :first].transpose(0, 1)
-        hi, low, moved = (
-            self._by_torch(first, dtype, moved=moved).transpose(0, 1)
-            for dtype, moved in ((torch.float64, False), (y.dtype, False), (y.dtype, True))
-        )
-        return Proof((made - y.double()).abs().max().item(), rounding_budget(hi, [low, moved]))
+        hi = self._by_torch(first, torch.float64).transpose(0, 1)
+        lows = [self._by_torch(first, y.dtype, seed).transpose(0, 1) for seed in (None, *range(LEAST_ROUNDINGS - 1))]
+        return Proof((made - y.double()).abs().max().item(), rounding_budget(hi, lows))
 
     def _projected(self, number: int, dtype: torch.dtype) -> Float[Tensor, "images heads tokens width"]:
         """Projects queries (0), keys (1) or values (2)."""
@@ -83,14 +81,14 @@ class TorchKernel(Kernel):
             found = added if found is None else found + added
         return found
 
-    def _by_torch(self, first: int, dtype: torch.dtype, *, moved: bool) -> Tensor:
+    def _by_torch(self, first: int, dtype: torch.dtype, seed: int | None = None) -> Tensor:
         """Computes the output again by torch's plain formula, from tokens as they are or rounded differently."""
 
         def changed(name: str, value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
             if name in ("query", "key", "value"):
-                value = rounded_differently(value[:, :first], 0) if moved else value[:, :first]
+                value = value[:, :first] if seed is None else rounded_differently(value[:, :first], seed)
             elif name == "key_padding_mask":
                 value = value[:first]
             elif name == "attn_mask" and value.ndim == 3:

@@ -22,7 +22,7 @@ from convattn.convert.certificate.trial import (
 )
 from convattn.convert.classes import AnyConvolution, TransposedConvolution
 from convattn.convert.taps import read_taps
-from convattn.functional.rounding import rounded_differently, rounding_budget
+from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate
 
@@ -56,7 +56,7 @@ def certify_attention(
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         high = copy.deepcopy(conv).double().cpu()(x.double().cpu())
         made, ran, taps = attention(x), layer(x), read_taps(conv)
-        lows = [conv(x), tap_by_tap(taps, x), in_one_product(taps, x)]
+        lows = [tap_by_tap(taps, x), in_one_product(taps, x), conv(x), *(conv(other) for other in _moved(x))]
     limit, bound = attention_rounding(layer, conv), promise.per_unit * largest(x)
     measured = max(largest(y.double().cpu() - high) for y in (made, ran))
     rounding = min(rounding_budget(high, lows), limit.on(largest(x)))
@@ -100,10 +100,11 @@ def certify_convolution(
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         exact_conv = copy.deepcopy(conv).double()
         high, high_conv = softmax_copy(layer, torch.float64)(x.double()), exact_conv(x.double())
-        low, made = softmax_copy(layer, x.dtype)(x), conv(x)
-        roads = [made, summed_otherwise(conv, x)]
+        attention, made = softmax_copy(layer, x.dtype), conv(x)
+        lows = [attention(x), *(attention(other) for other in _moved(x))]
+        roads = [made, summed_otherwise(conv, x), *(conv(other) for other in _moved(x))]
     unit, limit = largest(x), convolution_rounding(conv, kernel, rows)
-    budget = max(rounding_budget(high, [low]), rounding_budget(high_conv, roads))
+    budget = max(rounding_budget(high, lows), rounding_budget(high_conv, roads))
     rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * unit
     measured, moved, bound = largest(made.double() - high), largest(high_conv - high), promise.per_unit * unit
     rounding = min(budget + rounded, limit.on(unit))
@@ -123,6 +124,11 @@ def certify_convolution(
         not_covered=tuple(not_covered),
         **_common_fields(layer, x, promise, limit),
     )
+
+
+def _moved(x: Tensor) -> list[Tensor]:
+    """Returns images with other last digits, as many as a budget needs beside the image itself."""
+    return [rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)]
 
 
 def _common_fields(layer: RelativeAttention, x: Tensor, promise: Promise, limit: RoundingBound) -> dict[str, Any]:

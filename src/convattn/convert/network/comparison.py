@@ -19,12 +19,12 @@ from convattn.convert.layer.same_padding import pad_same
 from convattn.convert.network.running import Arguments, run
 from convattn.convert.taps import read_taps
 from convattn.errors import ArgumentError, ConversionError, must_fit
-from convattn.functional.rounding import rounding_budget
+from convattn.functional.rounding import LEAST_ROUNDINGS
 
 _BATCH = 64
 """Images that run at once."""
 
-_ROUNDINGS = 2
+_ROUNDINGS = LEAST_ROUNDINGS - 1
 """Runs on images with other last digits. They show rounding where two orders of summation agree by luck."""
 
 _MOST = 1 / 4
@@ -72,19 +72,21 @@ def compare_networks(
         raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
     if not to_conv or (high_made is not None and own == torch.float64):
         other = _summed_otherwise(made if to_conv else source, convolutions, batches)
-    roads: list[_Road]
+    of_source: list[_Road]
+    roads: list[_Road] = []
     as_read = None
     if high is None or (to_conv and high_made is None):
         reference, high = str(own).removeprefix("torch."), [x.double() for x in plain]
-        roads = [(run, high) for run in ([other] if other is not None else _moved(source, batches))]
+        of_source = [(run, high) for run in _moved(source, batches)]
+        roads = [] if other is None else [(other, high)]
     else:
-        reference, roads = "float64", [(plain, high)]
-        if high_made is not None:  # a source in float64 is its own reference, and shows no rounding
-            roads = [(plain, high) if other is None else (other, high_made), (results, high_made)]
+        reference, of_source = "float64", [(plain, high), *((run, high) for run in _moved(source, batches))]
+        if high_made is not None:
+            roads = [(run, high_made) for run in (results, other) if run is not None]
         elif other is not None:
             as_read = _as_read(source, convolutions, batches)
-            roads += [(other, as_read), *((run, high) for run in _moved(source, batches))]
-    outputs = _compare(results, high, high_made if to_conv else as_read, roads, notes)
+            roads = [(other, as_read)]
+    outputs = _compare(results, high, high_made if to_conv else as_read, (of_source, roads), notes)
     if not to_conv and not all(one.same for one in outputs):
         notes.append("the network as a whole: with its convolutions as they were read, it computes something else")
     total, changed, before, after = _predictions(plain, results, labels)
@@ -162,23 +164,26 @@ def _compare(
     results: Sequence[Tensor],
     high: Sequence[Tensor],
     again: Sequence[Tensor] | None,
-    roads: Sequence[_Road],
+    roads: tuple[Sequence[_Road], Sequence[_Road]],
     notes: list[str],
 ) -> list[Difference]:
-    """Compares every output with the reference, and that with the same computation `again` in float64."""
+    """Compares every output with the reference, and that with the same computation `again` in float64.
+
+    `roads` are the runs of the source, which show how far `again` may be from it, and further runs.
+    """
+    of_source, every_road = roads[0], [*roads[0], *roads[1]]
     if not high:
         notes.append("the network as a whole: it returns no floating-point tensor")
         return [Difference(0.0, 0.0, 0.0)]
-    every = (results, high, *([] if again is None else [again]), *(outputs for outputs, _ in roads))
+    every = (results, high, *([] if again is None else [again]), *(outputs for outputs, _ in every_road))
     shapes = [[tuple(x.shape) for x in outputs] for outputs in every]
     if any(other != shapes[0] for other in shapes[1:]):
         notes.append("the network as a whole: the shapes of its outputs depend on their values")
         return [Difference(math.inf, 0.0, math.nan)]
     compared = []
     for i, (result, exact) in enumerate(zip(results, high, strict=True)):
-        budgets = [rounding_budget(reference[i], [outputs[i]]) for outputs, reference in roads]
-        same = again is None or largest(again[i] - exact) <= budgets[0]
-        compared.append(Difference(largest(result.double() - exact), max(budgets), largest(exact), same))
+        same = again is None or largest(again[i] - exact) <= _budget(of_source, i)
+        compared.append(Difference(largest(result.double() - exact), _budget(every_road, i), largest(exact), same))
     if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):
         notes.append("the network as a whole: its outputs are not finite")
     limits = [torch.finfo(x.dtype).eps ** _MOST * one.largest for x, one in zip(results, compared, strict=True)]
@@ -187,6 +192,13 @@ def _compare(
             "the network as a whole: rounding, or state kept between runs, changes its outputs too much to compare"
         )
     return compared
+
+
+def _budget(roads: Sequence[_Road], output: int) -> float:
+    """Returns the largest error of an output that rounding explains, as `rounding_budget`, each run by its reference."""
+    errors = [largest(outputs[output].double() - reference[output]) for outputs, reference in roads]
+    values = max(largest(reference[output]) for _, reference in roads)
+    return 2 * (max(errors) + torch.finfo(roads[0][0][output].dtype).eps * values)
 
 
 def _predictions(
