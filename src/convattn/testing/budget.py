@@ -20,16 +20,16 @@ class Sums(NamedTuple):
     """What the elements of a result are sums of.
 
     Attributes:
-        count: Number n of terms of one element.
+        terms: Number n of terms of one element.
         absolute: Σ|terms| of each element, of the result's shape.
     """
 
-    count: int
+    terms: int
     absolute: Float[Tensor, "..."]
 
     def floor(self, dtype: torch.dtype) -> Float[Tensor, "..."]:
         """Returns the rounding error that each element may have in any case: eps · √n · Σ|terms|."""
-        return torch.finfo(dtype).eps * math.sqrt(self.count) * self.absolute.double().cpu()
+        return torch.finfo(dtype).eps * math.sqrt(self.terms) * self.absolute.double().cpu()
 
 
 def roundings(
