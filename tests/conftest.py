@@ -6,7 +6,10 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from tests import type_checks  # noqa: F401 - before anything that it is to check
+from tests import (
+    machine,
+    type_checks,  # noqa: F401 - before anything that it is to check
+)
 from tests.seed_shift import shift_seeds
 
 from convattn.encodings import registry
@@ -17,7 +20,8 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser, pluginmanager):
+    pluginmanager.register(machine)
     parser.addoption("--seed-shift", type=int, default=0, help="add this to every seed of torch, numpy and hypothesis")
 
 
