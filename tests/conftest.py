@@ -42,6 +42,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    """Lets the collector free what is loaded, or triton's bindings print pages of leaks after the last lines."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def without_type_checks():
     """Turns the test run's type check off: it would refuse an ill-typed argument before the library can."""

@@ -1,6 +1,7 @@
 """What the tests take of the machine: how many processes, a CUDA device only where asked for, and what it may lack."""
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import NoReturn
 
@@ -9,6 +10,7 @@ import pytest
 
 MOST_WORKERS = 16
 WORKER_MEMORY = 2.5 * 2**30  # A process grows to 2.3 GiB in the whole suite
+LACKING = "Skipped: lacking: "  # Begins the reason of a test that was skipped for want of something
 WORKERS = pytest.StashKey[str]()  # How many processes run, and why
 
 
@@ -45,6 +47,16 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in dropped]
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter):
+    """Says at the very end what was not run for want of something."""
+    yield
+    skipped = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())]
+    missing = Counter(reason.removeprefix(LACKING) for reason in skipped if reason.startswith(LACKING))
+    for reason, count in missing.items():
+        terminalreporter.write_line(f"not run: {count} tests: {reason}", yellow=True)
+
+
 def count_workers(cores: int, memory: float) -> int:
     """Returns how many processes cores and bytes of free memory allow, at least one."""
     return max(1, min(cores, int(memory / WORKER_MEMORY), MOST_WORKERS))
@@ -55,7 +67,7 @@ def do_without(reason: str) -> NoReturn:
     __tracebackhide__ = True  # The line that is named is the caller's
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
-    pytest.skip(reason)
+    pytest.skip(f"lacking: {reason.splitlines()[0]}")
 
 
 def _asks_for_cuda(config) -> bool:

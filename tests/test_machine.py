@@ -54,7 +54,7 @@ def test_lacking():
 @pytest.mark.parametrize(
     ("words", "variables", "code", "said"),
     [
-        ([], {}, 0, ["SKIPPED [1] test_probe.py:13: there is no loom", "1 passed, 1 skipped, 1 deselected"]),
+        ([], {}, 0, ["not run: 1 tests: there is no loom\n=", "1 passed, 1 skipped, 1 deselected"]),
         (["-m", "not slow"], {}, 0, ["1 passed, 1 skipped, 1 deselected"]),
         (["-m", "cuda"], {}, 0, ["1 passed, 2 deselected"]),
         (
@@ -63,7 +63,12 @@ def test_lacking():
             1,
             ["FAILED test_probe.py::test_lacking - Failed: there is no loom", "1 failed, 1 passed"],
         ),
-        (["--numprocesses=auto"], {}, 0, ["workers: 1 (", "1 passed, 1 skipped"]),
+        (
+            ["--numprocesses=auto"],
+            {},
+            0,
+            ["workers: 1 (", "not run: 1 tests: there is no loom\n=", "1 passed, 1 skipped"],
+        ),
     ],
     ids=["plain", "not slow", "cuda", "CI", "workers"],
 )
