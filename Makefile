@@ -1,23 +1,28 @@
 # A fresh machine needs Python 3.11 or later and make; uv is used where it is on PATH, else venv and pip. Node comes as a
-# Python package; a browser for the tests of the page is installed if there is none (scripts/browser).
+# Python package; a browser for the tests of the page is installed if there is none and one can be had (scripts/browser).
 PYTHON ?= python3
 VENV ?= .venv
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test check fix docs constraints clean
+.PHONY: help demo test test-cuda check fix docs constraints clean
 
 # Many processors have AVX2 and no more, and torch computes with other code there: a training step, the paths of layers and
-# convolutions of every kind are compared with float64 again, kept to it.
+# convolutions of every kind are compared with float64 also kept to it, first: the last lines are those of the whole suite.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
 AGAIN := -k "not compile" $(addprefix tests/,layers/test_execution.py layers/test_fusion.py training/test_trainer.py \
   convert/layer/test_every_convolution.py convert/layer/test_there_and_back.py convert/network/test_certified.py \
   functional/test_strided.py::test_it_computes_what_torch_does)
 
-# A process for each core, which takes tests that lie together. What is compiled is kept, or each of the hundred processes
-# that tests start would compile torch anew.
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" --numprocesses=auto --dist=worksteal
+# Processes by cores and free memory (tests/machine.py), which take tests that lie together. What is compiled is kept, or
+# each of the hundred processes that tests start would compile torch anew.
+OMP_NUM_THREADS ?= 1
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(PY) -m pytest
+WORKERS := --numprocesses=auto --dist=worksteal
+
+# Without a browser or the packages of npm the other tests run, and the last lines say what did not; CI fails.
+GO_ON = { [ "$(CI)" != true ] && echo "no $(1): tests that need it will be skipped" >&2; }
 
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)
@@ -30,14 +35,17 @@ else
 endif
 
 help:                    ## List the commands
-	@sed -nE 's/^([a-z]+):.*## (.*)$$/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+	@sed -nE 's/^([a-z-]+):.*## (.*)$$/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
 demo: $(VENV)/.demo      ## Convert and certify on embedded data, and write a page
 	$(VENV)/bin/convattn demo
 
 test: $(VENV)/.dev $(VENV)/.browser node_modules/.stamp ## Run every test but the slow ones
-	$(PYTEST)
-	$(AVX2) $(PYTEST) $(AGAIN)
+	$(AVX2) $(PYTEST) -m "not slow" $(WORKERS) $(AGAIN)
+	$(PYTEST) -m "not slow" $(WORKERS)
+
+test-cuda: $(VENV)/.dev  ## Run the tests that need a CUDA device, which make test leaves out
+	$(PYTEST) -m cuda
 
 check: $(VENV)/.dev node_modules/.stamp ## Format, lint, types, imports and JavaScript
 	VENV=$(VENV) scripts/check
@@ -65,12 +73,10 @@ $(VENV)/.dev $(VENV)/.demo: pyproject.toml constraints.txt | $(PY)
 	touch $@
 
 $(VENV)/.browser: scripts/browser | $(VENV)/.dev
-	VENV=$(VENV) scripts/browser --install
-	touch $@
+	VENV=$(VENV) scripts/browser --install && touch $@ || $(call GO_ON,browser)
 
 node_modules/.stamp: package.json package-lock.json .npmrc | $(VENV)/.dev
-	VENV=$(VENV) scripts/node npm ci
-	touch $@
+	VENV=$(VENV) scripts/node npm ci && touch $@ || $(call GO_ON,packages of npm)
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "convattn needs Python 3.11 or later: make PYTHON=python3.11 ...")'

@@ -6,7 +6,10 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from tests import type_checks  # noqa: F401 - before anything that it is to check
+from tests import (
+    machine,
+    type_checks,  # noqa: F401 - before anything that it is to check
+)
 from tests.seed_shift import shift_seeds
 
 from convattn.encodings import registry
@@ -17,7 +20,8 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser, pluginmanager):
+    pluginmanager.register(machine)
     parser.addoption("--seed-shift", type=int, default=0, help="add this to every seed of torch, numpy and hypothesis")
 
 
@@ -36,6 +40,11 @@ def pytest_collection_finish():
     """Keeps the collector from going through everything that is loaded, again and again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure():
+    """Lets the collector free what is loaded, or triton's bindings print pages of leaks after the last lines."""
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
+import shutil
 import subprocess
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.machine import do_without
 
 from convattn import provenance
 from convattn.provenance import describe_hardware, describe_versions, find_revision
@@ -23,6 +25,8 @@ def test_versions_are_of_the_packages_that_are_installed():
 
 
 def run_git(folder, *arguments):
+    if not shutil.which("git"):
+        do_without("there is no git")
     identity = ["-c", "user.name=name", "-c", "user.email=mail"]
     return subprocess.run(
         ["git", *identity, "-C", folder, *arguments], check=True, capture_output=True, text=True

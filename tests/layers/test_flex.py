@@ -50,7 +50,7 @@ class TestFlexAttention(CaseContract):
     def test_modes_and_earlier_calls_change_nothing(self):
         """Training without dropout, calls without gradients and what is kept of them leave every bit as it is."""
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+    @pytest.mark.cuda
     def test_gradients_are_those_of_the_definition(self):
         """On CUDA, against the reference path on the CPU in float64; the same in float32 says what rounding does."""
         layer, x = self.made(), self.images()

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 import timm
 import torch
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import Error, expect, sync_playwright
+from tests.machine import do_without
 from tests.viewer.browser.reading import PATIENCE
 from tests.viewer.hosts import served
 
@@ -36,12 +37,15 @@ NEAR = {"127.0.0.1", "localhost", "[::1]", "::1"}
 
 @pytest.fixture(scope="session")
 def browser():
-    """A browser that a user would have; if there is none, this fails and says what to do."""
+    """A browser that a user would have; if there is none that starts, its tests are left out, but for CI."""
     found = subprocess.run([ROOT / "scripts/browser"], capture_output=True, text=True, check=False, env=_environment())
     if found.returncode:
-        pytest.fail(found.stderr)
+        do_without(found.stderr.strip())
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found.stdout.strip(), args=FLAGS)
+        try:
+            browser = playwright.chromium.launch(executable_path=found.stdout.strip(), args=FLAGS)
+        except Error as error:
+            do_without(f"{found.stdout.strip()} does not start: {error}")
         yield browser
         browser.close()
 

@@ -1,0 +1,89 @@
+"""What the suite takes of a machine that nobody here has seen."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests import machine
+
+ROOT = Path(__file__).parents[1]
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "workers"), [(64, 64, 16), (64, 24, 9), (11, 512, 11), (2, 24, 2), (7, 2, 1), (3, 0, 1)]
+)
+def test_workers_are_as_many_as_cores_and_memory_allow(cores, memory, workers):
+    assert machine.count_workers(cores, memory * GIB) == workers
+
+
+@pytest.mark.parametrize(
+    ("limits", "cores", "memory"),
+    [
+        ({}, 7, 13),
+        ({"cpu.max": "max 100000", "memory.max": "max"}, 7, 13),
+        ({"cpu.max": "250000 100000", "memory.max": str(5 * GIB)}, 3, 5),
+        ({"cpu.max": "1700000 100000", "memory.max": str(17 * GIB)}, 7, 13),
+    ],
+)
+def test_limits_of_a_container_count(monkeypatch, limits, cores, memory):
+    monkeypatch.setattr(machine, "_limit", lambda name: limits.get(name, ""))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(7)), raising=False)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=13 * GIB))
+    assert (machine._cores(), machine._memory()) == (cores, memory * GIB)
+
+
+PROBE = """
+import os, pytest
+from tests.machine import do_without
+
+def test_devices():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+@pytest.mark.cuda
+def test_cuda():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+
+def test_lacking():
+    do_without("there is no loom")
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "code", "said"),
+    [
+        ([], {}, 0, ["not run: 1 tests: there is no loom\n=", "1 passed, 1 skipped, 1 deselected"]),
+        (["-m", "not slow"], {}, 0, ["1 passed, 1 skipped, 1 deselected"]),
+        (["-m", "cuda"], {}, 0, ["1 passed, 2 deselected"]),
+        (
+            [],
+            {"CI": "true"},
+            1,
+            ["FAILED test_probe.py::test_lacking - Failed: there is no loom", "1 failed, 1 passed"],
+        ),
+        (
+            ["--numprocesses=auto"],
+            {},
+            0,
+            ["workers: 1 (", "not run: 1 tests: there is no loom\n=", "1 passed, 1 skipped"],
+        ),
+    ],
+    ids=["plain", "not slow", "cuda", "CI", "workers"],
+)
+def test_the_suite_says_what_it_leaves_out(tmp_path, monkeypatch, words, variables, code, said):
+    for name in ("CI", "PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"CUDA_VISIBLE_DEVICES": "3", "PYTHONPATH": str(ROOT), **variables}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "test_probe.py").write_text(PROBE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    cuda\n    slow\n")
+    (tmp_path / "conftest.py").write_text(
+        "from tests import machine\nmachine.MOST_WORKERS = 1\n"
+        "def pytest_addoption(pluginmanager):\n    pluginmanager.register(machine)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", *words, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert all(line in done.stdout for line in said), done.stdout
