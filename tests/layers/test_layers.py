@@ -11,6 +11,14 @@ from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAt
 class TestEveryLayer(CaseContract):
     cases = LAYERS
 
+    def test_device_meta_gives_shapes_and_gradients_without_numbers(self):
+        layer, x = self.made(stride=2, padding=1), self.images()
+        expected, x = layer(x).shape, x.to("meta").requires_grad_()
+        y = layer.to("meta")(x)
+        y.sum().backward()
+        assert (y.shape, y.is_meta) == (expected, True)
+        assert x.grad is not None
+
 
 class TestValuesFirst(CaseContract):
     """The contract where each head mixes channels of its own, which pays only in layers larger than these."""

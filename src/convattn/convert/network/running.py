@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from convattn.convert.copies import copy_network, keep_random_state
 from convattn.errors import ArgumentError, must_be, must_be_a, must_fit
+from convattn.functional.autocast import without_autocast
 from convattn.functional.rounding import rounded_differently
 
 _SEED = 0
@@ -101,9 +102,8 @@ def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) 
     with ExitStack() as settings:
         settings.enter_context(keep_random_state(network))
         settings.enter_context(torch.no_grad())
-        for device in {"cpu", *(parameter.device.type for parameter in network.parameters())}:
-            if torch.amp.is_autocast_available(device):
-                settings.enter_context(torch.autocast(device, enabled=False))
+        for device in {torch.device("cpu"), *(parameter.device for parameter in network.parameters())}:
+            settings.enter_context(without_autocast(device))
         torch.manual_seed(_SEED)
         arguments = given.copied(dtype)
         return list(tensors(network(*arguments.positional, **arguments.named)))
