@@ -13,6 +13,7 @@ from convattn.convert.copies import copy_network, keep_random_state
 from convattn.errors import ArgumentError, must_be, must_be_a, must_fit
 from convattn.functional.autocast import without_autocast
 from convattn.functional.rounding import rounded_differently
+from convattn.layers import RelativeAttention
 
 _SEED = 0
 _SIZE = (3, 224, 224)
@@ -119,8 +120,11 @@ def shapes_met(model: nn.Module, given: Arguments, names: Iterable[str]) -> dict
     met: dict[str, list[tuple[int, ...]]] = {}
 
     def note(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def hook(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            first = next(tensors((positional, named)), torch.empty(()))
+        def hook(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if isinstance(module, RelativeAttention):
+                first = module.batch_of(*positional, **named)
+            else:
+                first = next(tensors((positional, named)), torch.empty(()))
             met.setdefault(name, []).append(tuple(first.shape))
 
         return hook
