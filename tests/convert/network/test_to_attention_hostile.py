@@ -207,7 +207,7 @@ def test_convolutions_may_be_called_by_name_and_on_one_image(dims):
 
 def test_a_call_that_attention_does_not_take_is_an_error_of_the_conversion():
     net = Called(nn.ConvTranspose2d(3, 4, 3, stride=2), lambda layer, x: layer(x, output_size=(16, 18)))
-    with pytest.raises(ConversionError, match="the converted network does not run: .*unexpected keyword argument"):
+    with pytest.raises(ConversionError, match=r"the converted network does not run: .*unexpected keyword argument"):
         network_to_attention(net, images=images(2, 3, 7, 8))
 
 
