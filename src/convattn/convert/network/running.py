@@ -45,7 +45,7 @@ class Arguments(NamedTuple):
         """Changes last digits of the floating-point tensors at random, as if they had been rounded differently."""
 
         def move(value: Any) -> Any:
-            floating = isinstance(value, Tensor) and value.is_floating_point()
+            floating = isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
             return rounded_differently(value, seed) if floating else value
 
         return self._mapped(move)
@@ -55,7 +55,9 @@ class Arguments(NamedTuple):
         if self.named or len(self.positional) != 1 or not isinstance(self.positional[0], Tensor):
             return [self]
         images = self.positional[0]
-        return [self._replace(positional=(part,)) for part in images.split(size)] if images.ndim else [self]
+        if not images.ndim or images.layout is not torch.strided:
+            return [self]
+        return [self._replace(positional=(part,)) for part in images.split(size)]
 
     def _mapped(self, change: Callable[[Any], Any]) -> "Arguments":
         return Arguments(tree_map(change, self.positional), tree_map(change, dict(self.named)), self.words)
@@ -143,8 +145,12 @@ def shapes_met(model: nn.Module, given: Arguments, names: Iterable[str]) -> dict
 
 
 def tensors(value: Any, *, as_real: bool = True) -> Iterator[Tensor]:
-    """Yields the floating-point and complex tensors in nested tuples, lists, mappings and dataclasses, in order."""
+    """Yields the floating-point and complex tensors in nested tuples, lists, mappings and dataclasses, in order.
+
+    Sparse tensors are made dense.
+    """
     if isinstance(value, Tensor):
+        value = value if value.layout is torch.strided else value.to_dense()
         if value.is_complex() and as_real:
             yield torch.view_as_real(value.detach())
         elif value.is_complex() or value.is_floating_point():
