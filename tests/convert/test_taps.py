@@ -28,6 +28,12 @@ def pruned():
     return prune.l1_unstructured(nn.Conv2d(2, 3, 3), "weight", amount=0.5)
 
 
+def without_weight():
+    conv = nn.Conv2d(2, 3, 3)
+    del conv.weight
+    return conv
+
+
 def uninitialised():
     conv = nn.Conv2d(2, 3, 3)
     conv.weight = nn.UninitializedParameter()
@@ -67,7 +73,8 @@ REFUSED = [
     (lambda: nn.LazyConv2d(3, 3), "cannot convert LazyConv2d: its weight is not initialised; run it once first"),
     (lambda: nn.LazyConvTranspose1d(3, 3), "cannot convert LazyConvTranspose1d: its weight is not initialised"),
     (uninitialised, "cannot convert Conv2d: its weight is not initialised; run it once first"),
-    (pruned, "cannot convert Conv2d: its weight is computed by a hook (pruning adds one); make it permanent first"),
+    (pruned, "cannot convert Conv2d: its weight is not a parameter; make it one first (what pruning computes with"),
+    (without_weight, "cannot convert Conv2d: its weight is not a parameter; make it one first"),
     (lambda: nn.Conv2d(2, 3, 3, device="meta"), "cannot convert Conv2d: its weight is on the meta device and has no"),
     (
         lambda: nn.Conv1d(2, 3, 3, dtype=torch.complex64),

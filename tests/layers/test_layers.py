@@ -11,6 +11,20 @@ from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAt
 class TestEveryLayer(CaseContract):
     cases = LAYERS
 
+    def test_called_as_a_convolution_by_name_or_on_one_image(self):
+        layer, x = self.made(), self.images()
+        with torch.no_grad():
+            assert torch.equal(layer(input=x), layer(x))
+            assert torch.equal(layer(input=x[0]), layer(x[:1])[0])
+
+    def test_device_meta_gives_shapes_and_gradients_without_numbers(self):
+        layer, x = self.made(stride=2, padding=1), self.images()
+        expected, x = layer(x).shape, x.to("meta").requires_grad_()
+        y = layer.to("meta")(x)
+        y.sum().backward()
+        assert (y.shape, y.is_meta) == (expected, True)
+        assert x.grad is not None
+
 
 class TestValuesFirst(CaseContract):
     """The contract where each head mixes channels of its own, which pays only in layers larger than these."""

@@ -154,6 +154,26 @@ def test_sequences_and_volumes_are_refused(layer, message):
         build_scene(Exhibit(Folded(), IMAGES))
 
 
+@pytest.mark.parametrize("content", [False, True])
+def test_layers_called_by_name_and_on_single_images_are_shown(content):
+    class Called(nn.Module):
+        def __init__(self, call) -> None:
+            super().__init__()
+            self.layer, self.call = RelativeAttention2d(3, 4, 2, "learned_axial", content=content), call
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.call(self.layer, x)
+
+    scenes = []
+    for call in (lambda layer, x: layer(x), lambda layer, x: torch.stack([layer(input=image) for image in x])):
+        torch.manual_seed(0)
+        scenes.append(build_scene(Exhibit(Called(call), IMAGES)))
+    one, other = scenes
+    assert _layers(one) == _layers(other)
+    assert one.tensors.keys() == other.tensors.keys()
+    assert all(torch.equal(other.tensors[name], tensor) for name, tensor in one.tensors.items())
+
+
 def test_what_cannot_be_shown_is_refused():
     network, shown = _network(), Exhibit(_network(), IMAGES)
     with pytest.raises(UnsupportedModelError, match="no attention of Conv2d"):

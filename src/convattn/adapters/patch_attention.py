@@ -13,6 +13,7 @@ from torch.nn import functional
 from convattn.adapters.native import NativeAttention, PatchGrid
 from convattn.encodings import Quadratic
 from convattn.functional import attention_weights, displacement_scores
+from convattn.functional.autocast import without_autocast
 from convattn.grid import Geometry
 from convattn.layers import FactoredValues, RelativeAttention2d
 
@@ -175,7 +176,7 @@ class GatedPatchAttention(nn.Module):
         """Returns attention along each axis to the patches; attention to the zeros around them has no effect."""
         axes = self.geometry.axes(sizes)
         device, kind = self.gate.device, torch.promote_types(self.gate.dtype, torch.float32)
-        with torch.autocast(device.type, enabled=False):
+        with without_autocast(device):
             tables = self.encoding.axis_tables(axes, kind, device)
             scores = [displacement_scores(table, (axis,)) for table, axis in zip(tables, axes, strict=True)]
             weights = [attention_weights(score) for score in scores]

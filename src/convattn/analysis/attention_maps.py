@@ -68,7 +68,11 @@ def _at_queries(
 def _inputs_of(layers: Sequence[RelativeAttention]) -> Iterator[list[Tensor]]:
     """Collects the inputs of each layer, in the order of the calls."""
     inputs: list[Tensor] = []
-    hooks = [layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for layer in layers]
+
+    def note(layer: RelativeAttention, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        inputs.append(layer.batch_of(*given, **named))
+
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     try:
         yield inputs
     finally:

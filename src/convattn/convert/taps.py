@@ -78,11 +78,11 @@ def require_supported(conv: nn.Module) -> None:
         )
         raise UnsupportedModelError(f"cannot convert {kind}: {reason}")
     for name, tensor in parameters:
-        if tensor is None:
+        if tensor is None and name == "bias":
             continue
         if not isinstance(tensor, nn.Parameter):
             raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} is computed by a hook (pruning adds one); make it permanent first"
+                f"cannot convert {kind}: its {name} is not a parameter; make it one first (what pruning computes with `prune.remove`)"
             )
         require_numbers(kind, name, tensor)
         if not tensor.numel():

@@ -191,7 +191,7 @@ class Encoding(nn.Module, ABC):
     def _require_points(self, displacement: Tensor) -> None:
         if displacement.ndim == 0 or displacement.shape[-1] != self.dims:
             raise ShapeError(must_be("displacement", f"of shape (…, {self.dims})", tuple(displacement.shape)))
-        if displacement.numel() and not torch.compiler.is_compiling():  # a graph cannot look at values
+        if displacement.numel() and not (displacement.is_meta or torch.compiler.is_compiling()):  # values to look at
             flat = displacement.detach().reshape(-1, self.dims)
             if not torch.isfinite(flat).all():
                 raise ArgumentError("displacement must be finite, but holds inf or nan")

@@ -1,7 +1,21 @@
-"""What autocast does to the numbers of a product."""
+"""What autocast does to the numbers of a product, on devices that have it: "meta" does not."""
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+
+
+def autocasts(device: torch.device) -> bool:
+    """Tells whether autocast is on for a device."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Returns a context in which autocast is off for a device."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -18,7 +32,6 @@ def product_dtype(x: Tensor) -> torch.dtype:
         ...     product_dtype(torch.zeros(1)), product_dtype(torch.zeros(1, dtype=torch.float64))
         (torch.bfloat16, torch.float64)
     """
-    device = x.device.type
-    if x.dtype == torch.float64 or x.is_meta or not torch.is_autocast_enabled(device):
+    if x.dtype == torch.float64 or not autocasts(x.device):
         return x.dtype
-    return torch.get_autocast_dtype(device)
+    return torch.get_autocast_dtype(x.device.type)

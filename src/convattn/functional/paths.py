@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from convattn.functional.autocast import autocasts
 from convattn.functional.bands import Bands, band_attention
 from convattn.functional.cost import Cost, Work
 from convattn.functional.derivatives import needs_own_operations
@@ -140,7 +141,7 @@ class SharedPath(Path):
         whole = maps.whole()
         given = [x, whole] if bias is None else [x, whole, bias]
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-        if not (learns or torch.is_autocast_enabled(x.device.type) or needs_own_operations(*given)):
+        if not (learns or autocasts(x.device) or needs_own_operations(*given)):
             return self.shared(x, whole, maps.groups, bias)
         grid, order = self.shared.grid, self.work.order(by_axis=True)
         weights = tuple(grid.by_head(len(self.work.axes)))

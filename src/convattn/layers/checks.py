@@ -7,6 +7,7 @@ from torch import Tensor
 
 from convattn.encodings import Encoding, ScoreFunction, Shift, create_encoding
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be, must_be_a
+from convattn.functional.autocast import autocasts
 from convattn.grid import Geometry, whole_number
 
 PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
@@ -84,7 +85,6 @@ def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype, devi
         raise ShapeError(must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape)))
     if x.dtype is not dtype:
         # Under autocast, images and weights may differ in dtype, unless one is float64, which it leaves as it is.
-        on = x.device.type if device is None else device.type
-        autocast = on != "meta" and torch.is_autocast_enabled(on) and torch.float64 not in (x.dtype, dtype)
+        autocast = autocasts(x.device if device is None else device) and torch.float64 not in (x.dtype, dtype)
         if not (autocast and x.is_floating_point()):
             raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))

@@ -27,6 +27,7 @@ from convattn.functional import (
     grid_attention,
     position_weights,
 )
+from convattn.functional.autocast import without_autocast
 from convattn.functional.cost import SLOWNESS
 from convattn.functional.derivatives import can_be_read, needs_own_operations
 from convattn.grid import Axis
@@ -123,7 +124,7 @@ def _within(displacement: Sequence[int], axes: Sequence[Axis]) -> tuple[int, ...
 
 def _by_axis(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path:
     """Computes one softmax per axis, or a convolution if the heads turn out to be hard."""
-    with torch.autocast(work.device.type, enabled=False):
+    with without_autocast(work.device):
         tables = encoding.axis_tables(work.axes, work.softmax_dtype, work.device)
     if impl == "separable":
         return _separable(encoding, work, tables, REQUESTED, impl)
@@ -131,18 +132,16 @@ def _by_axis(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path:
     learning = tuple(table for table in tables if table.requires_grad)
     readable = all(map(can_be_read, tables))
     shifts = find_shifts(tables, work.axes, most) if readable else None
-    if impl == "shift":
-        if shifts is None:
-            reason = (
-                f"more than {most:.2g} of a head's attention falls outside one pixel"
-                if readable
-                else "a compiled graph, or torch.vmap over the parameters, cannot look at them"
-            )
-            raise ArgumentError(f"impl='shift' needs hard heads, but {reason}; use impl='auto'")
-        return ShiftPath(name="shift", reason=REQUESTED, work=work, leak=shifts.leak, shifts=shifts, unmoved=learning)
-    if shifts is not None and (shifts.leak == 0 or not learning) and _compact(shifts):
+    if impl == "shift" and shifts is None and work.device.type != "meta":  # which has shapes, and no numbers
+        reason = (
+            f"more than {most:.2g} of a head's attention falls outside one pixel"
+            if readable
+            else "a compiled graph, or torch.vmap over the parameters, cannot look at them"
+        )
+        raise ArgumentError(f"impl='shift' needs hard heads, but {reason}; use impl='auto'")
+    if shifts is not None and (impl == "shift" or ((shifts.leak == 0 or not learning) and _compact(shifts))):
         rest = f" (all but {shifts.leak:.2g} of its attention)" if shifts.leak else ""
-        reason = f"each head looks at one pixel{rest}: a convolution"
+        reason = REQUESTED if impl == "shift" else f"each head looks at one pixel{rest}: a convolution"
         return ShiftPath(name="shift", reason=reason, work=work, leak=shifts.leak, shifts=shifts, unmoved=learning)
     return _separable(encoding, work, tables, "the scores are a sum over axes: one softmax per axis", impl)
 
@@ -165,7 +164,7 @@ def _separable(encoding: Encoding, work: Work, tables: list[Tensor], reason: str
                 shared = grid_attention(grid, sizes)
                 first = "values" if shared.order == "values" else "weights"
                 return SharedPath(name="separable", reason=reason, work=work, order=first, shared=shared)
-    with torch.autocast(work.device.type, enabled=False):
+    with without_autocast(work.device):
         weights = tuple(position_weights(table, (axis,)) for table, axis in zip(tables, work.axes, strict=True))
     return WeightsPath(name="separable", reason=reason, work=work, order=order, weights=weights)
 
@@ -221,5 +220,5 @@ def _fourier(encoding: Encoding, work: Work, reason: str) -> Path:
 
 
 def _table(encoding: Encoding, work: Work) -> Tensor:
-    with torch.autocast(work.device.type, enabled=False):
+    with without_autocast(work.device):
         return encoding.table(work.axes, work.softmax_dtype, work.device)

@@ -19,6 +19,7 @@ from convattn.functional import (
     flex_attention,
     query_pixels,
 )
+from convattn.functional.autocast import without_autocast
 from convattn.grid import Axis, whole_number
 
 
@@ -76,7 +77,7 @@ class ContentScores(nn.Module):
         """Scores every query and key of every image in at least float32, without the encoding's own score."""
         query = self._heads(self.query, query_pixels(keys, axes))
         key = self._heads(self.key, keys)
-        with torch.autocast(keys.device.type, enabled=False):
+        with without_autocast(keys.device):
             position = self._positions(axes, encoding, query) if self.uses_position else None
             return content_scores(query, key, position, self.content_bias)
 
@@ -95,7 +96,7 @@ class ContentScores(nn.Module):
         """Attends in little memory, without the weights of all images at once."""
         # `share` is the share of position per head if a gate mixes two distributions.
         dtype = torch.promote_types(keys.dtype, torch.float32)
-        with torch.autocast(keys.device.type, enabled=False):
+        with without_autocast(keys.device):
             position = self.tables(axes, encoding, dtype, keys.device)
         if path != "flex":
             return content_attention(keys, axes, self.maps(), position, maps, groups, share=share, dropout=dropout)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, ShapeError, must_be
@@ -76,19 +75,8 @@ class FrozenAttention(HasKernel):
         """Bytes of all tensors that it holds."""
         return sum(ready.nbytes for ready in self._ready.values())
 
-    def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
-        """Applies the attention to a batch of images.
-
-        Args:
-            x: Images (batch, in_channels, *spatial), in the dtype of the weights, or any but float64 under autocast.
-
-        Returns:
-            (batch, out_channels, *out).
-
-        Raises:
-            ShapeError: Wrong rank or number of channels, or images of a size for which nothing was prepared.
-            ArgumentError: The dtype of x is not that of the weights.
-        """
+    def _run(self, x: Tensor) -> Tensor:
+        """Applies the layer to a batch of images."""
         ready = self._ready.get(tuple(x.shape[2:]))
         dtype = next(iter(self._ready.values())).path.work.dtype
         require_images(x, self.in_channels, len(self.geometry.kernel_size), dtype)

@@ -143,20 +143,8 @@ class RelativeAttention(HasKernel, ABC):
         self.impl = impl
         self.to(device=device, dtype=dtype)
 
-    def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
-        """Applies the attention to a batch of images.
-
-        Args:
-            x: Images (batch, in_channels, *spatial), in the dtype of the weights, or any but float64 under autocast.
-
-        Returns:
-            (batch, out_channels, *out), the size that `nn.ConvNd` with the same arguments gives.
-
-        Raises:
-            ShapeError: Wrong rank or number of channels, or an image smaller than the window.
-            ArgumentError: The dtype of x is not that of the weights.
-            DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
-        """
+    def _run(self, x: Tensor) -> Tensor:
+        """Applies the layer to a batch of images."""
         window, values = self.window_convolution(), self.values
         if window is None:
             return self._attend(x)

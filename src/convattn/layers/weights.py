@@ -8,6 +8,7 @@ from torch import Tensor
 
 from convattn.encodings import Encoding
 from convattn.functional import attention_weights, displacement_scores, gated_weights
+from convattn.functional.autocast import without_autocast
 from convattn.grid import Axis
 from convattn.layers.content import ContentScores
 
@@ -23,7 +24,7 @@ def explicit_weights(
     """Computes the weights of every query and key, in at least float32; with content one set for each image."""
     # Without key images, content is left out and the dtype of `like` counts; its device always does.
     dtype = torch.promote_types(like.dtype if keys is None else keys.dtype, torch.float32)
-    with torch.autocast(like.device.type, enabled=False):
+    with without_autocast(like.device):
         position = displacement_scores(encoding.table(axes, dtype, like.device), axes)
     if content is None or keys is None:
         return attention_weights(position)

@@ -45,17 +45,18 @@ def met_layers(network: nn.Module, image: Tensor, layers: Sequence[str] | None) 
     met: list[MetLayer] = []
     calls: Counter[str] = Counter()
 
-    def note(module: nn.Module, given: tuple[Any, ...]) -> None:
+    def note(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         name = chosen[module]
         calls[name] += 1
-        own = isinstance(module, RelativeAttention)
-        if own:
+        size: tuple[int, ...] = ()
+        if isinstance(module, RelativeAttention):
             require_image_grid(name, module.dims)
-        met.append(MetLayer(numbered(name, calls[name]), module, tuple(given[0].shape[2:]) if own else ()))
+            size = tuple(module.batch_of(*given, **named).shape[2:])
+        met.append(MetLayer(numbered(name, calls[name]), module, size))
 
     with one_run, ExitStack() as hooks:
         for module in chosen:
-            hooks.callback(module.register_forward_pre_hook(note).remove)
+            hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
         hooks.enter_context(as_it_was(network))
         _run(network, image)
     if not met:

@@ -86,7 +86,7 @@ def read_maps(
     with one_run, ExitStack() as hooks:
         for name, module in network.named_modules():
             if isinstance(module, RelativeAttention) and module.content is not None:
-                hooks.callback(module.register_forward_pre_hook(_noting(inputs, name)).remove)
+                hooks.callback(module.register_forward_pre_hook(_noting(inputs, name), with_kwargs=True).remove)
         watch(network, image, read, layers=layers, without=positional or None)
 
 
@@ -100,9 +100,9 @@ def numbered(name: str, call: int) -> str:
     return name if call == 1 else f"{name} (call {call})"
 
 
-def _noting(inputs: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def hook(_: nn.Module, given: tuple[Any, ...]) -> None:
-        inputs[name] = given[0]
+def _noting(inputs: dict[str, Tensor], name: str) -> Callable[..., None]:
+    def hook(layer: RelativeAttention, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        inputs[name] = layer.batch_of(*given, **named)
 
     return hook
 

@@ -8,7 +8,7 @@ from tests.convert.network.network_cases import Functional, Results, converted, 
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from convattn import NetworkCertificate, network_to_attention
+from convattn import NetworkCertificate, network_to_attention, network_to_conv
 from convattn.convert.network.running import tensors
 from convattn.errors import CheckpointError
 from convattn.layers import RelativeAttention, RelativeAttention2d
@@ -118,6 +118,26 @@ def test_a_network_that_refuses_float64_is_held_against_itself():
     assert certificate.passed
     assert certificate.reference == "float32"
     assert any(item.startswith("float64: the network does not run in it") for item in certificate.not_covered)
+
+
+class Sparse(nn.Module):
+    """Gives out all that is above zero, as a sparse tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.conv(x).relu().to_sparse()
+
+
+def test_a_network_that_returns_sparse_tensors_is_compared():
+    network, x = Sparse(), images(67, 3, 5, 4)  # more than run at once
+    made, there = network_to_attention(network, images=x)
+    back = network_to_conv(made, images=x)[1]
+    assert there.passed
+    assert back.passed
+    assert there.largest == pytest.approx(network(x).to_dense().max().item())
 
 
 def test_without_images_one_is_drawn_in_the_size_of_the_network():

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from convattn import network_to_attention, network_to_conv
+from convattn.convert import freeze
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
 
@@ -178,7 +179,7 @@ def test_the_random_state_is_kept_where_a_conversion_fails():
 
 
 class Called(nn.Module):
-    """Calls a convolution as torch allows and attention does not."""
+    """Calls a convolution in any way that torch allows."""
 
     def __init__(self, layer, call):
         super().__init__()
@@ -188,21 +189,26 @@ class Called(nn.Module):
         return self.call(self.layer, x)
 
 
-@pytest.mark.parametrize(
-    ("layer", "call", "reason"),
-    [
-        (nn.Conv2d(3, 4, 3), lambda layer, x: layer(input=x), "unexpected keyword argument"),
-        (nn.Conv2d(3, 4, 3), lambda layer, x: torch.stack([layer(image) for image in x]), "ShapeError: "),
-        (
-            nn.ConvTranspose2d(3, 4, 3, stride=2),
-            lambda layer, x: layer(x, output_size=(16, 18)),
-            "unexpected keyword argument",
-        ),
-    ],
-)
-def test_a_call_that_attention_does_not_take_is_an_error_of_the_conversion(layer, call, reason):
-    with pytest.raises(ConversionError, match=f"the converted network does not run: .*{reason}"):
-        network_to_attention(Called(layer, call), images=images(2, 3, 7, 8))
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_convolutions_may_be_called_by_name_and_on_one_image(dims):
+    def call(layer, x):
+        return torch.stack([layer(input=image) for image in x])
+
+    conv, x = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](3, 4, 3, padding=1), images(2, 3, *(7, 8, 5)[:dims])
+    made, there = network_to_attention(Called(conv, call), images=x)
+    again, back = network_to_conv(made, images=x)
+    assert there.passed
+    assert back.passed
+    assert there.layers[0].path == "shift"
+    assert torch.equal(again.layer.weight, conv.weight)
+    with torch.no_grad():
+        assert torch.equal(freeze(made, images=x)(x), made(x))
+
+
+def test_a_call_that_attention_does_not_take_is_an_error_of_the_conversion():
+    net = Called(nn.ConvTranspose2d(3, 4, 3, stride=2), lambda layer, x: layer(x, output_size=(16, 18)))
+    with pytest.raises(ConversionError, match=r"the converted network does not run: .*unexpected keyword argument"):
+        network_to_attention(net, images=images(2, 3, 7, 8))
 
 
 def test_a_misread_convolution_does_not_pass_for_rounding(monkeypatch):

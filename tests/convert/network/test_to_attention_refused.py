@@ -75,6 +75,14 @@ def integers(conv):
     conv.weight = nn.Parameter(conv.weight.to(torch.int8), requires_grad=False)
 
 
+def held_as(name, hold):
+    conv = nn.Conv2d(3, 4, 3)
+    tensor = getattr(conv, name).detach()
+    delattr(conv, name)
+    hold(conv, name, tensor)
+    return conv
+
+
 def padded_otherwise():
     conv = nn.Conv2d(3, 4, 3, padding=(1, 2), padding_mode="reflect")
     conv.padding = (2, 1)
@@ -108,6 +116,9 @@ REFUSED = {
         with_weight(integers),
         r"its weight must be float16, bfloat16, float32 or float64, but is torch\.int8",
     ),
+    "buffer": (held_as("weight", nn.Module.register_buffer), "its weight is not a parameter; make it one first"),
+    "attribute": (held_as("weight", setattr), "its weight is not a parameter; make it one first"),
+    "bias as a buffer": (held_as("bias", nn.Module.register_buffer), "its bias is not a parameter; make it one first"),
     "another size": (
         with_weight(of_another_size),
         r"its weight must have shape \(4, 3, 3, 3\) to fit its arguments, but has shape \(4, 3, 5, 5\)",

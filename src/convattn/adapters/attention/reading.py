@@ -33,7 +33,9 @@ def read_call(
     module, given = frame.module, _first_tensor(frame)
     allowed = None
     if is_own(module):
-        layout, weights, proof = read_own(module, frame.args[0], out)  # type: ignore[arg-type]
+        given = module.batch_of(*frame.args, **frame.kwargs)  # type: ignore[operator]
+        out = out if out.ndim == given.ndim else out[None]
+        layout, weights, proof = read_own(module, given, out)  # type: ignore[arg-type]
         rounding = torch.finfo(weights.dtype).eps
     else:
         known, kernel = reader(module), _one(kernels)

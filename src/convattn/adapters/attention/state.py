@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from convattn.convert.copies import keep_random_state
+from convattn.functional.autocast import without_autocast
 
 
 @contextmanager
@@ -16,9 +17,8 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     with ExitStack() as settings:
         settings.enter_context(keep_random_state(model))
         settings.enter_context(torch.no_grad())
-        for device in {"cpu", *(parameter.device.type for parameter in model.parameters())}:
-            if torch.amp.is_autocast_available(device):
-                settings.enter_context(torch.autocast(device, enabled=False))
+        for device in {torch.device("cpu"), *(parameter.device for parameter in model.parameters())}:
+            settings.enter_context(without_autocast(device))
         try:
             model.eval()
             yield

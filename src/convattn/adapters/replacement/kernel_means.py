@@ -10,6 +10,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convattn.functional.autocast import without_autocast
+
 _CONVOLVE = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _PER_TAP = 8
 """A depthwise convolution takes about as long for one tap as a matrix product for so many positions."""
@@ -115,7 +117,7 @@ class KernelMeans(nn.Module):
         else:
             ones = present.to(self.kernel.dtype).view(-1, 1, *sizes)
             values = values * present[:, None, :, None]
-        with torch.autocast(values.device.type, enabled=False):
+        with without_autocast(values.device):
             total = convolve(functional.pad(ones, pads), kernel).flatten(2)
         images = rearrange(values, "batch heads positions width -> batch (heads width) positions").unflatten(
             2, tuple(sizes)

@@ -22,6 +22,7 @@ from convattn.convert.certificate.trial import (
 )
 from convattn.convert.classes import AnyConvolution, TransposedConvolution
 from convattn.convert.taps import read_taps
+from convattn.functional.autocast import without_autocast
 from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate
@@ -53,7 +54,7 @@ def certify_attention(
     attention = softmax_copy(layer, x.dtype)
     if attention.content is not None:
         attention.impl = "reference"
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(x.device):
         high = copy.deepcopy(conv).double().cpu()(x.double().cpu())
         made, ran, taps = attention(x), layer(x), read_taps(conv)
         lows = [tap_by_tap(taps, x), in_one_product(taps, x), conv(x), *(conv(other) for other in _moved(x))]
@@ -97,7 +98,7 @@ def certify_convolution(
     `kernel` is the kernel before rounding and `rows` is Σ_i |W_h[o, i]|, both in float64.
     """
     x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(x.device):
         exact_conv = copy.deepcopy(conv).double()
         high, high_conv = softmax_copy(layer, torch.float64)(x.double()), exact_conv(x.double())
         attention, made = softmax_copy(layer, x.dtype), conv(x)

@@ -14,6 +14,7 @@ from convattn.convert.classes import Convolution
 from convattn.convert.fit.least_squares import NormalEquations
 from convattn.convert.network.running import Arguments, run, shapes_met
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
+from convattn.functional.autocast import without_autocast
 from convattn.records import LeftAlone, RefinedLayer, Refinement
 
 _BATCH = 16
@@ -76,7 +77,7 @@ def fit_layers(
     """
     held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
     fit, rest = images[~held], images[held]
-    with torch.autocast(images.device.type, enabled=False):  # it would go on with the weights before a fit
+    with without_autocast(images.device):  # it would go on with the weights before a fit
         _require_fit(argument, rest[:1], model, teacher)
         before = _end_to_end(model, teacher, rest, output)
         if not math.isfinite(before[0]):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from convattn.convert.layer.windows import Window
 from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.functional.autocast import without_autocast
 from convattn.grid import Axis, Geometry
 
 
@@ -120,7 +121,7 @@ class AttentionMap:
 
 def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> AttentionMap:
     """Computes the attention of an encoding's heads in float64, for given queries and keys."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with torch.no_grad(), without_autocast(device):
         scores = _scores(encoding, axes, device)
         heads = (-1, *(1,) * len(axes))
         table = torch.exp(scores - scores.flatten(1).amax(1).view(heads))

@@ -9,6 +9,7 @@ from torch import Tensor
 from convattn.convert.layer.windows import Window, box_window, own_window, sized_windows
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
 from convattn.functional import find_shifts
+from convattn.functional.autocast import without_autocast
 from convattn.grid import Axis, Geometry
 from convattn.layers import RelativeAttention
 
@@ -115,7 +116,7 @@ def _examined(encoding: Encoding, axes: tuple[Axis, ...], weight: Tensor) -> Har
     """Returns heads that are hard on images of one size, judged in the dtype and on the device of a weight."""
     if not isinstance(encoding, AxisAdditiveEncoding):
         return None
-    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(weight.device):
         tables = encoding.axis_tables(axes, torch.float64, weight.device)
     shifts = find_shifts(tables, axes, torch.finfo(weight.dtype).eps * _HARD)
     return None if shifts is None else HardHeads(shifts.offsets, shifts.leak, any_size=False)

@@ -59,22 +59,23 @@ class SamePaddedAttention(nn.Module):
         """Pixels from query to query along each axis."""
         return self.attention.stride
 
-    def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Pads and attends.
 
         Args:
-            x: Images (batch, in_channels, *spatial).
+            x: Images (batch, in_channels, *spatial), or a single one without the batch.
 
         Returns:
-            (batch, out_channels, *out) with ⌈size / stride⌉ pixels along each axis.
+            (batch, out_channels, *out) or (out_channels, *out) with ⌈size / stride⌉ pixels along each axis.
         """
         return self.attention(pad_same(x, self.attention.geometry))
 
 
-def pad_same(x: Float[Tensor, "batch channels *spatial"], geometry: Geometry) -> Float[Tensor, "batch channels *keys"]:
-    """Pads images with zeros so that the window gives ⌈size / stride⌉ pixels per axis; an odd pixel goes to the end."""
+def pad_same(x: Float[Tensor, "..."], geometry: Geometry) -> Float[Tensor, "..."]:
+    """Pads an image or several with zeros, an odd one at the end, so that the window gives ⌈size / stride⌉ per axis."""
     pads = []
-    window = zip(x.shape[2:], geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
+    sizes = x.shape[-len(geometry.stride) :]
+    window = zip(sizes, geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
     for size, taps, step, spread in reversed(list(window)):
         total = max(0, (-(-size // step) - 1) * step + spread * (taps - 1) + 1 - size)
         pads += [total // 2, total - total // 2]

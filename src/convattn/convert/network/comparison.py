@@ -127,8 +127,10 @@ def _summed_otherwise(
     copied = copy_module(network).eval()
     places = dict(copied.named_modules(remove_duplicate=False))
 
-    def forward(conv: AnyConvolution, same: bool, x: Tensor) -> Tensor:
-        return summed_otherwise(conv, pad_same(x, read_taps(conv).geometry) if same else x)
+    def forward(conv: AnyConvolution, same: bool, *given: Tensor, **named: Tensor) -> Tensor:
+        x = _image(conv, same, given, named)
+        alone = x.ndim < conv.weight.ndim
+        return summed_otherwise(conv, x[None])[0] if alone else summed_otherwise(conv, x)
 
     for name, (conv, same) in convolutions.items():
         places[name].forward = partial(forward, conv, same)
@@ -142,9 +144,11 @@ def _as_read(
     copied = copy_module(network).eval().double()
     places, originals = (dict(net.named_modules(remove_duplicate=False)) for net in (copied, network))
 
-    def forward(conv: AnyConvolution, same: bool, held: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def forward(
+        conv: AnyConvolution, same: bool, held: Mapping[str, Tensor], *given: Tensor, **named: Tensor
+    ) -> Tensor:
         wide = {kind: held.get(kind, tensor).double() for kind, tensor in conv.named_parameters()}
-        return functional_call(conv, wide, (pad_same(x, read_taps(conv).geometry) if same else x,))
+        return functional_call(conv, wide, (_image(conv, same, given, named),))
 
     for name, (conv, same) in convolutions.items():
         own, tensors = originals[name]._parameters, dict(conv.named_parameters())
@@ -154,6 +158,12 @@ def _as_read(
         held = {kind: places[name].get_parameter(kind) for kind in shared}  # those of the copy are wide already
         places[name].forward = partial(forward, conv, same, held)
     return _outputs(copied, batches, torch.float64)
+
+
+def _image(conv: AnyConvolution, same: bool, given: Sequence[Tensor], named: Mapping[str, Tensor]) -> Tensor:
+    """Returns what a convolution was given under any name, padded by its size if the convolution does so."""
+    x = next(iter((*given, *named.values())))
+    return pad_same(x, read_taps(conv).geometry) if same else x
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:

@@ -105,6 +105,9 @@ def read_plain(module: nn.Module) -> PlainConvolution:
     if replaced:
         raise UnsupportedModelError(f"its method {replaced[0]} was replaced on the instance")
     computed, working = _without_reparametrisation(module)
+    held_otherwise = [tensor for tensor in ("weight", "bias") if tensor not in {*computed, *working._parameters}]
+    if held_otherwise:
+        raise UnsupportedModelError(f"its {held_otherwise[0]} is not a parameter; make it one first")
     held = {**working._parameters, **working._buffers, **working._modules}.keys() - {"weight", "bias", *foreign.extra}
     if parametrize.is_parametrized(module) and not computed.keys() - {"weight", "bias"}:
         held -= {"parametrizations"}

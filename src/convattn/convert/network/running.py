@@ -11,7 +11,9 @@ from torch.utils._pytree import tree_map
 
 from convattn.convert.copies import copy_network, keep_random_state
 from convattn.errors import ArgumentError, must_be, must_be_a, must_fit
+from convattn.functional.autocast import without_autocast
 from convattn.functional.rounding import rounded_differently
+from convattn.layers import RelativeAttention
 
 _SEED = 0
 _SIZE = (3, 224, 224)
@@ -43,7 +45,7 @@ class Arguments(NamedTuple):
         """Changes last digits of the floating-point tensors at random, as if they had been rounded differently."""
 
         def move(value: Any) -> Any:
-            floating = isinstance(value, Tensor) and value.is_floating_point()
+            floating = isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
             return rounded_differently(value, seed) if floating else value
 
         return self._mapped(move)
@@ -53,7 +55,9 @@ class Arguments(NamedTuple):
         if self.named or len(self.positional) != 1 or not isinstance(self.positional[0], Tensor):
             return [self]
         images = self.positional[0]
-        return [self._replace(positional=(part,)) for part in images.split(size)] if images.ndim else [self]
+        if not images.ndim or images.layout is not torch.strided:
+            return [self]
+        return [self._replace(positional=(part,)) for part in images.split(size)]
 
     def _mapped(self, change: Callable[[Any], Any]) -> "Arguments":
         return Arguments(tree_map(change, self.positional), tree_map(change, dict(self.named)), self.words)
@@ -101,9 +105,8 @@ def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) 
     with ExitStack() as settings:
         settings.enter_context(keep_random_state(network))
         settings.enter_context(torch.no_grad())
-        for device in {"cpu", *(parameter.device.type for parameter in network.parameters())}:
-            if torch.amp.is_autocast_available(device):
-                settings.enter_context(torch.autocast(device, enabled=False))
+        for device in {torch.device("cpu"), *(parameter.device for parameter in network.parameters())}:
+            settings.enter_context(without_autocast(device))
         torch.manual_seed(_SEED)
         arguments = given.copied(dtype)
         return list(tensors(network(*arguments.positional, **arguments.named)))
@@ -119,8 +122,11 @@ def shapes_met(model: nn.Module, given: Arguments, names: Iterable[str]) -> dict
     met: dict[str, list[tuple[int, ...]]] = {}
 
     def note(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def hook(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            first = next(tensors((positional, named)), torch.empty(()))
+        def hook(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if isinstance(module, RelativeAttention):
+                first = module.batch_of(*positional, **named)
+            else:
+                first = next(tensors((positional, named)), torch.empty(()))
             met.setdefault(name, []).append(tuple(first.shape))
 
         return hook
@@ -139,8 +145,12 @@ def shapes_met(model: nn.Module, given: Arguments, names: Iterable[str]) -> dict
 
 
 def tensors(value: Any, *, as_real: bool = True) -> Iterator[Tensor]:
-    """Yields the floating-point and complex tensors in nested tuples, lists, mappings and dataclasses, in order."""
+    """Yields the floating-point and complex tensors in nested tuples, lists, mappings and dataclasses, in order.
+
+    Sparse tensors are made dense.
+    """
     if isinstance(value, Tensor):
+        value = value if value.layout is torch.strided else value.to_dense()
         if value.is_complex() and as_real:
             yield torch.view_as_real(value.detach())
         elif value.is_complex() or value.is_floating_point():

@@ -43,7 +43,7 @@ class Watch:
         for name, module in self._network.named_modules():
             if module in parts:
                 continue
-            self._handles.append(module.register_forward_pre_hook(self._enter(name), prepend=True))
+            self._handles.append(module.register_forward_pre_hook(self._enter(name), prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         self._operations.__enter__()
         return self
@@ -55,14 +55,14 @@ class Watch:
         for handle in self._handles:
             handle.remove()
 
-    def _enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def _enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         """Makes the hook that notes the running module, and the path of a layer."""
 
-        def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
+        def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             self._stack.append((name, module))
-            if not isinstance(module, RelativeAttention) or module in self.paths or not given:
+            if not isinstance(module, RelativeAttention) or module in self.paths:
                 return
-            x = given[0]
+            x = module.batch_of(*given, **named)
             if isinstance(x, Tensor) and x.ndim == len(module.geometry.stride) + 2:  # others the layer itself refuses
                 self.paths[module] = module.plan(x.shape, x.dtype).path
                 if module.gate is not None:

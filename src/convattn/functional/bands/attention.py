@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.autocast import product_dtype
+from convattn.functional.autocast import product_dtype, without_autocast
 from convattn.functional.bands.find import MOST_TAPS, Band, Bands
 from convattn.functional.reference import attention_weights, combine_heads
 from convattn.grid import Axis
@@ -35,10 +35,9 @@ def band_attention(
         Output channels at each query, in the dtype of `keys`; sums are taken in at least float32. Gradients of any
         order flow to keys, maps and scores.
     """
-    device = keys.device.type
     keys, maps = keys.to(product_dtype(keys)), maps.to(product_dtype(maps))
     wide = torch.promote_types(keys.dtype, torch.float32)
-    with torch.autocast(device, enabled=False):
+    with without_autocast(keys.device):
         pixels, matrices = keys.to(wide), maps.to(wide)
         parts = [_attend(bands.scores, band, axis, pixels, matrices, groups) for band in bands.parts]
         return sum(parts[1:], parts[0]).to(keys.dtype)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from convattn.functional.autocast import without_autocast
 from convattn.functional.content.folding import (
     PIECE_BYTES,
     ContentMaps,
@@ -70,7 +71,7 @@ def content_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`.
     """
-    with torch.autocast(keys.device.type, enabled=False):
+    with without_autocast(keys.device):
         queries, pixels = prod(len(axis.queries) for axis in axes), prod(axis.keys for axis in axes)
         width = len(content.query) // len(maps)
         apart, folded = score_products(keys.shape[0], keys.shape[1], queries, pixels, width)
@@ -206,7 +207,7 @@ class _Call:
         some: Sequence[Axis],
     ) -> Float[Tensor, "images heads queries channels"]:
         """Takes the weighted means of the pixels, for some queries along each axis."""
-        with torch.autocast(pixels.device.type, enabled=False):
+        with without_autocast(pixels.device):
             along = [
                 self.along_axis(number, some[number], key.device) if pair is None else pair
                 for number, pair in enumerate(given)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.errors import ArgumentError, DeviceError
+from convattn.functional.autocast import without_autocast
 from convattn.functional.content.folding import ContentMaps, PositionTables
 from convattn.functional.derivatives import needs_own_operations
 from convattn.functional.reference import combine_heads
@@ -72,7 +73,7 @@ def flex_attention(
         raise ArgumentError("impl='flex' has no derivatives by torch.func: use impl='content'")
     query, key = content.project(keys, axes, len(maps))
     wide = torch.promote_types(query.dtype, torch.float32)
-    with torch.autocast(keys.device.type, enabled=False):
+    with without_autocast(keys.device):
         scale, bias, exact = query.shape[-1] ** -0.5, content.content_bias, query.to(wide)
         seen = [(exact * scale) @ table.mT for table in position.features]
         if bias is not None:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.autocast import product_dtype
+from convattn.functional.autocast import product_dtype, without_autocast
 from convattn.functional.fourier.transforms import filter_images, quick_length
 from convattn.functional.reference import attention_weights, combine_heads
 from convattn.grid import Axis
@@ -90,10 +90,9 @@ def fourier_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`; heads are summed in at least float32.
     """
-    device = keys.device.type
     keys, maps = keys.to(product_dtype(keys)), maps.to(product_dtype(maps))
     wide = torch.promote_types(keys.dtype, torch.float32)
-    with torch.autocast(device, enabled=False):
+    with without_autocast(keys.device):
         pixels, matrices = keys.to(wide), maps.to(wide)
         y = filter_images(pixels, matrices, filters.kernels, filters.reciprocals, axes, groups).flatten(2)
         for head, weak in enumerate(filters.weak.flatten(1)):

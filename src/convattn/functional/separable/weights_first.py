@@ -11,7 +11,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.functional.autocast import product_dtype
+from convattn.functional.autocast import autocasts, product_dtype
 from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
 from convattn.functional.reference import join_axes
 from convattn.functional.separable.bfloat16 import bfloat16_attention
@@ -52,7 +52,7 @@ def separable_attention(
         return bfloat16_attention(weights, keys, maps)
     weights = [weight.to(keys.dtype) for weight in weights]
     narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
-    in_graph = torch.compiler.is_compiling() or torch.is_autocast_enabled(keys.device.type)
+    in_graph = torch.compiler.is_compiling() or autocasts(keys.device)
     if narrow or in_graph or needs_own_operations(keys, maps, *weights):
         return attention_as_products(weights, keys, maps, groups)
     pixels = rearrange(keys, "batch channels ... -> batch ... channels").contiguous()
