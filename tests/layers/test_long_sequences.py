@@ -67,7 +67,10 @@ def test_hard_heads_that_lead_out_may_be_requested_as_a_convolution():
 
     def shifted(hard, x):
         padded = torch.nn.functional.pad(x, (1, 9), mode="replicate")
-        parts = [matrix @ padded[..., start : start + LONG] for matrix, start in zip(hard.values.maps(), (0, 1, 10))]
+        parts = [
+            matrix @ padded[..., start : start + LONG]
+            for matrix, start in zip(hard.values.maps(), (0, 1, 10), strict=True)
+        ]
         return sum(parts) + hard.bias[:, None]
 
     with torch.no_grad():

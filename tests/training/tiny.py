@@ -53,7 +53,7 @@ def tiny_recipe(*, epochs: int = 2, learning_rate: float = 0.01, seed: int = 0, 
 
 
 def references_of_runs(run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Computes what a run leaves, in float64, and with the last digits of images and weights rounded in several ways."""
+    """Computes what a run leaves: in float64, and from images and weights of other last digits."""
     single = build.build_network
 
     def changed(change: Callable) -> Tensor:
