@@ -8,7 +8,7 @@ from torch import nn
 
 from convattn.data import cutout, horizontal_flip, mirror, normalise, random_crop
 from convattn.errors import ArgumentError, ShapeError
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 
 def images(batch=11, channels=3, rows=5, cols=7):
@@ -130,9 +130,13 @@ def test_same_generator_state_same_result_and_global_state_untouched():
 
 def test_normalise_matches_the_formula_channel_by_channel():
     batch, mean, std = images(), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-    columns = [(batch[:, c].double() / 255 - mean[c]) / std[c] for c in range(3)]
-    low = [(batch[:, c].float() / 255 - mean[c]) / std[c] for c in range(3)]
-    assert_within_budget(normalise(batch, mean, std), torch.stack(columns, 1), torch.stack(low, 1))
+
+    def formula(batch, mean, std):
+        return torch.stack([(batch[:, c] / 255 - mean[c]) / std[c] for c in range(3)], 1)
+
+    hi = formula(batch.double(), mean, std)
+    lows = roundings(formula, batch.float(), torch.tensor(mean), torch.tensor(std))
+    assert_within_budget(normalise(batch, mean, std), hi, lows)
 
 
 def test_negative_padding_is_refused():

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from convattn.data import cutmix, mixup
 from convattn.data.mixing import _symmetric_beta
 from convattn.errors import ArgumentError, ShapeError
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, references
 
 ALPHAS = [1e-3, 0.2, 0.5, 1.0, 2.0, 300.0]
 SEEDS = st.integers(0, 2**31)
@@ -29,9 +29,11 @@ def numbered(batch=11, rows=5, cols=7):
 def test_targets_say_how_much_of_which_image_a_blend_holds(alpha, seed):
     images = torch.randn(11, 3, 5, 7, generator=seeded(1))
     blended, shares = mixup(images, torch.eye(11), alpha=alpha, generator=seeded(seed))
-    pattern = "batch parts, parts channels rows cols -> batch channels rows cols"
-    hi, lo = einsum(shares.double(), images.double(), pattern), einsum(shares, images, pattern)
-    assert_within_budget(blended, hi, lo)
+
+    def blend(shares, images):
+        return einsum(shares, images, "batch parts, parts channels rows cols -> batch channels rows cols")
+
+    assert_within_budget(blended, *references(blend, shares, images))
     # a share and its complement, each rounded once, are rounded once more in the sum
     assert (shares.sum(1) - 1).abs().max() <= torch.finfo(torch.float32).eps
     assert shares.min() >= 0

@@ -20,6 +20,7 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
+from convattn.testing.budget import references
 from convattn.testing.contracts import AttentionContract
 
 HEADS = 2
@@ -231,3 +232,8 @@ def by_path(layer, path, x):
     other = copy.deepcopy(layer)
     other.impl = path
     return other(x)
+
+
+def by_reference(layer, x):
+    """Computes a layer by the reference path, in float64 and as several roundings."""
+    return references(lambda layer, x: by_path(layer, "reference", x).detach(), layer, x)

@@ -1,7 +1,6 @@
 """Derivatives of every order and by every road of torch, on every path: those of the reference path, in float64."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from tests.layers.layer_cases import ADDITIVE, HARD, LayerCase
 from convattn.encodings import ENCODINGS
 from convattn.errors import ArgumentError, DeviceError
 from convattn.functional import derivatives
-from convattn.functional.rounding import rounded_differently
 from convattn.functional.separable import weights_first
 from convattn.layers import (
     Content,
@@ -27,8 +25,7 @@ from convattn.layers import (
     RelativeAttention1d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import assert_within_budget
-from convattn.testing.dense import as_dtype
+from convattn.testing.budget import assert_within_budget, references
 from convattn.testing.encoding_contract import stir
 
 pytestmark = [
@@ -72,31 +69,18 @@ def layer_and_images(case):
     return layer.double(), torch.randn(2, 4, *SIZES[case.kind.dims], dtype=torch.float64)
 
 
-def by_the_plainest_road(layer, x, plain):
-    """Computes a derivative on the reference path: in float64, and in the layer's dtype what rounding does to it."""
-    reference = copy.deepcopy(layer)
-    reference.impl = "reference"
-    numbers = Numbers.of(reference, x)
-    hi, lows = plain(Numbers.of(as_dtype(reference, torch.float64), x.double())), [plain(numbers)]
-    for seed in range(8):  # of four the farthest may be a third of what eight show
-        moved = copy.deepcopy(reference)
-        with torch.no_grad():
-            for parameter in moved.parameters():
-                parameter.copy_(rounded_differently(parameter, seed))
-        lows.append(plain(replace(Numbers.of(moved, rounded_differently(x, seed)), direction=numbers.direction)))
-    return hi, {name: [low[name] for low in lows] for name, exact in hi.items()}
-
-
 def check(layer, x, plain, roads):
-    hi, lo = by_the_plainest_road(layer, x, plain)
+    """Holds a derivative by every road against the plainest one on the reference path."""
     reference = copy.deepcopy(layer)
     reference.impl = "reference"
+    # of four roundings the farthest may be a third of what eight show
+    hi, lows = references(lambda layer, x: plain(Numbers.of(layer, x)), reference, x, count=8)
     for road in roads:
         found, same = road(Numbers.of(layer, x)), road(Numbers.of(reference, x))  # each road rounds in its own way
         assert found.keys() == hi.keys()
         for name, exact in hi.items():
-            low = [lo[name], same[name]]
-            assert_within_budget(found[name].detach(), exact.detach(), low.detach(), f"{name} by {road.__name__}")
+            rounded = [low[name].detach() for low in (*lows, same)]
+            assert_within_budget(found[name].detach(), exact.detach(), rounded, f"{name} by {road.__name__}")
 
 
 @every_derivative

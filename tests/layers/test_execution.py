@@ -1,12 +1,11 @@
 """How layers choose their path, and what each path promises of its own."""
 
-import copy
 import subprocess
 import sys
 
 import pytest
 import torch
-from tests.layers.layer_cases import by_path, hard_layer, images
+from tests.layers.layer_cases import by_reference, hard_layer, images
 from torch import nn
 
 from convattn.convert import conv_to_attention
@@ -15,7 +14,8 @@ from convattn.errors import ArgumentError, ShapeError
 from convattn.functional.fourier import attention as fourier
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.records import Plan
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, references
+from convattn.testing.convolutions import convolve
 
 
 def test_hard_heads_run_as_a_convolution_with_replicate_padding():
@@ -28,8 +28,7 @@ def test_hard_heads_run_as_a_convolution_with_replicate_padding():
     with torch.no_grad():
         conv.weight.copy_(layer.values.weight.view(3, 3, 5, 3).permute(2, 3, 0, 1))
         conv.bias.copy_(layer.bias)
-    hi = copy.deepcopy(conv).double()(x.double())
-    assert_within_budget(layer(x), hi, by_path(layer, "reference", x))
+    assert_within_budget(layer(x), *references(convolve, conv, x))
 
 
 def test_heads_that_leak_below_rounding_are_convolutions_only_where_nothing_is_learned_of_them():
@@ -40,8 +39,7 @@ def test_heads_that_leak_below_rounding_are_convolutions_only_where_nothing_is_l
         assert plan.path == "shift"
         row_sums = layer.values.weight.double().abs().sum((0, 2)).max().item()
         assert 0 < plan.bound <= 2 * row_sums * torch.finfo(torch.float32).eps / 8
-        hi = by_path(copy.deepcopy(layer).double(), "reference", x.double())
-        assert_within_budget(layer(x), hi, by_path(layer, "reference", x))
+        assert_within_budget(layer(x), *by_reference(layer, x))
 
 
 @pytest.mark.parametrize("change", ["sharpness", "half a pixel"])
@@ -112,11 +110,11 @@ def test_queries_that_would_lose_digits_are_computed_exactly(monkeypatch):
     plan = layer.plan(x.shape)
     assert plan.path == "fourier"
     assert "would lose digits are computed exactly" in plan.reason
-    hi, lo = by_path(copy.deepcopy(layer).double(), "reference", x.double()), by_path(layer, "reference", x)
-    assert_within_budget(layer(x), hi, lo)
+    hi, lows = by_reference(layer, x)
+    assert_within_budget(layer(x), hi, lows)
     monkeypatch.setattr(fourier, "_NOISE", 1e-9)
     with pytest.raises(AssertionError, match="result: error"):
-        assert_within_budget(layer(x), hi, lo)
+        assert_within_budget(layer(x), hi, lows)
 
 
 def test_narrow_heads_take_values_first():
@@ -124,8 +122,7 @@ def test_narrow_heads_take_values_first():
     layer, x = RelativeAttention2d(64, 64, 8, "quadratic", head_width=2), images(5, 7, channels=64)
     assert layer.plan(x.shape).order == "values"
     assert RelativeAttention2d(64, 64, 8, "quadratic").plan(x.shape).order == "weights"
-    hi, lo = by_path(copy.deepcopy(layer).double(), "reference", x.double()), by_path(layer, "reference", x)
-    assert_within_budget(layer(x), hi, lo)
+    assert_within_budget(layer(x), *by_reference(layer, x))
 
 
 def test_plan_is_a_record_and_refuses_what_forward_refuses(tmp_path, without_type_checks):
@@ -201,16 +198,12 @@ def test_spread_images_of_hard_heads(options):
     x = images(5, 7)
     assert layer.plan(x.shape).path == "shift"
     with torch.no_grad():
-        found = layer(x)
-        layer.impl = "reference"
-        low, high = layer(x), copy.deepcopy(layer).double()(x.double())
-    assert_within_budget(found, high, low)
+        assert_within_budget(layer(x), *by_reference(layer, x))
 
 
 @pytest.mark.parametrize("displacement", [-1000, -7, 6, 7, 1000])
 def test_heads_that_look_far_beyond_the_image_look_at_the_nearest_key(displacement):
     layer = RelativeAttention1d(2, 3, 1, Shift(1, 1, displacements=[[displacement]]), stride=2, padding=1)
     x = images(7)[:, :2]
-    hi = by_path(copy.deepcopy(layer).double(), "reference", x.double())
     assert layer.plan(x.shape).path == "shift"
-    assert_within_budget(layer(x), hi, by_path(layer, "reference", x))
+    assert_within_budget(layer(x), *by_reference(layer, x))

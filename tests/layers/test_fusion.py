@@ -1,6 +1,7 @@
 """Layers fused with the map that follows, against the two one after the other."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn.utils import prune
 from convattn.convert import load_layer, save_layer
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, fuse
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, references
 from convattn.testing.dense import as_dtype, dense_attention
 from convattn.testing.encoding_contract import stir
 
@@ -45,10 +46,12 @@ def one_after_the_other(layer, following, x, formula, *, backwards=False):
 
 
 def check(actual, layer, following, x, formula):
-    exact = copy.deepcopy(following).double()
-    hi = one_after_the_other(as_dtype(layer, torch.float64), exact, x.double(), formula)
-    low = [one_after_the_other(layer, following, x, formula, backwards=backwards) for backwards in (False, True)]
-    assert_within_budget(actual, hi, low)
+    wide = torch.promote_types(x.dtype, torch.float32)  # layers compute with more bits than fewer
+    given = as_dtype(layer, wide), copy.deepcopy(following).to(wide), x.to(wide)
+    hi, lows = references(partial(one_after_the_other, formula=formula), *given)
+    lows = [low.to(x.dtype) for low in lows]
+    lows += [one_after_the_other(layer, following, x, formula, backwards=backwards) for backwards in (False, True)]
+    assert_within_budget(actual, hi, lows)
 
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])

@@ -1,15 +1,13 @@
 """Layers on long sequences: what they choose, and that nothing grows with the square of the length."""
 
-import copy
-
 import pytest
 import torch
-from tests.layers.layer_cases import by_path
+from tests.layers.layer_cases import by_reference
 from torch.utils.flop_counter import FlopCounterMode
 
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, references
 
 LONG = 65_536
 """Pixels; a float for each pair would take 16 GiB per head."""
@@ -29,22 +27,20 @@ def test_soft_heads_run_in_bands(impl):
     assert plan.reason.endswith("in bands of up to 13 displacements")
     rows = soft.values.weight.double().abs().sum((0, 2)).max().item()
     assert plan.bound == 2 * rows * torch.finfo(torch.float32).eps / 64
-    hi = by_path(copy.deepcopy(soft).double(), "reference", x.double())
-    assert_within_budget(soft(x), hi, by_path(soft, "reference", x))
+    assert_within_budget(soft(x), *by_reference(soft, x))
 
 
 QUERIES = [0, 9_001, LONG - 20_001, LONG - 1]
 
 
-def gradients_of_definition(leaves, v, dtype):
+def gradients_of_definition(layer, x, v):
     """Gradients of ⟨v, y⟩, the output y being that of some queries, from scores of all keys."""
-    held = {name: leaf.detach().to(dtype).requires_grad_() for name, leaf in leaves.items()}
-    centres, sharpness = held["encoding.centres"], held["encoding.root_sharpness"].square() / 2
-    displacements = torch.arange(LONG, dtype=dtype) - torch.tensor(QUERIES, dtype=dtype)[:, None]
+    centres, sharpness = layer.encoding.centres, layer.encoding.root_sharpness.square() / 2
+    displacements = torch.arange(LONG, dtype=x.dtype) - torch.tensor(QUERIES, dtype=x.dtype)[:, None]
     weights = (-sharpness[:, None, None] * (displacements - centres[:, None]) ** 2).softmax(-1)
-    means = weights @ held["x"][0].mT
-    y = torch.einsum("hoi,hqi->oq", held["values.weight"], means) + held["bias"][:, None]
-    return torch.autograd.grad((v.to(dtype) * y).sum(), list(held.values()))
+    means = weights @ x[0].mT
+    y = torch.einsum("hoi,hqi->oq", layer.values.weight, means) + layer.bias[:, None]
+    return torch.autograd.grad((v * y).sum(), [x, *layer.parameters()])
 
 
 @pytest.mark.parametrize("centres", [(-1, 0, 1), (-9_000, 20_000)], ids=str)
@@ -56,22 +52,29 @@ def test_cost_and_gradients_of_long_sequences(centres, sharpness):
     assert {plan.path for plan in plans} == {"shift" if sharpness == 128 else "separable"}
     for short, double, whole in ([plan.flops for plan in plans], [plan.bytes for plan in plans]):
         assert whole - double <= 2.05 * (double - short)
-    leaves = {"x": torch.randn(1, 3, LONG, requires_grad=True), **dict(long.named_parameters())}
-    y, v = long(leaves["x"]), torch.randn(5, len(QUERIES))
-    actual = torch.autograd.grad((v * y[0, :, QUERIES]).sum(), list(leaves.values()), allow_unused=True)
-    hi, lo = (gradients_of_definition(leaves, v, dtype) for dtype in (torch.float64, torch.float32))
-    for name, found, exact, rounded in zip(leaves, actual, hi, lo, strict=True):
-        assert_within_budget(torch.zeros_like(rounded) if found is None else found, exact, rounded, name)
+    x, v = torch.randn(1, 3, LONG, requires_grad=True), torch.randn(5, len(QUERIES))
+    leaves = {"x": x, **dict(long.named_parameters())}
+    loss = (v * long(x)[0, :, QUERIES]).sum()
+    actual = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    hi, lows = references(gradients_of_definition, long, x, v)
+    for name, found, exact, *rounded in zip(leaves, actual, hi, *lows, strict=True):
+        assert_within_budget(found, exact, rounded, name)
 
 
 def test_hard_heads_that_lead_out_may_be_requested_as_a_convolution():
     hard = layer(-1, 0, 9, sharpness=128.0, impl="shift")
     x = torch.randn(1, 3, LONG)
-    padded = torch.nn.functional.pad(x, (1, 9), mode="replicate")
-    maps = hard.values.maps()
-    expected = sum(maps[head] @ padded[0, :, start : start + LONG] for head, start in enumerate((0, 1, 10)))
+
+    def shifted(hard, x):
+        padded = torch.nn.functional.pad(x, (1, 9), mode="replicate")
+        parts = [
+            matrix @ padded[..., start : start + LONG]
+            for matrix, start in zip(hard.values.maps(), (0, 1, 10), strict=True)
+        ]
+        return sum(parts) + hard.bias[:, None]
+
     with torch.no_grad():
-        assert_within_budget(hard(x)[0], (expected + hard.bias[:, None]).double(), expected + hard.bias[:, None])
+        assert_within_budget(hard(x), *references(shifted, hard, x))
 
 
 def test_wide_heads_are_transformed_and_any_encoding_is_one_axis():
@@ -95,8 +98,7 @@ def test_images_of_one_row_or_column_are_sequences(axis, encoding):
     line = RelativeAttention2d(3, 5, 3, encoding, stride=[1 + 2 * (axis == 0), 1 + 2 * (axis == 1)])
     x = torch.randn(2, 3, *sizes, requires_grad=True)
     assert "in bands of" in line.plan(x.shape).reason
-    hi = by_path(copy.deepcopy(line).double(), "reference", x.double())
-    assert_within_budget(line(x), hi, by_path(line, "reference", x))
+    assert_within_budget(line(x), *by_reference(line, x))
 
 
 def test_operations_of_more_queries_in_blocks_are_those_that_torch_counts():
@@ -118,8 +120,7 @@ def test_heads_too_wide_for_bands_are_computed_whole_where_no_transforms_are_wan
     wide, x = layer(0, 5, sharpness=1e-6, impl="separable"), torch.randn(2, 3, 601)
     plan = wide.plan(x.shape)
     assert (plan.path, plan.reason, plan.bound) == ("separable", "requested", 0.0)
-    hi = by_path(copy.deepcopy(wide).double(), "reference", x.double())
-    assert_within_budget(wide(x), hi, by_path(wide, "reference", x))
+    assert_within_budget(wide(x), *by_reference(wide, x))
 
 
 def test_heads_that_cannot_be_looked_at_are_computed_whole():
@@ -131,12 +132,7 @@ def test_heads_that_cannot_be_looked_at_are_computed_whole():
     def output(centres):
         return torch.func.functional_call(line, {**known, "encoding.centres": centres}, x)
 
-    def reference(centres, dtype):
-        made = copy.deepcopy(line).to(dtype)
+    for y, centres in zip(torch.vmap(output)(several), several, strict=True):
         with torch.no_grad():
-            made.encoding.centres.copy_(centres)
-        return by_path(made, "reference", x.to(dtype))
-
-    found = torch.vmap(output)(several)
-    for y, centres in zip(found, several, strict=True):
-        assert_within_budget(y, reference(centres, torch.float64), reference(centres, torch.float32))
+            line.encoding.centres.copy_(centres)
+        assert_within_budget(y, *by_reference(line, x))

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.layers.layer_cases import hard_layer, images
+from tests.layers.layer_cases import by_reference, hard_layer, images
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -17,7 +17,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from convattn.encodings import LinearDistance, Quadratic, Shift, Sinusoidal
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import Sums, assert_within_budget, references
+from convattn.testing.convolutions import convolve
 
 
 def kernel_layer(**options):
@@ -77,14 +78,11 @@ def test_a_write_of_any_kind_is_seen_at_once(write, sharpness):
         assert torch.equal(layer(x), first)
         write(layer)
         x = x.to(layer.bias.dtype)
-        again = layer(x)
-        layer.impl = "reference"
-        low = copy.deepcopy(layer).float()(x.float())
-        high = copy.deepcopy(layer).double()(x.double())
-    assert_within_budget(again.float(), high, low)
+        hi, lows = by_reference(layer, x)
+        assert_within_budget(layer(x), hi, lows)
     if write is not WRITES["dtype"]:
         with pytest.raises(AssertionError, match="above the budget"):
-            assert_within_budget(first, high, low)
+            assert_within_budget(first, hi, lows)
 
 
 @pytest.mark.parametrize("name", ["max_period"])
@@ -103,12 +101,12 @@ def test_shifts_that_are_replaced_are_seen_at_once():
     layer, x = kernel_layer().eval(), images(5, 7)
     first = layer(x)
     layer.encoding = Shift(9, 2, displacements=[[-row, -col] for row, col in layer.encoding.displacements])
-    kernel, bias = layer.values.weight.flip(2, 3), layer.bias
-    low = nn.functional.conv2d(x, kernel, bias, padding=1)
-    high = nn.functional.conv2d(x.double(), kernel.double(), bias.double(), padding=1)
-    assert_within_budget(layer(x), high, low)
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    conv.load_state_dict({"weight": layer.values.weight.flip(2, 3), "bias": layer.bias})
+    hi, lows = references(convolve, conv, x)
+    assert_within_budget(layer(x), hi, lows)
     with pytest.raises(AssertionError, match="above the budget"):
-        assert_within_budget(first, high, low)
+        assert_within_budget(first, hi, lows)
     layer.encoding = layer.encoding.soften(0.3)
     assert layer.plan(x.shape).path == "separable"
     assert layer.encoding.centres.grad is None
@@ -119,20 +117,26 @@ def test_shifts_that_are_replaced_are_seen_at_once():
 def test_hyper_networks_get_their_gradient():
     """Centres that another network makes are plain tensors with a graph."""
 
-    def gradient(impl, dtype):
-        layer, x = hard_layer(sharpness=0.3, impl=impl).to(dtype).eval(), images(5, 7, dtype=dtype)
-        start, offset = layer.encoding.centres.detach(), torch.zeros(2, dtype=dtype, requires_grad=True)
+    def output(layer, x, offset, impl="reference"):
+        layer = copy.deepcopy(layer)
+        layer.impl, start = impl, layer.encoding.centres.detach()
         del layer.encoding.centres
         layer.encoding.centres = start + offset
-        layer(x).square().sum().backward()
-        return offset.grad
+        return layer(x)
 
-    found, low, high = (
-        gradient(*given)
-        for given in (("auto", torch.float32), ("reference", torch.float32), ("reference", torch.float64))
-    )
-    assert high.abs().min() > 0
-    assert_within_budget(found, high, low)
+    def gradient(layer, x, impl="reference"):
+        offset = torch.zeros(2, dtype=x.dtype, requires_grad=True)
+        return torch.autograd.grad(output(layer, x, offset, impl).square().sum(), offset)[0]
+
+    layer, x = hard_layer(sharpness=0.3).eval(), images(5, 7)
+    hi, lows = references(gradient, layer, x)
+    assert hi.abs().min() > 0
+    squares = partial(lambda *given: output(*given).square(), copy.deepcopy(layer).double(), x.double())
+    terms = torch.autograd.functional.jacobian(squares, torch.zeros(2, dtype=torch.float64)).flatten(0, -2)
+    sums = Sums(len(terms), terms.abs().sum(0))
+    assert_within_budget(gradient(layer, x, "auto"), hi, lows, sums=sums)
+    with pytest.raises(AssertionError, match="above the budget"):
+        assert_within_budget(gradient(layer, x.half().float(), "auto"), hi, lows, sums=sums)
 
 
 @pytest.mark.parametrize("make", [kernel_layer, hard_layer, partial(hard_layer, sharpness=0.3)])

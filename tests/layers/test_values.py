@@ -1,11 +1,9 @@
-import copy
-
 import pytest
 import torch
 
 from convattn.errors import ArgumentError
 from convattn.layers import FactoredValues, MergedValues, RelativeAttention2d
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, references
 
 
 def test_merged_values_start_as_a_convolution_of_as_many_taps_does():
@@ -71,9 +69,9 @@ def test_values_held_as_a_kernel_are_the_same_function(impl):
         gradient = torch.autograd.grad(y.square().sum(), layer.values.weight)[0]
         return y.detach(), gradient if gradient.ndim == 4 else gradient.movedim(0, -1).view(6, 2, 3, 3)
 
-    found, low, high = result(kernel, x), result(apart, x), result(copy.deepcopy(apart).double(), x.double())
-    for one, other, exact in zip(found, low, high, strict=True):
-        assert_within_budget(one, exact, other)
+    hi, lows = references(result, apart, x)
+    for found, exact, *rounded in zip(result(kernel, x), hi, *lows, strict=True):
+        assert_within_budget(found, exact, rounded)
 
 
 @pytest.mark.parametrize(("heads", "head_width"), [(4, None), (9, 2)])

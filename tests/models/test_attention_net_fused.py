@@ -1,8 +1,6 @@
-import copy
-
 import pytest
 import torch
-from tests.models.network_cases import SMALL, count_parameters, small_images
+from tests.models.network_cases import SMALL, count_parameters, run, small_images
 from torch import nn
 
 from convattn.errors import (
@@ -10,7 +8,7 @@ from convattn.errors import (
     UnsupportedModelError,
 )
 from convattn.models import AttentionNet
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, references
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def test_fused_network_is_the_network_without_the_maps_after_attention(network):
     images, width = small_images(), SMALL["width"]
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     fused = network.fused()
-    assert_within_budget(fused(images), copy.deepcopy(network).double()(images.double()), network(images))
+    assert_within_budget(fused(images), *references(run, network, images))
     fewer = SMALL["depth"] * (width * width + width)
     assert count_parameters(fused) == count_parameters(network) - fewer
     assert network.flops(10).total - fused.flops(10).total == 2 * 25 * SMALL["depth"] * width * width
@@ -41,7 +39,7 @@ def test_network_fused_into_a_wrong_block_is_rejected(network):
     images, fused = small_images(), network.fused()
     fused.blocks[0].mixer, fused.blocks[1].mixer = fused.blocks[1].mixer, fused.blocks[0].mixer
     with pytest.raises(AssertionError, match="result: error"):
-        assert_within_budget(fused(images), copy.deepcopy(network).double()(images.double()), network(images))
+        assert_within_budget(fused(images), *references(run, network, images))
 
 
 def test_fused_network_is_the_network_built_without_the_maps(network):

@@ -3,14 +3,14 @@ import re
 
 import pytest
 import torch
-from tests.models.network_cases import small_images
+from tests.models.network_cases import run, small_images
 from torch import nn
 
 from convattn.encodings import Distance, GeneralizedQuadratic, Quadratic
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet, degenerate_heads, load_network, prune_heads, reinitialise_heads
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, references
 
 SMALL = {"width": 14, "depth": 3, "heads": 5, "ffn": 11, "num_classes": 5}
 DEGENERATE = ([1, 4], [], [0, 2, 3])
@@ -105,10 +105,10 @@ def test_pruning_removes_exactly_what_the_heads_contribute(encoding, fused):
     before = copy.deepcopy(network.state_dict())
     pruned, silent = prune_heads(network), silenced(network)
     assert pruned.heads == (3, 5, 2)
-    hi, lo = copy.deepcopy(silent).double()(images.double()), silent(images)
-    assert_within_budget(pruned(images), hi, lo)
+    hi, lows = references(run, silent, images)
+    assert_within_budget(pruned(images), hi, lows)
     with pytest.raises(AssertionError, match="result: error"):  # negative control: the heads did contribute
-        assert_within_budget(network(images), hi, lo)
+        assert_within_budget(network(images), hi, lows)
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
     assert not {t.data_ptr() for t in network.parameters()} & {t.data_ptr() for t in pruned.parameters()}
 
@@ -120,7 +120,7 @@ def test_network_that_lost_a_wrong_matrix_is_rejected():
     with torch.no_grad():
         pruned.blocks[0].mixer.values.weight.copy_(network.blocks[0].mixer.values.weight[[0, 1, 3]])
     with pytest.raises(AssertionError, match="result: error"):
-        assert_within_budget(pruned(images), copy.deepcopy(silent).double()(images.double()), silent(images))
+        assert_within_budget(pruned(images), *references(run, silent, images))
 
 
 def test_pruned_network_keeps_mode_dtype_and_frozen_parameters():

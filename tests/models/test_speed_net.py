@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tests.models.network_cases import small_images
+from tests.models.network_cases import run, small_images
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,7 +11,7 @@ from convattn.errors import ArgumentError, ShapeError, UnknownNameError
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention2d
 from convattn.models import SpeedNet
 from convattn.models.whitening import WhitenedPatches
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, references, roundings
 
 MIXINGS = ("attention", "conv", "hard", "random", "random-frozen", "content")
 SIZES = {"widths": (26, 5), "num_classes": 7}
@@ -83,11 +83,10 @@ def test_very_sharp_heads_are_hard_heads():
     sharp, hard = drawn("attention", sharpness=200.0), drawn("hard")
     images = small_images()
     with torch.no_grad():
-        lo = hard(images)
-        hi = drawn("hard").double()(images.double())
-        assert_within_budget(sharp(images), hi, lo)
+        hi, lows = references(run, hard, images)
+        assert_within_budget(sharp(images), hi, lows)
         with pytest.raises(AssertionError):
-            assert_within_budget(drawn("attention", sharpness=3.0)(images), hi, lo)
+            assert_within_budget(drawn("attention", sharpness=3.0)(images), hi, lows)
 
 
 def test_content_starts_closed_and_leaves_out_the_largest_image():
@@ -105,9 +104,11 @@ def test_content_starts_closed_and_leaves_out_the_largest_image():
 def test_stem_is_a_convolution_of_patches():
     stem, images = WhitenedPatches(3), small_images()
     stem.whiten(images)
-    kernel = stem.weight.unflatten(1, (3, 2, 2))
-    hi = F.conv2d(images.double(), kernel.double(), stem.bias.double())
-    assert_within_budget(stem(images), hi, F.conv2d(images, kernel, stem.bias))
+
+    def convolved(stem, images):
+        return F.conv2d(images, stem.weight.unflatten(1, (3, 2, 2)), stem.bias)
+
+    assert_within_budget(stem(images), *references(convolved, stem, images))
 
 
 def test_whitened_patches_vary_as_much_in_every_direction():
@@ -116,12 +117,18 @@ def test_whitened_patches_vary_as_much_in_every_direction():
     stem.whiten(images)
     patches = F.unfold(images.double(), 2).movedim(1, -1).flatten(0, 1)
     products = patches.T @ patches / len(patches)
-    half = stem.weight[:8]
-    assert torch.equal(stem.weight[8:], -half)
-    variances = torch.linalg.eigvalsh(products)
+    assert torch.equal(stem.weight[8:], -stem.weight[:8])
+    _, lengths, directions = torch.linalg.svd(patches / len(patches) ** 0.5, full_matrices=False)
+    variances = lengths.flip(0).square()
     hi = torch.diag(variances / (variances + 5e-4))
-    found = half.double() @ products @ half.T.double()
-    assert_within_budget(found.float(), hi, half @ products.float() @ half.T)
+
+    def variation(half):
+        return (half.double() @ products @ half.T.double()).float()
+
+    lows = roundings(variation, (directions.flip(0) / (variances + 5e-4).sqrt()[:, None]).float())
+    assert_within_budget(variation(stem.weight[:8]), hi, lows)
+    with pytest.raises(AssertionError, match="above the budget"):
+        assert_within_budget(variation(stem.weight[:8] * (1 + 1e-5)), hi, lows)
 
 
 @pytest.mark.parametrize("size", [9, 14])

@@ -1,11 +1,12 @@
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 from tests.training.tiny import tiny_speed_recipe
 from torch import nn
 
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, references
 from convattn.training.averaging import make_average, update_average
 from convattn.training.recipe import LookaheadRecipe
 
@@ -27,9 +28,8 @@ def move(network, step):
             value.add_(1)
 
 
-def followed(recipe, dtype):
+def followed(recipe, network):
     """Weights and their average after every step, by the formula."""
-    network = small_network().to(dtype)
     averages, shown = None, []
     for step in range(1, TOTAL + 1):
         move(network, step)
@@ -56,12 +56,12 @@ def test_lookahead_follows_its_formula(steps):
     recipe = dataclasses.replace(tiny_speed_recipe(), lookahead=look)
     network = small_network()
     average = make_average(network, recipe, TOTAL)
-    hi, lo = followed(look, torch.float64), followed(look, torch.float32)
+    hi, lows = references(partial(followed, look), small_network())
     for step in range(1, TOTAL + 1):
         move(network, step)
         update_average(average, network, recipe, step=step, total=TOTAL)
         found = torch.cat([value.flatten() for value in network.state_dict().values()])
-        assert_within_budget(found, hi[step - 1].double(), lo[step - 1])
+        assert_within_budget(found, hi[step - 1].double(), [low[step - 1] for low in lows])
         if step % steps == 0 or step == TOTAL:
             for own, averaged in zip(network.state_dict().values(), average.module.state_dict().values(), strict=True):
                 assert torch.equal(own, averaged)

@@ -6,17 +6,17 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
-from tests.training.tiny import tiny_data, tiny_recipe
+from tests.training.tiny import references_of_runs, tiny_data, tiny_recipe
 
-from convattn.data import normalise
 from convattn.errors import DeviceError, MissingDependencyError
 from convattn.records import RunRecord
-from convattn.testing.budget import assert_within_budget
-from convattn.training import batches, build, recipe_to_toml, train, trainer
+from convattn.testing.budget import Sums, assert_within_budget
+from convattn.training import recipe_to_toml, train
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -99,26 +99,21 @@ def losses(folder):
     return torch.tensor([[row["train_loss"], row["test_loss"]] for row in rows], dtype=torch.float64)
 
 
-def losses_in_float64(recipe, folder, monkeypatch):
-    """The curve of the same run with all of it in float64."""
-    monkeypatch.setattr(batches, "normalise", lambda *given: normalise(*given).double())
-    monkeypatch.setattr(trainer, "normalise", lambda *given: normalise(*given).double())
-    single = build.build_network
-    monkeypatch.setattr(trainer, "build_network", lambda *given: single(*given).double())
-    train(recipe, output=folder, data=tiny_data(), progress=False)
-    return losses(folder)
-
-
-def test_two_processes_give_the_loss_curve_of_one(tmp_path, monkeypatch):
+def test_two_processes_give_the_loss_curve_of_one(tmp_path):
     recipe = tiny_recipe(epochs=2)  # crops and flips are on: every process must draw those of the whole batch
-    train(recipe, output=tmp_path / "alone", data=tiny_data(), progress=False)
     together = train_in_two_processes(recipe, tmp_path)
     assert together.hardware["processes"] == "2"
-    lo, hi = losses(tmp_path / "alone"), losses_in_float64(recipe, tmp_path / "exact", monkeypatch)
-    assert_within_budget(losses(tmp_path / "run").float(), hi, lo.float(), "loss curve of two processes")
-    train(dataclasses.replace(recipe, seed=1), output=tmp_path / "other", data=tiny_data(), progress=False)
+
+    def curve(recipe=recipe):
+        folder = Path(tempfile.mkdtemp(dir=tmp_path)) / "run"
+        train(recipe, output=folder, data=tiny_data(), progress=False)
+        return losses(folder)
+
+    hi, lows = references_of_runs(curve)
+    lows, sums = [low.float() for low in lows], Sums(10, hi)  # a loss is the mean over ten images or more
+    assert_within_budget(losses(tmp_path / "run").float(), hi, lows, "loss curve of two processes", sums=sums)
     with pytest.raises(AssertionError, match="above the budget"):
-        assert_within_budget(losses(tmp_path / "other").float(), hi, lo.float())
+        assert_within_budget(curve(dataclasses.replace(recipe, seed=1)).float(), hi, lows, sums=sums)
 
 
 @pytest.mark.slow

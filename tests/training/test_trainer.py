@@ -1,15 +1,17 @@
 import dataclasses
+import functools
+from functools import partial
 
 import pytest
 import torch
 from accelerate import Accelerator
-from tests.training.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
+from tests.training.tiny import references_of_runs, tiny_data, tiny_recipe, tiny_speed_recipe
 
 from convattn.data import normalise
 from convattn.errors import CheckpointError, MissingDependencyError, RecipeError, UnknownNameError
 from convattn.models import AttentionNet, load_network
-from convattn.testing.budget import assert_within_budget
-from convattn.training import batches, train, trainer
+from convattn.testing.budget import assert_within_budget, references
+from convattn.training import train
 from convattn.training.batches import Batches
 from convattn.training.memory import estimate_memory
 from convattn.training.recipe import DataRecipe, ResNetRecipe
@@ -23,29 +25,23 @@ def with_training(recipe, **changes):
     return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **changes))
 
 
-def trained_weights(recipe, *, double=False, monkeypatch=None):
+def trained_weights(recipe):
     """The weights after a run, as one vector."""
-    with pytest.MonkeyPatch.context() as patch:
-        if double:
-            for module in (batches, trainer):
-                patch.setattr(module, "normalise", lambda *given: normalise(*given).double())
-        with torch.random.fork_rng():
-            torch.manual_seed(recipe.seed)
-            made = Trainer(recipe, tiny_data(), Accelerator(cpu=True))
-        if double:
-            made.network.double()
-        for _ in range(recipe.training.epochs):
-            made.run_epoch()
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        made = Trainer(recipe, tiny_data(), Accelerator(cpu=True))
+    for _ in range(recipe.training.epochs):
+        made.run_epoch()
     return torch.cat([parameter.detach().flatten() for parameter in made.result.parameters()])
 
 
 def test_micro_batches_add_up_to_the_step_of_the_whole_batch():
     recipe = tiny_recipe(epochs=1, learning_rate=0.1)
     recipe = dataclasses.replace(recipe, optim=dataclasses.replace(recipe.optim, algorithm="sgd"))
-    hi, lo = trained_weights(recipe, double=True), trained_weights(recipe)
+    hi, lows = references_of_runs(partial(trained_weights, recipe))
     for size in (1, 3, 8, 100):
         made = trained_weights(with_training(recipe, micro_batch=size))
-        assert_within_budget(made, hi, lo, f"weights from micro batches of {size}")
+        assert_within_budget(made, hi, lows, f"weights from micro batches of {size}")
 
 
 def test_label_smoothing_raises_the_loss_of_what_is_learnt():
@@ -57,16 +53,13 @@ def test_label_smoothing_raises_the_loss_of_what_is_learnt():
 def test_average_of_the_weights_is_what_is_tested_and_saved(tmp_path):
     recipe = with_training(tiny_recipe(epochs=3), ema=0.5)
     made = Trainer(recipe, tiny_data(), Accelerator(cpu=True))
-    expected = None
-    weight = made.network.head.weight
+    weight, steps = made.network.head.weight, []
+    result = made.run_epoch(lambda: steps.append(weight.detach().clone()))
 
-    def average():
-        nonlocal expected
-        now = weight.detach().clone()
-        expected = now if expected is None else 0.5 * expected + 0.5 * now
+    def average(*steps):
+        return functools.reduce(lambda before, now: 0.5 * before + 0.5 * now, steps)
 
-    result = made.run_epoch(average)
-    assert_within_budget(made.result.head.weight.detach(), expected.double(), expected)
+    assert_within_budget(made.result.head.weight.detach(), *references(average, *steps))
     assert not torch.equal(made.result.head.weight, weight)
     assert (result.loss, result.accuracy) == made.evaluate(tiny_data().test)
     record = train(recipe, output=tmp_path / "run", data=tiny_data(), progress=False)

@@ -1,10 +1,17 @@
 """A data set and a recipe so small that a run takes a moment."""
 
-import torch
+from collections.abc import Callable
+from functools import partial
 
-from convattn.data import ImageDataset, ImageSplit
+import pytest
+import torch
+from torch import Tensor
+
+from convattn.data import ImageDataset, ImageSplit, normalise
+from convattn.functional.rounding import LEAST_ROUNDINGS
 from convattn.records import DataRecord
-from convattn.training import Recipe
+from convattn.testing.budget import rounded_otherwise
+from convattn.training import Recipe, batches, build, trainer
 from convattn.training.recipe import (
     AttentionNetRecipe,
     DataRecipe,
@@ -43,6 +50,21 @@ def tiny_recipe(*, epochs: int = 2, learning_rate: float = 0.01, seed: int = 0, 
         optim=OptimRecipe(algorithm="adamw", learning_rate=learning_rate),
         training=TrainingRecipe(epochs=epochs, batch_size=8),
     )
+
+
+def references_of_runs(run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Computes what a run leaves: in float64, and from images and weights of other last digits."""
+    single = build.build_network
+
+    def changed(change: Callable) -> Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (batches, trainer):
+                patch.setattr(module, "normalise", lambda *given: change(normalise(*given)))
+            patch.setattr(trainer, "build_network", lambda *given: change(single(*given)))
+            return run()
+
+    hi = changed(lambda given: given.double())
+    return hi, [run(), *(changed(partial(rounded_otherwise, seed=seed)) for seed in range(LEAST_ROUNDINGS))]
 
 
 def tiny_speed_recipe(*, epochs: int = 2, **model: object) -> Recipe:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 
-__all__ = ["Sums", "assert_within_budget", "budget", "rounded_otherwise", "roundings"]
+__all__ = ["Sums", "assert_within_budget", "budget", "references", "rounded_otherwise", "roundings"]
 
 Result = TypeVar("Result")
 
@@ -53,6 +53,26 @@ def roundings(
     seeds = (range(seed * len(inputs), (seed + 1) * len(inputs)) for seed in range(count))
     moved = ([rounded_otherwise(*pair) for pair in zip(inputs, several, strict=True)] for several in seeds)
     return [compute(*inputs), *(compute(*given) for given in moved)]
+
+
+def references(
+    compute: Callable[..., Result], *inputs: Tensor | nn.Module, count: int = LEAST_ROUNDINGS
+) -> tuple[Result, list[Result]]:
+    """Computes a result in float64, and `roundings` of it: what `assert_within_budget` takes.
+
+    The arguments are those of `roundings`. The copies in float64 hold the same numbers.
+
+    Example:
+        >>> x = torch.randn(3)
+        >>> assert_within_budget(x.exp(), *references(torch.exp, x))
+    """
+    return compute(*map(_as_float64, inputs)), roundings(compute, *inputs, count=count)
+
+
+def _as_float64(given: Tensor | nn.Module) -> Tensor | nn.Module:
+    if isinstance(given, nn.Module):
+        return copy.deepcopy(given).double()
+    return given.detach().double().requires_grad_(given.requires_grad) if given.is_floating_point() else given
 
 
 def rounded_otherwise(given: Tensor | nn.Module, seed: int) -> Tensor | nn.Module:
