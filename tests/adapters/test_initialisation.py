@@ -118,9 +118,7 @@ def test_an_open_gate_is_the_network_as_it_was():
 
 def test_a_share_of_content_is_mixed_in():
     network = vit(**VITS["9 heads of width 2"]).double()
-    closed, open_one = (
-        attentions(convolutional_init(network, content_share=share)[0])[0] for share in (0.0, 0.25)
-    )
+    closed, open_one = (attentions(convolutional_init(network, content_share=share)[0])[0] for share in (0.0, 0.25))
     x = tokens(network, closed).double()
 
     def mixed(by_position, by_content, x):

@@ -24,7 +24,10 @@ FEW = 5
 
 
 def assert_convolves(
-    actual: Float[Tensor, "..."], conv: AnyConvolution, x: Float[Tensor, "batch channels *spatial"], what: str = "result"
+    actual: Float[Tensor, "..."],
+    conv: AnyConvolution,
+    x: Float[Tensor, "batch channels *spatial"],
+    what: str = "result",
 ) -> None:
     """Asserts that a result is, within the error budget, what a convolution gives on images x.
 

@@ -74,9 +74,7 @@ def sums_of_results(conv, x, upstream):
             other.fill_(1)
     totals = convolution_results(call, absolute, x.abs(), upstream.abs())
     terms = convolution_results(call, counts, torch.ones_like(x), torch.ones_like(upstream))
-    return [
-        Sums(int(count.max()) if count.numel() else 0, total) for count, total in zip(terms, totals, strict=True)
-    ]
+    return [Sums(int(count.max()) if count.numel() else 0, total) for count, total in zip(terms, totals, strict=True)]
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
