@@ -10,13 +10,16 @@ from torch import Tensor, nn
 
 from benchmarks.definition import attend_at
 from benchmarks.record import Check
-from convattn.functional.rounding import rounded_differently, rounding_budget
+from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.layers import RelativeAttention
+from convattn.testing.budget import roundings
 
-__all__ = ["Truth", "judge", "roads", "some_queries"]
+__all__ = ["FEW_NUMBERS", "Truth", "judge", "roads", "some_queries"]
 
 _QUERIES = 64
-_ROUNDINGS = 3
+
+FEW_NUMBERS = 2 * LEAST_ROUNDINGS
+"""Ways of rounding that are looked at where some result is a few numbers, on which several may be right by luck."""
 
 Evaluation = Callable[[Tensor], Tensor]
 
@@ -25,7 +28,8 @@ class Truth:
     """What a layer gives on a few images at a few queries, in float64, and how far rounding alone may lead.
 
     With gradients, those of a random linear function of these outputs, with respect to the images and every parameter.
-    The references in the tested dtype are the definition on the images, and on images rounded in other ways.
+    The references in the tested dtype are the definition, and the definition with the last digits of images and
+    parameters rounded in other ways.
 
     Attributes:
         images: The images.
@@ -49,9 +53,12 @@ class Truth:
             gradients: Whether gradients are compared too.
         """
         self.images, self.queries, self._gradients = images, queries, gradients
-        exact = copy.deepcopy(layer).double()
-        self._hi = self._results(exact, lambda x: attend_at(exact, x, queries), images.double())
-        self._lows = [self._results(layer, lambda x: attend_at(layer, x, queries), road) for road in roads(images)]
+
+        def by_definition(layer: RelativeAttention, x: Tensor) -> dict[str, Tensor]:
+            return self._results(layer, lambda x: attend_at(layer, x, queries), x)
+
+        self._hi = by_definition(copy.deepcopy(layer).double(), images.double())
+        self._lows = roundings(by_definition, layer, images, count=FEW_NUMBERS)
 
     def check(self, compute: Evaluation, layer: nn.Module | None) -> Check:
         """Compares another way to compute the same function.
@@ -82,9 +89,9 @@ class Truth:
         return {"output": y.detach(), **{f"gradient of {name}": item for name, item in gradients.items()}}
 
 
-def roads(images: Float[Tensor, "*shape"]) -> list[Float[Tensor, "*shape"]]:
+def roads(images: Float[Tensor, "*shape"], count: int = LEAST_ROUNDINGS) -> list[Float[Tensor, "*shape"]]:
     """Returns the images, and the same rounded in other ways: what they give differs by what rounding may do."""
-    return [images, *(rounded_differently(images, seed) for seed in range(_ROUNDINGS))]
+    return [images, *(rounded_differently(images, seed) for seed in range(count))]
 
 
 def judge(actual: Mapping[str, Tensor], hi: Mapping[str, Tensor], lows: Sequence[Mapping[str, Tensor]]) -> Check:
@@ -93,7 +100,7 @@ def judge(actual: Mapping[str, Tensor], hi: Mapping[str, Tensor], lows: Sequence
     Args:
         actual: Results by name.
         hi: References in float64.
-        lows: References in the tested dtype.
+        lows: References in the tested dtype, at least four.
 
     Returns:
         The check, of the result that uses most of its budget.

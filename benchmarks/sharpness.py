@@ -21,7 +21,7 @@ from convattn.analysis import SharpnessCurve, sharpness_regimes
 from convattn.convert import conv_to_attention, off_centre_mass
 from convattn.files import write_atomically
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
-from convattn.testing.budget import budget
+from convattn.testing.budget import budget, roundings
 
 SHARPNESS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 23, 26, 30, 35, 40, 46, 60, 80, 100, 150, 200)
 TABULATED = (1, 2, 3, 5, 10, 20, 46, 100, 200)
@@ -86,12 +86,22 @@ class Case:
     conv: nn.Conv1d | nn.Conv2d | nn.Conv3d
     x: Tensor
     high: Tensor
-    low: Tensor
+    lows: list[Tensor]
 
     @property
     def unit(self) -> float:
         """The largest output that an input of this size can have, bias apart: max|x| · max_o Σ_t ‖W[t][o]‖₁."""
         return (self.x.double().abs().max() * self.conv.weight.double().abs().flatten(1).sum(1).max()).item()
+
+
+def in_one_product(conv: nn.Module, x: Tensor) -> Tensor:
+    """Computes a zero-padded convolution of 3 taps along each axis as one product of matrices."""
+    dims = x.ndim - 2
+    taps = nn.functional.pad(x, (1, 1) * dims)
+    for axis in range(dims):
+        taps = taps.unfold(2 + axis, 3, 1)
+    windows = taps.movedim(1, 1 + dims).flatten(1 + dims)
+    return (windows @ conv.weight.flatten(1).T + conv.bias).movedim(-1, 1)
 
 
 def cases(dims: int, dtype: torch.dtype) -> Iterator[Case]:
@@ -100,20 +110,15 @@ def cases(dims: int, dtype: torch.dtype) -> Iterator[Case]:
         torch.manual_seed(seed)
         conv = CONVOLUTIONS[dims](*CHANNELS, kernel_size=3, padding=1).to(dtype)
         x = torch.randn(2, CHANNELS[0], *SIZES[dims], dtype=dtype)
-        taps = nn.functional.pad(x, (1, 1) * dims)
-        for axis in range(dims):
-            taps = taps.unfold(2 + axis, 3, 1)
-        weight = conv.weight.flatten(1)
-        windows = taps.movedim(1, 1 + dims).flatten(1 + dims)
-        low = (windows @ weight.T + conv.bias).movedim(-1, 1)
+        lows = roundings(in_one_product, conv, x)
         high = getattr(nn.functional, f"conv{dims}d")(x.double(), conv.weight.double(), conv.bias.double(), padding=1)
-        yield Case(conv, x, high, low)
+        yield Case(conv, x, high, lows)
 
 
 def measure(dims: int, dtype: torch.dtype) -> SharpnessCurve:
     """Measures one curve, and checks every error against bound and rounding."""
     drawn = list(cases(dims, dtype))
-    allowed_rounding = [budget(case.high, case.low) for case in drawn]
+    allowed_rounding = [budget(case.high, case.lows) for case in drawn]
     measured, relative, bounds = [], [], []
     for sharpness in SHARPNESS:
         bound = 2 * off_centre_mass(sharpness, dims)

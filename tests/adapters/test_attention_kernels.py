@@ -1,12 +1,14 @@
 """The weights of a kernel, computed a few entries at a time, and whether their rows sum to one."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from convattn.adapters.attention import kernels
 from convattn.adapters.attention.kernels import weights_of
 from convattn.adapters.attention.reading import rows_sum_to_one
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 QUERIES, KEYS = 7, 11
 
@@ -25,12 +27,12 @@ def masks():
     }
 
 
-def plain(q, k, mask, causal, dtype):
-    scores = q.to(dtype) @ k.to(dtype).mT
+def plain(q, k, mask=None, causal=False):
+    scores = q @ k.expand(len(q), -1, -1, -1).mT
     if causal:
         mask = torch.ones(QUERIES, KEYS, dtype=torch.bool).tril()
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(dtype)
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(q.dtype)
     return scores.softmax(-1).nan_to_num(0.0)
 
 
@@ -42,16 +44,14 @@ def test_weights_are_those_of_the_formula(name, at_once, monkeypatch):
     q, k = torch.randn(5, 3, QUERIES, 4, generator=draw), torch.randn(5, 3, KEYS, 4, generator=draw)
     mask, causal = masks()[name]
     made = weights_of(q, k, mask, causal=causal)
-    hi, lo = (plain(q, k, mask, causal, dtype) for dtype in (torch.float64, torch.float32))
-    assert_within_budget(made, hi, lo)
+    lows = roundings(partial(plain, mask=mask, causal=causal), q, k)
+    assert_within_budget(made, plain(q.double(), k.double(), mask, causal), lows)
 
 
 def test_heads_that_share_keys_and_tokens_without_a_batch():
     q, k = torch.randn(5, 3, QUERIES, 4), torch.randn(1, 3, KEYS, 4)
     made = weights_of(q, k, None, causal=False)
-    assert_within_budget(
-        made, plain(q, k, None, False, torch.float64), plain(q, k.expand(5, -1, -1, -1), None, False, torch.float32)
-    )
+    assert_within_budget(made, plain(q.double(), k.double()), roundings(plain, q, k))
     assert torch.equal(
         weights_of(q[0, 0], k[0, 0], None, causal=False), weights_of(q[0, :1], k[0, :1], None, causal=False)[0]
     )

@@ -8,7 +8,7 @@ from tests.adapters.attention_cases import TIMM
 from tests.adapters.attention_other_cases import AUDIO, CASES, OWN, TEXTS, transformers_model
 
 from convattn.adapters.attention import attention_layers, watch
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 
 def calls_of(network, images, **options):
@@ -109,12 +109,14 @@ def test_the_weights_that_transformers_itself_gives_out(kind):
     given = drawn(3, 20, 20) if kind == "ViT" else torch.randint(5, 90, (2, 11))
     plain = transformers_model(kind, **sizes, **more, attn_implementation="eager")().eval()
     plain.load_state_dict(network.state_dict())
-    with torch.no_grad():
-        low = plain(given, output_attentions=True).attentions
-        wide = copy.deepcopy(plain).double()
-        high = wide(given.double() if given.is_floating_point() else given, output_attentions=True).attentions
-    for call, hi, lo in zip(calls_of(network, given), high, low, strict=True):
-        assert_within_budget(call.weights[:, 0], hi, lo)
+
+    def given_out(plain, given):
+        with torch.no_grad():
+            return plain(given, output_attentions=True).attentions
+
+    highs = given_out(copy.deepcopy(plain).double(), given.double() if given.is_floating_point() else given)
+    for call, hi, *lows in zip(calls_of(network, given), highs, *roundings(given_out, plain, given), strict=True):
+        assert_within_budget(call.weights[:, 0], hi, lows)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -132,9 +134,13 @@ def test_fused_and_plain_attention_have_the_same_weights():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
     x = drawn(*case.size)
-    (high,) = calls_of(copy.deepcopy(plain).double(), x.double())
-    (made,), (low,) = calls_of(fused, x), calls_of(plain, x)
-    assert_within_budget(made.weights, high.weights, low.weights)
+
+    def weights(network, x):
+        (call,) = calls_of(network, x)
+        return call.weights
+
+    high = weights(copy.deepcopy(plain).double(), x.double())
+    assert_within_budget(weights(fused, x), high, roundings(weights, plain, x))
 
 
 def test_inputs_and_outputs_lie_on_the_grid():

@@ -1,6 +1,7 @@
 """Networks whose heads were replaced: what they compute, what they hold, and what their record says."""
 
 import copy
+from functools import partial
 from math import isnan, prod
 
 import pytest
@@ -25,7 +26,16 @@ from convattn.adapters.replacement.measured import measured_heads
 from convattn.adapters.replacement.readers import read_attention
 from convattn.analysis import analyze
 from convattn.records import HeadReplacement
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
+
+
+def replaced_references(network, name, weights, tokens):
+    """What a layer gives whose heads all use these weights: in float64, and in float32 with several roundings."""
+
+    def low(network, weights, tokens):
+        return replaced_layer(network, name, weights, torch.float32)(tokens)
+
+    return replaced_layer(network, name, weights)(tokens), roundings(low, network, weights.float(), tokens)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -36,11 +46,7 @@ def test_replaced_heads_use_the_fixed_weights(name):
     attention = attention_of(made, layer.name)
     weights = fixed_weights(layer)
     tokens = torch.randn(2, layer.prefix + prod(layer.grid), attention.value.in_features)
-    hi, lo = (
-        replaced_layer(network, layer.name, weights)(tokens),
-        replaced_layer(network, layer.name, weights, torch.float32)(tokens),
-    )
-    assert_within_budget(attention(tokens).detach(), hi, lo, name)
+    assert_within_budget(attention(tokens), *replaced_references(network, layer.name, weights, tokens), name)
 
 
 @pytest.mark.parametrize("name", ["timm, class token", "timm, five prefix tokens", "bert"])
@@ -55,8 +61,8 @@ def test_tokens_that_are_hidden_get_no_weight(name):
     weights = fixed_weights(layer, present=present[0])
     assert not weights[:, :, ~present[0]].any()
     tokens = torch.randn(1, count, attention.value.in_features)
-    hi, lo = (replaced_layer(network, layer.name, weights, dtype)(tokens) for dtype in (torch.float64, torch.float32))
-    assert_within_budget(attention(tokens, present).detach(), hi, lo, name)
+    references = replaced_references(network, layer.name, weights, tokens)
+    assert_within_budget(attention(tokens, present), *references, name)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -99,9 +105,9 @@ def test_the_other_heads_attend_as_before(name):
     assert [(head.layer, head.head) for head in record.replaced] == [(layer.name, 1)]
     assert record.layers_without_softmax == ()
     tokens = torch.randn(2, layer.prefix + prod(layer.grid), attention_of(made, layer.name).value.in_features)
-    wide = copy.deepcopy(network).double()
-    hi, lo = (expected(n, layer, tokens.to(kind)) for n, kind in ((wide, torch.float64), (network, torch.float32)))
-    assert_within_budget(attention_of(made, layer.name)(tokens).detach(), hi.double(), lo, name)
+    compute = partial(expected, layer)
+    hi = compute(copy.deepcopy(network).double(), tokens.double())
+    assert_within_budget(attention_of(made, layer.name)(tokens), hi, roundings(compute, network, tokens), name)
 
 
 SCALED = {
@@ -131,7 +137,7 @@ def test_heads_that_stay_keep_a_changed_scale(name):
     assert not torch.equal(one, same)
 
 
-def expected(network, layer, tokens):
+def expected(layer, network, tokens):
     """The first layer on tokens with head 1 at its fixed weights, the others by the definition."""
     read = read_attention(network.get_submodule(layer.name))
     with torch.no_grad():
@@ -151,12 +157,17 @@ def test_a_report_of_analyze_is_taken_as_it_comes():
     made, record = replace_convolutional_heads(network, report, heads=every_head(report), images=x[10:])
     assert record.layers_without_softmax == ("blocks.0.attn", "blocks.1.attn")
     assert record.trial.images == 2
-    weights = attention_maps(network, x[:10])["blocks.1.attn"]
     moved = attention_of(made, "blocks.1.attn")
     order = [head for group in measured_heads(report.layers[1], (0, 1, 2)) for head in group.heads]
-    shares, maps = weights[:, order, 2:, :2].mean((0, 2)), weights[:, order, :2].mean(0)
-    assert_within_budget(moved.prefix_shares.detach(), shares, shares.float())
-    assert_within_budget(moved.prefix_maps.detach(), maps, maps.float())
+
+    def means(network, x):
+        weights = attention_maps(network, x)["blocks.1.attn"]
+        return weights[:, order, 2:, :2].mean((0, 2)), weights[:, order, :2].mean(0)
+
+    highs = means(copy.deepcopy(network).double(), x[:10].double())
+    found = (moved.prefix_shares, moved.prefix_maps)
+    for mean, high, *lows in zip(found, highs, *roundings(means, network, x[:10]), strict=True):
+        assert_within_budget(mean, high, [low.float() for low in lows])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -248,9 +259,8 @@ def test_padded_words_count_for_nothing():
     other[1, 7:] = 3
     one, two = (outputs(made, ids, attention_mask=mask) for ids in (x, other))
     assert torch.equal(one[1, :7], two[1, :7])
-    alone = outputs(made, x[1:, :7])
     wide = copy.deepcopy(made).double()
-    assert_within_budget(one[1:, :7], outputs(wide, x[1:, :7]), alone)
+    assert_within_budget(one[1:, :7], outputs(wide, x[1:, :7]), roundings(outputs, made, x[1:, :7]))
 
 
 def test_sequences_of_other_lengths_run():

@@ -1,6 +1,7 @@
 """ConViT, whose heads mix position and content by a gate: replaced heads, and those that stay."""
 
 import copy
+from functools import partial
 from math import prod
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional
 from convattn.adapters.replacement import replace_convolutional_heads
 from convattn.analysis import analyze
 from convattn.errors import ShapeError
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 GATED = ["blocks.0.attn", "blocks.1.attn"]
 LAYERS = [*GATED, "blocks.2.attn"]
@@ -36,7 +37,7 @@ def report_of(network, count=8, size=(20, 20)):
     return analyze(network, images(count, size), controls=(), progress=False)
 
 
-def with_weights(layer, tokens, replaced):
+def with_weights(replaced, layer, tokens):
     """The output of timm's gated layer, with some rows of its own weights exchanged."""
     with torch.no_grad():
         layer(tokens)  # makes its table of displacements
@@ -57,14 +58,10 @@ def test_gated_heads_that_stay_attend_as_before(heads, size):
     assert {(head.layer, head.head) for head in record.replaced} == {(GATED[1], head) for head in heads}
     layer = report.layers[1]
     fixed = fixed_weights(layer, heads)
-    tokens = torch.randn(2, prod(layer.grid), 12)
-    wide, narrow = (
-        with_weights(
-            copy.deepcopy(network.get_submodule(GATED[1])).to(kind), tokens.to(kind), {h: fixed[h] for h in heads}
-        )
-        for kind in (torch.float64, torch.float32)
-    )
-    assert_within_budget(made.get_submodule(GATED[1])(tokens).detach(), wide, narrow)
+    old, tokens = network.get_submodule(GATED[1]), torch.randn(2, prod(layer.grid), 12)
+    compute = partial(with_weights, {head: fixed[head] for head in heads})
+    wide = compute(copy.deepcopy(old).double(), tokens.double())
+    assert_within_budget(made.get_submodule(GATED[1])(tokens), wide, roundings(compute, old, tokens))
 
 
 @pytest.mark.parametrize("place", [GATED[0], LAYERS[2]])
@@ -117,7 +114,7 @@ def test_heads_of_position_alone_are_replaced_and_others_are_left():
     x = images(48)[40:]
     wide = outputs(copy.deepcopy(network).double(), x.double())
     # The kernels are means of float32 weights over 40 images and 25 queries, so they are right to float32's rounding.
-    assert_within_budget(outputs(made, x), wide, outputs(network, x))
+    assert_within_budget(outputs(made, x), wide, roundings(outputs, network, x))
 
 
 def test_dropout_of_weights_stays_on_the_heads_that_attend():

@@ -17,7 +17,7 @@ from convattn.functional import attend
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
 from convattn.records.head_report import Estimate
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 SIZES = {"width": 12, "depth": 2, "heads": 3, "ffn": 8, "num_classes": 5}
 
@@ -41,12 +41,12 @@ def test_whole_layers_use_the_fixed_weights(head_width):
     made, pixels = ConvolvedImages(old, groups), torch.randn(2, 12, 7, 7)
     weights = fixed_weights(layer)
 
-    def expected(dtype):
-        keys, maps = pixels.to(dtype), old.values.maps().to(dtype)
-        y = attend(weights.to(dtype)[None].expand(2, -1, -1, -1), keys, maps, 1)
-        return (y + old.bias.to(dtype)[:, None]).unflatten(2, (7, 7)).detach()
+    def expected(old, weights, pixels):
+        y = attend(weights[None].expand(2, -1, -1, -1), pixels, old.values.maps(), 1)
+        return (y + old.bias[:, None]).unflatten(2, (7, 7))
 
-    assert_within_budget(made(pixels).detach(), expected(torch.float64), expected(torch.float32))
+    hi = expected(copy.deepcopy(old).double(), weights, pixels.double())
+    assert_within_budget(made(pixels), hi, roundings(expected, old, weights.float(), pixels))
 
 
 def test_networks_of_this_library_are_made_anew():

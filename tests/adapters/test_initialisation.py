@@ -1,11 +1,23 @@
 """Heads of vision transformers as the taps of a convolution of patches."""
 
 import copy
+from operator import call
 
 import pytest
 import timm
 import torch
-from tests.adapters.vit_cases import GRID, VITS, attentions, convolutions, convolved, kernel_of, pixels, tokens, vit
+from tests.adapters.vit_cases import (
+    GRID,
+    VITS,
+    attentions,
+    convolutions,
+    convolved,
+    convolved_by_heads,
+    kernel_of,
+    pixels,
+    tokens,
+    vit,
+)
 from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from torch import nn
 
@@ -13,22 +25,22 @@ from convattn import ConvAttnError, attention_to_conv, network_to_conv
 from convattn.adapters import convolutional_init
 from convattn.errors import ArgumentError, ConversionError
 from convattn.records import ConvolutionalInit
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 KERNELS = {"3 x 3": 3, "1 x 3": (1, 3), "1 x 1": 1, "7 x 5": (7, 5)}
 
 
 def check_patches(network, attention, taps):
     """Patches are convolved, with the matrices of the heads, inside and at borders; another padding is told apart."""
-    x = tokens(network, attention)
-    kernel = kernel_of(attention.value, attention.output, len(attention.gate), taps)
-    y = attention(x)[:, attention.prefix :]
-    high, low = convolved(x.double(), kernel, attention.prefix), convolved(x, kernel, attention.prefix)
-    assert_within_budget(y, high, low)
+    x, heads, prefix = tokens(network, attention), len(attention.gate), attention.prefix
+    y = attention(x)[:, prefix:]
+    high, lows = convolved_by_heads(attention, x, heads, taps)
+    assert_within_budget(y, high, lows)
     if taps != (1, 1):
-        other = convolved(x, kernel, attention.prefix, mode="replicate")
+        kernel = kernel_of(attention.value, attention.output, heads, taps)
+        other = convolved(x, kernel, prefix, mode="replicate")
         with pytest.raises(AssertionError, match="above the budget"):
-            assert_within_budget(other, high, low)
+            assert_within_budget(other, high, lows)
 
 
 @pytest.mark.parametrize("options", VITS.values(), ids=VITS)
@@ -100,22 +112,22 @@ def test_an_open_gate_is_the_network_as_it_was():
         nn.init.constant_(attention.gate, 20.0)  # its tanh is 1
     x = pixels().double()
     with torch.no_grad():
-        low = network(x.float())
-        assert_within_budget(made.double()(x).float(), network.double()(x), low)
+        lows = roundings(call, network, x.float())
+        assert_within_budget(made.double()(x).float(), network.double()(x), lows)
 
 
 def test_a_share_of_content_is_mixed_in():
     network = vit(**VITS["9 heads of width 2"]).double()
-    outputs = []
-    for share in (0.0, 0.25):
-        made, _ = convolutional_init(network, content_share=share)
-        attention = attentions(made)[0]
-        x = tokens(network, attention).double()
-        outputs.append(attention(x))
-    content = network.blocks[0].attn(x)
-    mixed = torch.lerp(outputs[0], content, 0.25)
-    mixed[:, :1] = content[:, :1]  # a prefix token has no position
-    assert_within_budget(outputs[1].float(), mixed, mixed.float())
+    closed, open_one = (attentions(convolutional_init(network, content_share=share)[0])[0] for share in (0.0, 0.25))
+    x = tokens(network, closed).double()
+
+    def mixed(by_position, by_content, x):
+        content = by_content(x)
+        y = torch.lerp(by_position(x), content, 0.25)
+        return torch.cat([content[:, :1], y[:, 1:]], 1)  # a prefix token has no position
+
+    inputs = (closed, network.blocks[0].attn, x)
+    assert_within_budget(open_one(x), mixed(*inputs), roundings(mixed, *inputs))
 
 
 def test_a_closed_gate_opens():
@@ -150,11 +162,11 @@ def test_without_content_the_network_is_one_of_convolutions(options):
     assert len(convolutions(convolved)) == 1 + 2
     assert not any("query" in name for name, _ in made.named_parameters())
     with torch.no_grad():
-        high, low = copy.deepcopy(convolved).double()(x.double()), convolved(x)
-        assert_within_budget(made(x), high, low)
+        high, lows = copy.deepcopy(convolved).double()(x.double()), roundings(call, convolved, x)
+        assert_within_budget(made(x), high, lows)
         nn.init.zeros_(attentions(convolved)[0].layer.weight[:, :, 0, 0])
         with pytest.raises(AssertionError, match="above the budget"):
-            assert_within_budget(convolved(x), high, low)
+            assert_within_budget(convolved(x), high, lows)
 
 
 def test_a_prefix_token_takes_the_mean_of_the_patches():
@@ -170,8 +182,11 @@ def test_what_a_gated_layer_does_by_position_is_a_convolution():
     conv, certificate = attention_to_conv(attention.position_layer())
     assert (certificate.exact, conv.kernel_size) == (True, (3, 3))
     x = torch.randn(2, 36, 24, dtype=torch.float64)
-    high = conv(x[:, 1:].mT.unflatten(-1, GRID)).flatten(2).mT
-    assert_within_budget(attention(x)[:, 1:].float(), high, high.float())
+
+    def by_convolution(conv, x):
+        return conv(x[:, 1:].mT.unflatten(-1, GRID)).flatten(2).mT
+
+    assert_within_budget(attention(x)[:, 1:], by_convolution(conv, x), roundings(by_convolution, conv, x))
 
 
 def test_the_gated_layers_are_not_those_that_become_convolutions():

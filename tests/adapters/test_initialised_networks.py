@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from operator import call
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.adapters.vit_cases import GRID, VITS, attentions, pixels, tokens, vit
 
 from convattn.adapters import convolutional_init
 from convattn.errors import ShapeError
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 
 def test_the_state_is_loaded_into_a_network_made_alike(tmp_path):
@@ -41,14 +42,17 @@ def test_images_of_other_sizes(grid, content):
         made(pixels(grid))
         attention = attentions(made)[0]
         x = torch.randn(2, 1 + grid[0] * grid[1], 18)
-        layer, image = copy.deepcopy(attention.position_layer()), x[:, 1:].mT.unflatten(-1, grid)
-        y, low = attention(x)[:, 1:], layer(image).flatten(2).mT
-        high = layer.double()(image.double()).flatten(2).mT
-        assert_within_budget(y, high, low)
+        layer = copy.deepcopy(attention.position_layer())
+
+        def by_position(layer, x):
+            return layer(x[:, 1:].mT.unflatten(-1, grid)).flatten(2).mT
+
+        lows, high = roundings(by_position, layer, x), by_position(layer.double(), x.double())
+        assert_within_budget(attention(x)[:, 1:], high, lows)
         if grid != (3, 4):
             attention.grid.sizes = GRID
             with pytest.raises(AssertionError, match="above the budget"):
-                assert_within_budget(attention(x)[:, 1:], high, low)
+                assert_within_budget(attention(x)[:, 1:], high, lows)
 
 
 def test_another_size_set_later():
@@ -109,16 +113,17 @@ def test_networks_export(content):
     with torch.no_grad():
         exported = torch.export.export(made, (pixels(),), strict=False).module()
         x = pixels().flip(0)
-        assert_within_budget(exported(x), copy.deepcopy(made).double()(x.double()), made(x))
+        assert_within_budget(exported(x), copy.deepcopy(made).double()(x.double()), roundings(call, made, x))
 
 
 COMPILED = """
 import copy
+from operator import call
 
 import torch
 from tests.adapters.vit_cases import pixels, vit
 from convattn.adapters import convolutional_init
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 network = vit(embed_dim=18, num_heads=9, depth=1, dynamic_img_size=True)
 for content in ("gated", False):
@@ -127,7 +132,7 @@ for content in ("gated", False):
     with torch.no_grad():
         for grid in [(5, 7), (7, 5)]:
             x = pixels(grid)
-            assert_within_budget(compiled(x), copy.deepcopy(made).double()(x.double()), made(x))
+            assert_within_budget(compiled(x), copy.deepcopy(made).double()(x.double()), roundings(call, made, x))
             print("within its budget")
 """
 

@@ -1,5 +1,6 @@
 """Means under kernels against plain sums over pairs, at borders, behind masks, and on both ways of computing."""
 
+from functools import partial
 from itertools import product
 from math import prod
 
@@ -8,7 +9,7 @@ import torch
 
 from convattn.adapters.replacement import KernelMeans
 from convattn.adapters.replacement import kernel_means as file
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 CASES = {
     "one tap": ((5, 7), (1, 1), (0, 0)),
@@ -21,8 +22,9 @@ CASES = {
 }
 
 
-def by_pairs(kernel, first, values, sizes, present, dtype):
-    """The definition: a loop over pairs of positions."""
+def by_pairs(kernel, values, first, sizes, present):
+    """The definition in the dtype of the values: a loop over pairs of positions."""
+    dtype = values.dtype
     cells = list(product(*map(range, sizes)))
     y = torch.zeros(values.shape, dtype=dtype)
     for row, query in enumerate(cells):
@@ -32,9 +34,19 @@ def by_pairs(kernel, first, values, sizes, present, dtype):
             if all(0 <= place < taps for place, taps in zip(tap, kernel.shape[1:], strict=True)):
                 weight = kernel[(slice(None), *tap)].to(dtype) * present[:, None, col]
                 total += weight
-                y[:, :, row] += weight[:, :, None] * values[:, :, col].to(dtype)
+                y[:, :, row] += weight[:, :, None] * values[:, :, col]
         y[:, :, row] /= torch.where(total == 0, 1.0, total)[:, :, None]
     return y
+
+
+def references(kernel, values, *where):
+    """The definition in float64, and in the dtype of the values with several roundings."""
+    hi = by_pairs(kernel, values.double(), *where)
+    return hi, roundings(partial(by_pairs_at, where), kernel.to(values.dtype), values)
+
+
+def by_pairs_at(where, kernel, values):
+    return by_pairs(kernel, values, *where)
 
 
 @pytest.fixture(params=["convolution", "matrix"])
@@ -53,8 +65,7 @@ def test_means_are_sums_over_pairs(name, masked, road):
     means = KernelMeans(kernel, first)
     assert means.convolves(sizes) == (road == "convolution")
     y = means(values, sizes, present if masked else None)
-    hi, lo = (by_pairs(kernel, first, values, sizes, present, dtype) for dtype in (torch.float64, torch.float32))
-    assert_within_budget(y.detach(), hi, lo, name)
+    assert_within_budget(y, *references(kernel, values, first, sizes, present), name)
 
 
 def test_the_check_rejects_zeros_around_the_border(road):
@@ -63,11 +74,10 @@ def test_the_check_rejects_zeros_around_the_border(road):
     kernel, values = torch.rand(3, *box), torch.rand(1, 3, prod(sizes), 2)
     kernel = kernel / kernel.sum((1, 2), keepdim=True)
     present = torch.ones(1, prod(sizes), dtype=torch.bool)
-    hi, lo = (by_pairs(kernel, first, values, sizes, present, dtype) for dtype in (torch.float64, torch.float32))
     image = values.mT.reshape(1, -1, *sizes)
     dark = torch.conv2d(image, kernel.repeat_interleave(2, 0)[:, None], padding=1, groups=6)
     with pytest.raises(AssertionError, match="above the budget"):
-        assert_within_budget(dark.view(1, 3, 2, -1).mT, hi, lo)
+        assert_within_budget(dark.view(1, 3, 2, -1).mT, *references(kernel, values, first, sizes, present))
 
 
 def test_no_weight_left_gives_zero(road):
@@ -80,15 +90,19 @@ def test_no_weight_left_gives_zero(road):
 def test_both_ways_have_the_same_gradients(monkeypatch):
     sizes, box, first = CASES["3 x 3"]
     torch.manual_seed(0)
-    kernel, values = torch.rand(3, *box).double(), torch.randn(2, 3, prod(sizes), 2).double()
-    found = []
-    for per_tap in (0, 10**9):
-        monkeypatch.setattr(file, "_PER_TAP", per_tap)
-        means, x = KernelMeans(kernel, first), values.clone().requires_grad_()
-        means(x, sizes).square().sum().backward()
-        found.append((means.kernel.grad, x.grad))
-    for one, other in zip(*found, strict=True):
-        assert_within_budget(one, other, one)
+    means, values = KernelMeans(torch.rand(3, *box).double(), first), torch.randn(2, 3, prod(sizes), 2).double()
+
+    def gradients(means, values):
+        x = values.detach().requires_grad_()
+        return torch.autograd.grad(means(x, sizes).square().sum(), [means.kernel, x])
+
+    monkeypatch.setattr(file, "_PER_TAP", 0)
+    convolved = gradients(means, values)
+    monkeypatch.setattr(file, "_PER_TAP", 10**9)
+    for one, other, *several in zip(
+        convolved, gradients(means, values), *roundings(gradients, means, values), strict=True
+    ):
+        assert_within_budget(one, other, several)
 
 
 def test_half_precision_keeps_its_dtype(road):
@@ -97,9 +111,7 @@ def test_half_precision_keeps_its_dtype(road):
     values = torch.randn(2, 3, prod(sizes), 2).bfloat16()
     y = means(values, sizes).detach()
     present = torch.ones(2, prod(sizes), dtype=torch.bool)
-    kernel = means.kernel.detach()
-    hi, lo = (by_pairs(kernel, first, values, sizes, present, dtype) for dtype in (torch.float64, torch.bfloat16))
-    assert_within_budget(y, hi, lo)
+    assert_within_budget(y, *references(means.kernel.detach(), values, first, sizes, present))
 
 
 def test_it_tells_its_taps():

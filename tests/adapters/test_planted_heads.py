@@ -12,7 +12,7 @@ from torch import nn
 
 from convattn.adapters.replacement import replace_convolutional_heads
 from convattn.adapters.replacement.measured import measured_heads
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 
 class Planted(nn.Module):
@@ -80,7 +80,7 @@ def test_heads_that_are_convolutions_are_replaced_without_loss(sharpness):
     made, record = replace_convolutional_heads(narrow, report, 0.5, images=x.float())
     assert len(record.replaced) == 3
     assert record.layers_without_softmax == ("attn",)
-    assert_within_budget(outputs(made, x.float()), outputs(network, x), outputs(narrow, x.float()))
+    assert_within_budget(outputs(made, x.float()), outputs(network, x), roundings(outputs, narrow, x.float()))
 
 
 def test_the_check_rejects_a_kernel_of_plain_means():
@@ -89,7 +89,7 @@ def test_the_check_rejects_a_kernel_of_plain_means():
     narrow = copy.deepcopy(network).float()
     made, _ = replace_convolutional_heads(narrow, report, heads=every_head(report))
     with pytest.raises(AssertionError, match="above the budget"):
-        assert_within_budget(outputs(made, x.float()), outputs(network, x), outputs(narrow, x.float()))
+        assert_within_budget(outputs(made, x.float()), outputs(network, x), roundings(outputs, narrow, x.float()))
 
 
 @pytest.mark.parametrize("sharpness", [0.5, 20.0], ids=["soft", "hard"])

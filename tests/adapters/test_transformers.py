@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.adapters.vit_cases import attentions, convolved, kernel_of
+from tests.adapters.vit_cases import attentions, convolved_by_heads
 from tests.convert.network.network_cases import assert_unchanged, fingerprint
 
 from convattn import network_to_conv
 from convattn.adapters import convolutional_init
 from convattn.errors import ArgumentError, UnsupportedModelError
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 transformers = pytest.importorskip("transformers")
 
@@ -30,6 +30,10 @@ def build(kind="ViTModel", heads=12, **options):
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
     return network
+
+
+def last(network, x):
+    return network(x).last_hidden_state
 
 
 def pixels(rows=5, cols=7):
@@ -57,10 +61,8 @@ def test_every_model(kind, field, shape, heads):
         assert len(made(pixels(), output_hidden_states=True).hidden_states) == 3
     for attention in attentions(made):
         x = torch.randn(2, 36, 24)
-        kernel = kernel_of(attention.value, attention.output, record.heads, (3, 3))
         with torch.no_grad():
-            high, low = (convolved(tokens, kernel, 1) for tokens in (x.double(), x))
-            assert_within_budget(attention(x)[:, 1:], high, low)
+            assert_within_budget(attention(x)[:, 1:], *convolved_by_heads(attention, x, record.heads, (3, 3)))
 
 
 def test_an_open_gate_is_the_network_as_it_was():
@@ -70,9 +72,8 @@ def test_an_open_gate_is_the_network_as_it_was():
         torch.nn.init.constant_(attention.gate, 20.0)
     x = pixels().double()
     with torch.no_grad():
-        low = network(x.float()).last_hidden_state
-        actual = made.double()(x).last_hidden_state.float()
-        assert_within_budget(actual, network.double()(x).last_hidden_state, low)
+        lows = roundings(last, network, x.float())
+        assert_within_budget(last(made.double(), x).float(), last(network.double(), x), lows)
 
 
 def test_a_changed_scale_is_kept():
@@ -98,8 +99,8 @@ def test_without_content_the_network_is_one_of_convolutions():
     assert certificate.passed
     x = pixels()
     with torch.no_grad():
-        y, low = made(x).last_hidden_state, convolved_network(x).last_hidden_state
-        assert_within_budget(y, convolved_network.double()(x.double()).last_hidden_state, low)
+        lows = roundings(last, convolved_network, x)
+        assert_within_budget(last(made, x), last(convolved_network.double(), x.double()), lows)
 
 
 def test_images_of_other_sizes():

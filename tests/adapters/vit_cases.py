@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from convattn.adapters import GatedPatchAttention, PatchAttention
+from convattn.testing.budget import roundings
 
 GRID = (5, 7)
 VITS = {
@@ -75,6 +76,16 @@ def convolved(tokens, kernel, prefix, grid=GRID, **padding):
     image = tokens[:, prefix:].mT.unflatten(-1, grid)
     sides = [side for size in weight.shape[:1:-1] for side in ((size - 1) // 2, size // 2)]
     return functional.conv2d(functional.pad(image, sides, **padding), weight, bias).flatten(2).mT
+
+
+def convolved_by_heads(attention, tokens, heads, taps):
+    """What the heads of a layer give as a convolution: in float64, and in the tokens' dtype with several roundings."""
+
+    def compute(value, output, tokens):
+        return convolved(tokens, kernel_of(value, output, heads, taps), attention.prefix)
+
+    given = (attention.value, attention.output)
+    return compute(*given, tokens.double()), roundings(compute, *given, tokens)
 
 
 def convolutions(network):

@@ -122,14 +122,14 @@ def test_perturbed_gradient_is_rejected():
 def test_missing_gradient_is_rejected():
     one = {"output": torch.ones(2, dtype=torch.float64)}
     both = {**one, "gradient of images": one["output"]}
-    check = judge(one, both, [both])
+    check = judge(one, both, [both] * 4)
     assert not check.passed
     assert "gradient of images" in check.worst
 
 
 def test_other_shape_is_rejected():
     one = {"output": torch.ones(2, dtype=torch.float64)}
-    check = judge({"output": torch.ones(1)}, one, [{"output": torch.ones(2)}])
+    check = judge({"output": torch.ones(1)}, one, [{"output": torch.ones(2)}] * 4)
     assert (check.passed, check.error) == (False, float("inf"))
 
 

@@ -1,6 +1,7 @@
 """The layer that the page computes against the library's layer: random layers and images, within float32's budget."""
 
 import copy
+from operator import call
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +13,8 @@ from tests.viewer.layer_cases import random_layer
 from tests.viewer.node import run_node
 from torch import Tensor
 
-from convattn.functional.rounding import rounded_differently, rounding_budget
 from convattn.layers import RelativeAttention2d
+from convattn.testing.budget import budget, roundings
 from convattn.viewer import Exhibit, build_scene
 
 QUICK, ALL = range(24), range(200)
@@ -79,8 +80,7 @@ def _compared(layer: RelativeAttention2d, image: Tensor, place: Path) -> dict[st
     wide, lows = copy.deepcopy(layer).double(), [layer, copy.deepcopy(layer)]
     wide.impl = lows[1].impl = "reference"
     exact = wide(image.double())
-    computed = [low(x) for low in lows for x in (image, rounded_differently(image, 0))]
-    allowed = rounding_budget(exact, computed)
+    allowed = budget(exact, [y for low in lows for y in roundings(call, low, image)])
     shape = exact.movedim(1, -1).shape[1:]
     outputs = {
         what: Compared(_numbers(place, what).view(shape).movedim(-1, 0), exact[0], allowed)
@@ -88,8 +88,8 @@ def _compared(layer: RelativeAttention2d, image: Tensor, place: Path) -> dict[st
     }
     weights = wide.attention(image.shape[2:])
     query = (slice(None), weights.shape[1] - 1, weights.shape[2] // 2)
-    low = layer.attention(image.shape[2:])[query]
-    row = Compared(_numbers(place, "row").view(low.shape), weights[query], rounding_budget(weights[query], [low]))
+    computed = roundings(lambda layer: layer.attention(image.shape[2:])[query], layer)
+    row = Compared(_numbers(place, "row").view(computed[0].shape), weights[query], budget(weights[query], computed))
     return {**outputs, "row": row}
 
 

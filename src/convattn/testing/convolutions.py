@@ -1,5 +1,6 @@
 """Convolutions by their definition: a second road to what torch and the attention layers compute."""
 
+import copy
 from collections.abc import Sequence
 from itertools import product
 from math import prod
@@ -13,9 +14,38 @@ from torch import Tensor
 
 from convattn.convert.classes import AnyConvolution, TransposedConvolution
 from convattn.functional.rounding import rounded_differently
+from convattn.testing.budget import Sums, assert_within_budget, roundings
 from convattn.testing.keys import key_index, take_keys
 
-__all__ = ["convolve", "rounded_differently", "tap_maps"]
+__all__ = ["FEW", "assert_convolves", "convolve", "rounded_differently", "tap_maps"]
+
+FEW = 5
+"""Elements below which all roundings of a result may be right by luck, so that its sums must be given."""
+
+
+def assert_convolves(
+    actual: Float[Tensor, "..."],
+    conv: AnyConvolution,
+    x: Float[Tensor, "batch channels *spatial"],
+    what: str = "result",
+) -> None:
+    """Asserts that a result is, within the error budget, what a convolution gives on images x.
+
+    Example:
+        >>> from torch import nn
+        >>> conv, x = nn.Conv1d(2, 3, 3), torch.randn(1, 2, 5)
+        >>> assert_convolves(conv(x), conv, x)
+    """
+    exact, sums = copy.deepcopy(conv).double(), None
+    with torch.no_grad():
+        hi = exact(x.double())
+        lows = [convolve(conv, x, backwards=True), *roundings(convolve, conv, x)]
+        if hi.numel() < FEW:
+            for parameter in exact.parameters():
+                parameter.abs_()
+            terms = conv.in_channels // conv.groups * prod(conv.kernel_size) + 1
+            sums = Sums(terms, exact(x.double().abs()))
+        assert_within_budget(actual, hi, lows, what, sums=sums)
 
 
 def convolve(

@@ -1,5 +1,7 @@
 """A convolution of pixels is a convolution of patches, and so nine heads of attention."""
 
+import copy
+
 import pytest
 import torch
 from tests.convert.network.network_cases import Renamed
@@ -9,7 +11,8 @@ from torch.nn.functional import pixel_unshuffle
 from convattn import Quadratic, RelativeAttention2d, conv_to_attention
 from convattn.convert import patch_convolution
 from convattn.errors import ArgumentError, UnsupportedModelError
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
+from convattn.testing.convolutions import convolve
 
 CASES = {
     "3 in 4": (4, {"kernel_size": 3, "padding": 1}, (3, 3)),
@@ -24,9 +27,12 @@ CASES = {
 
 
 def references(conv, x, patch):
-    """What the convolution of pixels gives, in patches: in float64, and tap by tap in its own dtype."""
-    low = nn.functional.conv2d(x.flip(-1), conv.weight.flip(-1), conv.bias, 1, conv.padding, conv.dilation, conv.groups)
-    return pixel_unshuffle(conv.double()(x.double()), patch), pixel_unshuffle(low.flip(-1), patch)
+    """What the convolution of pixels gives, in patches: in float64, and by its definition in its own dtype."""
+
+    def low(conv, x):
+        return pixel_unshuffle(convolve(conv, x), patch)
+
+    return pixel_unshuffle(copy.deepcopy(conv).double()(x.double()), patch), roundings(low, conv, x)
 
 
 @pytest.mark.parametrize(("patch", "options", "kernel"), CASES.values(), ids=CASES)
@@ -37,10 +43,10 @@ def test_the_convolution_of_patches_computes_the_same(patch, options, kernel):
     assert made.kernel_size == kernel
     assert (made.in_channels, made.out_channels) == (4 * patch**2, 6 * patch**2)
     y = made(pixel_unshuffle(x, patch))
-    high, low = references(conv, x, patch)
-    assert_within_budget(y, high, low)
+    high, lows = references(conv, x, patch)
+    assert_within_budget(y, high, lows)
     with pytest.raises(AssertionError, match="above the budget"):
-        assert_within_budget(y.roll(1, -1), high, low)
+        assert_within_budget(y.roll(1, -1), high, lows)
 
 
 def test_nine_heads_over_patches_compute_a_convolution_of_pixels():
@@ -84,8 +90,7 @@ def test_heads_of_a_transformers_width_are_enough_where_ranks_add_up():
         layer.values.value.copy_(torch.stack(values))
         layer.values.output.copy_(torch.stack(outputs))
         layer.bias.copy_(patches.bias)
-    high, low = references(conv, x, 4)
-    assert_within_budget(layer.double()(pixel_unshuffle(x, 4).double()).float(), high, low)
+    assert_within_budget(layer.double()(pixel_unshuffle(x, 4).double()).float(), *references(conv, x, 4))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 LAYERS = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
 SIZES = {1: (11,), 2: (5, 7), 3: (3, 4, 5)}
@@ -122,17 +122,12 @@ def test_the_kernel_is_the_attention_of_a_middle_query():
         layer.encoding.centres.clamp_(-1.5, 1.5)
     conv, _ = attention_to_conv(layer, spatial=(31, 31))
     rows, cols = (size // 2 for size in conv.kernel_size)
-    middle = layer.attention((31, 31))[:, 15, 15, 15 - rows : 16 + rows, 15 - cols : 16 + cols]
-    expected = torch.einsum("hrc,hoi->oirc", middle, layer.values.weight)
-    assert_within_budget(conv.weight.detach(), expected.detach(), rounded_sum(middle, layer.values.weight))
 
+    def kernel(layer):
+        middle = layer.attention((31, 31))[:, 15, 15, 15 - rows : 16 + rows, 15 - cols : 16 + cols]
+        return torch.einsum("hrc,hoi->oirc", middle, layer.values.weight)
 
-def rounded_sum(middle, weight):
-    """The same sum of heads, the other way round."""
-    y = torch.zeros(())
-    for head in reversed(range(len(weight))):
-        y = y + weight.detach()[head][:, :, None, None] * middle.detach()[head]
-    return y
+    assert_within_budget(conv.weight, kernel(layer), roundings(kernel, layer))
 
 
 def test_more_window_is_less_error():

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import contextmanager
+from operator import call
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from convattn import network_to_attention
 from convattn.convert import conv_to_attention
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 
 def filled(network):
@@ -117,10 +118,11 @@ def converted(network, x, **options):
     made, certificate = network_to_attention(network, images=x, **options)
     assert_unchanged(network, before)
     assert certificate.passed
-    low, high = copy.deepcopy(network).eval()(x), copy.deepcopy(network).eval().double()(x.double())
+    source = copy.deepcopy(network).eval()
+    lows, high = roundings(call, source, x), source.double()(x.double())
     assert certificate.measured_error <= certificate.rounding
     result = copy.deepcopy(made).eval()(x)
-    assert_within_budget(result.detach(), high.detach(), low.detach(), "converted")
+    assert_within_budget(result, high, lows, "converted")
     return made, certificate
 
 

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from convattn import network_to_attention
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 PATHS = ("auto", "separable")
 NETWORKS = {
@@ -204,14 +204,14 @@ def test_a_converted_network_learns_as_the_convolutions_did():
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
     made, _ = converted(network, images(2, 3, 9, 11))
     x = images(2, 3, 9, 11)
-    network(x).square().sum().backward()
-    made(x).square().sum().backward()
-    double = copy.deepcopy(network).double()
-    double.zero_grad()
-    double(x.double()).square().sum().backward()
-    for i in (0, 2):
-        gradient = made[i].values.weight.grad
-        assert_within_budget(gradient, double[i].weight.grad, network[i].weight.grad, "gradient")
+
+    def gradients(network, x):
+        weights = [network[i].values.weight if network is made else network[i].weight for i in (0, 2)]
+        return torch.autograd.grad(network(x).square().sum(), weights)
+
+    lows, highs = roundings(gradients, network, x), gradients(copy.deepcopy(network).double(), x.double())
+    for gradient, high, *several in zip(gradients(made, x), highs, *lows, strict=True):
+        assert_within_budget(gradient, high, several, "gradient")
 
 
 @pytest.mark.usefixtures("without_type_checks")
