@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from convattn.functional import (
 )
 from convattn.functional.bands.find import MOST_TAPS
 from convattn.grid import Axis, Geometry
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 
 def numbers(*shape, seed=0):
@@ -149,11 +150,16 @@ def displacements_that_matter(table, axis, dtype):
         yield axis.lowest + places[0], axis.lowest + places[-1]
 
 
-ROADS = (reference, matrices_first, backwards)
+ROADS = (matrices_first, backwards)
 ROADS_OF_GRADIENTS = (*ROADS, one_softmax, one_kernel)
 
 
-def gradients(compute, case, values):
+def lows(case, values, compute=lambda road, case, *values: road(case, *values), roads=ROADS):
+    """What `compute` makes of each road, and of the definition from several last digits."""
+    return [compute(road, case, *values) for road in roads] + roundings(partial(compute, reference, case), *values)
+
+
+def gradients(compute, case, *values):
     leaves = [value.detach().requires_grad_() for value in values]
     y = compute(case, *leaves)
     return [y.detach(), *torch.autograd.grad(y, leaves, numbers(*y.shape, seed=2).to(y.dtype))]
@@ -163,19 +169,18 @@ def gradients(compute, case, values):
 def test_output_in_float64_is_that_of_the_definition(case):
     values = inputs(case, torch.float64)
     hi = reference(case, *values)
-    assert_within_budget(in_bands(case, *values), hi, [road(case, *values) for road in ROADS])
+    assert_within_budget(in_bands(case, *values), hi, lows(case, values))
 
 
 @every_case
 def test_output_and_gradients_are_those_of_the_definition(case):
     values = inputs(case, torch.float32)
-    actual = gradients(in_bands, case, values)
-    hi = gradients(reference, case, [value.double() for value in values])
-    roads = [gradients(road, case, values) for road in ROADS_OF_GRADIENTS]
-    names = ["y", "gradient of keys", "gradient of maps", "gradient of scores"]
-    for name, result, exact, *candidates in zip(names, actual, hi, *roads, strict=True):
-        known = candidates[: len(ROADS)] if name == "y" else candidates
-        assert_within_budget(result, exact, known, name)
+    y, *found = gradients(in_bands, case, *values)
+    exact, *hi = gradients(reference, case, *(value.double() for value in values))
+    assert_within_budget(y, exact, lows(case, values))
+    roads = zip(*lows(case, values, gradients, ROADS_OF_GRADIENTS), strict=True)
+    for name, result, right, several in zip(["keys", "maps", "scores"], found, hi, list(roads)[1:], strict=True):
+        assert_within_budget(result, right, several, f"gradient of {name}")
 
 
 @pytest.mark.parametrize("fault", ["left out", "moved", "border", "found"])
@@ -199,22 +204,20 @@ def test_a_planted_fault_is_noticed(case, fault, monkeypatch):
     hi = reference(case, *values)
     y = band_attention(wrong, case.axis, *values[:2])
     with pytest.raises(AssertionError, match="result: error"):
-        assert_within_budget(y, hi, [road(case, *values) for road in ROADS])
+        assert_within_budget(y, hi, lows(case, values))
 
 
 def test_second_derivatives_are_those_of_the_definition():
     case = Case("small", quadratic((-1.0, 1.0), (1.5, 2.0)), size=61, batch=1, channels=2, outputs=2)
     values = inputs(case, torch.float64)
 
-    def second(compute):
+    def second(compute, case, *values):
         leaves = [value.detach().requires_grad_() for value in values]
         first = torch.autograd.grad(compute(case, *leaves).pow(3).sum(), leaves, create_graph=True)
         return torch.autograd.grad(sum(gradient.square().sum() for gradient in first), leaves)
 
-    hi = second(reference)
-    for result, exact, *roads in zip(
-        second(in_bands), hi, *(second(road) for road in ROADS_OF_GRADIENTS[1:]), strict=True
-    ):
+    hi, several = second(reference, case, *values), lows(case, values, second, ROADS_OF_GRADIENTS)
+    for result, exact, *roads in zip(second(in_bands, case, *values), hi, *several, strict=True):
         assert_within_budget(result, exact, roads)
 
 
@@ -256,7 +259,8 @@ def test_bfloat16_is_summed_before_it_is_rounded():
     bands = find_bands(values[2].float(), case.axis, torch.bfloat16)
     y = band_attention(bands, case.axis, *values[:2])
     hi = reference(case, *(value.double() for value in values))
-    assert_within_budget(y, hi, reference(case, values[0], values[1], values[2].float()))
+    precise = roundings(partial(reference, case), *(value.float() for value in values))
+    assert_within_budget(y, hi, [low.bfloat16() for low in precise])
 
 
 def test_under_autocast_keys_and_maps_are_rounded_first():

@@ -1,5 +1,8 @@
 """Attention in bfloat16 on a CPU: what mixed precision keeps, parts of a batch, frozen inputs, further derivatives."""
 
+from functools import partial
+from itertools import permutations
+
 import pytest
 import torch
 
@@ -27,21 +30,22 @@ def attended(keys, maps, *weights):
     return separable_attention(weights, keys, maps)
 
 
-def products(keys, maps, *weights):
-    return torch.einsum(*_pattern(len(weights)), keys, maps, *weights)
+def products(*factors, order=(0, 1, 2, 3), over=""):
+    """Multiplies keys, W_h and the weights of each axis in an order; the indices `over` are summed in the end."""
+    indices = ["bcxy"[: len(factors)], "hoc", "hqx", "hpy"]
+    made, held, *rest = factors[order[0]], indices[order[0]], *order[1 : len(factors)]
+    wanted = "boqp"[: len(factors)]
+    for place, number in enumerate(rest, start=1):
+        later = wanted + over + "".join(indices[other] for other in rest[place:])
+        kept = "".join(index for index in "bhocqpxy" if index in held + indices[number] and index in later)
+        made, held = torch.einsum(f"{held},{indices[number]}->{kept}", made, factors[number]), kept
+    return torch.einsum(f"{held}->{wanted}", made)
 
 
-def _pattern(axes):
-    return ("bcx,hoc,hqx->boq",) if axes == 1 else ("bcxy,hoc,hqx,hpy->boqp",)
-
-
-def rows_last(keys, maps, *weights):
-    """The same in another order: W_h first, then the columns, then the rows."""
-    mapped = torch.einsum("hoc,bc...->bho...", maps, keys)
-    if len(weights) == 2:
-        mapped = torch.einsum("hpy,bhoxy->bhoxp", weights[1], mapped)
-        return torch.einsum("hqx,bhoxp->bhoqp", weights[0], mapped).sum(1)
-    return torch.einsum("hqx,bhox->bhoq", weights[0], mapped).sum(1)
+def roads(axes):
+    """The same in other orders of summation, with all heads in one sum or one after another."""
+    orders = list(permutations(range(2 + axes)))[:6]
+    return [partial(products, order=order, over=over) for order in orders for over in ("", "h")]
 
 
 def gradients(compute, values, *, autocast=True):
@@ -59,10 +63,10 @@ def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, m
     monkeypatch.setattr(bfloat16, "_CACHE", images * 88 * HEADS * 4 * 2)  # images of at most 88 pixels in bfloat16
     actual = gradients(attended, values)
     exact = gradients(products, [value.double() for value in values], autocast=False)
-    roads = [gradients(road, values) for road in (products, rows_last)]
+    lows = [gradients(road, values) for road in roads(len(keys))]
     assert [result.dtype for result in actual] == [torch.bfloat16, *[torch.float32] * len(values)]
-    for name, result, hi, *los in zip(["y", "keys", "maps", "rows", "cols"], actual, exact, *roads, strict=False):
-        assert_within_budget(result.bfloat16(), hi, [lo.bfloat16() for lo in los], name)
+    for name, result, hi, *several in zip(["y", "keys", "maps", "rows", "cols"], actual, exact, *lows, strict=False):
+        assert_within_budget(result.bfloat16(), hi, [low.bfloat16() for low in several], name)
 
 
 @every_size
@@ -89,8 +93,8 @@ def test_gradients_can_be_differentiated_again(queries, keys):
 
     values = inputs(queries, keys)
     hi = second(products, [value.double() for value in values], autocast=False)
-    los = [second(road, values).bfloat16() for road in (products, rows_last)]
-    assert_within_budget(second(attended, values).bfloat16(), hi, los)
+    lows = [second(road, values).bfloat16() for road in roads(len(keys))]
+    assert_within_budget(second(attended, values).bfloat16(), hi, lows)
 
 
 def test_pixels_that_need_no_gradient_are_not_backpropagated_to(monkeypatch):

@@ -229,6 +229,12 @@ def test_a_fault_in_the_scores_is_rejected(fault):
             getattr(FaultyEncoding(fault), check)(2)
 
 
+def test_scores_in_the_dtype_of_narrow_parameters_are_rejected():
+    contract = FaultyEncoding(lambda scores: scores.bfloat16().to(scores.dtype))
+    with pytest.raises(AssertionError, match="result: error"):
+        contract.test_narrow_parameters_are_scored_in_the_dtype_of_the_displacements(torch.bfloat16)
+
+
 def test_tables_in_another_order_are_rejected():
     contract = FaultyEncoding(lambda scores: scores.flip(-1))
     with pytest.raises(AssertionError, match="result: error"):

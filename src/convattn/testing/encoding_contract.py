@@ -4,11 +4,11 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import pytest
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -109,8 +109,7 @@ class EncodingContract:
         points, formula = _points(axes), self.formula.features
         assert formula is not None
         hi = formula(copy.deepcopy(encoding).double(), points.double())
-        lows = roundings(partial(_at, formula, points.to(wide)), copy.deepcopy(encoding).to(wide))
-        assert_within_budget(total, hi, [*lows, encoding.features(points.to(wide))])
+        assert_within_budget(total, hi, _by_formula(formula, encoding, points.to(wide)))
 
     @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_scores_are_linear_in_the_features(self, dims: int) -> None:
@@ -126,7 +125,7 @@ class EncodingContract:
         formula = self.formula.features
         assert formula is not None
         with torch.no_grad():
-            lows = roundings(partial(_at, formula, points), encoding)
+            lows = _by_formula(formula, encoding, points)
         assert_within_budget(features, lows[0], lows)
         basis, _ = torch.linalg.qr(torch.cat([features, features.new_ones(len(points), 1)], dim=1))
         rest = scores - basis @ (basis.mT @ scores)
@@ -189,18 +188,21 @@ class EncodingContract:
         return flat.unflatten(1, displacement.shape[:-1])
 
     def _check_scores(self, encoding: Encoding, points: Tensor) -> None:
-        lows = roundings(partial(_at, self.formula.score, points), encoding)
+        lows = _by_formula(self.formula.score, encoding, points)
         assert_within_budget(encoding(points), self._formula(encoding, points), lows)
 
     def _check_table(self, encoding: Encoding, axes: list[Axis], table: Tensor) -> None:
         points = _points(axes).float()
-        lows = roundings(partial(_at, self.formula.score, points), encoding)
+        lows = _by_formula(self.formula.score, encoding, points)
         hi = self._formula(encoding, points).view_as(table)
         assert_within_budget(table, hi, [low.view_as(table) for low in lows])
 
 
-def _at(formula: Callable[[Encoding, Tensor], Tensor], points: Tensor, encoding: Encoding) -> Tensor:
-    return formula(encoding, points)
+def _by_formula(
+    formula: Callable[[Encoding, Tensor], Tensor], encoding: Encoding, points: Float[Tensor, "points dims"]
+) -> list[Tensor]:
+    """Computes a formula from several last digits of points and parameters, which are those of the points' dtype."""
+    return roundings(formula, copy.deepcopy(encoding).to(points.dtype), points)
 
 
 def _points(axes: list[Axis]) -> Tensor:
