@@ -74,9 +74,9 @@ def _where_next(folder: Path) -> str:
         [
             f"wrote {folder}; look at {folder / 'index.html'}, and touch the heads in {folder / VIEW / 'index.html'},",
             "then try:",
-            f"  convattn convert {folder / 'convolution'} -o {folder.name}-softer --sharpness 5",
+            f"  convattn convert {folder / 'convolution'} -o {folder.name}-softer --sharpness 5 --allow-difference",
             f"  convattn view {_NETWORK} --compare untrained --compare converted -o {folder.name}-view",
-            f"  convattn convert {_NETWORK} --to conv --kernel-size 3 -o {folder.name}-narrow",
+            f"  convattn convert {_NETWORK} --to conv --kernel-size 3 --allow-difference -o {folder.name}-narrow",
             "  convattn train digits-quadratic",
             "  convattn info",
         ]

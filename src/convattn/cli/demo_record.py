@@ -69,9 +69,7 @@ class Demonstration(Record):
     network: TrainedNetwork  # The trained network
     photograph: str  # Credit of the photograph
     seconds: float  # Wall time of everything, in seconds
-    passed: (
-        bool  # Whether no conversion failed, the network sees what its card says, and the way back is exact or close
-    )
+    passed: bool  # Whether no conversion failed, the network sees what its card says, and it came back exact or close
 
     def summary(self) -> str:
         """Returns what was shown, in a few lines of plain text."""
