@@ -26,8 +26,9 @@ CERTIFICATE = Certificate(
     bound=2.5,
     measured_error=0.125,
     rounding=1e-6,
+    largest=2.0,
     discarded=((0.5, 0.25), ()),
-    passed=True,
+    verdict="different",
     not_covered=("another thing",),
 )
 DATA = DataRecord("digits", "scikit-learn", {"images": "0f"}, {"train": 7, "test": 3}, "by index")
@@ -65,7 +66,8 @@ LAYER = LayerCertificate(
     bound=2.5,
     measured_error=0.125,
     rounding=1e-6,
-    passed=True,
+    largest=2.0,
+    verdict="different",
     path="convolution",
     notes=("Linear folded in",),
 )
@@ -84,17 +86,18 @@ NETWORK = NetworkCertificate(
     measured_error=0.25,
     rounding=1e-5,
     largest=4.0,
+    tolerance=0.01,
     top1_total=2,
     top1_changed=1,
     accuracy_before=0.5,
     accuracy_after=1.0,
-    passed=True,
+    verdict="different",
     not_covered=("another thing",),
 )
 BARE_NETWORK = replace(
     NETWORK,
     impl="auto",
-    layers=(replace(LAYER, aliases=(), exact=True, path=None, passed=False, notes=()),),
+    layers=(replace(LAYER, aliases=(), exact=True, path=None, verdict="failed", notes=()),),
     left_alone=(),
     exact=True,
     images=None,
@@ -103,11 +106,12 @@ BARE_NETWORK = replace(
     measured_error=None,
     rounding=None,
     largest=None,
+    tolerance=None,
     top1_total=None,
     top1_changed=None,
     accuracy_before=None,
     accuracy_after=None,
-    passed=False,
+    verdict="failed",
     not_covered=(),
 )
 RECORDS = [CERTIFICATE, DATA, RUN, LAYER, NETWORK, BARE_NETWORK]
@@ -147,7 +151,7 @@ def test_every_number_and_text_comes_back(number, discarded, text):
 
 def test_records_are_frozen():
     with pytest.raises(FrozenInstanceError):
-        CERTIFICATE.passed = False  # type: ignore[misc]
+        CERTIFICATE.verdict = "failed"  # type: ignore[misc]
 
 
 def changed(**changes):
@@ -161,17 +165,17 @@ def changed(**changes):
     [
         *((text, "not a Certificate: the text is not JSON") for text in ("", "[" * 50_000, "9" * 9999)),
         (CERTIFICATE.to_json()[:-20], "not a Certificate: the text is not JSON"),
-        ("[]", "not a Certificate of schema version 2: found None"),
-        ("{}", r"not a Certificate of schema version 2: found \(None, None\)"),
-        (changed(schema_version=1), r"not a Certificate of schema version 2: found \('Certificate', 1\)"),
-        (DATA.to_json(), r"not a Certificate of schema version 2: found \('DataRecord', 1\)"),
+        ("[]", "not a Certificate of schema version 3: found None"),
+        ("{}", r"not a Certificate of schema version 3: found \(None, None\)"),
+        (changed(schema_version=1), r"not a Certificate of schema version 3: found \('Certificate', 1\)"),
+        (DATA.to_json(), r"not a Certificate of schema version 3: found \('DataRecord', 1\)"),
         (changed(heads=...), "not a Certificate: heads is missing; it must be an integer"),
         (changed(not_covered=...), "not a Certificate: not_covered is missing; it must be a list, each item text"),
-        (changed(xyzzy=1), r"not a Certificate: unknown key 'xyzzy'\. Known: direction, .*, not_covered"),
+        (changed(xyzzy=1), r"not a Certificate: unknown key 'xyzzy'\. Known: verdict, .*, not_covered"),
         (changed(head=1), "not a Certificate: unknown key 'head': did you mean 'heads'"),
         (changed(heads="nine"), "not a Certificate: heads must be an integer, but is 'nine'"),
         (changed(heads=9.0), "not a Certificate: heads must be an integer, but is 9.0"),
-        (changed(passed=1), "not a Certificate: passed must be true or false, but is 1"),
+        (changed(verdict="passed"), "verdict must be 'exact' or 'close' or 'different' or 'failed', but is 'passed'"),
         (changed(heads=True), "not a Certificate: heads must be an integer, but is True"),
         (changed(leak="much"), "not a Certificate: leak must be a number, but is 'much'"),
         (changed(leak=True), "not a Certificate: leak must be a number, but is True"),
@@ -243,7 +247,7 @@ def test_a_new_version_refuses_the_old():
 
 def test_summary_says_what_is_promised_and_what_was_measured():
     lines = CERTIFICATE.summary().splitlines()
-    assert lines[0] == "conv to attention: passed (approximate, 9 heads, float32)"
+    assert lines[0] == "conv to attention: different (by 0.062 of the largest output, 9 heads, float32)"
     assert lines[1].endswith("Conv2d(3, 5, kernel_size=(3, 3))")
     text = " ".join(CERTIFICATE.summary().split())
     for part in (
@@ -258,22 +262,22 @@ def test_summary_says_what_is_promised_and_what_was_measured():
 
 def test_summary_of_the_way_back_speaks_of_the_window():
     text = replace(CERTIFICATE, direction="attention_to_conv").summary()
-    assert text.startswith("attention to conv: passed")
+    assert text.startswith("attention to conv: different")
     assert "mass outside the window at most 0.03" in text
     assert "differs         by attention outside the window (the leak), and at borders" in text
 
 
-def test_summary_leaves_out_what_there_is_not_and_shows_failure():
-    made = replace(CERTIFICATE, sharpness=None, discarded=(), passed=False, exact=True, not_covered=())
+def test_summary_leaves_out_what_there_is_not():
+    made = replace(CERTIFICATE, sharpness=None, discarded=(), verdict="exact", exact=True, not_covered=())
     text = made.summary()
-    assert text.startswith("conv to attention: FAILED (exact, 9 heads, float32)")
-    for word in ("sharpness", "discarded", "differs", "not covered"):
+    assert text.startswith("conv to attention: exact (9 heads, float32)")
+    for word in ("sharpness", "discarded", "differs", "made smaller", "not covered"):
         assert word not in text
 
 
 def test_summary_of_a_network_says_each_layer_and_the_whole():
     first, *_ = NETWORK.summary().splitlines()
-    outcome = "passed (approximate, differs by 0.062 of the largest output, 1 layer, 9 heads, float32)"
+    outcome = "different (by 0.062 of the largest output, 1 of 2 decisions changed, 1 layer, 9 heads, float32)"
     assert first == f"network to conv: {outcome}"
     text = " ".join(NETWORK.summary().split())
     for part in (
@@ -281,10 +285,12 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
         "paths 1 convolution",
         "measured error 0.25 of 4, on the images given",
         "rounding 1e-05, against float64",
+        "limit 0.01 of the largest output, for a result that is close",
         "top-1 changed 1 of 2",
         "differs by attention outside the window (the leak), and at borders, where attention keeps to pixels",
         "accuracy 50.00% before, 100.00% after",
-        "layer blocks.0.mixer: passed, leak 0.03, 9 heads, kernel 3 x 7, convolution, error 0.125 of 2.5 allowed",
+        "made smaller by a larger window, or none; at borders by layers that pad with zeros as far as their heads look",
+        "layer blocks.0.mixer: different, leak 0.03, 9 heads, kernel 3 x 7, convolution, error 0.125 of 2, bound 2.5",
         "note Linear folded in (blocks.0.mixer)",
         "left alone blocks.2.mixer (RelativeAttention2d): its scores depend on content",
         "not covered another thing",
@@ -294,7 +300,7 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
 
 def test_summary_of_a_network_leaves_out_what_there_is_not():
     text = BARE_NETWORK.summary()
-    assert text.startswith("network to conv: FAILED (exact, 1 layer, 9 heads, float32)")
-    assert "layer           blocks.0.mixer: FAILED, exact, 9 heads, kernel 3 x 7, not reached, error" in text
+    assert text.startswith("network to conv: failed (1 layer, 9 heads, float32)")
+    assert "layer           blocks.0.mixer: failed, 9 heads, kernel 3 x 7, not reached, error" in text
     for word in ("measured error", "top-1", "accuracy", "differs", "left alone", "not covered", "note"):
         assert word not in text

@@ -140,26 +140,26 @@ def test_nan_is_refused_on_saving_and_on_loading_and_infinity_is_not(tmp_path):
     assert load_layer(folder, verify=False).bias[0].isnan()
 
 
-@pytest.mark.parametrize("passed", [True, False])
-def test_a_certificate_that_did_not_pass_is_said(passed, tmp_path, recwarn):
+@pytest.mark.parametrize("verdict", ["exact", "different", "failed"])
+def test_a_conversion_that_failed_is_said(verdict, tmp_path, recwarn):
     layer, certificate = conv_to_attention(nn.Conv1d(2, 3, 5))
-    certificate = replace(certificate, passed=passed)
+    certificate = replace(certificate, verdict=verdict)
     save_layer(layer, tmp_path / "layer", certificate=certificate)
     save_network(layer, tmp_path / "network", certificate=certificate)
     for folder in ("layer", "network"):
-        if passed:
+        if verdict != "failed":
             load_network(tmp_path / folder)
         else:
-            with pytest.warns(CertificateWarning, match=f"the certificate in .*{folder} did not pass: conv to att"):
+            with pytest.warns(CertificateWarning, match=f"in .*{folder} says that the conversion failed: conv to att"):
                 load_network(tmp_path / folder)
     assert not recwarn.list
 
 
 def test_a_certificate_is_covered(tmp_path):
     layer, certificate = conv_to_attention(nn.Conv1d(2, 3, 5))
-    folder = save_layer(layer, tmp_path / "layer", certificate=replace(certificate, passed=False))
+    folder = save_layer(layer, tmp_path / "layer", certificate=replace(certificate, verdict="failed"))
     text = (folder / "certificate.json").read_text()
-    (folder / "certificate.json").write_text(text.replace('"passed": false', '"passed": true'))
+    (folder / "certificate.json").write_text(text.replace('"failed"', '"exact"'))
     with pytest.raises(CheckpointError, match=r"certificate.json is not what was saved"):
         load_layer(folder)
     (folder / "certificate.json").unlink()

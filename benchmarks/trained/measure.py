@@ -16,7 +16,7 @@ from convattn import NetworkCertificate, network_to_attention, network_to_conv, 
 from convattn.data import ImageDataset, normalise
 from convattn.layers import RelativeAttention
 from convattn.networks import load_network
-from convattn.records import RunRecord
+from convattn.records import RunRecord, Verdict
 from convattn.training.heads import quadratic_encodings
 
 __all__ = ["CERTIFIED", "KERNELS", "REFINED_ON", "Bench", "attentional", "convolutional", "fine_tuned"]
@@ -44,7 +44,7 @@ class Row:
     conversion: str
     layers: int
     exact: bool
-    passed: bool
+    verdict: Verdict
     leak: float
     error: float | None
     rounding: float | None
@@ -111,7 +111,7 @@ class Bench:
             conversion=conversion,
             layers=len(certificate.layers),
             exact=certificate.exact,
-            passed=certificate.passed,
+            verdict=certificate.verdict,
             leak=max(layer.leak for layer in certificate.layers),
             error=certificate.measured_error,
             rounding=certificate.rounding,

@@ -18,7 +18,7 @@ One `except ConvAttnError` catches them all; the second base class keeps them co
     └── MissingDependencyError (ImportError)  an optional package is not installed; says the install line
 
 Two warnings are given: `CheckpointWarning` if a damaged checkpoint is skipped and the one before it is used, and
-`CertificateWarning` if the certificate of what is loaded did not pass.
+`CertificateWarning` if the certificate of what is loaded says that its conversion failed.
 """
 
 import difflib
@@ -191,7 +191,7 @@ class CheckpointWarning(UserWarning):
 
 
 class CertificateWarning(UserWarning):
-    """The certificate of what is loaded did not pass."""
+    """The certificate of what is loaded says that its conversion failed."""
 
 
 class WriteError(ConvAttnError, OSError):

@@ -123,7 +123,7 @@ def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple
         CheckpointError: A file is missing, damaged, or not what was saved; the message names it.
 
     Warns:
-        CertificateWarning: The certificate in the folder did not pass.
+        CertificateWarning: The certificate in the folder says that the conversion failed.
     """
     folder, config = as_path(folder), read_config(folder)
     try:
@@ -170,9 +170,11 @@ def _warn_of_certificate(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file} is not a certificate ({type(error).__name__}: {error})") from None
     certificate = kind.load(file)
-    if not certificate.passed:
+    if certificate.verdict == "failed":
         first = certificate.summary().splitlines()[0]
-        warnings.warn(f"the certificate in {folder} did not pass: {first}", CertificateWarning, stacklevel=4)
+        warnings.warn(
+            f"the certificate in {folder} says that the conversion failed: {first}", CertificateWarning, stacklevel=4
+        )
 
 
 def _widened(tensors: Mapping[str, Tensor], name: object, file: Path) -> dict[str, Tensor]:

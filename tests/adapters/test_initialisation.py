@@ -199,7 +199,7 @@ def test_the_record_is_saved(tmp_path):
     record = convolutional_init(vit(**VITS["3 heads of width 7"]))[1]
     assert ConvolutionalInit.load(record.save(tmp_path / "record.json")) == record
     assert record.summary().splitlines()[:4] == [
-        "convolutional init: passed (exact, 2 layers of VisionTransformer)",
+        "convolutional init: exact (2 layers of VisionTransformer)",
         "  kernel          3 x 3 on a grid of 5 x 7 patches, after 1 prefix token",
         "  heads           9 of width 7, 1 of them at the query's own patch; 6 of them new",
         "  sharpness       128 per patch²",

@@ -156,7 +156,7 @@ def test_a_failed_certificate_writes_nothing(place, monkeypatch, capsys):
 
     def failing(*arguments, **options):
         made, certificate = honest(*arguments, **options)
-        return made, replace(certificate, passed=False)
+        return made, replace(certificate, verdict="failed")
 
     monkeypatch.setattr(convert, "network_to_attention", failing)
     arguments = ["convert", "convattn:ResNet", "--random-weights", "--set", "width=4", "--include", "stem.*"]

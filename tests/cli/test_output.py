@@ -1,6 +1,8 @@
 import io
 import sys
 
+import pytest
+
 from convattn.cli.output import print_text
 
 
@@ -10,13 +12,16 @@ class Terminal(io.StringIO):
 
 
 def test_text_is_plain_where_there_is_no_terminal(capsys):
-    print_text("check: passed [1/2]")
-    assert capsys.readouterr().out == "check: passed [1/2]\n"
+    print_text("check: failed [1/2]")
+    assert capsys.readouterr().out == "check: failed [1/2]\n"
 
 
-def test_verdict_is_coloured_on_a_terminal(monkeypatch):
+@pytest.mark.parametrize(
+    ("word", "colour"), [("exact", 32), ("close", 32), ("different", 33), ("failed", 31), ("FAILED", 31)]
+)
+def test_verdict_is_coloured_on_a_terminal(word, colour, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys, "stdout", Terminal())
-    print_text("check: FAILED [1/2]")
-    assert sys.stdout.getvalue() == "check: \x1b[31mFAILED\x1b[0m [1/2]\n"
+    print_text(f"check: {word} [1/2]")
+    assert sys.stdout.getvalue() == f"check: \x1b[{colour}m{word}\x1b[0m [1/2]\n"

@@ -120,7 +120,7 @@ def test_conversions_that_cannot_be_are_refused_before_the_first_step(trained):
 def test_a_conversion_whose_certificate_fails_is_refused(monkeypatch):
     def disturbed(*given, **options):
         made, certificate = network_to_attention(*given, **options)
-        return made, dataclasses.replace(certificate, passed=False)
+        return made, dataclasses.replace(certificate, verdict="failed")
 
     monkeypatch.setattr(build, "network_to_attention", disturbed)
     with pytest.raises(

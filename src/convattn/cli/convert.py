@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from convattn.cli.convert_network import Measured, Origin, convert_network, forecast_network
+from convattn.cli.convert_network import EXIT_CODES, Accepted, Measured, Origin, convert_network, forecast_network
 from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values
 from convattn.cli.output import print_record
 from convattn.cli.threads import one_thread
@@ -39,15 +39,19 @@ def convert(  # noqa: PLR0913 - the options of the command
     kernel_size: Annotated[WholeNumber | None, Parameter(show_default=False)] = None,
     mass: Annotated[float | None, Parameter(show_default=False)] = None,
     fold: Annotated[bool, _Flag] = False,
+    tolerance: Annotated[float | None, Parameter(show_default=False)] = None,
+    allow_difference: Annotated[bool, _Flag] = False,
     no_verify: Annotated[bool, _Flag] = False,
     dry_run: Annotated[bool, _Flag] = False,
     json: AsJson = False,
 ) -> int:
     """Convert a network or a layer to attention that computes the same, or attention to convolutions.
 
-    The result is compared with the source, layer by layer and as a whole. It is written, with its certificate, only if
-    it passes; otherwise nothing is written and the exit code is 1. A network of timm or torchvision needs --weights,
-    --pretrained or --random-weights.
+    The result is compared with the source, layer by layer and as a whole, and its certificate says what came of it:
+    exact (the same up to rounding), close (within a limit, and no prediction changed on the images given), different,
+    or failed (a promise was broken). What is exact or close is written, and what is different only with
+    --allow-difference or within --tolerance. A network of timm or torchvision needs --weights, --pretrained or
+    --random-weights.
 
     Args:
         source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists
@@ -79,12 +83,15 @@ def convert(  # noqa: PLR0913 - the options of the command
         kernel_size: Taps per axis of the new convolutions. Without it each layer gets as many as it needs.
         mass: Share in (0, 1) of each head's attention that a kernel may leave out. Default: the rounding of the dtype.
         fold: Merge the batch normalisation or linear map after each new convolution into it.
+        tolerance: Largest difference to call close and to write, as a share in (0, 1) of the largest output. Default:
+            0.01 is called close, on images and not on random numbers, and only what is close is written.
+        allow_difference: Write a result that is different, too. The exit code stays 3.
         no_verify: Accept a folder whose files were changed after it was saved; without it such a folder is refused.
         dry_run: Write nothing, and show what would change and what it would cost.
         json: Print the certificate, or with --dry-run the forecast, as JSON.
 
     Returns:
-        0, or 1 where the check failed.
+        0 where the result is exact or close, 3 where it is different, 1 where the conversion failed.
 
     Raises:
         ArgumentError: An option is missing, or two options exclude each other.
@@ -93,6 +100,10 @@ def convert(  # noqa: PLR0913 - the options of the command
     to_attention = {"--sharpness": sharpness, "--impl": impl, "--content": content, "--head-width": head_width}
     to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--fold": fold}
     _require_absent(to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}")
+    if dry_run:
+        written = {"--tolerance": tolerance, "--allow-difference": allow_difference}
+        _require_absent(written, "cannot be given with --dry-run, which writes nothing")
+    accepted = Accepted(tolerance, allow_difference)
     if output is None and not dry_run:
         raise ArgumentError("--output must be given, except with --dry-run")
     if _holds_layer(source):
@@ -104,7 +115,7 @@ def convert(  # noqa: PLR0913 - the options of the command
         assert output is not None
         attention = {"sharpness": sharpness, "head_width": head_width}
         options = attention if to == "attention" else {"kernel_size": kernel_size, "mass": mass}
-        return _convert_layer(Path(source), output, to, options, verify=not no_verify, json=json)
+        return _convert_layer(Path(source), output, to, options, accepted, verify=not no_verify, json=json)
     _require_absent({"--head-width": head_width}, "is for a single layer, not for a network")
     chosen: dict[str, Any] = {"include": include or None, "exclude": exclude or None}
     if to == "attention":
@@ -116,7 +127,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     with one_thread(images is None):
         if dry_run or output is None:
             return forecast_network(origin, to, chosen, measured, json=json)
-        return convert_network(origin, output, to, chosen, measured, json=json)
+        return convert_network(origin, output, to, chosen, measured, accepted, json=json)
 
 
 def _require_absent(options: Mapping[str, object], reason: str) -> None:
@@ -137,8 +148,10 @@ def _holds_layer(source: str) -> bool:
     return isinstance(config, dict) and config.get("kind") in [*KINDS]
 
 
-def _convert_layer(source: Path, output: Path, to: str, options: dict[str, Any], *, verify: bool, json: bool) -> int:
-    """Converts a layer, and writes it if its certificate passes; returns 0, or 1 where the check failed."""
+def _convert_layer(
+    source: Path, output: Path, to: str, options: dict[str, Any], accepted: Accepted, *, verify: bool, json: bool
+) -> int:
+    """Converts a layer, writes it if its verdict allows that, and returns the exit code."""
     from convattn.convert import SUPPORTED_CONVOLUTIONS, attention_to_conv, conv_to_attention, load_layer, save_layer
     from convattn.files import require_new_folder
 
@@ -150,8 +163,7 @@ def _convert_layer(source: Path, output: Path, to: str, options: dict[str, Any],
         raise UnsupportedModelError(f"{source} holds a {type(layer).__name__}, which is not a convolution of torch")
     else:
         made, certificate = conv_to_attention(layer, **options)  # type: ignore[arg-type]
-    if certificate.passed:
+    if accepted.writes(certificate):
         save_layer(made, output, certificate=certificate)
-    outcome = f"wrote {output}" if certificate.passed else "wrote nothing"
-    print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
-    return 0 if certificate.passed else 1
+    print_record(certificate, f"{certificate.summary()}\n{accepted.outcome(certificate, output)}", json=json)
+    return EXIT_CODES[certificate.verdict]

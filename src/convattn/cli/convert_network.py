@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from convattn.cli.options import require_images
 from convattn.cli.output import print_record
 from convattn.errors import ArgumentError, MissingDependencyError, UnknownNameError, must_be
+from convattn.records import Certificate, NetworkCertificate
 from convattn.records.words import counted
 
 if TYPE_CHECKING:
@@ -17,6 +18,40 @@ if TYPE_CHECKING:
 
 _LIMIT = 16
 """Default number of images."""
+
+EXIT_CODES = {"exact": 0, "close": 0, "failed": 1, "different": 3}
+"""Exit code of the command by verdict."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Which results are written."""
+
+    tolerance: float | None = None  # Largest difference, as a share of the largest output; None writes what is close
+    difference: bool = False  # Whether results that are different are written, too
+
+    def __post_init__(self) -> None:
+        """Raises ArgumentError unless the tolerance is a share."""
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise ArgumentError(must_be("--tolerance", "a share in (0, 1)", self.tolerance))
+
+    def writes(self, certificate: Certificate | NetworkCertificate) -> bool:
+        """Says whether a result is written."""
+        if certificate.verdict != "different":
+            return certificate.passed
+        found, limit = certificate.difference, self.tolerance
+        return self.difference or (limit is not None and found is not None and found <= limit)
+
+    def outcome(self, certificate: Certificate | NetworkCertificate, output: Path) -> str:
+        """Words what was written."""
+        if self.writes(certificate):
+            return f"wrote {output}"
+        if certificate.verdict == "failed":
+            return "wrote nothing"
+        return (
+            "wrote nothing, because the result is different: make the difference smaller as said above, or ask for it by"
+            " --tolerance SHARE or --allow-difference"
+        )
 
 
 class _Loaded(NamedTuple):
@@ -113,8 +148,11 @@ class Measured:
             raise ArgumentError(must_be("--limit", "at least 1", self.limit))
         self._sizes()
 
-    def images(self, loaded: _Loaded) -> tuple["Tensor", str]:
-        """Reads the images, takes those of the network's own test set, or draws one; says in words what they are."""
+    def images(self, loaded: _Loaded) -> tuple["Tensor", str, bool]:
+        """Reads the images, takes those of the network's own test set, or draws one.
+
+        Returns them, what they are in words, and whether they are random numbers.
+        """
         from convattn.networks.image_files import open_images, stack_images
         from convattn.networks.own_images import own_images
         from convattn.networks.preparation import draw_images, preparation
@@ -123,7 +161,7 @@ class Measured:
         if self.path is not None:
             prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
             read = stack_images(open_images(self.path, prepare, limit=limit), self.path)
-            return read.to(like), f"{counted(len(read), 'image')} of {self.path.resolve().name}"
+            return read.to(like), f"{counted(len(read), 'image')} of {self.path.resolve().name}", False
         own, why = None, ""
         if self.shape is None:
             try:
@@ -131,11 +169,11 @@ class Measured:
             except MissingDependencyError as missing:
                 why = f", in place of digits: {missing}"
         if own is not None:
-            return own.prepared.to(like), f"{counted(len(own.prepared), 'image')} of {own.what}"
+            return own.prepared.to(like), f"{counted(len(own.prepared), 'image')} of {own.what}", False
         if self.limit is not None:
             raise ArgumentError("--limit needs --images: it is the number of images to take from there")
         drawn = draw_images(loaded.network, self._sizes())
-        return drawn, f"one standard normal image {tuple(drawn.shape)}, seed 0{why}"
+        return drawn, f"one standard normal image {tuple(drawn.shape)}, seed 0{why}", True
 
     def _sizes(self) -> tuple[int, ...] | None:
         if self.shape is None:
@@ -149,27 +187,36 @@ class Measured:
 
 
 def convert_network(
-    origin: Origin, output: Path, to: str, options: dict[str, Any], measured: Measured, *, json: bool
+    origin: Origin,
+    output: Path,
+    to: str,
+    options: dict[str, Any],
+    measured: Measured,
+    accepted: Accepted,
+    *,
+    json: bool,
 ) -> int:
-    """Converts a network, and writes it if its certificate passes; returns 0, or 1 where the check failed."""
+    """Converts a network, writes it if its verdict allows that, and returns the exit code."""
     measured.require()
     from convattn import convert
+    from convattn.convert.certificate.network import CLOSE
     from convattn.files import require_new_folder
     from convattn.networks import save_network
 
     require_new_folder(output, "--output")
     loaded = origin.load(weights_matter=True)
     conversion = convert.network_to_attention if to == "attention" else convert.network_to_conv
-    images, words = measured.images(loaded)
-    made, certificate = conversion(loaded.network, images=images, **options)
+    images, words, random = measured.images(loaded)
+    limit = None if random else accepted.tolerance or CLOSE
+    made, certificate = conversion(loaded.network, images=images, tolerance=limit, **options)
     certificate = replace(certificate, images=words)
-    if certificate.passed:
+    if accepted.writes(certificate):
         save_network(made, output, source=loaded.source, options=loaded.options, certificate=certificate)
-    outcome = f"wrote {output}" if certificate.passed else "wrote nothing"
+    outcome = accepted.outcome(certificate, output)
     if options.get("fold") and not any("folded in" in note for layer in certificate.layers for note in layer.notes):
         outcome += "\nfolded nothing: no new convolution is certainly followed by a linear map or batch normalisation"
     print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
-    return 0 if certificate.passed else 1
+    return EXIT_CODES[certificate.verdict]
 
 
 def forecast_network(origin: Origin, to: str, options: dict[str, Any], measured: Measured, *, json: bool) -> int:

@@ -4,7 +4,12 @@ import sys
 
 from convattn.records import Record
 
-_VERDICTS = [r"(?P<green>\bpassed\b)", r"(?P<red>\bFAILED\b)", r"(?P<red>\bmissing\b)"]
+_VERDICTS = [
+    r"(?<=: )(?P<green>exact|close)\b",
+    r"(?<=: )(?P<yellow>different)\b",
+    r"(?<=: )(?P<red>failed)\b",
+    r"(?P<red>\b(NOT|FAILED|missing)\b)",
+]
 
 
 def print_text(text: str) -> None:

@@ -80,7 +80,7 @@ def load_layer(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Mod
         CheckpointError: A file is missing, damaged or changed, or the files do not fit together.
 
     Warns:
-        CertificateWarning: The saved certificate did not pass.
+        CertificateWarning: The saved certificate says that the conversion failed.
     """
     config, tensors = read_sealed(folder, verify=verify)
     if config.get("schema_version") != _SCHEMA or config.get("kind") not in [*KINDS]:

@@ -60,7 +60,7 @@ def load_network(
         MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed.
 
     Warns:
-        CertificateWarning: The network came with a certificate that did not pass.
+        CertificateWarning: The certificate of the network says that its conversion failed.
     """
     folder = network_folder(folder)
     config = saved_config(folder)

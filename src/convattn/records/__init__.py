@@ -3,7 +3,7 @@
 Each record carries a schema version, units beside its fields, and what it does not cover. Nothing here needs torch.
 """
 
-from convattn.records.certificate import Certificate
+from convattn.records.certificate import Certificate, Verdict
 from convattn.records.convolutional_init import ConvolutionalInit, InitialisedLayer
 from convattn.records.forecast import ConversionForecast, LayerForecast
 from convattn.records.head_comparison import HeadDifference, ReportComparison
@@ -43,4 +43,5 @@ __all__ = [
     "ReplacementTrial",
     "ReportComparison",
     "RunRecord",
+    "Verdict",
 ]

@@ -1,14 +1,15 @@
 """What initialising a vision transformer as a convolution has set, promises and does not cover."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from convattn.records.certificate import Judged
 from convattn.records.network_certificate import LeftAlone
-from convattn.records.record import Record
 from convattn.records.words import counted
 
 
 @dataclass(frozen=True)
-class InitialisedLayer(Record):
+class InitialisedLayer(Judged):
     """One attention layer whose heads were set on the patches around the query."""
 
     name: str  # Where it stands in the network
@@ -18,14 +19,15 @@ class InitialisedLayer(Record):
     bound: float  # A-priori bound on the largest error on the input measured
     measured_error: float  # Largest output difference to that convolution, on random patches, in float64
     rounding: float  # Largest difference that the dtype's rounding explains there
-    passed: bool  # Whether measured_error ≤ bound + rounding
 
 
 @dataclass(frozen=True)
-class ConvolutionalInit(Record):
+class ConvolutionalInit(Judged):
     """What `convolutional_init` has made of a vision transformer.
 
     Attributes:
+        verdict: "exact" where the heads are the convolution, at patches, up to rounding; "failed" where a layer's error
+            exceeds its bound and rounding; otherwise "different".
         model: Class of the network.
         grid: Rows and columns of patches, for images of the network's own size.
         prefix_tokens: Tokens before the patches (class, distillation, register), which have no position.
@@ -42,9 +44,11 @@ class ConvolutionalInit(Record):
         layers: The layers.
         left: Attention that was not touched, and why.
         exact: Whether every layer's heads are the convolution, and nothing else, at patches.
-        passed: Whether every layer passed.
         not_covered: What this says nothing about.
     """
+
+    schema_version: ClassVar[int] = 2
+    layer_kind: ClassVar[type[Judged]] = InitialisedLayer
 
     model: str
     grid: tuple[int, int]
@@ -62,7 +66,6 @@ class ConvolutionalInit(Record):
     layers: tuple[InitialisedLayer, ...]
     left: tuple[LeftAlone, ...]
     exact: bool
-    passed: bool
     not_covered: tuple[str, ...] = ()
 
     def summary(self) -> str:
@@ -74,9 +77,8 @@ class ConvolutionalInit(Record):
         worst = max(self.layers, key=lambda layer: layer.measured_error - layer.bound - layer.rounding)
         error = f"error {worst.measured_error:.3g} of {worst.bound + worst.rounding:.3g} allowed, at {worst.name}"
         content = f"gated, a share of {self.content_share:.3g}" if self.content == "gated" else "none"
-        kind = f"{'exact' if self.exact else 'approximate'}, {counted(len(self.layers), 'layer')} of {self.model}"
         lines = [
-            f"convolutional init: {'passed' if self.passed else 'FAILED'} ({kind})",
+            f"convolutional init: {self.verdict} ({counted(len(self.layers), 'layer')} of {self.model})",
             f"  kernel          {kernel} on a grid of {grid} patches, after {prefix}",
             f"  heads           {heads}" + (f"; {added} of them new" if added else ""),
             f"  sharpness       {self.sharpness:.6g} per patch²",

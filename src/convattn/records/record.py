@@ -49,12 +49,21 @@ class Record:
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"not a {cls.__name__}: the text is not JSON ({error})") from None
         head = (content.pop("record", None), content.pop("schema_version", None)) if isinstance(content, dict) else None
-        if head != (cls.__name__, cls.schema_version):
+        if head == (cls.__name__, cls.schema_version - 1):
+            content = cls._upgraded(content)
+        elif head != (cls.__name__, cls.schema_version):
+            content = None
+        if content is None:
             raise CheckpointError(f"not a {cls.__name__} of schema version {cls.schema_version}: found {head}")
         try:
             return read(cls, content, complete=True)
         except ArgumentError as error:
             raise CheckpointError(f"not a {cls.__name__}: {error}") from None
+
+    @classmethod
+    def _upgraded(cls, content: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG003 - for subclasses
+        """Returns the fields of a file of the version before as this version has them; None refuses such files."""
+        return None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the record as JSON, whole or not at all, and returns the path."""

@@ -8,6 +8,12 @@ ITSELF = "the network itself"
 DIFFERS = "by attention outside the window (the leak), and at borders, where attention keeps to pixels that exist"
 """What a convolution loses of attention whose heads are not hard."""
 
+TO_CONV = "by a larger window, or none; at borders by layers that pad with zeros as far as their heads look"
+"""What makes a convolution closer to the attention that it stands for."""
+
+TO_ATTENTION = "by more sharpness, or none: hard heads are exact"
+"""What makes attention closer to the convolution that it stands for."""
+
 
 def counted(count: int, noun: str) -> str:
     """Returns a count with its noun, given in the singular.

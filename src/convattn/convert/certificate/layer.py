@@ -25,7 +25,7 @@ from convattn.convert.taps import read_taps
 from convattn.functional.autocast import without_autocast
 from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.layers import RelativeAttention
-from convattn.records import Certificate
+from convattn.records import Certificate, Verdict
 
 _MANY_TAPS = 400
 """Taps beyond which a computation tap by tap takes too long."""
@@ -74,7 +74,8 @@ def certify_attention(
         measured_error=measured,
         rounding=rounding,
         discarded=discarded,
-        passed=measured <= bound + rounding,
+        largest=largest(high),
+        verdict=_verdict(promise, measured, bound, rounding),
         not_covered=tuple(not_covered),
         **_common_fields(layer, x, promise, limit),
     )
@@ -121,10 +122,18 @@ def certify_convolution(
         measured_error=measured,
         rounding=rounding,
         discarded=(),
-        passed=same and measured <= bound + rounding,
+        largest=largest(high),
+        verdict=_verdict(promise, measured, bound, rounding) if same else "failed",
         not_covered=tuple(not_covered),
         **_common_fields(layer, x, promise, limit),
     )
+
+
+def _verdict(promise: Promise, measured: float, bound: float, rounding: float) -> Verdict:
+    """Judges a layer by its promise; a bound that is hidden by rounding counts as exact."""
+    if not measured <= bound + rounding:
+        return "failed"
+    return "exact" if promise.exact or bound <= rounding else "different"
 
 
 def _moved(x: Tensor) -> list[Tensor]:

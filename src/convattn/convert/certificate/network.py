@@ -3,15 +3,23 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import nn
 
 from convattn.convert.classes import full_name
-from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
+from convattn.errors import ArgumentError, must_be
+from convattn.fields import Range, fits
+from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate, Verdict
 
 _MEASURED = ("images", "reference", "top1_total", "top1_changed", "accuracy_before", "accuracy_after")
 """Fields of a comparison that a certificate repeats; None where the networks were not compared."""
+
+CLOSE = 0.01
+"""Largest difference that is called close, as a share of the largest output, where the caller does not say.
+
+A decision can change only where its two largest scores are nearer than twice this share.
+"""
 
 
 class Difference(NamedTuple):
@@ -35,11 +43,6 @@ class Difference(NamedTuple):
             return math.inf
         return self.error / self.rounding if self.rounding else math.inf if self.error else 0.0
 
-    @property
-    def resembles(self) -> bool:
-        """Whether the error is explained by rounding, or at least smaller than the output; a network of zeros fails."""
-        return self.error <= self.rounding or self.error < self.largest
-
 
 @dataclass(frozen=True)
 class NetworkComparison:
@@ -60,7 +63,7 @@ class NetworkComparison:
         return max(self.outputs, key=lambda one: one.share if exact else one.relative)
 
 
-def certify_network(
+def certify_network(  # noqa: PLR0913 - what a certificate consists of
     direction: str,
     source: nn.Module,
     made: nn.Module,
@@ -68,14 +71,17 @@ def certify_network(
     left_alone: Sequence[LeftAlone],
     comparison: NetworkComparison | None,
     *,
+    tolerance: float | None,
     impl: str | None = None,
     not_covered: Sequence[str] = (),
 ) -> NetworkCertificate:
-    """Puts the certificate of a network together; `comparison` is None where the networks were not compared."""
-    exact, passed = all(layer.exact for layer in layers), all(layer.passed for layer in layers)
-    worst = None if comparison is None else comparison.worst(exact=exact)
-    if worst is not None:
-        passed = passed and (worst.share <= 1 if exact else worst.resembles)
+    """Puts the certificate of a network together and judges it.
+
+    `comparison` is None where the networks were not compared. `tolerance` is the share of the largest output up to
+    which a difference may be called close, or None.
+    """
+    exact = all(layer.exact for layer in layers)
+    verdict, worst = _judge(layers, comparison, tolerance)
     dtypes = dict.fromkeys(str(parameter.dtype).removeprefix("torch.") for parameter in made.parameters())
     return NetworkCertificate(
         direction=direction,
@@ -89,11 +95,39 @@ def certify_network(
         measured_error=worst.error if worst else None,
         rounding=worst.rounding if worst else None,
         largest=worst.largest if worst else None,
-        passed=passed,
+        tolerance=tolerance,
+        verdict=verdict,
         not_covered=(*not_covered, *(comparison.not_covered if comparison else ())),
         shapes=comparison.shapes if comparison else (),
         **{name: getattr(comparison, name, None) for name in _MEASURED},
     )
+
+
+def require_tolerance(tolerance: float | None) -> None:
+    """Raises ArgumentError unless `tolerance` is None or a share in (0, 1)."""
+    if tolerance is not None and not fits(
+        tolerance, Annotated[float, Range(0, 1, without_low=True, without_high=True)]
+    ):
+        raise ArgumentError(must_be("tolerance", "a share in (0, 1), or None", tolerance))
+
+
+def _judge(
+    layers: Sequence[LayerCertificate], comparison: NetworkComparison | None, tolerance: float | None
+) -> tuple[Verdict, Difference | None]:
+    """Returns the verdict on a network, and the output by which it is judged."""
+    verdicts = {layer.verdict for layer in layers}
+    if comparison is None:
+        return "failed" if "failed" in verdicts else "exact" if verdicts == {"exact"} else "different", None
+    by_rounding, by_size = comparison.worst(exact=True), comparison.worst(exact=False)
+    exact = all(layer.exact for layer in layers)
+    if "failed" in verdicts or not math.isfinite(by_size.error):
+        return "failed", by_rounding if exact else by_size
+    if verdicts == {"exact"} and by_rounding.share <= 1:
+        return "exact", by_rounding
+    if exact:
+        return "failed", by_rounding
+    close = tolerance is not None and by_size.largest > 0 and by_size.relative <= tolerance
+    return "close" if close and not comparison.top1_changed else "different", by_size
 
 
 def shorten(

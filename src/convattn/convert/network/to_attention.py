@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from convattn.convert.certificate.network import certify_network, shorten
+from convattn.convert.certificate.network import CLOSE, certify_network, require_tolerance, shorten
 from convattn.convert.copies import copy_module, copy_network, keep_random_state
 from convattn.convert.layer.same_padding import SamePaddedAttention
 from convattn.convert.layer.to_attention import conv_to_attention
@@ -31,6 +31,7 @@ def network_to_attention(
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
+    tolerance: float | None = CLOSE,
 ) -> tuple[nn.Module, NetworkCertificate]:
     """Copies a network and replaces every convolution by a relative-attention layer that computes the same.
 
@@ -59,6 +60,8 @@ def network_to_attention(
         exclude: Name patterns of convolutions to leave alone.
         images: What the network is measured on: images, or a tuple or mapping of its arguments. None draws one standard
             normal image of the size in `model.default_cfg`, or else 224 × 224.
+        tolerance: Largest difference that the certificate calls close, as a share in (0, 1) of the largest output, if
+            no prediction changes on the images given. None calls nothing close, as if no images were given.
 
     Returns:
         The new network and its certificate.
@@ -80,11 +83,13 @@ def network_to_attention(
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "an nn.Module", model))
     require_path(impl, content=bool(content))
+    require_tolerance(tolerance)
     given = read_arguments(model, images)
     with keep_random_state(model):
         found, left = find_convolutions(model, include, exclude)
         made, found, certificates = _replace_convolutions(model, found, sharpness, impl, content)
-        return made, _measure(model, made, found, left, certificates, impl, given)
+        limit = None if images is None else tolerance
+        return made, _measure(model, made, found, left, certificates, (impl, limit), given)
 
 
 def require_path(impl: str, *, content: bool) -> None:
@@ -126,10 +131,14 @@ def _measure(
     found: Sequence[Found],
     left: Sequence[LeftAlone],
     certificates: Mapping[str, Certificate],
-    impl: str,
+    chosen: tuple[str, float | None],
     given: Arguments,
 ) -> NetworkCertificate:
-    """Compares the networks, watches how the layers compute, and puts the certificate together."""
+    """Compares the networks, watches how the layers compute, and puts the certificate together.
+
+    `chosen` are the path asked for, and the tolerance.
+    """
+    impl, tolerance = chosen
     copied = copy_module(made).eval()
     convolutions = {item.names[0]: (item.plain.conv, item.plain.same) for item in found}
     watch = Watch(copied, [item.name for item in left])
@@ -149,7 +158,17 @@ def _measure(
     if not all(entry.exact for entry in entries):
         notes.append("a bound for the whole network: at this sharpness only single layers have one")
     left = (*left, *watch.calls.values())
-    return certify_network("network_to_attention", model, made, entries, left, comparison, impl=impl, not_covered=notes)
+    return certify_network(
+        "network_to_attention",
+        model,
+        made,
+        entries,
+        left,
+        comparison,
+        tolerance=tolerance,
+        impl=impl,
+        not_covered=notes,
+    )
 
 
 class _Ties:

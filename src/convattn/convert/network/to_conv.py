@@ -6,7 +6,7 @@ from functools import partial
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from convattn.convert.certificate.network import certify_network, shorten
+from convattn.convert.certificate.network import CLOSE, certify_network, require_tolerance, shorten
 from convattn.convert.classes import AnyConvolution
 from convattn.convert.copies import copy_module, copy_network
 from convattn.convert.layer.attention_map import unit_steps
@@ -42,6 +42,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     images: Tensor | None = None,
     labels: Int[Tensor, " images"] | None = None,
     fold: bool = True,
+    tolerance: float | None = CLOSE,
 ) -> tuple[nn.Module, NetworkCertificate]:
     """Copies a network and replaces every attention layer that does not depend on content by a convolution.
 
@@ -64,6 +65,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         fold: Whether to merge the module after a new convolution into it if that is safe: the linear map of a
             `MixingBlock`, or batch normalisation in evaluation mode right after it in an `nn.Sequential` that runs as a
             whole, which is seen with `images`, and is certain if the network is an `nn.Sequential` itself.
+        tolerance: As in `network_to_attention`.
 
     Returns:
         The network, and the certificate: each layer, what was left alone and why, and the comparison on the images.
@@ -86,6 +88,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "an nn.Module", model))
     included, excluded = patterns("include", include), patterns("exclude", exclude)
+    require_tolerance(tolerance)
     _require_arguments(model, kernel_size, mass, images, labels)
     if padding_mode is not None and padding_mode not in PADDING_MODES:
         raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
@@ -132,8 +135,9 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         not_covered.insert(0, "the whole network: no images were given")
     elif not all(layer.exact for layer in layers):
         not_covered.insert(0, "other images: only single layers have a bound, the whole network has none")
+    limit = None if images is None else tolerance
     return made, certify_network(
-        "network_to_conv", model, made, layers, left_alone, comparison, not_covered=not_covered
+        "network_to_conv", model, made, layers, left_alone, comparison, tolerance=limit, not_covered=not_covered
     )
 
 
