@@ -9,7 +9,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convattn.encodings import GeneralizedQuadratic, LearnedAxial, LearnedTable
-from convattn.functional.rounding import rounded_differently, rounding_budget
 from convattn.layers import (
     Content,
     GatedRelativeAttention2d,
@@ -17,7 +16,7 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 from convattn.testing.dense import as_dtype
 
 MODULE = importlib.import_module("convattn.functional.content.attention")
@@ -39,11 +38,11 @@ def results(layer, x):
     return [y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], upstream)]
 
 
-def check(layer, x):
-    reference = made("reference", content=layer.content_terms)
-    lows, highs = results(reference, x), results(as_dtype(reference, torch.float64), x.double())
-    for actual, hi, lo in zip(results(layer, x), highs, lows, strict=True):
-        assert_within_budget(actual, hi, lo)
+def check(layer, x, reference=None):
+    reference = reference or made("reference", content=layer.content_terms)
+    highs = results(as_dtype(reference, torch.float64), x.double())
+    for actual, hi, *lows in zip(results(layer, x), highs, *roundings(results, reference, x), strict=True):
+        assert_within_budget(actual, hi, lows)
 
 
 def test_one_image_at_a_time_is_the_reference_with_all_gradients(monkeypatch):
@@ -92,13 +91,7 @@ def test_rows_of_queries_at_a_time_are_the_reference_with_all_gradients(
         torch.manual_seed(0)
         layers[impl] = kind(4, 6, 2, encoding, **given, impl=impl)
     x = torch.randn(3, 4, *spatial)
-    pieces = results(layers["content"], x)
-    monkeypatch.undo()
-    inputs = [x, *(rounded_differently(x, seed) for seed in range(3))]
-    roundings = [results(layer, y) for layer in layers.values() for y in inputs]  # matrices that are folded round apart
-    highs = results(as_dtype(layers["reference"], torch.float64), x.double())
-    for actual, hi, *lows in zip(pieces, highs, *roundings, strict=True):
-        assert (actual.double() - hi).abs().max().item() <= rounding_budget(hi, lows)
+    check(layers["content"], x, layers["reference"])
 
 
 class Largest(TorchDispatchMode):

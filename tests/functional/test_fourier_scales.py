@@ -1,5 +1,7 @@
 """Channels of one image with numbers of very different size, or not finite: each is filtered by itself."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from convattn.functional import attend, attention_weights, displacement_scores, 
 from convattn.functional.fourier import transforms as module
 from convattn.functional.fourier.transforms import filter_images
 from convattn.grid import Axis
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import Sums, assert_within_budget, roundings
 
 AXES = (Axis(range(0, 13, 2), 13), Axis(range(11), 11))
 HEADS, GROUPS = 3, 6
@@ -33,9 +35,8 @@ def reference(table, keys, maps):
     return y.unflatten(-1, [len(axis.queries) for axis in AXES])
 
 
-def gradients(compute, given):
+def gradients(compute, table, *leaves):
     """Returns the output and the gradients of images and matrices; the upstream gradient is as small as the images."""
-    table, *leaves = given
     leaves = [tensor.detach().requires_grad_() for tensor in leaves]
     y = compute(table, *leaves)
     weights = leaves[0].detach().abs().amax((0, 2, 3)).view(-1, 1, 1)
@@ -47,12 +48,15 @@ def gradients(compute, given):
 
 def test_every_channel_is_within_its_own_budget():
     given = inputs([1e-3, 1e12, 1.0, 1e-9, 1e6, 1e3])
-    found, lo = gradients(fourier, given), gradients(reference, given)
-    hi = gradients(reference, [tensor.double() for tensor in given])
+    found, lows = gradients(fourier, *given), roundings(partial(gradients, reference), *given)
+    table, *others = (tensor.double() for tensor in given)
+    hi, absolute = (gradients(reference, table, *leaves) for leaves in (others, [leaf.abs() for leaf in others]))
+    counts = {"y": None, "x": None, "maps": len(others[0]) * found["y"][0, 0].numel()}  # a mean of an image per query
     for channel in range(GROUPS):
-        for name in ("y", "x", "maps"):
-            mine, exact, low = (results[name][:, channel] for results in (found, hi, lo))
-            assert_within_budget(mine, exact, low, f"{name} of channel {channel}")
+        for name, count in counts.items():
+            mine, exact, terms, *several = (results[name][:, channel] for results in (found, hi, absolute, *lows))
+            sums = count and Sums(count, terms)
+            assert_within_budget(mine, exact, several, f"{name} of channel {channel}", sums=sums)
 
 
 def test_two_channels_in_one_transform_are_noticed():
@@ -67,10 +71,10 @@ def test_two_channels_in_one_transform_are_noticed():
     means = torch.fft.ifftn(transforms, dim=(3, 4))[..., : AXES[0].keys : 2, : AXES[1].keys]
     means = torch.stack([means.real, means.imag], 3).flatten(2, 3) * filters.reciprocals[:, None]
     y = torch.einsum("bhc...,hc->bc...", means, maps[:, :, 0].double()).float()
-    hi, lo = reference(*(tensor.double() for tensor in given)), reference(*given)
-    assert_within_budget(y[:, 1], hi[:, 1], lo[:, 1])
+    hi, lows = reference(*(tensor.double() for tensor in given)), roundings(reference, *given)
+    assert_within_budget(y[:, 1], hi[:, 1], [low[:, 1] for low in lows])
     with pytest.raises(AssertionError, match="error"):
-        assert_within_budget(y[:, 0], hi[:, 0], lo[:, 0])
+        assert_within_budget(y[:, 0], hi[:, 0], [low[:, 0] for low in lows])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -93,19 +97,17 @@ def test_pieces_of_channels_and_groups_give_what_the_whole_gives(groups, monkeyp
     """All channels at once, a few groups at a time, or a few channels of one group."""
     table, keys, _ = inputs([1.0] * 6)
     maps, filters = torch.randn(HEADS, 6, 6 // groups), fourier_filters(table, AXES)
-    leaves = [t.detach().requires_grad_() for t in (keys, maps, filters.kernels, filters.reciprocals)]
+    given = [t.detach() for t in (keys, maps, filters.kernels, filters.reciprocals)]
 
-    def computed():
+    def computed(*leaves):
+        leaves = [leaf.requires_grad_() for leaf in leaves]
         y = filter_images(*leaves, AXES, groups)
         return [y.detach(), *torch.autograd.grad(y.square().sum(), leaves)]
 
-    whole = computed()
-    exact = [t.detach().double().requires_grad_() for t in leaves]
-    y = filter_images(*exact, AXES, groups)
-    hi = [y.detach(), *torch.autograd.grad(y.square().sum(), exact)]
+    hi, whole = computed(*(t.double() for t in given)), roundings(computed, *given)
     monkeypatch.setattr(module, "_CACHE", 1)
-    for part, one, right in zip(computed(), whole, hi, strict=True):
-        assert_within_budget(part, right.double(), [one])
+    for part, right, *lows in zip(computed(*given), hi, *whole, strict=True):
+        assert_within_budget(part, right, lows)
 
 
 def test_lengths_have_small_prime_factors():

@@ -16,7 +16,7 @@ from convattn.functional import (
     position_weights,
 )
 from convattn.grid import Axis
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 AXES = (Axis(range(1, 5, 2), 5), Axis(range(3), 3))
 
@@ -44,9 +44,8 @@ def test_weights_are_exponentials_over_their_sum(dtype):
     scores = 3 * numbers(2, 5, 7, dtype=dtype)
     exact = [[math.exp(value) for value in row] for row in scores.flatten(0, 1).tolist()]
     hi = torch.tensor([[value / math.fsum(row) for value in row] for row in exact], dtype=torch.float64)
-    exponentials = torch.exp(scores)
-    lo = exponentials / exponentials.sum(-1, keepdim=True)
-    assert_within_budget(attention_weights(scores), hi.view(2, 5, 7), lo)
+    lows = roundings(lambda scores: torch.exp(scores) / torch.exp(scores).sum(-1, keepdim=True), scores)
+    assert_within_budget(attention_weights(scores), hi.view(2, 5, 7), lows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -61,7 +60,9 @@ def test_huge_scores_neither_overflow_nor_lose_the_largest():
     weights = attention_weights(scores)
     assert weights[0, 1:].tolist() == [1, 0]
     assert weights[1].tolist() == [0.5, 0.5, 0]
-    assert_within_budget(weights[0, 0], hi[0, 0], torch.exp(scores[0, 0] - scores[0, 1]))
+    fall = scores[0, 0] - scores[0, 1]
+    lows = [fall.exp(), 1 / (-fall).exp(), (fall / 2).exp() ** 2, (fall / 4).exp() ** 4]
+    assert_within_budget(weights[0, 0], hi[0, 0], lows)
 
 
 @pytest.mark.parametrize("per_image", [False, True])
@@ -70,25 +71,32 @@ def test_attention_is_a_sum_over_heads_keys_and_channels(groups, per_image):
     shape = (2, 3, 5, 8) if per_image else (3, 5, 8)
     weights, keys, maps = numbers(*shape).softmax(-1), numbers(2, 6, 4, 2, seed=1), numbers(3, 12, 6 // groups, seed=2)
 
-    def by_loops(dtype, order):
-        a, x, w = weights.to(dtype).expand(2, 3, 5, 8), keys.to(dtype).flatten(2), maps.to(dtype)
-        y = torch.zeros(2, 12, 5, dtype=dtype)
-        for b, o, q in itertools.product(range(2), range(12), range(5)):
-            first = o // (12 // groups) * (6 // groups)
-            for h, k, i in list(itertools.product(range(3), range(8), range(6 // groups)))[::order]:
-                y[b, o, q] += w[h, o, i] * a[b, h, q, k] * x[b, first + i, k]
+    def by_loops(weights, keys, maps):
+        a, x = weights.expand(2, 3, 5, 8), keys.flatten(2)
+        y = torch.zeros(2, 12, 5, dtype=a.dtype)
+        for o, h, i in itertools.product(range(12), range(3), range(6 // groups)):
+            channel = o // (12 // groups) * (6 // groups) + i
+            for b, q, k in itertools.product(range(2), range(5), range(8)):
+                y[b, o, q] += maps[h, o, i] * a[b, h, q, k] * x[b, channel, k]
         return y
 
-    assert_within_budget(attend(weights, keys, maps, groups), by_loops(torch.float64, 1), by_loops(torch.float32, -1))
+    def matrices_first(weights, keys, maps):
+        whole = torch.stack([torch.block_diag(*matrix.chunk(groups)) for matrix in maps])
+        return ((whole @ keys.flatten(2)[:, None]) @ weights.mT).sum(1)
+
+    given = weights, keys, maps
+    hi = by_loops(*(tensor.double() for tensor in given))
+    assert_within_budget(attend(*given, groups), hi, roundings(matrices_first, *given))
 
 
 def test_matrices_are_applied_per_head_and_keep_the_grid():
     mixed, maps = numbers(2, 3, 4, 5, 7), numbers(3, 6, 4, seed=1)
-    hi, lo = (
-        sum(torch.tensordot(m[h].to(kind), mixed[:, h].to(kind), dims=([1], [1])).movedim(0, 1) for h in range(3))
-        for kind, m in ((torch.float64, maps), (torch.float32, maps))
-    )
-    assert_within_budget(combine_heads(mixed, maps), hi, lo)
+
+    def one_by_one(mixed, maps):
+        return sum(torch.tensordot(maps[h], mixed[:, h], dims=([1], [1])).movedim(0, 1) for h in range(3))
+
+    hi = one_by_one(mixed.double(), maps.double())
+    assert_within_budget(combine_heads(mixed, maps), hi, roundings(one_by_one, mixed, maps))
 
 
 def test_dropped_weights_are_right_on_average():
@@ -108,17 +116,16 @@ def test_content_score_has_its_terms(shared):
     query, key, bias = numbers(2, 3, 4, 5), numbers(2, 3, 7, 5, seed=1), numbers(3, 5, seed=2)
     position = numbers(1 if shared else 3, 4, 7, 5, seed=3)
 
-    def by_loops(dtype, order):
-        scores = torch.zeros(2, 3, 4, 7, dtype=dtype)
+    def by_loops(query, key, position, bias):
+        scores = torch.zeros(2, 3, 4, 7, dtype=query.dtype)
         for b, h, i, j in itertools.product(range(2), range(3), range(4), range(7)):
             q, k, u, r = query[b, h, i], key[b, h, j], bias[h], position[0 if shared else h, i, j]
-            terms = [t for w in range(5) for t in ((q[w], k[w]), (u[w], k[w]), (q[w], r[w]))]
-            for one, other in terms[::order]:
-                scores[b, h, i, j] += one.to(dtype) * other.to(dtype)
-        return scores / 5**0.5
+            scores[b, h, i, j] = sum(q[w] * k[w] + u[w] * k[w] + q[w] * r[w] for w in range(5)) / 5**0.5
+        return scores
 
-    hi, lo = by_loops(torch.float64, 1), by_loops(torch.float32, -1)
-    assert_within_budget(content_scores(query, key, position, bias), hi, lo)
+    given = query, key, position, bias
+    hi = by_loops(*(tensor.double() for tensor in given))
+    assert_within_budget(content_scores(*given), hi, roundings(by_loops, *given))
 
 
 def test_content_terms_may_be_left_out_and_add_up():
@@ -126,8 +133,13 @@ def test_content_terms_may_be_left_out_and_add_up():
     position, zero = numbers(3, 4, 7, 5, dtype=torch.float64), torch.zeros(3, 5, dtype=torch.float64)
     alone = content_scores(query, key)
     assert torch.equal(content_scores(query, key, content_bias=zero), alone)
-    terms = content_scores(query, key, position) + content_scores(query, key, None, bias) - alone
-    assert_within_budget(content_scores(query, key, position, bias), terms, terms)
+
+    def added(query, key, position, bias):
+        rest = content_scores(query, key, None, bias) - content_scores(query, key)
+        return content_scores(query, key, position) + rest
+
+    given = query, key, position, bias
+    assert_within_budget(content_scores(*given), added(*given), roundings(added, *given))
 
 
 def test_content_scores_of_few_bits_are_computed_in_float32():
@@ -142,9 +154,10 @@ def test_gate_mixes_the_two_distributions():
     assert torch.equal(mixed[:, 2], position[2].expand(2, 5, 7)), "a large gate leaves position alone"
     for head, value in enumerate(gate.tolist()):
         share = 1 / (1 + math.exp(-value))
-        hi = (1 - share) * content[:, head].double() + share * position[head].double()
-        lo = (content[:, head] * math.exp(-value) + position[head]) / (1 + math.exp(-value))
-        assert_within_budget(mixed[:, head], hi, lo)
+        given = content[:, head], position[head]
+        hi = (1 - share) * given[0].double() + share * given[1].double()
+        lows = roundings(lambda one, other: (one * math.exp(-value) + other) / (1 + math.exp(-value)), *given)  # noqa: B023
+        assert_within_budget(mixed[:, head], hi, lows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -158,8 +171,13 @@ def test_no_product_of_position_weights_is_subnormal(dtype):
     assert smallest**2 >= least
     assert torch.equal(weights[weights > 0], exact[weights > 0])
     assert (exact - weights).sum(-1).max() <= 50 * least**0.5
-    gradients = [torch.autograd.grad(w.square().sum(), table, retain_graph=True)[0] for w in (exact, weights)]
-    assert_within_budget(gradients[1], gradients[0].double(), gradients[0])
+
+    def gradient(table, weigh=lambda table: attention_weights(displacement_scores(table, axes))):
+        return torch.autograd.grad(weigh(table).square().sum(), table)[0]
+
+    hi = gradient(table.detach().double().requires_grad_())
+    made = gradient(table, lambda table: position_weights(table, axes))
+    assert_within_budget(made, hi, roundings(gradient, table))
 
 
 def test_position_weights_keep_what_is_not_finite():
