@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from convattn.analysis import SharpnessCurve, sharpness_regimes
 from convattn.convert import conv_to_attention, off_centre_mass
+from convattn.convert.classes import AnyConvolution
 from convattn.files import write_atomically
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 from convattn.testing.budget import budget, roundings
@@ -94,7 +95,7 @@ class Case:
         return (self.x.double().abs().max() * self.conv.weight.double().abs().flatten(1).sum(1).max()).item()
 
 
-def in_one_product(conv: nn.Module, x: Tensor) -> Tensor:
+def in_one_product(conv: AnyConvolution, x: Tensor) -> Tensor:
     """Computes a zero-padded convolution of 3 taps along each axis as one product of matrices."""
     dims = x.ndim - 2
     taps = nn.functional.pad(x, (1, 1) * dims)

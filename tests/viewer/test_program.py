@@ -114,7 +114,7 @@ def test_a_fault_is_seen(tmp_path):
         moved.stages[0].first.encoding.centres[4, 0] += 0.01
     build_scene(Exhibit(moved, images, mean=MEAN, std=STD)).save(tmp_path / "scene")
     run_node("run.js", tmp_path / "scene", tmp_path)
-    with pytest.raises(AssertionError, match="0-output: error .* is above the budget"):
+    with pytest.raises(AssertionError, match=r"0-output: error .* is above the budget"):
         _assert_same(network, images, tmp_path, "0-0")
 
 

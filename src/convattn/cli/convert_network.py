@@ -49,8 +49,8 @@ class Accepted:
         if certificate.verdict == "failed":
             return "wrote nothing"
         return (
-            "wrote nothing, because the result is different: make the difference smaller as said above, or ask for it by"
-            " --tolerance SHARE or --allow-difference"
+            "wrote nothing, because the result is different: make the difference smaller as said above, or ask for it"
+            " by --tolerance SHARE or --allow-difference"
         )
 
 
