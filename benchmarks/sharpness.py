@@ -102,7 +102,7 @@ def in_one_product(conv: AnyConvolution, x: Tensor) -> Tensor:
     for axis in range(dims):
         taps = taps.unfold(2 + axis, 3, 1)
     windows = taps.movedim(1, 1 + dims).flatten(1 + dims)
-    return (windows @ conv.weight.flatten(1).T + conv.bias).movedim(-1, 1)
+    return nn.functional.linear(windows, conv.weight.flatten(1), conv.bias).movedim(-1, 1)
 
 
 def cases(dims: int, dtype: torch.dtype) -> Iterator[Case]:
