@@ -195,7 +195,7 @@ def _compare(
 
 
 def _budget(roads: Sequence[_Road], output: int) -> float:
-    """Returns the largest error of an output that rounding explains, as `rounding_budget`, each run by its reference."""
+    """Returns the largest error of an output that rounding explains: `rounding_budget`, each run by its reference."""
     errors = [largest(outputs[output].double() - reference[output]) for outputs, reference in roads]
     values = max(largest(reference[output]) for _, reference in roads)
     return 2 * (max(errors) + torch.finfo(roads[0][0][output].dtype).eps * values)

@@ -216,7 +216,7 @@ def _split_by_patterns(
 def _layer_entry(
     certificate: Certificate, conv: AnyConvolution, names: Sequence[str], folded: str | None
 ) -> LayerCertificate:
-    notes = [f"{folded} folded in"] if folded else []
+    notes = [folded] if folded else []
     notes += [f"not covered: {item}" for item in certificate.not_covered if "dropout" not in item]
     kernel = tuple(conv.kernel_size)
     return shorten(certificate, names, kernel_size=kernel, path="convolution", notes=tuple(notes))
