@@ -124,8 +124,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     comparison = None
     if images is not None:
         given = Arguments((images,), {}, "the images given")
-        convolutions = {name: (conv, False) for name, (_, conv) in converted.items()}
         copied = copy_module(made).eval()
+        convolutions = {name: (copied.get_submodule(name), False) for name in converted}
         comparison = compare_networks(model, copied, given, convolutions, to_conv=True, labels=labels)
     not_covered = ["training: attention weights are no longer dropped out"]
     if comparison is None:
