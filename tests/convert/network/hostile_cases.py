@@ -62,6 +62,23 @@ class Growing(Whole):
         return self.layer(x)
 
 
+class Clamping(Whole):
+    """Clamps the weight of its layer at each run, far below what it was made with."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.layer.weight.clamp_(-0.05, 0.05)
+        return self.layer(x)
+
+
+class Assigning(Whole):
+    """Gives its layer another tensor as weight at each run, which an attention layer does not take."""
+
+    def forward(self, x):
+        self.layer.weight.data = self.layer.weight.data.clamp(-0.05, 0.05)
+        return self.layer(x)
+
+
 class Chaotic(Whole):
     """Makes of every last digit another number."""
 

@@ -102,3 +102,97 @@ def test_the_linear_map_of_a_block_is_folded_unless_it_is_shared(shared):
     assert record.exact
     assert record.passed
     assert isinstance(made[0].dense, nn.Linear if shared else nn.Identity)
+
+
+def agrees(made, model, x):
+    """Within rounding, at the same shape."""
+    assert_within_budget(made(x), copy.deepcopy(model).double()(x.double()), roundings(model, x), "output")
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_linear_map_after_a_grid_acts_on_the_width_and_stays(given):
+    torch.manual_seed(0)
+    model = nn.Sequential(hard(nn.Conv2d(3, 10, 3, padding=1)), nn.Linear(10, 7)).eval()
+    x = images(3, 3, 11, 10)
+    made, record = network_to_conv(model, images=x if given else None)
+    assert record.exact
+    assert record.passed
+    assert made(x).shape == (3, 10, 11, 7)
+    agrees(made, model, x)
+
+
+SIZES = {1: (11,), 2: (5, 7), 3: (3, 5, 7)}
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+NORMALISED = [
+    *(nn.Conv1d(6, 10, 3, groups=2), nn.Conv2d(6, 10, 3, bias=False), nn.Conv3d(6, 10, 2)),
+    *(nn.ConvTranspose1d(6, 10, 3, 2, groups=2), nn.ConvTranspose2d(6, 10, 2), nn.ConvTranspose3d(6, 10, 2)),
+]
+
+
+@pytest.mark.parametrize("conv", NORMALISED, ids=str)
+def test_a_folded_batch_normalisation_computes_the_same(conv):
+    torch.manual_seed(0)
+    dims = len(conv.kernel_size)
+    model = nn.Sequential(hard(conv), with_statistics(NORMS[dims](10))).eval()
+    made, record = network_to_conv(model)
+    assert record.layers[0].notes == (f"BatchNorm{dims}d folded in",)
+    agrees(made, model, images(2, 6, *SIZES[dims]))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_folded_linear_map_of_a_block_computes_the_same(dims):
+    torch.manual_seed(0)
+    model = MixingBlock(hard(CONVOLUTIONS[dims](4, 4, 3, padding=1)), 4, ffn=5).eval()
+    made, record = network_to_conv(model)
+    assert record.layers[0].notes == ("Linear folded in",)
+    agrees(made, model, images(2, 4, *SIZES[dims]))
+
+
+def replaced(module):
+    """Computes something else than its class."""
+    module.forward = lambda x: x + 1
+    return module
+
+
+def watched(register):
+    def add(module):
+        getattr(module, register)(lambda *_: None)
+        return module
+
+    return add
+
+
+LOST = {
+    "forward of a {} was replaced on the instance": [replaced],
+    "a {} has hooks": [
+        watched(f"register_{kind}_hook") for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")
+    ],
+}
+
+
+@pytest.mark.parametrize(("reason", "change"), [(reason, change) for reason in LOST for change in LOST[reason]])
+@pytest.mark.parametrize("follower", ["norm", "dense"])
+def test_what_folding_would_lose_is_not_folded(reason, change, follower):
+    torch.manual_seed(0)
+    conv = hard(nn.Conv2d(4, 4, 3, padding=1))
+    if follower == "norm":
+        model, name = nn.Sequential(conv, change(with_statistics(nn.BatchNorm2d(4)))).eval(), "1"
+    else:
+        model, name = MixingBlock(conv, 4, ffn=5).eval(), "dense"
+        change(model.dense)
+    made, record = network_to_conv(model)
+    kind = type(model.get_submodule(name)).__name__
+    assert type(made.get_submodule(name)).__name__ == kind
+    assert record.layers[0].notes == (f"{kind} not folded in: {reason.format(kind)}",)
+    agrees(made, model, images(2, 4, 5, 7))
+
+
+@pytest.mark.parametrize("place", ["", "0"])
+def test_hooks_of_gradients_see_what_they_saw(place):
+    """Of the sequence, or of the layer whose output the folded one would change."""
+    model = nn.Sequential(hard(nn.Conv2d(3, 6, 3)), with_statistics(nn.BatchNorm2d(6))).eval()
+    watched("register_full_backward_hook")(model.get_submodule(place))
+    made, record = network_to_conv(model)
+    assert isinstance(made[1], nn.BatchNorm2d)
+    assert record.layers[0].notes[0].endswith("has hooks")

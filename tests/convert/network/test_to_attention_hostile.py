@@ -5,8 +5,10 @@ import importlib
 import pytest
 import torch
 from tests.convert.network.hostile_cases import (
+    Assigning,
     Borrowing,
     Chaotic,
+    Clamping,
     Counting,
     Drawing,
     Growing,
@@ -39,7 +41,7 @@ def attempt(network, x, **options):
         return network_to_attention(network, images=x, **options)
 
 
-@pytest.mark.parametrize("kind", [Counting, Remembering, Overwriting, Drawing])
+@pytest.mark.parametrize("kind", [Counting, Remembering, Overwriting, Drawing, Growing])
 def test_networks_that_change_are_run_on_copies_from_the_same_start(kind):
     network = kind(conv())
     made, certificate = attempt(network, images(2, 3, 7, 9))
@@ -49,9 +51,24 @@ def test_networks_that_change_are_run_on_copies_from_the_same_start(kind):
     assert getattr(network, "seen", []) == getattr(made, "seen", []) == []
 
 
-@pytest.mark.parametrize("kind", [Growing, Chaotic])
-def test_a_network_that_rounding_moves_too_far_is_not_passed(kind):
-    _, certificate = attempt(kind(conv()), images(2, 3, 7, 9))
+@pytest.mark.parametrize("impl", ["auto", "separable"])
+def test_a_weight_that_the_network_changes_is_the_one_compared(impl):
+    made, certificate = attempt(Clamping(conv()), images(2, 3, 7, 9), impl=impl)
+    assert certificate.passed
+    assert certificate.rounding < 1e-5 * certificate.largest
+    again, back = network_to_conv(made, images=images(2, 3, 7, 9))
+    assert back.passed
+    assert back.rounding < 1e-5 * back.largest
+    assert isinstance(again.layer, nn.Conv2d)
+
+
+def test_a_change_that_attention_does_not_take_fails():
+    _, certificate = attempt(Assigning(conv()), images(2, 3, 7, 9))
+    assert not certificate.passed
+
+
+def test_a_network_that_rounding_moves_too_far_is_not_passed():
+    _, certificate = attempt(Chaotic(conv()), images(2, 3, 7, 9))
     assert not certificate.passed
     assert certificate.rounding > certificate.largest
     assert "the network as a whole: rounding, or state kept between runs, changes its outputs too much to compare" in (

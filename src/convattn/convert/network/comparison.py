@@ -1,7 +1,8 @@
 """Two networks that should compute the same, run on images: their outputs against the source in float64."""
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -124,40 +125,48 @@ def _summed_otherwise(
     network: nn.Module, convolutions: Mapping[str, tuple[AnyConvolution, bool]], batches: Sequence[Arguments]
 ) -> list[Tensor]:
     """Runs a copy with its convolutions summed in another order, to see what rounding does in every layer."""
-    copied = copy_module(network).eval()
-    places = dict(copied.named_modules(remove_duplicate=False))
 
-    def forward(conv: AnyConvolution, same: bool, *given: Tensor, **named: Tensor) -> Tensor:
-        x = _image(conv, same, given, named)
+    def compute(conv: AnyConvolution, x: Tensor) -> Tensor:
         alone = x.ndim < conv.weight.ndim
         return summed_otherwise(conv, x[None])[0] if alone else summed_otherwise(conv, x)
 
-    for name, (conv, same) in convolutions.items():
-        places[name].forward = partial(forward, conv, same)
-    return _outputs(copied, batches)
+    return _outputs(_with_convolutions(network, convolutions, compute), batches)
 
 
 def _as_read(
     network: nn.Module, convolutions: Mapping[str, tuple[AnyConvolution, bool]], batches: Sequence[Arguments]
 ) -> list[Tensor]:
     """Runs a copy in float64 with its convolutions as they were read, so that no misreading passes for rounding."""
-    copied = copy_module(network).eval().double()
+
+    def compute(conv: AnyConvolution, x: Tensor) -> Tensor:
+        return functional_call(conv, {kind: tensor.double() for kind, tensor in conv.named_parameters()}, (x,))
+
+    return _outputs(_with_convolutions(network, convolutions, compute).double(), batches, torch.float64)
+
+
+def _with_convolutions(
+    network: nn.Module,
+    convolutions: Mapping[str, tuple[AnyConvolution, bool]],
+    compute: Callable[[AnyConvolution, Tensor], Tensor],
+) -> nn.Module:
+    """Copies a network with its convolutions as they were read, and lets `compute` run them.
+
+    Parameters of the network itself are read when they are used, because a network may change them in its forward.
+    """
+    copied = copy_module(network).eval()
     places, originals = (dict(net.named_modules(remove_duplicate=False)) for net in (copied, network))
 
     def forward(
-        conv: AnyConvolution, same: bool, held: Mapping[str, Tensor], *given: Tensor, **named: Tensor
+        conv: AnyConvolution, same: bool, own: Sequence[str], place: nn.Module, *given: Tensor, **named: Tensor
     ) -> Tensor:
-        wide = {kind: held.get(kind, tensor).double() for kind, tensor in conv.named_parameters()}
-        return functional_call(conv, wide, (_image(conv, same, given, named),))
+        conv._parameters = {**conv._parameters, **{kind: place._parameters[kind] for kind in own}}
+        return compute(conv, _image(conv, same, given, named))
 
     for name, (conv, same) in convolutions.items():
-        own, tensors = originals[name]._parameters, dict(conv.named_parameters())
-        shared = [
-            kind for kind, x in own.items() if x is not None and kind in tensors and _same_memory(x, tensors[kind])
-        ]
-        held = {kind: places[name].get_parameter(kind) for kind in shared}  # those of the copy are wide already
-        places[name].forward = partial(forward, conv, same, held)
-    return _outputs(copied, batches, torch.float64)
+        held, place, tensors = originals[name]._parameters, places[name], dict(conv.named_parameters())
+        own = [kind for kind, x in held.items() if x is not None and kind in tensors and _same_memory(x, tensors[kind])]
+        place.forward = partial(forward, copy.copy(conv), same, own, place)
+    return copied
 
 
 def _image(conv: AnyConvolution, same: bool, given: Sequence[Tensor], named: Mapping[str, Tensor]) -> Tensor:

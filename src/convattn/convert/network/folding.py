@@ -7,7 +7,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from convattn.convert.classes import AnyConvolution, TransposedConvolution
-from convattn.convert.network.modules import names_by_module
+from convattn.convert.network.modules import CALLS, names_by_module
 from convattn.layers.block import MixingBlock
 
 _NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -20,35 +20,38 @@ def fold_following(
     """Folds linear maps and batch normalisation into the convolutions before them, in place.
 
     The linear map of a `MixingBlock` is folded into its mixer; in an `nn.Sequential`, batch normalisation in evaluation
-    mode is folded into the module right before it. Modules that are used in several places or have hooks are left
-    alone, folded ones become `nn.Identity`. `W' = L W, b' = L b + c`, computed in float64 and rounded once.
+    mode is folded into the module right before it. A linear map in an `nn.Sequential` acts on the last axis and not on
+    channels, and stays. Folded modules become `nn.Identity`. `W' = L W, b' = L b + c`, computed in float64 and rounded
+    once. Modules that are used in several places, have hooks, or have a method of their own are left alone.
 
     A network may run a part of an `nn.Sequential`, or look between its modules. `calls` says how often each module of a
     `nn.Sequential`, and itself, runs in one pass: all must run equally often. Without `calls`, only an `nn.Sequential`
-    that is the network, or lies in such ones alone, certainly runs as a whole. Returns the class of the module folded
-    into each convolution.
+    that is the network, or lies in such ones alone, certainly runs as a whole. Returns, for a convolution, what was
+    folded into it, or what was not and why.
     """
     named = names_by_module(model)
-    free = {module for module, names in named.items() if len(names) == 1 and not _has_forward_hooks(module)}
-    wanted, folded = set(convolutions), {}
+    wanted, told = set(convolutions), {}
     for parent, names in named.items():
-        if _has_forward_hooks(parent) or len(names) > 1:
-            continue
         for conv, follower, name in _consecutive_modules(parent):
-            if conv not in wanted or conv not in free or follower not in free:
+            if conv not in wanted or any(len(named[module]) > 1 for module in (parent, conv, follower)):
                 continue
             if type(parent) is nn.Sequential and not _run_together(
                 model, names[0], named[conv] + named[follower], calls
             ):
                 continue
             assert isinstance(conv, AnyConvolution)
-            linear = _linear_map(conv, follower)
+            linear = _normalisation(conv, follower) if type(parent) is nn.Sequential else _matrix(conv, follower)
             if linear is None:
+                continue
+            kind = type(follower).__name__
+            reasons = [reason for module in (parent, conv, follower) if (reason := _why_not(module))]
+            if reasons:
+                told[conv] = f"{kind} not folded in: {reasons[0]}"
                 continue
             _fold(conv, *linear)
             setattr(parent, name, nn.Identity().train(follower.training))
-            folded[conv] = type(follower).__name__
-    return folded
+            told[conv] = f"{kind} folded in"
+    return told
 
 
 def _consecutive_modules(parent: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str]]:
@@ -69,12 +72,16 @@ def _run_together(model: nn.Module, parent: str, children: Sequence[str], calls:
     return all(type(model.get_submodule(".".join(parts[:n]))) is nn.Sequential for n in range(len(parts)))
 
 
-def _linear_map(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Returns the follower's matrix (outputs, channels), or a factor per channel, and its bias; None if it has none."""
-    if type(follower) is nn.Linear and follower.in_features == conv.out_channels and conv.groups == 1:
-        weight = follower.weight.detach().double()
-        bias = weight.new_zeros(len(weight)) if follower.bias is None else follower.bias.detach().double()
-        return weight, bias
+def _matrix(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Returns the matrix (outputs, channels) and the bias of a linear map of channels; None if it is another module."""
+    if type(follower) is not nn.Linear or follower.in_features != conv.out_channels or conv.groups != 1:
+        return None
+    weight = follower.weight.detach().double()
+    return weight, weight.new_zeros(len(weight)) if follower.bias is None else follower.bias.detach().double()
+
+
+def _normalisation(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Returns the factor and the bias of each channel in batch normalisation; None if it is another module."""
     if type(follower) is not _NORMS[len(conv.kernel_size)] or follower.training:
         return None
     mean, variance, scale, shift = (getattr(follower, name) for name in _NORM_TENSORS)
@@ -85,6 +92,14 @@ def _linear_map(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tens
         factor = factor * scale.detach().double()
     bias = -mean.double() * factor
     return factor, bias if shift is None else bias + shift.detach().double()
+
+
+def _why_not(module: nn.Module) -> str | None:
+    """Returns why folding would lose what a module does, for an end of a sentence; None if it would not."""
+    own = [key for key, value in vars(module).items() if callable(value) and hasattr(type(module), key)]
+    if own:
+        return f"{own[0]} of a {type(module).__name__} was replaced on the instance"
+    return f"a {type(module).__name__} has hooks" if any(getattr(module, hooks) for hooks in CALLS) else None
 
 
 def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> None:
@@ -103,7 +118,3 @@ def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> None:
     conv.out_channels = len(moved)
     conv.weight = nn.Parameter(weight.to(conv.weight.dtype).contiguous(), requires_grad=conv.weight.requires_grad)
     conv.bias = nn.Parameter(moved.to(conv.weight.dtype), requires_grad=conv.weight.requires_grad)
-
-
-def _has_forward_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -9,7 +9,7 @@ from torch import nn
 from convattn.convert.network.plain_convolution import is_own_hook
 from convattn.errors import ArgumentError, must_be
 
-_CALLS = (
+CALLS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
@@ -70,7 +70,7 @@ def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module
     """
     for old, new in replaced.items():
         own = [key for key, hook in old._forward_pre_hooks.items() if is_own_hook(hook)]
-        for name in _CALLS:
+        for name in CALLS:
             hooks = getattr(old, name)
             setattr(new, name, type(hooks)((key, hook) for key, hook in hooks.items() if key not in own))
         new._is_full_backward_hook = old._is_full_backward_hook

@@ -127,8 +127,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     comparison = None
     if images is not None:
         given = Arguments((images,), {}, "the images given")
-        convolutions = {name: (conv, False) for name, (_, conv) in converted.items()}
         copied = copy_module(made).eval()
+        convolutions = {name: (copied.get_submodule(name), False) for name in converted}
         comparison = compare_networks(model, copied, given, convolutions, to_conv=True, labels=labels)
     not_covered = ["training: attention weights are no longer dropped out"]
     if comparison is None:
@@ -220,7 +220,7 @@ def _split_by_patterns(
 def _layer_entry(
     certificate: Certificate, conv: AnyConvolution, names: Sequence[str], folded: str | None
 ) -> LayerCertificate:
-    notes = [f"{folded} folded in"] if folded else []
+    notes = [folded] if folded else []
     notes += [f"not covered: {item}" for item in certificate.not_covered if "dropout" not in item]
     kernel = tuple(conv.kernel_size)
     return shorten(certificate, names, kernel_size=kernel, path="convolution", notes=tuple(notes))
