@@ -82,7 +82,8 @@ def require_supported(conv: nn.Module) -> None:
             continue
         if not isinstance(tensor, nn.Parameter):
             raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} is not a parameter; make it one first (what pruning computes with `prune.remove`)"
+                f"cannot convert {kind}: its {name} is not a parameter; make it one first (what pruning computes with"
+                " `prune.remove`)"
             )
         require_numbers(kind, name, tensor)
         if not tensor.numel():
