@@ -221,8 +221,9 @@ def test_connections_without_a_request_are_closed_and_lock_nobody_out(monkeypatc
 def test_headers_that_come_a_letter_at_a_time_are_not_waited_for(monkeypatch):
     monkeypatch.setattr(server, "HEADER_SECONDS", 0.2)
     with served(Toy(), http=impatient_protocol()) as client:
-        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=0.02) as slow:
-            assert drip(slow) == b""
+        slow = socket.create_connection((client.base_url.host, client.base_url.port), timeout=0.02)
+        assert drip(slow) == b""
+        slow.close()
 
 
 def drip(connection):
