@@ -11,6 +11,7 @@ from torch import nn
 from convattn import load_layer, load_network, save_layer, save_network
 from convattn.convert import conv_to_attention
 from convattn.errors import ArgumentError, CertificateWarning, CheckpointError, UnsupportedModelError, WriteError
+from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.models import ConvNet
 from convattn.sealed import read_sealed, write_sealed
 
@@ -252,3 +253,63 @@ def test_tensors_that_share_memory_or_are_part_of_one_are_written_whole(tmp_path
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
     assert (tmp_path / "made" / "model.safetensors").stat().st_size < 2 * 4 * (35 + 35 + 14 + 15) + 1000
+
+
+def resealed(place, saved, change):
+    """Writes a folder anew with another configuration, and digests that fit."""
+    config, tensors = read_sealed(saved)
+    change(config)
+    place.mkdir()
+    write_sealed(place, config, tensors)
+    return place
+
+
+HUGE = {
+    "depth": (lambda: ConvNet(width=8, depth=2, ffn=8), "depth", "depth must be at most 28 with these tensors, but"),
+    "width": (lambda: ConvNet(width=8, depth=2, ffn=8), "width", "width must be at most 16384 with these tensors, but"),
+    "heads": (lambda: RelativeAttention1d(3, 4, 2, "sinusoidal"), "options.num_heads", "do not fit together"),
+    "window": (lambda: conv_to_attention(nn.Conv1d(3, 4, 5))[0], "options.kernel_size", "do not fit together"),
+    "extent": (
+        lambda: RelativeAttention1d(3, 4, 2, "learned_axial", content=True),
+        "encoding.options.extent",
+        "do not fit together",
+    ),
+    "channels": (lambda: nn.Conv1d(3, 4, 5), "options.in_channels", "do not fit together"),
+}
+
+
+@pytest.mark.parametrize("size", [10**6, 2**70])
+@pytest.mark.parametrize(("make", "key", "message"), HUGE.values(), ids=HUGE)
+def test_sizes_that_do_not_fit_the_tensors_are_refused_before_anything_is_built(
+    tmp_path, monkeypatch, make, key, message, size
+):
+    made = make()
+    saved = tmp_path / "saved"
+    save_network(made, saved) if isinstance(made, ConvNet) else save_layer(made, saved)
+
+    def change(config):
+        *outer, last = (["options"] if isinstance(made, ConvNet) else []) + key.split(".")
+        for name in outer:
+            config = config[name]
+        config[last] = [size] if isinstance(config[last], list) else size
+
+    place = resealed(tmp_path / "resealed", saved, change)
+    monkeypatch.setattr(torch.Tensor, "uniform_", refuse_large(torch.Tensor.uniform_))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_network(place)
+    assert "Exception raised from" not in str(caught.value)
+
+
+def refuse_large(draw):
+    """Fails where numbers are drawn that the saved tensors could not hold: memory was taken for them."""
+
+    def small(tensor, *arguments, **options):
+        assert tensor.is_meta or tensor.numel() < 10**5
+        return draw(tensor, *arguments, **options)
+
+    return small
+
+
+def test_the_window_of_a_layer_is_not_listed_where_heads_are_not_its_taps():
+    """A window of 10⁶ × 10⁶ pixels would take more than all memory."""
+    assert RelativeAttention2d(3, 4, 2, "quadratic", kernel_size=10**6).kernel_size == (10**6, 10**6)

@@ -107,6 +107,11 @@ def must_fit(words: str, error: Exception) -> str:
     return f"images must fit the network, but on {words} it raised {type(error).__name__}: {error}"
 
 
+def without_trace(error: BaseException) -> str:
+    """Returns the message of an error without the calls in C++ that torch may add."""
+    return str(error).partition("\nException raised from ")[0]
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Says whether an error means that memory could not be had, of the processor or of another device."""
     told = str(error).lower()

@@ -34,6 +34,7 @@ __all__ = [
     "WEIGHTS",
     "read_config",
     "read_sealed",
+    "require_sizes",
     "tensor_digest",
     "write_sealed",
 ]
@@ -42,6 +43,9 @@ CONFIG, WEIGHTS, CERTIFICATE = "config.json", "model.safetensors", "certificate.
 DIGESTS, LOAD_AS = "digests", "load_as"
 
 _HINT = "if it was edited on purpose, load it with verify=False (command: --no-verify)"
+_LARGEST = 1 << 14
+"""Size up to which an option of a network may exceed every size of its tensors, as that of its images does."""
+
 _RECORDS = {kind.__name__: kind for kind in (Certificate, NetworkCertificate)}
 
 
@@ -137,6 +141,33 @@ def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple
     if LOAD_AS in config:
         tensors = _widened(tensors, config[LOAD_AS], folder / CONFIG)
     return {key: value for key, value in config.items() if key not in (DIGESTS, LOAD_AS)}, tensors
+
+
+def require_sizes(options: Mapping[str, Any], tensors: Mapping[str, Tensor], place: str | os.PathLike[str]) -> None:
+    """Raises CheckpointError if an option could not belong to a network of these tensors: it is not built to find out.
+
+    Args:
+        options: What builds the network, as JSON types.
+        tensors: Its tensors.
+        place: Where the options were read.
+
+    Raises:
+        CheckpointError: A whole number is larger than every size of the tensors and than 16,384, or there are more
+            blocks than tensors.
+    """
+    most = max(_LARGEST, *(size for tensor in tensors.values() for size in tensor.shape), 0)
+    for name, value in options.items():
+        limit = len(tensors) if name == "depth" else most
+        for number in _numbers(value):
+            if abs(number) > limit:
+                raise CheckpointError(f"{place}: {must_be(name, f'at most {limit} with these tensors', number)}")
+
+
+def _numbers(value: object) -> list[int]:
+    """Lists the whole numbers in nested lists and objects."""
+    if isinstance(value, dict | list):
+        return [number for item in (value.values() if isinstance(value, dict) else value) for number in _numbers(item)]
+    return [value] if isinstance(value, int) else []
 
 
 def _verify(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -238,6 +238,18 @@ MISTAKES = {
         "--limit is for a network, and layer holds a single layer",
     ),
     "shape": ([*OWN, "--random-weights", "--shape", "3,x"], "--shape must be whole numbers separated by commas"),
+    "shape of no image": (
+        [*OWN, "--random-weights", "--shape", "3,1000000,1000000"],
+        r"shape must be the shape of an image that fits into memory, but is \(3, 1000000, 1000000\)$",
+    ),
+    "shape of no number": (
+        [*OWN, "--random-weights", "--shape", f"3,{10**20},1"],
+        "shape must be the shape of an image that fits into memory, but is .3, 1000000000000000000",
+    ),
+    "nested deeply": (
+        ["convert", "deep", "-o", "made"],
+        "^convattn: deep holds no saved network or layer: config.json",
+    ),
     "shape that does not fit": (
         [*OWN, "--random-weights", "--shape", "5,8,8"],
         "images must fit the network",
@@ -272,6 +284,8 @@ def test_mistakes_are_told_and_write_nothing(arguments, message, place, capsys):
     torch.save({"a": torch.zeros(1)}, "other.pth")
     Path("photos").mkdir()
     Image.new("RGB", (50, 40)).save("photos/a.png")
+    Path("deep").mkdir()
+    Path("deep/config.json").write_text(100_000 * "[" + 100_000 * "]")
     before = sorted(path.name for path in place.iterdir())
     assert main(arguments) == 2
     out, err = capsys.readouterr()

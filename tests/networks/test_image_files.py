@@ -29,6 +29,14 @@ def test_arrays_without_pixels_are_refused(shape, tmp_path):
         open_images(tmp_path / "a.npy", unused)
 
 
+@pytest.mark.parametrize("sizes", ["-1", str(10**12), str(10**23), "True"])
+def test_arrays_of_impossible_sizes_are_refused(sizes, tmp_path):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({sizes}, 3, 5, 5), }}".ljust(117) + "\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00\x76\x00" + header.encode() + bytes(1200))
+    with pytest.raises(DataError, match=r"a\.npy: not a readable array of numpy"):
+        open_images(tmp_path / "a.npy", unused)
+
+
 def test_rows_without_a_picture_are_named(tmp_path):
     rows = [{"bytes": None, "path": "a.png"}]
     parquet.write_table(pa.table({"image": rows}), tmp_path / "a.parquet")

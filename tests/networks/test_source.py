@@ -133,6 +133,10 @@ def test_code_in_a_file_of_weights_is_not_run(small, tmp_path):
     with pytest.raises(CheckpointError, match="it holds no state dict"):
         load_weights(small, tmp_path / "list.pt")
     assert not (tmp_path / "trace").exists()
+    for content in ({0: torch.zeros(1), "a": torch.zeros(1)}, {"state_dict": {0: torch.zeros(1)}}):
+        torch.save(content, tmp_path / "number.pt")
+        with pytest.raises(CheckpointError, match=r"number\.pt: tensors must have names, but one has 0"):
+            load_weights(small, tmp_path / "number.pt")
 
 
 class Harmful:

@@ -204,6 +204,13 @@ def test_two_studies_in_one_folder_are_refused(tmp_path):
         run(tmp_path)
 
 
+def test_a_folder_of_other_files_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(ArgumentError, match=r"output must be new, empty or the folder of a study, but .* holds thesis"):
+        run(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 def test_missing_scipy_is_told_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(statistics, "find_spec", lambda _: None)
     with pytest.raises(MissingDependencyError, match=r'pip install scipy \(or the extra "train"'):

@@ -1,5 +1,6 @@
 """The server: what it answers, and what it refuses."""
 
+import contextlib
 import io
 import pickle
 import re
@@ -18,7 +19,7 @@ from convattn.viewer import server
 from convattn.viewer.asked import Asked
 from convattn.viewer.guard import Guard, names_this_machine
 from convattn.viewer.refused import RefusedError
-from convattn.viewer.server import listening, make_app, require_packages, serve
+from convattn.viewer.server import impatient_protocol, listening, make_app, require_packages, serve
 from convattn.viewer.uploads import Limits
 
 ROWS = "/rows?network=0&image=0&row=3&col=4.5"
@@ -204,6 +205,39 @@ def test_a_file_that_does_not_come_is_not_waited_for():
         assert client.get("/scene").status_code == 200
 
 
+def test_connections_without_a_request_are_closed_and_lock_nobody_out(monkeypatch):
+    monkeypatch.setattr(server, "HEADER_SECONDS", 1.0)
+    with served(Toy(), http=impatient_protocol(), limit_concurrency=7) as client, contextlib.ExitStack() as opened:
+        assert client.get("/scene").status_code == 200
+        address = (client.base_url.host, client.base_url.port)
+        idle = [opened.enter_context(socket.create_connection(address, timeout=30)) for _ in range(9)]
+        for connection in idle[::2]:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.")
+        assert any(client.get("/scene").status_code == 503 for _ in range(200))
+        assert [connection.recv(1) for connection in idle] == [b""] * 9
+        assert client.get("/scene").status_code == 200
+
+
+def test_headers_that_come_a_letter_at_a_time_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.2)
+    with served(Toy(), http=impatient_protocol()) as client:
+        slow = socket.create_connection((client.base_url.host, client.base_url.port), timeout=0.02)
+        assert drip(slow) == b""
+        slow.close()
+
+
+def drip(connection):
+    """Sends a letter at a time for at most ten seconds; returns what comes back, nothing if it was closed."""
+    for _ in range(500):
+        with contextlib.suppress(TimeoutError):
+            try:
+                connection.sendall(b"G")
+                return connection.recv(1)
+            except ConnectionError:
+                return b""
+    return None
+
+
 def test_a_sender_that_goes_away_leaves_no_traceback(client, caplog):
     with socket.create_connection((client.base_url.host, client.base_url.port)) as sender:
         sender.sendall(b"POST /images HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\nabc")
@@ -240,6 +274,7 @@ def test_a_server_that_is_stopped_by_ctrl_c_ends_in_silence(monkeypatch):
         serve(Toy(), opened)
         [(config, sockets)] = seen
         assert sockets == [opened]
+    assert config.http.__name__ == "Impatient"
     assert (config.limit_concurrency, config.timeout_graceful_shutdown) == (server.CLIENTS, 5)
     assert (config.access_log, config.server_header, config.date_header) == (False, False, False)
     assert complete(_get(config.app, "/scene")).content == b"scene"

@@ -143,7 +143,7 @@ def _holds_layer(source: str) -> bool:
 
     try:
         config = json_format.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and config.get("kind") in [*KINDS]
 

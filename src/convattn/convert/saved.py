@@ -14,7 +14,15 @@ from convattn.__about__ import __version__
 from convattn.convert.classes import ATTENTION_LAYERS, SUPPORTED_CONVOLUTIONS, TransposedConvolution
 from convattn.convert.layer.same_padding import SamePaddedAttention
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
-from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, UnsupportedModelError, must_be, must_be_a
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    UnknownNameError,
+    UnsupportedModelError,
+    must_be,
+    must_be_a,
+    without_trace,
+)
 from convattn.files import as_path, new_folder
 from convattn.layers import Content, RelativeAttention
 from convattn.records import Certificate
@@ -86,10 +94,11 @@ def load_layer(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Mod
     if config.get("schema_version") != _SCHEMA or config.get("kind") not in [*KINDS]:
         raise CheckpointError(f"{as_path(folder) / CONFIG} does not describe a layer of schema version {_SCHEMA}")
     try:
-        layer = rebuild_layer(config)
+        with torch.device("meta"):  # where sizes that do not fit the tensors take neither time nor memory
+            layer = rebuild_layer(config)
         layer.load_state_dict(tensors, assign=True)
     except Exception as error:  # noqa: BLE001 - what was edited may fail in any way
-        raise CheckpointError(f"the files in {folder} do not fit together: {error}") from None
+        raise CheckpointError(f"the files in {folder} do not fit together: {without_trace(error)}") from None
     return layer
 
 

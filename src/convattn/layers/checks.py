@@ -1,5 +1,6 @@
 """Checks of an attention layer's arguments and of its images."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -62,8 +63,9 @@ def fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: float
 
 def is_window(encoding: Encoding, geometry: Geometry) -> bool:
     """Tells whether the heads are fixed, and are the taps of the window, one for each, row by row."""
-    taps = tuple(displacement for _, displacement in geometry.taps())
-    return isinstance(encoding, Shift) and encoding.displacements == taps
+    if not isinstance(encoding, Shift) or len(encoding.displacements) != math.prod(geometry.kernel_size):
+        return False
+    return encoding.displacements == tuple(displacement for _, displacement in geometry.taps())
 
 
 _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}

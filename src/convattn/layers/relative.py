@@ -1,5 +1,6 @@
 """Relative self-attention on grids of any number of axes."""
 
+import math
 from abc import ABC
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -126,7 +127,7 @@ class RelativeAttention(HasKernel, ABC):
             input_dilation=input_dilation,
         )
         self.encoding = fitting_encoding(encoding, num_heads, self.dims)
-        self._window = window_convolution(geometry)
+        self._window = window_convolution(geometry) if math.prod(geometry.kernel_size) == num_heads else None
         if kernel_values is None:
             kernel_values = head_width is None and impl in _CONVOLUTION_PATHS and is_window(self.encoding, geometry)
         self.values = make_values(

@@ -9,11 +9,11 @@ import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import nn
 
-from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
+from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, without_trace
 from convattn.files import as_path, new_files, new_folder
 from convattn.models.fetch import fetch
 from convattn.records.words import some
-from convattn.sealed import CONFIG, read_sealed, write_sealed
+from convattn.sealed import CONFIG, read_sealed, require_sizes, write_sealed
 
 _Model = TypeVar("_Model", bound="HubModel")
 
@@ -100,15 +100,19 @@ class HubModel(
         )
         saved, tensors = read_sealed(folder, verify=verify)
         chosen = {name: value for name, value in saved.items() if name != "architecture"} | arguments
+        require_sizes(saved, tensors, folder)
         try:
-            network = cls(**chosen)
+            with torch.device("meta"):  # where sizes that do not fit the tensors take no memory
+                trial = cls(**chosen)
         except Exception as error:  # noqa: BLE001 - what was edited may fail in any way
             if arguments:
                 raise ArgumentError(
                     f"{cls.__name__} does not take {arguments} with what {folder} says: {error}"
                 ) from None
-            raise CheckpointError(f"{folder} does not describe a {cls.__name__}: {error}") from None
+            raise CheckpointError(f"{folder} does not describe a {cls.__name__}: {without_trace(error)}") from None
         try:
+            trial.load_state_dict(tensors, assign=True)
+            network = cls(**chosen)
             network.load_state_dict(tensors)
         except RuntimeError as error:
             raise CheckpointError(f"{folder} does not hold the weights of this {cls.__name__}: {error}") from None

@@ -127,7 +127,7 @@ def _token_ids(path: Path, rows: Sequence[Any]) -> Tensor:
 def _read_array(path: Path, prepare: Callable[[], Prepare], limit: int | None) -> Sequence[Tensor] | Tensor:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # noqa: BLE001 - numpy may fail in any way on a damaged file
         raise DataError(f"{path}: not a readable array of numpy ({error})") from None
     if array.ndim < 2 or array.size == 0 or array.dtype.kind not in "fiu":
         raise DataError(f"{path} must hold numbers of at least one image, but is {array.dtype} of shape {array.shape}")

@@ -2,11 +2,11 @@
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from convattn.convert import load_layer
 from convattn.convert.saved import KINDS
@@ -17,7 +17,7 @@ from convattn.networks.saving import SCHEMA
 from convattn.networks.source import create_network
 from convattn.networks.structure import put_layers
 from convattn.networks.tensors import load_tensors
-from convattn.sealed import CONFIG, read_config, read_sealed
+from convattn.sealed import CONFIG, read_config, read_sealed, require_sizes
 
 _FIELDS: dict[str, Any] = {
     "class": str,
@@ -91,7 +91,7 @@ def _load_converted(folder: Path, model: nn.Module | Callable[[], nn.Module] | N
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(config.get(name), kind)]
     if wrong:
         raise CheckpointError(f"{file} is damaged: {', '.join(wrong)}")
-    network = _build_architecture(folder, config, model)
+    network = _build_architecture(folder, config, tensors, model)
     try:
         network = put_layers(network, config["layers"])
         load_tensors(network, tensors, config["tied"], config)
@@ -102,7 +102,10 @@ def _load_converted(folder: Path, model: nn.Module | Callable[[], nn.Module] | N
 
 
 def _build_architecture(
-    folder: Path, config: dict[str, Any], model: nn.Module | Callable[[], nn.Module] | None
+    folder: Path,
+    config: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    model: nn.Module | Callable[[], nn.Module] | None,
 ) -> nn.Module:
     """Builds the network anew, or takes a copy of the one given."""
     if isinstance(model, nn.Module):
@@ -120,6 +123,7 @@ def _build_architecture(
             " before its conversion, or a function that builds one"
         )
     try:
+        require_sizes(config["options"], tensors, folder / CONFIG)
         return create_network(config["source"], config["options"])
     except ArgumentError as error:
         raise CheckpointError(f"{folder / CONFIG} describes a network that cannot be built: {error}") from None

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from convattn.errors import ArgumentError, CheckpointError, ConvAttnError, UnknownNameError, must_be
+from convattn.errors import ArgumentError, CheckpointError, ConvAttnError, UnknownNameError, must_be, without_trace
 from convattn.models import NETWORKS
 from convattn.networks import timm, torchvision
 
@@ -64,7 +64,7 @@ def create_network(source: str, options: Mapping[str, Any] | None = None, *, pre
     except ConvAttnError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {without_trace(error)}"
         if pretrained:
             raise CheckpointError(f"cannot fetch the weights of {source}: {reason}") from error
         raise ArgumentError(f"options must fit {source}, but with {chosen} it raised {reason}") from error

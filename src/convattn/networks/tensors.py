@@ -167,4 +167,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         found = found["state_dict"]
     if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise CheckpointError(f"cannot read weights from {path}: it holds no state dict")
+    unnamed = next((name for name in found if not isinstance(name, str)), None)
+    if unnamed is not None:
+        raise CheckpointError(f"cannot read weights from {path}: tensors must have names, but one has {unnamed!r}")
     return dict(found)

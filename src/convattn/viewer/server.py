@@ -21,6 +21,10 @@ CLIENTS = 200
 """Connections at a time; further ones are told to come later (503)."""
 
 
+HEADER_SECONDS = 10.0
+"""Time from the opening of a connection, or the end of an answer, in which a request's headers must have come."""
+
+
 def make_app(shown: Exhibition) -> Any:
     """Makes the application (ASGI): the page and what it asks for; nothing is read from the disk."""
     require_packages()
@@ -141,6 +145,41 @@ def require_packages() -> None:
             raise MissingDependencyError(package, "view")
 
 
+def impatient_protocol() -> type[asyncio.Protocol]:
+    """Makes uvicorn's HTTP protocol with a time limit for headers: connections that wait are counted in `CLIENTS`."""
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):
+        deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(exc)
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            self._watch()
+
+        def _watch(self) -> None:
+            """Lets time run while headers are awaited; what comes of them does not prolong it."""
+            if self.conn.their_state is not h11.IDLE:
+                self._forget()
+            elif self.deadline is None and not self.transport.is_closing():
+                self.deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+        def _forget(self) -> None:
+            if self.deadline is not None:
+                self.deadline.cancel()
+                self.deadline = None
+
+    return Impatient
+
+
 def serve(shown: Exhibition, opened: socket.socket) -> None:
     """Serves until Ctrl-C or SIGTERM, and lets requests end before it returns.
 
@@ -157,7 +196,7 @@ def serve(shown: Exhibition, opened: socket.socket) -> None:
     config = uvicorn.Config(
         make_app(shown),
         loop="asyncio",
-        http="h11",
+        http=impatient_protocol(),
         ws="none",
         lifespan="off",
         log_level="error",

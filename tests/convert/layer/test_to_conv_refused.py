@@ -79,6 +79,11 @@ def test_layers_that_are_no_convolution_are_refused(make, error, message):
     [
         ({"kernel_size": 0}, ArgumentError, "kernel_size must be an integer of at least 1, or 2 of them, but is 0"),
         ({"kernel_size": 4}, ArgumentError, r"kernel_size must be one with which .*, but is \(4, 4\)"),
+        (
+            {"kernel_size": 10**20 - 1},
+            ArgumentError,
+            "kernel_size must be one whose kernel has at most 268,435,456 num",
+        ),
         ({"mass": 0}, ArgumentError, r"mass must be a share in \(0, 1\), but is 0"),
         ({"mass": True}, ArgumentError, "mass must be a share"),
         ({"spatial": 0}, ArgumentError, "spatial must be an integer of at least 1"),

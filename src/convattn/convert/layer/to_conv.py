@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 
 import torch
 from einops import reduce
@@ -17,6 +18,9 @@ from convattn.errors import ArgumentError, ConversionError, UnsupportedModelErro
 from convattn.grid import PerAxis, axis_lists
 from convattn.layers import FactoredValues, MergedValues, RelativeAttention
 from convattn.records import Certificate
+
+_MOST = 1 << 28
+"""Numbers of a kernel, which takes 2 GiB in float64."""
 
 
 def attention_to_conv(
@@ -72,6 +76,8 @@ def attention_to_conv(
     content_share = _closed_gate(layer)
     dtype = next(layer.values.parameters()).dtype
     taps = None if kernel_size is None else axis_lists("kernel_size", kernel_size, layer.dims, least=1)
+    if taps is not None and prod(taps) * layer.in_channels * layer.out_channels > _MOST:
+        raise ArgumentError(must_be("kernel_size", f"one whose kernel has at most {_MOST:,} numbers", taps))
     if mass is None:
         mass = torch.finfo(dtype).eps
     else:

@@ -88,13 +88,18 @@ def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[
 def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
     """Draws one standard normal image in the network's dtype; `shape` leaves out the batch.
 
-    None takes the size in `network.default_cfg`, or else 3 x 224 x 224.
+    None takes the size in `network.default_cfg`, or else 3 x 224 x 224. A size that cannot be drawn raises
+    ArgumentError.
     """
     config = getattr(network, "default_cfg", None)
     size = shape or (config.get("input_size") if isinstance(config, Mapping) else None) or _SIZE
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
-    drawn = torch.randn((1, *size), generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
-    return drawn.to(like)
+    generator = torch.Generator().manual_seed(_SEED)
+    try:
+        return torch.randn((1, *size), generator=generator, dtype=torch.float64, device="cpu").to(like)
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError):
+        expected = "the shape of an image that fits into memory"
+        raise ArgumentError(must_be("shape", expected, tuple(size))) from None
 
 
 def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> list[Tensor]:

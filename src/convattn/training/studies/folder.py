@@ -2,19 +2,22 @@
 
 import hashlib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from convattn.errors import ArgumentError, CheckpointError, RecipeError
 from convattn.records import RunRecord
+from convattn.records.words import some
 from convattn.training.recipe import Recipe
 from convattn.training.recipe_file import differing_keys
 from convattn.training.studies.leash import has_checkpoint, is_finished, lock
 from convattn.training.studies.plan import PlannedRun
 
 State = Literal["finished", "under way", "stopped early", "new"]
+
+_LOCK = ".study.lock"
 
 _SHOWN = 4
 """Differences between two recipes that a message names."""
@@ -55,13 +58,22 @@ def last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "no log")
 
 
+def require_own(place: Path, runs: Sequence[PlannedRun]) -> None:
+    """Raises ArgumentError if a folder has contents, and none of them is of a study or of one of the runs."""
+    own = {"study.json", _LOCK, *(run.folder.name for run in runs)}
+    found = sorted(item.name for item in place.iterdir()) if place.is_dir() else []
+    if found and own.isdisjoint(found):
+        expected = "output must be new, empty or the folder of a study"
+        raise ArgumentError(f"{expected}, but {str(place)!r} holds {some(found)}")
+
+
 @contextmanager
 def locked(place: Path) -> Iterator[None]:
     """Locks a folder, which is made if it is missing, for one study; if another uses it, raises CheckpointError."""
     if place.exists() and not place.is_dir():
         raise ArgumentError(f"output must be a folder, but {str(place)!r} is a file")
     place.mkdir(parents=True, exist_ok=True)
-    with (place / ".study.lock").open("ab") as file:
+    with (place / _LOCK).open("ab") as file:
         if not lock(file, patience=0):
             raise CheckpointError(f"another study is using {place}")
         yield

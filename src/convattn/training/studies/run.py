@@ -11,7 +11,7 @@ from convattn.files import write_atomically
 from convattn.training.studies.choice import chosen_values, doubts, read_search
 from convattn.training.studies.compare import compare, require_same_data
 from convattn.training.studies.engine import Engine, LocalEngine
-from convattn.training.studies.folder import find_state, last_line, locked, read_run
+from convattn.training.studies.folder import find_state, last_line, locked, read_run, require_own
 from convattn.training.studies.leash import is_finished
 from convattn.training.studies.page import study_csv, study_page
 from convattn.training.studies.plan import PlannedRun, plan_runs
@@ -71,6 +71,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     reference = _find_baseline(baseline, runs)
     if len({run.label for run in runs}) > 1:
         require_scipy()
+    require_own(Path(output), runs)
     with locked(Path(output)):
         _carry_out(runs, engine)
         command = _command(recipes, seeds, scale, overrides, grid, baseline, chosen)
