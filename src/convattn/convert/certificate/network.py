@@ -49,6 +49,7 @@ class NetworkComparison:
     shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
     reference: str  # Dtype in which the source computes the reference
     outputs: tuple[Difference, ...]  # One difference per output, at least one
+    differing: tuple[str, ...]  # Parts of the output beside floating-point numbers that differ
     top1_total: int | None  # Number of predictions; None where the first output is not one row of scores per image
     top1_changed: int | None  # How many predictions differ from those of the source
     accuracy_before: float | None  # Share of the labels that the source predicts; None without labels
@@ -74,8 +75,9 @@ def certify_network(
     """Puts the certificate of a network together; `comparison` is None where the networks were not compared."""
     exact, passed = all(layer.exact for layer in layers), all(layer.passed for layer in layers)
     worst = None if comparison is None else comparison.worst(exact=exact)
-    if worst is not None:
+    if comparison is not None and worst is not None:
         passed = passed and (worst.share <= 1 if exact else worst.resembles)
+        passed = passed and not comparison.differing
     dtypes = dict.fromkeys(str(parameter.dtype).removeprefix("torch.") for parameter in made.parameters())
     return NetworkCertificate(
         direction=direction,
