@@ -39,9 +39,11 @@ class Certificate(Record):
         passed: Whether measured_error ≤ bound + rounding, and the result in float64 is as near to the source as `bound`
             and the rounding of its weights allow.
         not_covered: What the certificate says nothing about.
+        weights: SHA-256 of the new module's weights; None in older files.
     """
 
     schema_version: ClassVar[int] = 2
+    later: ClassVar[tuple[str, ...]] = ("weights",)
 
     direction: str
     source: str
@@ -62,6 +64,7 @@ class Certificate(Record):
     discarded: tuple[tuple[float, ...], ...]
     passed: bool
     not_covered: tuple[str, ...] = ()
+    weights: str | None = None
 
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text."""

@@ -88,9 +88,11 @@ class NetworkCertificate(Record):
         passed: Whether every layer passed and the networks agree within rounding; where not all layers are exact,
             whether the largest difference is at least smaller than the largest output.
         not_covered: What the certificate says nothing about.
+        weights: SHA-256 of the weights of the network made; None in older files.
     """
 
     schema_version: ClassVar[int] = 2
+    later: ClassVar[tuple[str, ...]] = ("weights",)
 
     direction: str
     source: str
@@ -112,6 +114,7 @@ class NetworkCertificate(Record):
     accuracy_after: float | None
     passed: bool
     not_covered: tuple[str, ...] = ()
+    weights: str | None = None
 
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text: exact layers are counted, others have a line each."""

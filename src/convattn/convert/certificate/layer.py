@@ -25,6 +25,7 @@ from convattn.convert.taps import read_taps
 from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate
+from convattn.sealed import weights_digest
 
 _MANY_TAPS = 400
 """Taps beyond which a computation tap by tap takes too long."""
@@ -75,6 +76,7 @@ def certify_attention(
         discarded=discarded,
         passed=measured <= bound + rounding,
         not_covered=tuple(not_covered),
+        weights=weights_digest(layer),
         **_common_fields(layer, x, promise, limit),
     )
 
@@ -122,6 +124,7 @@ def certify_convolution(
         discarded=(),
         passed=same and measured <= bound + rounding,
         not_covered=tuple(not_covered),
+        weights=weights_digest(conv),
         **_common_fields(layer, x, promise, limit),
     )
 

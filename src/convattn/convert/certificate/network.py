@@ -9,6 +9,7 @@ from torch import nn
 
 from convattn.convert.classes import full_name
 from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
+from convattn.sealed import weights_digest
 
 _MEASURED = ("images", "reference", "top1_total", "top1_changed", "accuracy_before", "accuracy_after")
 """Fields of a comparison that a certificate repeats; None where the networks were not compared."""
@@ -93,6 +94,7 @@ def certify_network(
         largest=worst.largest if worst else None,
         passed=passed,
         not_covered=(*not_covered, *(comparison.not_covered if comparison else ())),
+        weights=weights_digest(made),
         shapes=comparison.shapes if comparison else (),
         **{name: getattr(comparison, name, None) for name in _MEASURED},
     )
