@@ -62,7 +62,7 @@ def replace_convolutional_heads(
             is undone. None keeps the output matrices. Not of BERT and of this library's layers.
         images: Held-out images, or arguments in a tuple or a mapping, on which both networks are compared and timed.
         same_weights: Whether to raise an error if the report was measured with other weights than the network has now.
-            False is for a network whose weights are loaded afterwards.
+            False is for weights that were cast since, or are loaded afterwards.
 
     Returns:
         The network, with the dtype, device and mode of the old one (kernels in at least float32), and the record.
@@ -171,7 +171,8 @@ def _of_other_weights(report: HeadReport, model: nn.Module, *, same_weights: boo
     if same_weights:
         raise ArgumentError(
             f"report must be measured with the weights that this {type(model).__name__} has now, but was measured with"
-            f" others ({layers}). Measure it again; same_weights=False is for weights that are loaded afterwards"
+            f" others ({layers}). Measure it again; same_weights=False is for weights that were cast, or are loaded"
+            " afterwards"
         )
     return [f"weights that the report was not measured with: {layers}"]
 
