@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from convattn.errors import CertificateWarning, CheckpointError, UnsupportedModelError, WriteError, must_be
 from convattn.files import as_path, new_file, write_atomically
@@ -36,6 +37,7 @@ __all__ = [
     "read_sealed",
     "require_sizes",
     "tensor_digest",
+    "weights_digest",
     "write_sealed",
 ]
 
@@ -256,6 +258,25 @@ def tensor_digest(name: str, tensor: Tensor) -> str:
     head = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
     digest = hashlib.sha256(head)
     digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+def weights_digest(network: nn.Module) -> str:
+    """Returns the SHA-256 of the names and values of a network's parameters and of the buffers that it saves.
+
+    Of tensors without plain values (sparse, quantised, on the meta device), names, dtypes and shapes count alone.
+    """
+    digest = hashlib.sha256()
+    for place, module in network.named_modules(remove_duplicate=False):
+        saved = {name: x for name, x in module._buffers.items() if name not in module._non_persistent_buffers_set}
+        for name, tensor in {**module._parameters, **saved}.items():
+            if tensor is None:
+                continue
+            plain = tensor.detach()
+            if is_lazy(tensor) or plain.is_meta or plain.is_quantized or plain.layout is not torch.strided:
+                digest.update(f"{place}.{name} {tensor.dtype} {'lazy' if is_lazy(tensor) else tensor.shape}".encode())
+            else:
+                digest.update(tensor_digest(f"{place}.{name}", plain.cpu().contiguous()).encode())
     return digest.hexdigest()
 
 

@@ -1,6 +1,7 @@
 """What `replace_convolutional_heads` refuses, and why heads are left."""
 
 import copy
+import json
 from dataclasses import replace
 from math import nan
 
@@ -23,6 +24,7 @@ from convattn.adapters.replacement import random_heads, replace_convolutional_he
 from convattn.adapters.replacement.bound import MeasuredGrid
 from convattn.analysis import analyze
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedModelError
+from convattn.records import HeadReport
 from convattn.records.head_report import Estimate
 
 
@@ -291,3 +293,40 @@ def test_calls_that_heads_by_position_do_not_take(network, report):
     ):
         with pytest.raises(ArgumentError, match=message):
             layer(*arguments, **given)
+
+
+@pytest.fixture
+def measured(network):
+    return analyze(network, images(count=4), controls=(), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (["blocks.1.attn.qkv.bias"], r"\(blocks.1.attn\)"),
+        (["blocks.0.attn.proj.weight", "blocks.1.attn.qkv.bias"], r"\(blocks.0.attn, blocks.1.attn\)"),
+        (["blocks.0.mlp.fc1.weight"], r"\(other layers than those measured\)"),
+    ],
+)
+def test_a_report_of_other_weights_is_refused_or_said_to_be_one(network, measured, changed, named):
+    heads = [("blocks.0.attn", 0)]
+    _, record = replace_convolutional_heads(network, measured, heads=heads)
+    assert not [item for item in record.not_covered if "report was" in item]
+    with torch.no_grad():
+        for name in changed:
+            network.get_parameter(name)[0] += 1e-3
+    message = f"report must be measured with the weights that this VisionTransformer has now, but .* others {named}"
+    with pytest.raises(ArgumentError, match=message):
+        replace_convolutional_heads(network, measured, heads=heads)
+    _, record = replace_convolutional_heads(network, measured, heads=heads, same_weights=False)
+    assert record.not_covered[-1].startswith("weights that the report was not measured with")
+    assert len(record.replaced) == 1
+
+
+def test_an_older_report_without_a_digest_is_read_and_said_to_have_none(network, measured):
+    content = json.loads(measured.to_json())
+    assert content.pop("weights").keys() == {"", "blocks.0.attn", "blocks.1.attn"}
+    old = HeadReport.from_json(json.dumps(content))
+    assert old.weights is None
+    _, record = replace_convolutional_heads(network, old, heads=[("blocks.0.attn", 0)])
+    assert record.not_covered[-1] == "whether the report was measured with these weights: it holds no digest of them"

@@ -77,7 +77,7 @@ def test_heads_that_are_convolutions_are_replaced_without_loss(sharpness):
     """At borders and corners too, where softmax leaves out what does not exist."""
     network, x, report = planted(sharpness)
     narrow = copy.deepcopy(network).float()
-    made, record = replace_convolutional_heads(narrow, report, 0.5, images=x.float())
+    made, record = replace_convolutional_heads(narrow, report, 0.5, images=x.float(), same_weights=False)
     assert len(record.replaced) == 3
     assert record.layers_without_softmax == ("attn",)
     assert_within_budget(outputs(made, x.float()), outputs(network, x), roundings(outputs, narrow, x.float()))
@@ -87,7 +87,7 @@ def test_the_check_rejects_a_kernel_of_plain_means():
     """A planted fault: mean weights in place of the kernel add the borders' weights everywhere."""
     network, x, report = planted(20.0, known=False)
     narrow = copy.deepcopy(network).float()
-    made, _ = replace_convolutional_heads(narrow, report, heads=every_head(report))
+    made, _ = replace_convolutional_heads(narrow, report, heads=every_head(report), same_weights=False)
     with pytest.raises(AssertionError, match="above the budget"):
         assert_within_budget(outputs(made, x.float()), outputs(network, x), roundings(outputs, narrow, x.float()))
 

@@ -1,12 +1,18 @@
 """Networks and certificates that a folder could not bring back are refused before it is made."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
 from torch import nn
 
 from convattn import (
+    NetworkCertificate,
     analyze,
+    attention_to_conv,
+    conv_to_attention,
     convolutional_init,
     freeze,
     load_network,
@@ -15,6 +21,7 @@ from convattn import (
     replace_convolutional_heads,
     save_network,
 )
+from convattn.convert import save_layer
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.networks.structure import describe_replaced, differences
 
@@ -159,3 +166,62 @@ def test_a_converted_layer_with_a_hook_is_saved_without_it(tmp_path):
     made, certificate = network_to_attention(network, images=images)
     save_network(made, tmp_path / "made", certificate=certificate)
     assert torch.equal(load_network(tmp_path / "made", model=own())(images), made(images))
+
+
+def trained(module):
+    """Changes the last weight, as one step of training does."""
+    with torch.no_grad():
+        [*module.parameters()][-1].add_(1e-3)
+
+
+@pytest.mark.parametrize("direction", ["to attention", "to conv"])
+def test_a_certificate_of_other_weights_is_refused_or_said_to_be_one(direction, tmp_path):
+    images = torch.randn(2, 2, 7)
+    made, certificate = network_to_attention(nn.Sequential(nn.Conv1d(2, 3, 5), nn.Conv1d(3, 4, 1)), images=images)
+    if direction == "to conv":
+        made, certificate = network_to_conv(made, images=images)
+    said = "This certificate is of other weights"
+    folder = save_network(made, tmp_path / "same", certificate=certificate, same_weights=False)
+    assert said not in (folder / "README.md").read_text()
+    trained(made)
+    with pytest.raises(ArgumentError, match="certificate must be that of the weights that this Sequential has now"):
+        save_network(made, tmp_path / "other", certificate=certificate)
+    assert not (tmp_path / "other").exists()
+    folder = save_network(made, tmp_path / "other", certificate=certificate, same_weights=False)
+    assert said in (folder / "README.md").read_text()
+    assert NetworkCertificate.load(folder / "certificate.json") == certificate
+
+
+@pytest.mark.parametrize("direction", ["to attention", "to conv"])
+def test_the_certificate_of_a_layer_is_that_of_its_weights(direction, tmp_path):
+    made, certificate = conv_to_attention(nn.Conv1d(2, 3, 5))
+    if direction == "to conv":
+        made, certificate = attention_to_conv(made)
+    network = nn.Sequential(made, nn.ReLU())
+    save_layer(made, tmp_path / "layer", certificate=certificate)
+    save_network(network, tmp_path / "network", certificate=certificate)
+    trained(made)
+    with pytest.raises(ArgumentError, match="certificate must be that of the weights that this layer has now"):
+        save_layer(made, tmp_path / "again", certificate=certificate)
+    with pytest.raises(ArgumentError, match="certificate must be that of the weights that this Sequential has now"):
+        save_network(network, tmp_path / "again", certificate=certificate)
+
+
+def test_a_certificate_without_a_digest_is_read_and_said_to_have_none(tmp_path):
+    made, certificate = network_to_attention(nn.Sequential(nn.Conv1d(2, 3, 5)), images=torch.randn(2, 2, 7))
+    content = json.loads(certificate.to_json())
+    del content["weights"]
+    old = NetworkCertificate.from_json(json.dumps(content))
+    assert old == replace(certificate, weights=None)
+    folder = save_network(made, tmp_path / "made", certificate=old)
+    assert "Whether this certificate is of these weights is not known" in (folder / "README.md").read_text()
+
+
+def test_only_converted_layers_are_said_to_replace_others(tmp_path):
+    own = nn.Sequential(nn.Conv1d(2, 3, 5), nn.Identity(), nn.Identity(), nn.Conv1d(3, 4, 1))
+    card = (save_network(own, tmp_path / "own") / "README.md").read_text()
+    assert "These layers replace" not in card
+    assert "Identity" not in card
+    made, certificate = network_to_attention(own, images=torch.randn(2, 2, 7), exclude="3")
+    card = (save_network(made, tmp_path / "made", certificate=certificate) / "README.md").read_text()
+    assert "These layers replace others: 1 `RelativeAttention1d`." in card

@@ -128,7 +128,7 @@ def analyze_and_keep(
             raise file.of_another("images")
     notes = _measure(model, images, runs, file, progress=progress)
     shape = tuple(images[0].shape)
-    report = assemble(type(model).__name__, shape, runs, settings, radius, notes)
+    report = assemble(model, shape, runs, settings, radius, notes)
     if file is not None:
         file.write(runs, now=True)
     return report

@@ -26,7 +26,7 @@ from convattn.errors import (
 from convattn.files import as_path, new_folder
 from convattn.layers import Content, RelativeAttention
 from convattn.records import Certificate
-from convattn.sealed import CONFIG, read_sealed, write_sealed
+from convattn.sealed import CONFIG, read_sealed, weights_digest, write_sealed
 
 _SCHEMA = 1
 
@@ -52,7 +52,8 @@ def save_layer(layer: nn.Module, folder: str | os.PathLike[str], *, certificate:
     Raises:
         UnsupportedModelError: The layer is of another class, or could not be loaded again because of its encoding, its
             tensors, or NaN in them.
-        ArgumentError: The layer or the certificate has another type, or the folder exists and is not empty.
+        ArgumentError: The layer or the certificate has another type, the certificate is of other weights, or the folder
+            exists and is not empty.
 
     Example:
         >>> import tempfile
@@ -64,6 +65,8 @@ def save_layer(layer: nn.Module, folder: str | os.PathLike[str], *, certificate:
         raise ArgumentError(must_be_a("layer", "an nn.Module", layer))
     if certificate is not None and not isinstance(certificate, Certificate):
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
+    if certificate is not None and certificate.weights not in (None, weights_digest(layer)):
+        raise ArgumentError("certificate must be that of the weights that this layer has now, but is of other weights")
     config = {"convattn": __version__, "schema_version": _SCHEMA, **describe_layer(layer)}
     _require_loadable(layer, config)
     with new_folder(folder) as temporary:

@@ -16,11 +16,15 @@ _REST = (
 
 
 def network_card(
-    config: Mapping[str, Any], network: nn.Module, certificate: NetworkCertificate | Certificate | None
+    config: Mapping[str, Any],
+    network: nn.Module,
+    certificate: NetworkCertificate | Certificate | None,
+    *,
+    of_other_weights: bool = False,
 ) -> str:
     """Writes the model card of a saved network as Markdown with the Hub's front matter, from what `config.json` holds.
 
-    What is not known is left out or called unknown.
+    What is not known is left out or called unknown. A certificate may be `of_other_weights` than the network has.
     """
     kinds = Counter(layer["kind"] for layer in config["layers"])
     attention = any("Attention" in kind for kind in kinds)
@@ -31,19 +35,28 @@ def network_card(
     sections = [
         f"---\n{data.to_yaml()}\n---",
         f"# {name}",
-        _what_it_is(config, network, kinds),
-        "## Certificate\n\n" + _certificate(certificate),
+        _what_it_is(config, network, certificate),
+        "## Certificate\n\n" + _certificate(certificate, of_other_weights=of_other_weights),
         f"## Use\n\n```python\n{_use(config)}\n```",
         _REST,
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _what_it_is(config: Mapping[str, Any], network: nn.Module, kinds: Counter[str]) -> str:
+def _what_it_is(
+    config: Mapping[str, Any], network: nn.Module, certificate: NetworkCertificate | Certificate | None
+) -> str:
     origin = f"`{config['source']}`" if config["source"] else f"a network of class `{config['class']}`"
     options = f" with {config['options']}" if config["options"] else ""
+    replaced = config["layers"]  # of a known source: those that a new network does not have
+    if not config["source"]:
+        told = certificate.layers if isinstance(certificate, NetworkCertificate) else ()
+        converted = {layer.name for layer in told}
+        replaced = [layer for layer in replaced if converted.intersection(layer["names"])]
+    kinds = Counter(layer["kind"] for layer in replaced)
     parts = ", ".join(f"{count} `{kind}`" for kind, count in sorted(kinds.items()))
-    made = f"These layers replace others: {parts}." if parts else "No layer was replaced."
+    none = "No layer was replaced." if config["source"] else "Whether layers of it replace others is not recorded."
+    made = f"These layers replace others: {parts}." if parts else none
     parameters = sum(parameter.numel() for parameter in network.parameters())
     versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items())
     return (
@@ -52,10 +65,15 @@ def _what_it_is(config: Mapping[str, Any], network: nn.Module, kinds: Counter[st
     )
 
 
-def _certificate(certificate: NetworkCertificate | Certificate | None) -> str:
+def _certificate(certificate: NetworkCertificate | Certificate | None, *, of_other_weights: bool) -> str:
     if certificate is None:
         return "No certificate was saved with it."
-    return f"```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
+    limit = ""
+    if of_other_weights:
+        limit = "**This certificate is of other weights**: the network was changed after its conversion.\n\n"
+    elif certificate.weights is None:
+        limit = "Whether this certificate is of these weights is not known: it holds no digest of them.\n\n"
+    return f"{limit}```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
 
 
 def _use(config: Mapping[str, Any]) -> str:

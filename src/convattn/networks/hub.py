@@ -67,6 +67,7 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
     source: str | None = None,
     options: Mapping[str, Any] | None = None,
     certificate: NetworkCertificate | Certificate | None = None,
+    same_weights: bool = True,
     commit_message: str = "Upload network by convattn",
     private: bool | None = None,
     token: str | None = None,
@@ -81,6 +82,7 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
         source: As in `save_network`.
         options: As in `save_network`.
         certificate: As in `save_network`.
+        same_weights: As in `save_network`.
         commit_message: Message of the commit.
         private: Whether a new repository is private; None takes the owner's default.
         token: Token for the Hub; None takes the one stored by `hf auth login`.
@@ -98,7 +100,12 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
     with tempfile.TemporaryDirectory() as place:
         if isinstance(network, nn.Module):
             folder = save_network(
-                network, Path(place) / "network", source=source, options=options, certificate=certificate
+                network,
+                Path(place) / "network",
+                source=source,
+                options=options,
+                certificate=certificate,
+                same_weights=same_weights,
             )
         else:
             folder = as_path(network, "network")

@@ -12,6 +12,7 @@ from torch import nn
 
 from convattn.__about__ import __version__
 from convattn.convert.classes import full_name
+from convattn.convert.saved import KINDS
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.files import new_folder, require_new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
@@ -21,7 +22,7 @@ from convattn.networks.structure import describe_layers, describe_replaced, diff
 from convattn.networks.tensors import describe_tensors, file_tensors
 from convattn.records import Certificate, NetworkCertificate
 from convattn.records.words import ITSELF
-from convattn.sealed import write_sealed
+from convattn.sealed import weights_digest, write_sealed
 
 _ADAPTERS = "convattn.adapters."
 _REPLACEMENT = "convattn.adapters.replacement."
@@ -36,6 +37,7 @@ def save_network(
     source: str | None = None,
     options: Mapping[str, Any] | None = None,
     certificate: NetworkCertificate | Certificate | None = None,
+    same_weights: bool = True,
 ) -> Path:
     """Saves a whole network, converted or not, as a folder that is whole or not there.
 
@@ -54,13 +56,16 @@ def save_network(
             this library's, which knows, or for one that only the caller can build.
         options: Further arguments that it was built with, as JSON types, for instance {"num_classes": 10}.
         certificate: What the conversion returned.
+        same_weights: Whether to raise an error if the weights are no longer those that the certificate is of, for
+            instance because the network was trained on. False saves them, and the model card says so.
 
     Returns:
         The folder.
 
     Raises:
         UnsupportedModelError: The network could not be loaded as it is, or holds NaN; the message says why.
-        ArgumentError: The network, the source, its options, the folder or the certificate are wrong.
+        ArgumentError: The network, the source, its options, the folder or the certificate are wrong, or the certificate
+            is of other weights.
         MissingDependencyError: The source is not installed.
         ConvAttnError: The folder cannot be written.
 
@@ -85,6 +90,12 @@ def save_network(
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
     kind = type(network).__name__
     _require_layers(network, certificate)
+    same = _same_weights(network, certificate)
+    if same_weights and same is False:
+        raise ArgumentError(
+            f"certificate must be that of the weights that this {kind} has now, but is of other weights. Convert again,"
+            " or leave it out; same_weights=False saves it as a certificate of other weights"
+        )
     built = own_source(network) if source is None else (source, _json_options(options))
     if built is None and options:
         raise ArgumentError(must_be("options", "None without a source, whose builder takes them", options))
@@ -111,7 +122,8 @@ def save_network(
             write_sealed(temporary, config, tensors, certificate, metadata=tied)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"cannot save this {kind}: {error}") from None
-        write_atomically(temporary / "README.md", network_card(config, network, certificate))
+        card = network_card(config, network, certificate, of_other_weights=same is False)
+        write_atomically(temporary / "README.md", card)
     return Path(folder)
 
 
@@ -146,6 +158,16 @@ def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certif
             wanted = f"that of this {type(network).__name__}, where {layer.name or ITSELF} is"
             wanted += " attention" if attends else " no attention"
             raise ArgumentError(f"certificate must be {wanted}, but is that of {certificate.direction}")
+
+
+def _same_weights(network: nn.Module, certificate: NetworkCertificate | Certificate | None) -> bool | None:
+    """Tells whether a certificate is of the weights that a network, or a layer of it, has; None if that is unknown."""
+    if certificate is None or certificate.weights is None:
+        return None
+    if isinstance(certificate, NetworkCertificate):
+        return weights_digest(network) == certificate.weights
+    layers = (module for module in network.modules() if type(module) in KINDS.values())
+    return any(weights_digest(layer) == certificate.weights for layer in layers)
 
 
 def _compare_with_new(network: nn.Module, source: str, options: dict[str, Any]) -> list[dict[str, Any]]:

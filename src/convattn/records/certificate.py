@@ -79,9 +79,10 @@ class Certificate(Judged):
         largest: Largest absolute value of the source's output there; None in files of schema version 2.
         discarded: Per head, the singular values of its matrix that a limited head width discarded, largest first.
         not_covered: What the certificate says nothing about.
+        weights: SHA-256 of the new module's weights; None in older files.
     """
 
-    added: ClassVar[tuple[str, ...]] = ("largest",)
+    added: ClassVar[tuple[str, ...]] = ("largest", "weights")
 
     direction: str
     source: str
@@ -102,6 +103,7 @@ class Certificate(Judged):
     largest: float | None
     discarded: tuple[tuple[float, ...], ...]
     not_covered: tuple[str, ...] = ()
+    weights: str | None = None
 
     @property
     def difference(self) -> float | None:

@@ -8,6 +8,7 @@ determine, as the share explained where nothing varies, is nan.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from convattn.errors import UnknownNameError
 from convattn.records.record import Record
@@ -153,7 +154,10 @@ class HeadReport(Record):
         layers: The layers, in the order in which they compute.
         versions: Versions of the packages that computed.
         not_covered: What this says nothing about.
+        weights: SHA-256 of the weights of each layer and, by the name "", of the whole network; None in older files.
     """
+
+    later: ClassVar[tuple[str, ...]] = ("weights",)
 
     model: str
     images: int
@@ -166,6 +170,7 @@ class HeadReport(Record):
     layers: tuple[LayerReport, ...]
     versions: dict[str, str]
     not_covered: tuple[str, ...] = ()
+    weights: dict[str, str] | None = None
 
     def layer(self, name: str) -> LayerReport:
         """Returns a layer by its name; UnknownNameError lists the names."""

@@ -93,9 +93,10 @@ class NetworkCertificate(Judged):
         accuracy_before: Share of the labels that the source predicts, in [0, 1]; None without labels.
         accuracy_after: The same of the network made.
         not_covered: What the certificate says nothing about.
+        weights: SHA-256 of the weights of the network made; None in older files.
     """
 
-    added: ClassVar[tuple[str, ...]] = ("tolerance",)
+    added: ClassVar[tuple[str, ...]] = ("tolerance", "weights")
     layer_kind: ClassVar[type[Judged]] = LayerCertificate
 
     direction: str
@@ -118,6 +119,7 @@ class NetworkCertificate(Judged):
     accuracy_before: float | None
     accuracy_after: float | None
     not_covered: tuple[str, ...] = ()
+    weights: str | None = None
 
     @classmethod
     def _upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class Record:
     """A result that can be saved: JSON with the record's kind and schema version."""
 
     schema_version: ClassVar[int] = 1  # Version of the record's fields; a file of another version is refused
+    later: ClassVar[tuple[str, ...]] = ()  # Fields that files of this version may lack, because they are older: None
 
     def to_json(self) -> str:
         """Writes the record as text.
@@ -56,7 +57,7 @@ class Record:
         if content is None:
             raise CheckpointError(f"not a {cls.__name__} of schema version {cls.schema_version}: found {head}")
         try:
-            return read(cls, content, complete=True)
+            return read(cls, {**dict.fromkeys(cls.later), **content}, complete=True)
         except ArgumentError as error:
             raise CheckpointError(f"not a {cls.__name__}: {error}") from None
 

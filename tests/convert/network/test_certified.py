@@ -230,3 +230,97 @@ def test_hooks_on_saving_are_said_to_be_lost():
     network[1].register_state_dict_pre_hook(lambda *_: None)
     _, certificate = converted(network, images(1, 3, 7, 9))
     assert [layer.notes for layer in certificate.layers] == [(), ("its hooks on loading and saving were not kept",)]
+
+
+class Also(nn.Module):
+    """Returns scores, and something else that `make` makes of them; of a converted network `again`."""
+
+    def __init__(self, make, again=None):
+        super().__init__()
+        self.conv, self.make, self.again = nn.Conv2d(3, 4, 3), make, again or make
+
+    def forward(self, x):
+        y = self.conv(x).mean((2, 3))
+        return {"scores": y, "also": (self.make if isinstance(self.conv, nn.Conv2d) else self.again)(y)}
+
+
+SAME = {
+    "labels": lambda y: y.argmax(1),
+    "mask": lambda y: [y > 0],
+    "a float": lambda y: y.mean().item(),
+    "a number that is none": lambda _: (float("nan"), float("inf")),
+    "integers": lambda y: [len(y), 2**70, y.argmax(1).tolist()],
+    "text, nothing, a size": lambda y: ("cat", None, b"x", True, y.shape),
+    "a function": lambda _: torch.sum,
+}
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_parts_that_are_no_floating_tensors_are_compared(kind):
+    torch.manual_seed(0)
+    made, certificate = network_to_attention(Also(SAME[kind]), images=images(3, 3, 7, 9))
+    assert certificate.passed
+    assert not [item for item in certificate.not_covered if "the output" in item]
+    _, back = network_to_conv(made, images=images(3, 3, 7, 9))
+    assert back.passed
+
+
+OTHER = {
+    "one label": (lambda y: y.argmax(1), lambda y: y.argmax(1).index_fill(0, torch.tensor(1), 7), "['also']"),
+    "other integers": (lambda y: y.argmax(1), lambda y: y.argmax(1).int(), "['also']"),
+    "the shape": (lambda y: y > 0, lambda y: (y > 0)[:, :1], "['also']"),
+    "an integer": (lambda _: [0, 1], lambda _: [0, 2], "['also'][1]"),
+    "text": (lambda _: ("cat",), lambda _: ("dog",), "['also'][0]"),
+    "a kind": (lambda _: 1, lambda _: True, "['also']"),
+    "nothing": (lambda _: None, lambda _: 0, "['also']"),
+    "a key": (lambda y: {"a": y}, lambda y: {"b": y}, "['also']['a']"),
+    "a field": (lambda _: Pair(1, 2), lambda _: Pair(1, 3), "['also'].second"),
+    "infinity": (lambda _: float("inf"), lambda _: -float("inf"), "['also']"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_another_part_fails_and_is_named(kind):
+    torch.manual_seed(0)
+    make, again, place = OTHER[kind]
+    _, certificate = network_to_attention(Also(make, again), images=images(3, 3, 7, 9))
+    assert certificate.exact
+    assert not certificate.passed
+    (told,) = [item for item in certificate.not_covered if item.endswith(": not that of the source")]
+    assert told.startswith(f"the output{place}")
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-5])
+def test_a_number_of_python_is_compared_like_a_tensor(error):
+    torch.manual_seed(0)
+    network = Also(lambda y: y.mean().item(), lambda y: y.mean().item() * (1 + error))
+    _, certificate = network_to_attention(network, images=images(3, 3, 7, 9))
+    assert certificate.passed == (error == 0)
+
+
+def test_what_cannot_be_compared_is_named():
+    torch.manual_seed(0)
+    _, certificate = network_to_attention(Also(lambda _: [object()], lambda _: [object()]), images=images(3, 3, 7, 9))
+    assert certificate.passed
+    assert "the output['also'][0]: a part of type object is not compared" in certificate.not_covered
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_labels_that_hang_on_the_last_digit_do_not_fail(planted):
+    """In bfloat16 some of the pixels have two scores nearly alike; a fault of all labels is found."""
+
+    class Labelled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 11, 3)
+
+        def forward(self, x):
+            labels = self.conv(x).argmax(1)
+            return labels + 1 if planted and not isinstance(self.conv, nn.Conv2d) else labels
+
+    torch.manual_seed(0)
+    network = Labelled().to(torch.bfloat16)
+    x = images(4, 3, 61, 67, dtype=torch.bfloat16)
+    _, certificate = network_to_attention(network, impl="separable", images=x)
+    assert certificate.passed != planted
+    assert any(item.startswith("the output: rounding, or state") for item in certificate.not_covered)

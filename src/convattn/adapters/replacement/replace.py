@@ -24,6 +24,8 @@ from convattn.convert.network.running import read_arguments
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.records import HeadReplacement, HeadReport, ReplacedHead
 from convattn.records.head_report import CONVOLUTIONAL, LayerReport
+from convattn.records.words import some
+from convattn.sealed import weights_digest
 
 _NOT_COVERED = (
     "images unlike those of the report: kernels and shares are means over its images",
@@ -39,6 +41,7 @@ def replace_convolutional_heads(
     heads: Sequence[tuple[str, int]] | None = None,
     refit: Tensor | None = None,
     images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
+    same_weights: bool = True,
 ) -> tuple[nn.Module, HeadReplacement]:
     """Copies a network and lets the heads that are convolutions run as convolutions, without training.
 
@@ -58,13 +61,15 @@ def replace_convolutional_heads(
             fitted by least squares to the layer as it was; one of five is held out, and a fit that does not help there
             is undone. None keeps the output matrices. Not of BERT and of this library's layers.
         images: Held-out images, or arguments in a tuple or a mapping, on which both networks are compared and timed.
+        same_weights: Whether to raise an error if the report was measured with other weights than the network has now.
+            False is for weights that were cast since, or are loaded afterwards.
 
     Returns:
         The network, with the dtype, device and mode of the old one (kernels in at least float32), and the record.
 
     Raises:
-        ArgumentError: An argument is out of range, the report is of another network or contradicts itself, or none of
-            the layers can be refitted.
+        ArgumentError: An argument is out of range, the report is of another network or other weights, or contradicts
+            itself, or none of the layers can be refitted.
         UnsupportedModelError: No layer of the report can be read; the message says why for each. Or a layer runs more
             than once on an image.
 
@@ -87,6 +92,7 @@ def replace_convolutional_heads(
     if refit is not None:
         require_batch("refit", refit)
     _require_of_model(report, model)
+    limits = [*_NOT_COVERED, *_of_other_weights(report, model, same_weights=same_weights)]
     made = copy_network(model)
     replaced: dict[nn.Module, nn.Module] = {}
     found: list[ReplacedHead] = []
@@ -129,7 +135,7 @@ def replace_convolutional_heads(
         parameters_before=_count(model),
         refinement=refinement,
         trial=None if given is None else compare_on_images(model, made, given),
-        not_covered=_NOT_COVERED,
+        not_covered=tuple(limits),
     )
 
 
@@ -150,6 +156,25 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
     listed = [layer.name for layer in report.layers]
     if len(set(listed)) != len(listed):
         raise ArgumentError("report must name each layer once")
+
+
+def _of_other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) -> list[str]:
+    """Says if the weights of the network are not known to be those measured; with `same_weights`, others raise."""
+    if report.weights is None:
+        return ["whether the report was measured with these weights: it holds no digest of them"]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    digests = {name: weights_digest(modules[name]) for name in report.weights if name in modules}
+    other = [name for name, digest in digests.items() if digest != report.weights[name]]
+    if not other:
+        return []
+    layers = some([name for name in other if name]) or "other layers than those measured"
+    if same_weights:
+        raise ArgumentError(
+            f"report must be measured with the weights that this {type(model).__name__} has now, but was measured with"
+            f" others ({layers}). Measure it again; same_weights=False is for weights that were cast, or are loaded"
+            " afterwards"
+        )
+    return [f"weights that the report was not measured with: {layers}"]
 
 
 def _rebuilder(old: nn.Module, layer: LayerReport, replaced: int) -> Callable[[Sequence[MeasuredHeads]], nn.Module]:

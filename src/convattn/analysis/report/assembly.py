@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from torch import nn
+
 from convattn.analysis.measure.kernel import uniform_distance
 from convattn.analysis.measure.layer import LayerMeasure
 from convattn.analysis.measure.pairs import NO_POSITION
@@ -11,6 +13,7 @@ from convattn.analysis.statistics import head_statistics
 from convattn.provenance import describe_versions
 from convattn.records.head_report import Control, Estimate, HeadReport, LayerReport, LayerStatistics, mean_of
 from convattn.records.words import counted
+from convattn.sealed import weights_digest
 
 _LIMITS = (
     "attention says where a layer reads, not what its values carry",
@@ -19,7 +22,12 @@ _LIMITS = (
 
 
 def assemble(
-    model: str, shape: tuple[int, ...], runs: Mapping[str, Run], settings: Settings, radius: int, notes: Sequence[str]
+    model: nn.Module,
+    shape: tuple[int, ...],
+    runs: Mapping[str, Run],
+    settings: Settings,
+    radius: int,
+    notes: Sequence[str],
 ) -> HeadReport:
     """Makes the report of the run "measured" and of its controls."""
     main = runs["measured"]
@@ -45,8 +53,10 @@ def assemble(
             f"position scores of {counted(unsettled, 'head')}, controls included: weights by displacement were not"
             " fitted to the end, and the scores may be too low"
         )
+    modules = dict(model.named_modules(remove_duplicate=False))
+    measured_modules = {name: modules[name] for name in ("", *main.layers) if name in modules}
     return HeadReport(
-        model=model,
+        model=type(model).__name__,
         images=main.count,
         control_images=max((run.count for run in controls.values()), default=0),
         image_shape=shape,
@@ -57,6 +67,7 @@ def assemble(
         layers=tuple(layers),
         versions=describe_versions(),
         not_covered=tuple(limits),
+        weights={name: weights_digest(module) for name, module in measured_modules.items()},
     )
 
 

@@ -26,6 +26,7 @@ from convattn.functional.autocast import without_autocast
 from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.layers import RelativeAttention
 from convattn.records import Certificate, Verdict
+from convattn.sealed import weights_digest
 
 _MANY_TAPS = 400
 """Taps beyond which a computation tap by tap takes too long."""
@@ -77,6 +78,7 @@ def certify_attention(
         largest=largest(high),
         verdict=_verdict(promise, measured, bound, rounding),
         not_covered=tuple(not_covered),
+        weights=weights_digest(layer),
         **_common_fields(layer, x, promise, limit),
     )
 
@@ -125,6 +127,7 @@ def certify_convolution(
         largest=largest(high),
         verdict=_verdict(promise, measured, bound, rounding) if same else "failed",
         not_covered=tuple(not_covered),
+        weights=weights_digest(conv),
         **_common_fields(layer, x, promise, limit),
     )
 

@@ -11,6 +11,7 @@ from convattn.convert.classes import full_name
 from convattn.errors import ArgumentError, must_be
 from convattn.fields import Range, fits
 from convattn.records import Certificate, LayerCertificate, LeftAlone, NetworkCertificate, Verdict
+from convattn.sealed import weights_digest
 
 _MEASURED = ("images", "reference", "top1_total", "top1_changed", "accuracy_before", "accuracy_after")
 """Fields of a comparison that a certificate repeats; None where the networks were not compared."""
@@ -52,6 +53,7 @@ class NetworkComparison:
     shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
     reference: str  # Dtype in which the source computes the reference
     outputs: tuple[Difference, ...]  # One difference per output, at least one
+    differing: tuple[str, ...]  # Parts of the output beside floating-point numbers that differ
     top1_total: int | None  # Number of predictions; None where the first output is not one row of scores per image
     top1_changed: int | None  # How many predictions differ from those of the source
     accuracy_before: float | None  # Share of the labels that the source predicts; None without labels
@@ -98,6 +100,7 @@ def certify_network(  # noqa: PLR0913 - what a certificate consists of
         tolerance=tolerance,
         verdict=verdict,
         not_covered=(*not_covered, *(comparison.not_covered if comparison else ())),
+        weights=weights_digest(made),
         shapes=comparison.shapes if comparison else (),
         **{name: getattr(comparison, name, None) for name in _MEASURED},
     )
@@ -122,12 +125,12 @@ def _judge(
     exact = all(layer.exact for layer in layers)
     if "failed" in verdicts or not math.isfinite(by_size.error):
         return "failed", by_rounding if exact else by_size
-    if verdicts == {"exact"} and by_rounding.share <= 1:
+    if verdicts == {"exact"} and by_rounding.share <= 1 and not comparison.differing:
         return "exact", by_rounding
     if exact:
         return "failed", by_rounding
     close = tolerance is not None and by_size.largest > 0 and by_size.relative <= tolerance
-    return "close" if close and not comparison.top1_changed else "different", by_size
+    return "close" if close and not comparison.top1_changed and not comparison.differing else "different", by_size
 
 
 def shorten(

@@ -17,10 +17,12 @@ from convattn.convert.certificate.trial import largest
 from convattn.convert.classes import AnyConvolution
 from convattn.convert.copies import copy_module
 from convattn.convert.layer.same_padding import pad_same
-from convattn.convert.network.running import Arguments, run
+from convattn.convert.network.other_parts import Parts, compare_parts, other_parts
+from convattn.convert.network.running import Arguments, output_of, tensors
 from convattn.convert.taps import read_taps
 from convattn.errors import ArgumentError, ConversionError, must_fit
 from convattn.functional.rounding import LEAST_ROUNDINGS
+from convattn.records.words import some
 
 _BATCH = 64
 """Images that run at once."""
@@ -58,17 +60,19 @@ def compare_networks(
     does not run raises ConversionError.
     """
     batches, notes = given.batches(_BATCH), list[str]()
+    plain_parts, made_parts = list[Parts](), list[Parts]()
+    moved_parts = [list[Parts]() for _ in range(_ROUNDINGS)]
     try:
-        plain = _outputs(copy_module(source).eval(), batches)
+        plain = _outputs(copy_module(source).eval(), batches, parts=plain_parts)
     except Exception as error:  # a foreign network may fail in any way
         raise ArgumentError(must_fit(given.words, error)) from error
-    own = next((x.dtype for x in plain), torch.float32)
+    own = min((x.dtype for x in plain), key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
     high, high_made, other = _in_float64(source, batches, notes), None, None
     if to_conv and high is not None:
         high_made = _in_float64(made, batches, notes)
     try:
         with watch or nullcontext():
-            results = _outputs(made, batches)
+            results = _outputs(made, batches, parts=made_parts)
     except Exception as error:  # a foreign network may look at its layers in any way
         raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
     if not to_conv or (high_made is not None and own == torch.float64):
@@ -78,30 +82,57 @@ def compare_networks(
     as_read = None
     if high is None or (to_conv and high_made is None):
         reference, high = str(own).removeprefix("torch."), [x.double() for x in plain]
-        of_source = [(run, high) for run in _moved(source, batches)]
+        of_source = [(run, high) for run in _moved(source, batches, moved_parts)]
         roads = [] if other is None else [(other, high)]
     else:
-        reference, of_source = "float64", [(plain, high), *((run, high) for run in _moved(source, batches))]
+        moved = _moved(source, batches, moved_parts)
+        reference, of_source = "float64", [(run, high) for run in (plain, *moved)]
         if high_made is not None:
             roads = [(run, high_made) for run in (results, other) if run is not None]
         elif other is not None:
             as_read = _as_read(source, convolutions, batches)
             roads = [(other, as_read)]
-    outputs = _compare(results, high, high_made if to_conv else as_read, (of_source, roads), notes)
+    outputs = _compare(
+        results, high, high_made if to_conv else as_read, (of_source, roads), _steps(source, plain), notes
+    )
     if not to_conv and not all(one.same for one in outputs):
         notes.append("the network as a whole: with its convolutions as they were read, it computes something else")
+    differing, uncompared = compare_parts(plain_parts, made_parts, moved_parts)
+    if differing:
+        notes.append(f"{some(differing)}: not that of the source")
+    notes += uncompared
     total, changed, before, after = _predictions(plain, results, labels)
     return NetworkComparison(
-        given.words, given.shapes(), reference, tuple(outputs), total, changed, before, after, tuple(notes)
+        images=given.words,
+        shapes=given.shapes(),
+        reference=reference,
+        outputs=tuple(outputs),
+        differing=tuple(differing),
+        top1_total=total,
+        top1_changed=changed,
+        accuracy_before=before,
+        accuracy_after=after,
+        not_covered=tuple(notes),
     )
 
 
-def _outputs(network: nn.Module, batches: Sequence[Arguments], dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Runs a network on all batches and joins each of its outputs."""
-    parts = [run(network, batch, dtype) for batch in batches]
-    if len(parts) == 1:
-        return parts[0]
-    return [torch.cat(pieces) if pieces[0].ndim else torch.stack(pieces) for pieces in zip(*parts, strict=True)]
+def _outputs(
+    network: nn.Module,
+    batches: Sequence[Arguments],
+    dtype: torch.dtype | None = None,
+    *,
+    parts: list[Parts] | None = None,
+) -> list[Tensor]:
+    """Runs a network on all batches and joins each of its outputs; adds all parts of them to `parts`, by batch."""
+    found = []
+    for batch in batches:
+        output = output_of(network, batch, dtype)
+        found.append(list(tensors(output, numbers=True)))
+        if parts is not None:
+            parts.append(dict(other_parts(output)))
+    if len(found) == 1:
+        return found[0]
+    return [torch.cat(pieces) if pieces[0].ndim else torch.stack(pieces) for pieces in zip(*found, strict=True)]
 
 
 def _in_float64(network: nn.Module, batches: Sequence[Arguments], notes: list[str]) -> list[Tensor] | None:
@@ -113,10 +144,10 @@ def _in_float64(network: nn.Module, batches: Sequence[Arguments], notes: list[st
         return None
 
 
-def _moved(source: nn.Module, batches: Sequence[Arguments]) -> list[list[Tensor]]:
-    """Runs copies on images with other last digits."""
+def _moved(source: nn.Module, batches: Sequence[Arguments], parts: Sequence[list[Parts]]) -> list[list[Tensor]]:
+    """Runs copies on images with other last digits; adds all parts of their outputs to `parts`, by run."""
     return [
-        _outputs(copy_module(source).eval(), [batch.rounded_differently(seed) for batch in batches])
+        _outputs(copy_module(source).eval(), [batch.rounded_differently(seed) for batch in batches], parts=parts[seed])
         for seed in range(_ROUNDINGS)
     ]
 
@@ -184,11 +215,13 @@ def _compare(
     high: Sequence[Tensor],
     again: Sequence[Tensor] | None,
     roads: tuple[Sequence[_Road], Sequence[_Road]],
+    steps: Sequence[float],
     notes: list[str],
 ) -> list[Difference]:
     """Compares every output with the reference, and that with the same computation `again` in float64.
 
-    `roads` are the runs of the source, which show how far `again` may be from it, and further runs.
+    `roads` are the runs of the source, which show how far `again` may be from it, and further runs. `steps` holds the
+    eps of each output.
     """
     of_source, every_road = roads[0], [*roads[0], *roads[1]]
     if not high:
@@ -201,11 +234,13 @@ def _compare(
         return [Difference(math.inf, 0.0, math.nan)]
     compared = []
     for i, (result, exact) in enumerate(zip(results, high, strict=True)):
-        same = again is None or largest(again[i] - exact) <= _budget(of_source, i)
-        compared.append(Difference(largest(result.double() - exact), _budget(every_road, i), largest(exact), same))
+        same = again is None or largest(again[i] - exact) <= _budget(of_source, i, steps[i])
+        compared.append(
+            Difference(largest(result.double() - exact), _budget(every_road, i, steps[i]), largest(exact), same)
+        )
     if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):
         notes.append("the network as a whole: its outputs are not finite")
-    limits = [torch.finfo(x.dtype).eps ** _MOST * one.largest for x, one in zip(results, compared, strict=True)]
+    limits = [eps**_MOST * one.largest for eps, one in zip(steps, compared, strict=True)]
     if any(one.rounding > limit for one, limit in zip(compared, limits, strict=True)):
         notes.append(
             "the network as a whole: rounding, or state kept between runs, changes its outputs too much to compare"
@@ -213,11 +248,18 @@ def _compare(
     return compared
 
 
-def _budget(roads: Sequence[_Road], output: int) -> float:
+def _steps(source: nn.Module, plain: Sequence[Tensor]) -> list[float]:
+    """Returns the eps of each output. What is in float64, as every number of Python, was computed as the parameters."""
+    held = [torch.finfo(p.dtype).eps for p in source.parameters() if p.is_floating_point()]
+    own = [torch.finfo(x.dtype).eps for x in plain]
+    return [max([eps, *held]) if x.dtype == torch.float64 else eps for eps, x in zip(own, plain, strict=True)]
+
+
+def _budget(roads: Sequence[_Road], output: int, eps: float) -> float:
     """Returns the largest error of an output that rounding explains; each run is compared with its own reference."""
     errors = [largest(outputs[output].double() - reference[output]) for outputs, reference in roads]
     values = max(largest(reference[output]) for _, reference in roads)
-    return 2 * (max(errors) + torch.finfo(roads[0][0][output].dtype).eps * values)
+    return 2 * (max(errors) + eps * values)
 
 
 def _predictions(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from convattn.convert.copies import copy_network, keep_random_state
+from convattn.convert.network.other_parts import is_floating
 from convattn.errors import ArgumentError, must_be, must_be_a, must_fit
 from convattn.functional.autocast import without_autocast
 from convattn.functional.rounding import rounded_differently
@@ -103,9 +104,14 @@ def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tens
 
 
 def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Runs a network as `output_of`, and returns the floating-point and complex tensors in its output, in order."""
+    return list(tensors(output_of(network, given, dtype)))
+
+
+def output_of(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> Any:
     """Runs a network on copies of its arguments without gradients and autocast, with the same random numbers each time.
 
-    Returns the floating-point and complex tensors in its output, in order. The run may change the network's state.
+    Returns its output. The run may change the network's state.
     """
     with ExitStack() as settings:
         settings.enter_context(keep_random_state(network))
@@ -114,7 +120,7 @@ def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) 
             settings.enter_context(without_autocast(device))
         torch.manual_seed(_SEED)
         arguments = given.copied(dtype)
-        return list(tensors(network(*arguments.positional, **arguments.named)))
+        return network(*arguments.positional, **arguments.named)
 
 
 def shapes_met(model: nn.Module, given: Arguments, names: Iterable[str]) -> dict[str, list[tuple[int, ...]]]:
@@ -149,11 +155,13 @@ def shapes_met(model: nn.Module, given: Arguments, names: Iterable[str]) -> dict
     return met
 
 
-def tensors(value: Any, *, as_real: bool = True) -> Iterator[Tensor]:
+def tensors(value: Any, *, as_real: bool = True, numbers: bool = False) -> Iterator[Tensor]:
     """Yields the floating-point and complex tensors in nested tuples, lists, mappings and dataclasses, in order.
 
-    Sparse tensors are made dense.
+    Sparse tensors are made dense. With `numbers`, finite floating-point and complex numbers of Python are tensors in float64.
     """
+    if numbers and not isinstance(value, Tensor) and is_floating(value):
+        value = torch.tensor(value, dtype=torch.complex128 if isinstance(value, complex) else torch.float64)
     if isinstance(value, Tensor):
         value = value if value.layout is torch.strided else value.to_dense()
         if value.is_complex() and as_real:
@@ -162,10 +170,10 @@ def tensors(value: Any, *, as_real: bool = True) -> Iterator[Tensor]:
             yield value.detach()
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors(item, as_real=as_real)
+            yield from tensors(item, as_real=as_real, numbers=numbers)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from tensors(item, as_real=as_real)
+            yield from tensors(item, as_real=as_real, numbers=numbers)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from tensors(getattr(value, field.name), as_real=as_real)
+            yield from tensors(getattr(value, field.name), as_real=as_real, numbers=numbers)

@@ -129,7 +129,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         given = Arguments((images,), {}, "the images given")
         copied = copy_module(made).eval()
         convolutions = {name: (copied.get_submodule(name), False) for name in converted}
-        comparison = compare_networks(model, copied, given, convolutions, to_conv=True, labels=labels)
+        comparison = compare_networks(model, copied, given, convolutions, to_conv=True, labels=labels)  # type: ignore[arg-type]
     not_covered = ["training: attention weights are no longer dropped out"]
     if comparison is None:
         not_covered.insert(0, "the whole network: no images were given")
