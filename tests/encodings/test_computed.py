@@ -10,13 +10,26 @@ from torch.nn.utils import parametrize, prune
 from convattn.encodings import GeneralizedQuadratic, LinearDistance, Quadratic
 from convattn.errors import ArgumentError, ShapeError
 from convattn.layers import RelativeAttention2d
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 
 COMPUTED = {
     "sharpness": (Quadratic, "root_sharpness", [0.5, 2.0, 8.0]),
     "slope": (LinearDistance, "log_slope", [0.25, 1.0, 3.0]),
     "precision": (GeneralizedQuadratic, "shape", [[[2.0, 0.5], [0.5, 1.0]]] * 3),
 }
+
+
+def by_factors(precision):
+    lower = torch.linalg.cholesky(precision)
+    return lower @ lower.mT
+
+
+THERE_AND_BACK = {
+    "sharpness": lambda x: (2 * x).sqrt().square() / 2,
+    "slope": lambda x: x.log().exp(),
+    "precision": by_factors,
+}
+"""What the rounding of the parameter leaves of each value."""
 
 
 @pytest.fixture(params=COMPUTED)
@@ -54,8 +67,7 @@ def test_assigning_them_writes_the_parameter_that_is_there(case):
         setattr(encoding, name, given)
         assert getattr(encoding, parameter) is held
         made, expected = getattr(encoding, name), torch.as_tensor(given).double().expand(value.shape)
-        roundings = expected.float() * (1 + 4 * torch.finfo(torch.float32).eps)  # of the root, and of its square
-        assert_within_budget(made, expected, roundings)
+        assert_within_budget(made, expected, roundings(THERE_AND_BACK[name], expected.float()))
     getattr(encoding, name).sum().backward()
     assert held.grad.abs().sum() > 0
 

@@ -1,5 +1,7 @@
 """Encodings of one's own: a subclass with one method, or a function."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -16,9 +18,9 @@ from convattn.encodings import (
 )
 from convattn.errors import ArgumentError, CheckpointError, ShapeError, UnsupportedModelError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import assert_within_budget, roundings
 from convattn.testing.contracts import AttentionContract, EncodingContract
-from convattn.testing.dense import Formula, dense_attention
+from convattn.testing.dense import Formula, as_dtype, dense_attention
 
 
 class Ring(Encoding):
@@ -88,8 +90,8 @@ def near(displacement):
 def test_a_function_is_an_encoding(impl):
     layer, x = RelativeAttention2d(3, 5, 2, near, impl=impl), torch.randn(2, 3, 7, 5)
     formula = Formula(lambda _, displacement: near(displacement))
-    hi = dense_attention(RelativeAttention2d.double(layer), x.double(), formula)
-    assert_within_budget(layer.float()(x), hi, dense_attention(layer, x, formula, backwards=True))
+    hi = dense_attention(as_dtype(layer, torch.float64), x.double(), formula)
+    assert_within_budget(layer(x), hi, roundings(partial(dense_attention, formula=formula), layer, x))
     assert repr(layer.encoding) == "ScoreFunction(num_heads=2, dims=2, function=near)"
 
 

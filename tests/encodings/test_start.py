@@ -1,6 +1,7 @@
 """To how many keys heads attend at the start, and starts that are matched to a table's."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from convattn import RelativeAttention2d
 from convattn.encodings import Distance, LearnedAxial, Quadratic, Sinusoidal
 from convattn.encodings.start import attended_keys, start_like_table
-from convattn.testing.budget import assert_within_budget
+from convattn.testing.budget import Sums, assert_within_budget, roundings
 
 HEADS, SIZE, WIDTH = 5, 7, 13
 
@@ -24,8 +25,10 @@ def keys_of_layer(encoding, dtype):
 def test_number_of_keys_is_that_of_a_layers_attention(kind):
     torch.manual_seed(0)
     encoding = kind(HEADS, 2)
-    found = torch.tensor(attended_keys(encoding, SIZE))
-    assert_within_budget(found, keys_of_layer(encoding, torch.float64), keys_of_layer(encoding, torch.float32))
+    found, hi = torch.tensor(attended_keys(encoding, SIZE)), keys_of_layer(encoding, torch.float64)
+    lows = roundings(partial(keys_of_layer, dtype=torch.float32), encoding)
+    entropy = Sums(SIZE**2, hi * hi.log())  # moves by that share of the number, which is its exponential
+    assert_within_budget(found, hi, lows, sums=entropy)
 
 
 @pytest.mark.parametrize("kind", [Sinusoidal, Distance])
@@ -39,12 +42,12 @@ def test_start_of_a_table_has_the_entropy_of_that_table(kind):
         drawn = Distance(HEADS, 2)  # draws what the start draws for it, before the table
         assert torch.equal(drawn.inner.weight, encoding.inner.weight)
     wanted = attended_keys(LearnedAxial(HEADS, 2, extent=SIZE, width=WIDTH), SIZE)
-    rounded = copy.deepcopy(encoding)  # the factor is exact up to the rounding of the weights
-    with torch.no_grad():
-        last = rounded.outer.weight if isinstance(rounded, Distance) else rounded.head_vectors
-        last *= 1 + torch.finfo(torch.float32).eps
-    numbers = (attended_keys(encoding, SIZE), wanted, attended_keys(rounded, SIZE))
-    assert_within_budget(*(torch.tensor(number, dtype=torch.float64) for number in numbers))
+    # the factor is exact up to the rounding of the weights
+    found, *moved = roundings(lambda it: torch.tensor(attended_keys(it, SIZE), dtype=torch.float64), encoding)
+    hi = torch.tensor(wanted, dtype=torch.float64)
+    assert_within_budget(found, hi, [hi + other - found for other in moved])
+    with pytest.raises(AssertionError, match="above the budget"):
+        assert_within_budget(found * (1 + 1e-5), hi, [hi + other - found for other in moved])
 
 
 def test_encoding_without_values_is_left_alone():

@@ -16,7 +16,7 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import assert_within_budget, roundings
+from convattn.testing.budget import Sums, assert_within_budget, roundings
 from convattn.testing.dense import as_dtype
 
 MODULE = importlib.import_module("convattn.functional.content.attention")
@@ -34,15 +34,30 @@ def made(impl, content=NARROW, **options):
 def results(layer, x):
     x = x.detach().requires_grad_()
     y = layer(x)
-    upstream = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
-    return [y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], upstream)]
+    return [y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], upstream_of(y))]
+
+
+def upstream_of(y):
+    return torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+
+
+def terms_of_gradients(layer, x):
+    """Each gradient is a sum of what every query of every image gives."""
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    queries = y[:, 0].numel()
+    each = torch.eye(queries, dtype=y.dtype).view(queries, len(y), 1, *y.shape[2:]) * upstream_of(y)
+    found = torch.autograd.grad(y, [x, *layer.parameters()], each, is_grads_batched=True)
+    return [Sums(queries, gradient.abs().sum(0)) for gradient in found]
 
 
 def check(layer, x, reference=None):
     reference = reference or made("reference", content=layer.content_terms)
-    highs = results(as_dtype(reference, torch.float64), x.double())
-    for actual, hi, *lows in zip(results(layer, x), highs, *roundings(results, reference, x), strict=True):
-        assert_within_budget(actual, hi, lows)
+    exact = as_dtype(reference, torch.float64)
+    highs, terms = results(exact, x.double()), [None, *terms_of_gradients(exact, x.double())]
+    several = zip(*roundings(results, reference, x), strict=True)
+    for actual, hi, sums, lows in zip(results(layer, x), highs, terms, several, strict=True):
+        assert_within_budget(actual, hi, lows, sums=sums if hi.numel() < 5 else None)
 
 
 def test_one_image_at_a_time_is_the_reference_with_all_gradients(monkeypatch):
