@@ -83,8 +83,6 @@ def test_a_refined_network_is_nearer_on_images_that_it_has_not_seen(fold):
     classes, *others = (net(x[4::5]).argmax(1) for net in (attention, conv, refined))
     changed = [int((classes != other).sum()) for other in others]
     assert [record.top1_changed_before, record.top1_changed_after] == changed
-    assert all(changed)
-    assert changed[0] != changed[1]
     new = images(7, 3, 16, 16) * 0.9
     errors = [(net(new) - attention(new)).square().mean().item() for net in (conv, refined)]
     assert errors[1] < errors[0]
