@@ -1,20 +1,16 @@
 """The error budget: a tolerance derived from what rounding does to independent computations, not chosen."""
 
-import copy
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
-from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
+from convattn.functional.rounding import rounded_otherwise, rounding_budget, roundings
 
 __all__ = ["Sums", "assert_within_budget", "budget", "references", "rounded_otherwise", "roundings"]
-
-Result = TypeVar("Result")
-
 
 class Sums(NamedTuple):
     """What the elements of a result are sums of.
@@ -30,65 +26,6 @@ class Sums(NamedTuple):
     def floor(self, dtype: torch.dtype) -> Float[Tensor, "..."]:
         """Returns the rounding error that each element may have in any case: eps · √n · Σ|terms|."""
         return torch.finfo(dtype).eps * math.sqrt(self.terms) * self.absolute.double().cpu()
-
-
-def roundings(
-    compute: Callable[..., Result], *inputs: Tensor | nn.Module, count: int = LEAST_ROUNDINGS
-) -> list[Result]:
-    """Computes a result as it is, and `count` times from inputs whose last digits were rounded another way.
-
-    Args:
-        compute: An honest computation in the tested dtype, called with the inputs.
-        *inputs: Its tensors, and modules whose parameters it reads. Copies are given to `compute`.
-        count: Number of computations from other digits.
-
-    Returns:
-        `count` + 1 results, the plain one first.
-
-    Example:
-        >>> x = torch.full((2,), 3.0)
-        >>> len(roundings(torch.sum, x)), roundings(torch.sum, x)[0]
-        (5, tensor(6.))
-    """
-    seeds = (range(seed * len(inputs), (seed + 1) * len(inputs)) for seed in range(count))
-    moved = ([rounded_otherwise(*pair) for pair in zip(inputs, several, strict=True)] for several in seeds)
-    return [compute(*inputs), *(compute(*given) for given in moved)]
-
-
-def references(
-    compute: Callable[..., Result], *inputs: Tensor | nn.Module, count: int = LEAST_ROUNDINGS
-) -> tuple[Result, list[Result]]:
-    """Computes a result in float64, and `roundings` of it: what `assert_within_budget` takes.
-
-    The arguments are those of `roundings`. The copies in float64 hold the same numbers.
-
-    Example:
-        >>> x = torch.randn(3)
-        >>> assert_within_budget(x.exp(), *references(torch.exp, x))
-    """
-    return compute(*map(_as_float64, inputs)), roundings(compute, *inputs, count=count)
-
-
-def _as_float64(given: Tensor | nn.Module) -> Tensor | nn.Module:
-    if isinstance(given, nn.Module):
-        return copy.deepcopy(given).double()
-    return given.detach().double().requires_grad_(given.requires_grad) if given.is_floating_point() else given
-
-
-def rounded_otherwise(given: Tensor | nn.Module, seed: int) -> Tensor | nn.Module:
-    """Copies a tensor, or a module with its parameters, with the last digits rounded another way.
-
-    Tensors of whole numbers stay as they are.
-    """
-    if isinstance(given, Tensor):
-        if not given.is_floating_point():
-            return given
-        return rounded_differently(given.detach(), seed).requires_grad_(given.requires_grad)
-    made = copy.deepcopy(given)
-    with torch.no_grad():
-        for place, parameter in enumerate(made.parameters()):
-            parameter.copy_(rounded_differently(parameter, 1000 * seed + place))
-    return made
 
 
 def budget(hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, "*shape"]]) -> float:

@@ -158,7 +158,8 @@ def shapes_met(model: nn.Module, given: Arguments, names: Iterable[str]) -> dict
 def tensors(value: Any, *, as_real: bool = True, numbers: bool = False) -> Iterator[Tensor]:
     """Yields the floating-point and complex tensors in nested tuples, lists, mappings and dataclasses, in order.
 
-    Sparse tensors are made dense. With `numbers`, finite floating-point and complex numbers of Python are tensors in float64.
+    Sparse tensors are made dense. With `numbers`, finite floating-point and complex numbers of Python are tensors in
+    float64.
     """
     if numbers and not isinstance(value, Tensor) and is_floating(value):
         value = torch.tensor(value, dtype=torch.complex128 if isinstance(value, complex) else torch.float64)
