@@ -12,6 +12,7 @@ from convattn.functional.rounding import rounded_otherwise, rounding_budget, rou
 
 __all__ = ["Sums", "assert_within_budget", "budget", "references", "rounded_otherwise", "roundings"]
 
+
 class Sums(NamedTuple):
     """What the elements of a result are sums of.
 
