@@ -1,0 +1,281 @@
+"""Conversions whose kind is known beforehand: each is told right, as exact, close, different or failed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from convattn.convert import attention_to_conv, conv_to_attention, network_to_attention, network_to_conv
+from convattn.convert.certificate.layer import Promise, certify_attention
+from convattn.encodings import Quadratic
+from convattn.errors import ArgumentError, CheckpointError
+from convattn.layers import RelativeAttention2d
+from convattn.records import Certificate, NetworkCertificate
+
+IMAGES = torch.randn(16, 3, 9, 11, generator=torch.Generator().manual_seed(7))
+
+
+def network(kind="scores"):
+    """Two convolutions, and what makes scores, a map, or scores of one class that is far ahead of them."""
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 7, 3))
+    if kind == "map":
+        return made
+    made[2].bias.data[5] += 3.0 if kind == "sure" else 0.0
+    return nn.Sequential(*made, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def soft_layer(sharpness, padding=0, seed=0):
+    """A layer whose heads look one pixel away at most."""
+    torch.manual_seed(seed)
+    layer = RelativeAttention2d(3, 5, 4, Quadratic(4, 2), padding=padding)
+    with torch.no_grad():
+        layer.encoding.centres.clamp_(-1, 1)
+        layer.encoding.root_sharpness.fill_(sharpness**0.5)
+    return layer
+
+
+def soft_network(sharpness, padding=0):
+    return nn.Sequential(soft_layer(sharpness, padding), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+CONVOLUTIONS = {
+    "1-D": lambda: nn.Conv1d(3, 5, 5),
+    "2-D": lambda: nn.Conv2d(3, 5, 3, padding=1),
+    "3-D": lambda: nn.Conv3d(2, 3, (1, 2, 3)),
+    "stride and dilation": lambda: nn.Conv2d(3, 5, 3, stride=2, dilation=3),
+    "groups": lambda: nn.Conv2d(4, 6, 3, groups=2),
+    "depthwise": lambda: nn.Conv2d(5, 5, 3, groups=5, bias=False),
+    "circular": lambda: nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"),
+    "reflect": lambda: nn.Conv2d(3, 5, 3, padding=1, padding_mode="reflect"),
+    "transposed": lambda: nn.ConvTranspose2d(3, 5, 3, stride=2),
+    "float64": lambda: nn.Conv2d(3, 5, 3).double(),
+    "bfloat16": lambda: nn.Conv2d(3, 5, 3).bfloat16(),
+}
+
+
+def there_and_back(conv):
+    return attention_to_conv(conv_to_attention(conv)[0])[1]
+
+
+def conv2d(**options):
+    return conv_to_attention(nn.Conv2d(3, 5, 3), **options)[1]
+
+
+def to_attention(kind="scores", images=IMAGES, **options):
+    return network_to_attention(network(kind), images=images, **options)[1]
+
+
+def to_conv(model, images=IMAGES, **options):
+    return network_to_conv(model, images=images, **options)[1]
+
+
+def cifar_like(sharpness):
+    """The network above, converted with soft heads, so that it may come back."""
+    return network_to_attention(network(), sharpness=sharpness, images=IMAGES)[0]
+
+
+EXACT = {
+    **{f"{name} to attention": lambda make=make: conv_to_attention(make())[1] for name, make in CONVOLUTIONS.items()},
+    **{f"{name} and back": lambda make=make: there_and_back(make()) for name, make in CONVOLUTIONS.items()},
+    "softmax of hard heads": lambda: conv2d(impl="separable"),
+    "closed gates": lambda: conv2d(content=True),
+    "head width of full rank": lambda: conv2d(head_width=3),
+    "sharpness that hides behind rounding": lambda: conv2d(sharpness=20.0),
+    "sharpness whose leak underflows": lambda: conv2d(sharpness=128.0),
+    "layer that pads": lambda: attention_to_conv(soft_layer(2.25, padding=6), spatial=8)[1],
+    "network": to_attention,
+    "network, softmax": lambda: to_attention(impl="separable"),
+    "network of maps": lambda: to_attention("map"),
+    "network without images": lambda: to_attention(images=None),
+    "network with sharpness behind rounding": lambda: to_attention(sharpness=24.0),
+    "network with closed gates": lambda: to_attention(content=True),
+    "network and back": lambda: to_conv(network_to_attention(network())[0]),
+    "network and back without images": lambda: to_conv(network_to_attention(network())[0], images=None),
+    "network that pads": lambda: to_conv(soft_network(2.25, padding=6)),
+}
+CLOSE = {
+    **{
+        f"network of sharpness {sharpness}": lambda sharpness=sharpness: to_attention(sharpness=sharpness)
+        for sharpness in (9.0, 10.0, 12.0, 15.0)
+    },
+    "maps, which have no decisions": lambda: to_attention("map", sharpness=10.0),
+    "a limit of the caller": lambda: to_attention("sure", sharpness=3.0, tolerance=0.2),
+    "a smaller limit of the caller": lambda: to_attention(sharpness=15.0, tolerance=1e-4),
+    "back, by windows that leave little out": lambda: to_conv(cifar_like(10.0), kernel_size=3),
+    "back, by a limit of the caller": lambda: to_conv(
+        network_to_attention(network("sure"), sharpness=4.0)[0], kernel_size=3, tolerance=0.2
+    ),
+}
+DIFFERENT = {
+    **{
+        f"layer of sharpness {sharpness}": lambda sharpness=sharpness: conv2d(sharpness=sharpness)
+        for sharpness in (1.0, 3.0, 5.0, 10.0, 15.0)
+    },
+    "narrow heads": lambda: conv2d(head_width=1),
+    "borders": lambda: attention_to_conv(soft_layer(2.25), spatial=8)[1],
+    "narrow window": lambda: attention_to_conv(soft_layer(0.5, padding=9), spatial=8, kernel_size=3)[1],
+    "window of one pixel": lambda: attention_to_conv(soft_layer(2.0, padding=9), spatial=8, kernel_size=1)[1],
+    **{
+        f"network of sharpness {sharpness}": lambda sharpness=sharpness: to_attention(sharpness=sharpness)
+        for sharpness in (1.0, 2.0, 3.0, 5.0)
+    },
+    "close but for the limit": lambda: to_attention(sharpness=10.0, tolerance=1e-5),
+    "close without a limit": lambda: to_attention(sharpness=10.0, tolerance=None),
+    "close, on random numbers alone": lambda: to_attention(sharpness=10.0, images=None),
+    "back, without images": lambda: to_conv(cifar_like(10.0), images=None, kernel_size=3),
+    "within a wide limit, with decisions changed": lambda: to_attention(sharpness=1.0, tolerance=0.99),
+    "sure, but far": lambda: to_attention("sure", sharpness=3.0),
+    "network with borders": lambda: to_conv(soft_network(2.25)),
+    "network with narrow windows": lambda: to_conv(soft_network(0.5, padding=6), kernel_size=3),
+}
+
+
+def tampered(fault):
+    """Certifies a layer that was changed after it was converted."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    layer, _ = conv_to_attention(conv)
+    with torch.no_grad():
+        fault(layer)
+    return certify_attention(conv, layer, Promise(leak=0.0, per_unit=0.0, exact=True), discarded=())
+
+
+def wrong_promise(leak):
+    """Certifies soft heads that leak more than they promise."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    layer, _ = conv_to_attention(conv, sharpness=3.0)
+    return certify_attention(conv, layer, Promise(leak=leak, per_unit=leak, exact=leak == 0), discarded=())
+
+
+class Wrong(nn.Module):
+    """Returns other outputs in a network whose layers were replaced."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.conv, self.fault = nn.Conv2d(3, 5, 3), fault
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y if isinstance(self.conv, nn.Conv2d) else self.fault(y)
+
+
+def wrong_network(fault, **options):
+    torch.manual_seed(0)
+    return network_to_attention(Wrong(fault), images=IMAGES, **options)[1]
+
+
+FAILED = {
+    "one weight": lambda: tampered(lambda layer: layer.values.weight[0, 0, 0].mul_(1.01)),
+    "bias": lambda: tampered(lambda layer: layer.bias.add_(1e-4)),
+    "a head turned off": lambda: tampered(lambda layer: layer.values.weight[4].zero_()),
+    "heads that became soft": lambda: tampered(lambda layer: setattr(layer, "encoding", layer.encoding.soften(8.0))),
+    "not a number": lambda: tampered(lambda layer: layer.bias[0].fill_(torch.nan)),
+    "soft heads called exact": lambda: wrong_promise(0.0),
+    "more leak than promised": lambda: wrong_promise(1e-3),
+    "exact layers, another network": lambda: wrong_network(lambda y: 1.001 * y),
+    "a network of zeros": lambda: wrong_network(torch.zeros_like),
+    "outputs not finite": lambda: wrong_network(lambda y: y / 0),
+    "outputs not finite, soft": lambda: wrong_network(lambda y: y / 0, sharpness=5.0),
+    "outputs of another shape, soft": lambda: wrong_network(lambda y: y[:, 1:], sharpness=5.0),
+}
+KNOWN = {"exact": EXACT, "close": CLOSE, "different": DIFFERENT, "failed": FAILED}
+CASES = [
+    pytest.param(verdict, case, id=f"{verdict}: {name}")
+    for verdict, cases in KNOWN.items()
+    for name, case in cases.items()
+]
+
+
+@pytest.mark.parametrize(("verdict", "convert"), CASES)
+def test_a_conversion_of_known_kind_is_told_right(verdict, convert):
+    torch.manual_seed(0)
+    certificate = convert()
+    assert certificate.verdict == verdict, certificate.summary()
+    assert certificate.passed is (verdict in ("exact", "close"))
+    name = certificate.direction.replace("_", " ")
+    summary = certificate.summary()
+    assert summary.startswith(f"{name}: {verdict} (")
+    assert ("made smaller" in summary) is (verdict in ("close", "different"))
+    assert repr(type(certificate).from_json(certificate.to_json())) == repr(certificate)  # also where it holds nan
+
+
+def test_there_are_enough_of_each_kind():
+    assert len(CASES) >= 60
+    assert min(map(len, KNOWN.values())) >= 9
+
+
+def test_a_difference_is_said_with_its_size_decisions_and_layers():
+    certificate = to_attention(sharpness=3.0)
+    first, *lines = certificate.summary().splitlines()
+    assert certificate.top1_changed > 0
+    size = f"by {certificate.measured_error / certificate.largest:.2g} of the largest output"
+    assert f"different ({size}, {certificate.top1_changed} of 16 decisions changed, 2 layers" in first
+    told = [line for line in lines if line.startswith("  layer")]
+    assert [line.split()[1:3] for line in told] == [["0:", "different,"], ["2:", "different,"]]
+    assert certificate.difference == certificate.measured_error / certificate.largest
+
+
+def test_only_the_layers_in_which_a_difference_arises_are_named():
+    torch.manual_seed(0)
+    soft, hard = conv_to_attention(nn.Conv2d(3, 5, 3), sharpness=3.0)[0], conv_to_attention(nn.Conv2d(5, 7, 3))[0]
+    certificate = to_conv(nn.Sequential(soft, hard), kernel_size=3)
+    assert [(layer.name, layer.verdict) for layer in certificate.layers] == [("0", "different"), ("1", "exact")]
+    assert [line.split()[1] for line in certificate.summary().splitlines() if line.startswith("  layer")] == ["0:"]
+
+
+@pytest.mark.parametrize("tolerance", [0, 1, -1.0, float("nan"), float("inf"), True])
+@pytest.mark.parametrize("convert", [network_to_attention, network_to_conv])
+def test_a_tolerance_is_a_share(convert, tolerance):
+    with pytest.raises(ArgumentError, match=r"tolerance must be a share in \(0, 1\), or None, but is"):
+        convert(network(), images=IMAGES, tolerance=tolerance)
+
+
+def of_version_two(certificate, *, passed):
+    """Writes a certificate as it was written before there were verdicts."""
+    content = json.loads(certificate.to_json())
+    for one in (content, *content.get("layers", ())):
+        del one["verdict"]
+        one["passed"] = passed
+        for field in ("largest", "tolerance"):
+            if one is not content or field == "tolerance" or certificate.direction.startswith(("conv", "attention")):
+                one.pop(field, None)
+    return json.dumps(content | {"schema_version": 2})
+
+
+@pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.parametrize("sharpness", [None, 10.0])
+def test_certificates_of_before_are_read(sharpness, passed):
+    verdict = "failed" if not passed else "exact" if sharpness is None else "different"
+    layer = conv2d(sharpness=sharpness)
+    read = Certificate.from_json(of_version_two(layer, passed=passed))
+    assert read == replace(layer, verdict=verdict, largest=None)
+    assert read.summary().startswith(f"conv to attention: {verdict} (9 heads, float32)")
+    whole = to_attention(sharpness=sharpness)
+    again = NetworkCertificate.from_json(of_version_two(whole, passed=passed))
+    layers = tuple(replace(one, verdict=verdict, largest=None) for one in whole.layers)
+    assert again == replace(whole, verdict=verdict, tolerance=None, layers=layers)
+    assert f": {verdict} (" in again.summary()
+
+
+def test_a_network_of_before_that_differed_by_more_than_its_output_is_different():
+    content = json.loads(of_version_two(to_attention(sharpness=1.0), passed=True)) | {"passed": False}
+    assert NetworkCertificate.from_json(json.dumps(content)).verdict == "different"
+    assert NetworkCertificate.from_json(json.dumps(content | {"measured_error": "inf"})).verdict == "failed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"passed": 1}, "unknown key 'passed'"),
+        ({"layers": 3}, "layers must be a list"),
+        ({"layers": [3]}, "must be a table"),
+    ],
+)
+def test_a_certificate_of_before_that_is_none_is_refused(changes, message):
+    content = json.loads(of_version_two(to_attention(sharpness=10.0), passed=False)) | changes
+    with pytest.raises(CheckpointError, match=message):
+        NetworkCertificate.from_json(json.dumps(content))
