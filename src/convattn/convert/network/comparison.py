@@ -182,14 +182,17 @@ def _with_convolutions(
     copied = copy_module(network).eval()
     places, originals = (dict(net.named_modules(remove_duplicate=False)) for net in (copied, network))
 
-    def forward(conv: AnyConvolution, same: bool, own: Sequence[str], place: nn.Module, x: Tensor) -> Tensor:
-        conv._parameters = {**conv._parameters, **{kind: place._parameters[kind] for kind in own}}
+    def forward(
+        conv: AnyConvolution, same: bool, own: Sequence[str], present: Mapping[str, nn.Parameter | None], x: Tensor
+    ) -> Tensor:
+        conv._parameters = {**conv._parameters, **{kind: present[kind] for kind in own}}
         return compute(conv, pad_same(x, read_taps(conv).geometry) if same else x)
 
     for name, (conv, same) in convolutions.items():
         held, place, tensors = originals[name]._parameters, places[name], dict(conv.named_parameters())
         own = [kind for kind, x in held.items() if x is not None and kind in tensors and _same_memory(x, tensors[kind])]
-        place.forward = partial(forward, copy.copy(conv), same, own, place)
+        present = place._parameters  # not the place itself: a cycle would keep the copy in memory
+        place.forward = partial(forward, copy.copy(conv), same, own, present)
     return copied
 
 
