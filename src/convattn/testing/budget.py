@@ -10,7 +10,7 @@ from torch import Tensor
 
 from convattn.functional.rounding import rounded_otherwise, rounding_budget, roundings
 
-__all__ = ["Sums", "assert_within_budget", "budget", "references", "rounded_otherwise", "roundings"]
+__all__ = ["Sums", "assert_within_budget", "budget", "rounded_otherwise", "roundings"]
 
 
 class Sums(NamedTuple):

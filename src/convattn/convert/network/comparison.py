@@ -188,15 +188,21 @@ def _with_convolutions(
     places, originals = (dict(net.named_modules(remove_duplicate=False)) for net in (copied, network))
 
     def forward(
-        conv: AnyConvolution, same: bool, own: Sequence[str], place: nn.Module, *given: Tensor, **named: Tensor
+        conv: AnyConvolution,
+        same: bool,
+        own: Sequence[str],
+        present: Mapping[str, nn.Parameter | None],
+        *given: Tensor,
+        **named: Tensor,
     ) -> Tensor:
-        conv._parameters = {**conv._parameters, **{kind: place._parameters[kind] for kind in own}}
+        conv._parameters = {**conv._parameters, **{kind: present[kind] for kind in own}}
         return compute(conv, _image(conv, same, given, named))
 
     for name, (conv, same) in convolutions.items():
         held, place, tensors = originals[name]._parameters, places[name], dict(conv.named_parameters())
         own = [kind for kind, x in held.items() if x is not None and kind in tensors and _same_memory(x, tensors[kind])]
-        place.forward = partial(forward, copy.copy(conv), same, own, place)
+        present = place._parameters  # not the place itself: a cycle would keep the copy in memory
+        place.forward = partial(forward, copy.copy(conv), same, own, present)
     return copied
 
 
