@@ -90,12 +90,13 @@ def test_a_network_trained_here_says_how_its_images_are_prepared(capsys):
     Path("photos").mkdir()
     Image.new("RGB", (50, 40), (80, 90, 100)).save("photos/a.png")
     arguments = ["convert", "convattn:cifar10-small", "--to", "conv", "--kernel-size", "7", "--images", "photos"]
-    assert main([*arguments, "-o", "made"]) == 0
+    asked = ["--allow-difference", "-o"]
+    assert main([*arguments, *asked, "made"]) in (0, 3)
     assert re.search(r"top-1 changed +[01] of 1\n", capsys.readouterr().out)
     with Image.open("photos/a.png") as picture:
         pixels = torch.from_numpy(np.array(picture.resize((32, 32), Image.Resampling.BICUBIC)))
     np.save("array.npy", normalise(pixels.movedim(2, 0)[None], CIFAR10_MEAN, CIFAR10_STD).numpy())
-    assert main([*arguments[:-1], "array.npy", "-o", "other"]) == 0
+    assert main([*arguments[:-1], "array.npy", *asked, "other"]) in (0, 3)
     by_hand = NetworkCertificate.load("other/certificate.json")
     found = replace(NetworkCertificate.load("made/certificate.json"), images=by_hand.images)
     assert found == by_hand
@@ -104,10 +105,10 @@ def test_a_network_trained_here_says_how_its_images_are_prepared(capsys):
 def test_a_trained_network_of_attention_becomes_convolutions(capsys):
     torch.manual_seed(0)
     AttentionNet(width=8, depth=1, heads=9, ffn=8, centres="grid", image_size=8).save_pretrained("run")
-    assert main(["convert", "run", "--to", "conv", "-o", "made", "--kernel-size", "7"]) == 0
+    assert main(["convert", "run", "--to", "conv", "-o", "made", "--kernel-size", "7", "--allow-difference"]) == 3
     assert isinstance(load_network("made").blocks[0].mixer, nn.Conv2d)
     assert isinstance(load_network("made").blocks[0].dense, nn.Linear)
-    assert main(["convert", "run", "--to", "conv", "-o", "folded", "--fold"]) == 0
+    assert main(["convert", "run", "--to", "conv", "-o", "folded", "--fold", "--allow-difference"]) == 3
     assert isinstance(load_network("folded").blocks[0].dense, nn.Identity)
     certificate = NetworkCertificate.load("folded/certificate.json")
     assert certificate.shapes == ((1, 3, 8, 8),)
@@ -170,12 +171,57 @@ OWN = ["convert", "convattn:ResNet", "--set", "width=4", "-o", "made"]
 
 def test_a_trained_network_of_the_package_is_converted(capsys):
     name = pretrained_names()[0]
-    assert main(["convert", f"convattn:{name}", "--to", "conv", "--kernel-size", "3", "-o", "made", "--json"]) == 0
+    arguments = ["convert", f"convattn:{name}", "--to", "conv", "--kernel-size", "3", "--allow-difference"]
+    assert main([*arguments, "-o", "made", "--json"]) == 3
     certificate = NetworkCertificate.from_json(capsys.readouterr().out)
     assert {layer.kernel_size for layer in certificate.layers} == {(3, 3)}
     made, source = load_network("made"), load_network(f"convattn:{name}")
     assert not any(isinstance(module, RelativeAttention2d) for module in made.modules())
     assert torch.equal(made.head.weight, source.head.weight)
+
+
+ASKED = {
+    "not asked for": ([], False),
+    "a tolerance that it exceeds": (["--tolerance", "0.5"], False),
+    "a tolerance": (["--tolerance", "0.9"], True),
+    "by name": (["--allow-difference"], True),
+}
+
+
+@pytest.mark.parametrize(("asked", "written"), ASKED.values(), ids=ASKED)
+def test_a_network_that_is_different_is_written_only_if_asked_for(asked, written, place, capsys):
+    arguments = ["convert", "convattn:cifar10-small", "--to", "conv", "--kernel-size", "3", "-o", "k3"]
+    assert main([*arguments, *asked]) == 3
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "network to conv: different (by 0.73 of the largest output, 3 of 16 decisions changed, 6 layers"
+    )
+    assert out.count("\n  layer           stages.") == 6
+    assert "made smaller    by a larger window, or none; at borders by layers that pad with zeros" in out
+    assert [path.name for path in place.iterdir()] == (["k3"] if written else [])
+    if written:
+        assert out.endswith("wrote k3\n")
+        assert "network to conv: different (" in Path("k3/README.md").read_text(encoding="utf-8")
+    else:
+        assert "wrote nothing, because the result is different" in out
+
+
+def test_a_network_that_is_close_is_written_and_only_on_images(capsys):
+    arguments = ["convert", "convattn:ResNet", "--random-weights", "--set", "width=4", "--include", "stem.*"]
+    arguments += ["--sharpness", "12", "-o", "made"]
+    assert main([*arguments, "--shape", "3,32,32"]) == 3
+    assert not Path("made").exists()
+    torch.manual_seed(0)
+    np.save("images.npy", torch.randn(4, 3, 32, 32).numpy())
+    assert main([*arguments, "--images", "images.npy"]) == 0
+    assert "network to attention: close (by" in capsys.readouterr().out
+    assert NetworkCertificate.load("made/certificate.json").tolerance == 0.01
+
+
+def test_what_is_written_is_not_asked_of_a_dry_run(capsys):
+    for asked in (["--allow-difference"], ["--tolerance", "0.1"]):
+        assert main(["convert", "convattn:cifar10-small", "--to", "conv", "--dry-run", *asked]) == 2
+        assert f"{asked[0]} cannot be given with --dry-run" in capsys.readouterr().err
 
 
 NAMED = f"convattn:{pretrained_names()[0]}"

@@ -53,7 +53,7 @@ def convolution_keeps_its_promise(random):
     conv = random_convolution(random)
     options = {"sharpness": random.choice([None, None, 0.5, 3.0, 10.0, 60.0])}
     layer, certificate = conv_to_attention(conv, head_width=random.choice([None, None, 1, 2]), **options)
-    assert certificate.passed, certificate
+    assert certificate.verdict != "failed", certificate
     checked = 0
     for layer.impl in ("auto", "separable"):
         x = random_images(random, conv.in_channels, random_sizes(random, layer.dims), conv.weight.dtype)
@@ -68,7 +68,7 @@ def layer_keeps_its_promise(random):
         conv, certificate = attention_to_conv(layer, mass=random.choice([None, 1e-3]), **options)
     except (ArgumentError, ConversionError, ShapeError):  # there is no such convolution, or no such image
         return 0
-    assert certificate.passed, certificate
+    assert certificate.verdict != "failed", certificate
     source, checked = real_attention(layer), 0
     for _ in range(3):
         sizes = random_sizes(random, layer.dims) if for_any_size(certificate) else certificate.check_shape[2:]

@@ -200,7 +200,7 @@ def test_head_width_is_the_truncated_svd_of_every_tap(kind, groups, head_width):
     layer, certificate = conv_to_attention(conv, head_width=head_width)
     full, _ = conv_to_attention(conv)
     assert not certificate.exact
-    assert certificate.passed
+    assert certificate.verdict != "failed"
     taps = full.values.maps().detach().double().unflatten(1, (groups, -1)).numpy()
     for head, discarded in enumerate(certificate.discarded):
         singular = [value for block in taps[head] for value in np.linalg.svd(block, compute_uv=False)[head_width:]]

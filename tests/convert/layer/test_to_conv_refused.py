@@ -109,7 +109,7 @@ def test_heads_that_do_not_fall_off_need_the_size(name):
     layer = RelativeAttention1d(2, 3, 2, name)
     with pytest.raises(ArgumentError, match="spatial must be given, because the heads do not fall off"):
         attention_to_conv(layer)
-    assert attention_to_conv(layer, spatial=7)[1].passed
+    assert attention_to_conv(layer, spatial=7)[1].verdict == "different"
 
 
 def test_a_kernel_that_overflows_is_refused():
