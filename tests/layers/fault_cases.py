@@ -77,6 +77,12 @@ def of_output(number, change):
     return of_result(lambda found: (*found[:number], change(found[number]), *found[number + 1 :]))
 
 
+def three_digits(x):
+    """Cuts numbers to three binary digits. Rounding to four is lost, for every other seed, in what bfloat16 loses."""
+    mantissa, exponent = torch.frexp(x.float())
+    return torch.ldexp((8 * mantissa).trunc() / 8, exponent).to(x.dtype)
+
+
 def border_row_off(y):
     return torch.cat([y[:, :1] * (1 + 1e-4), y[:, 1:]], dim=1)
 
@@ -116,10 +122,10 @@ VALUES = [
     ),
     Fault(
         "separable",
-        "W_h in eight bits, where all heads are computed together",
+        "W_h cut to three binary digits, where all heads are computed together",
         SEPARABLE,
         "functional.separable.bfloat16:_side_by_side",
-        of_argument(0, eight_bits),
+        of_argument(0, three_digits),
         dtype=torch.bfloat16,
     ),
     Fault("dense", "weights in half precision", DENSE, "layers.choice:position_weights", of_result(halved)),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError
 from convattn.layers import RelativeAttention
-from convattn.testing.budget import assert_within_budget, roundings
+from convattn.testing.budget import Sums, assert_within_budget, references, roundings
 from convattn.testing.dense import Formula, as_dtype, dense_attention, dense_weights
 from convattn.testing.encoding_contract import stir
 
@@ -30,6 +30,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
 """Arguments of a layer that put queries and keys in other places, valid for one to three axes."""
 
 _SIZES = {1: (13,), 2: (5, 7), 3: (2, 3, 5)}
+_FEW = 8  # numbers of a parameter
 
 
 class AttentionContract:
@@ -136,13 +137,15 @@ class AttentionContract:
 
     def test_gradients_are_those_of_the_definition(self) -> None:
         layer, x = self.made().train(), self.images()
-        actual = _gradients(layer, x, layer)
-        hi = self._gradients(as_dtype(layer, torch.float64), x.double())
-        # A gradient may be a few numbers, each a sum of many terms that cancel: take many last digits.
-        lows = [self._gradients(layer, x, backwards=True), *roundings(self._gradients, layer, x, count=8)]
+        given = layer, x, _upstream(layer, x)
+        actual = _gradients(_call, *given)
+        hi, lows = references(partial(_gradients, self.dense), *given)
+        lows.append(_gradients(partial(self.dense, backwards=True), *given))
+        sums = _sums_of_few(self.dense, *given)
         assert actual.keys() == hi.keys()
         for name, gradient in actual.items():
-            assert_within_budget(gradient, hi[name], [low[name] for low in lows], f"gradient of {name}")
+            rounded, few = [low[name] for low in lows], sums.get(name)
+            assert_within_budget(gradient, hi[name], rounded, f"gradient of {name}", sums=few)
 
     def test_gradcheck(self) -> None:
         layer = self.made(2, 2, kernel_size=2, padding=1).double()
@@ -156,14 +159,15 @@ class AttentionContract:
         On the separable path sums are taken in another order without gradients, but always in the same.
         """
         layer, x = self.made(), self.images()
-        y, gradients = layer(x), _gradients(layer, x, layer)
+        y, upstream = layer(x), _upstream(layer, x)
+        gradients = _gradients(_call, layer, x, upstream)
         with torch.inference_mode():
             plain = [layer(x), layer(x)]
         with torch.no_grad():
             plain.append(layer(x))
             path = layer.plan(x.shape).path
         layer.encoding.requires_grad_(False)
-        left = _gradients(layer, x, layer)
+        left = _gradients(_call, layer, x, upstream)
         assert torch.equal(layer.train()(x), y)
         assert all(torch.equal(other, plain[0] if path == "separable" else y) for other in plain)
         assert left.keys() == {name for name in gradients if not name.startswith("encoding.")}
@@ -211,20 +215,43 @@ class AttentionContract:
         with pytest.raises(ArgumentError, match=r"x must be of the weights' dtype torch.float32, but is torch.float64"):
             self.made()(self.images(dtype=torch.float64))
 
-    def _gradients(self, layer: RelativeAttention, x: Tensor, *, backwards: bool = False) -> dict[str, Tensor]:
-        return _gradients(layer, x, partial(self.dense, layer, backwards=backwards))
+
+def _call(layer: RelativeAttention, x: Tensor) -> Tensor:
+    return layer(x)
 
 
-def _gradients(layer: RelativeAttention, x: Tensor, compute: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Returns the gradients of a random linear function of the output, by name."""
+def _upstream(layer: RelativeAttention, x: Tensor) -> Tensor:
+    """Draws a gradient of the output."""
+    y = layer(x)
+    return torch.randn(y.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64).to(y.dtype)
+
+
+def _gradients(
+    compute: Callable[[RelativeAttention, Tensor], Tensor], layer: RelativeAttention, x: Tensor, upstream: Tensor
+) -> dict[str, Tensor]:
+    """Returns the gradients of ⟨upstream, output⟩, by name."""
     x = x.detach().requires_grad_()
-    y = compute(x)
-    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64).to(y.dtype)
+    y = compute(layer, x)
     learned = [(name, parameter) for name, parameter in layer.named_parameters() if parameter.requires_grad]
     names, parameters = zip(*learned, strict=True)
     found = torch.autograd.grad(y, [x, *parameters], upstream, allow_unused=True)
     gradients = {name: gradient for name, gradient in zip(("x", *names), found, strict=True) if gradient is not None}
     return _joined(gradients)
+
+
+def _sums_of_few(
+    compute: Callable[[RelativeAttention, Tensor], Tensor], layer: RelativeAttention, x: Tensor, upstream: Tensor
+) -> dict[str, Sums]:
+    """Takes gradients of few numbers apart, by name: each is a sum over all elements of the output, which cancel."""
+    exact = as_dtype(layer, torch.float64)
+    y = compute(exact, x.double())
+    few = {name: parameter for name, parameter in exact.named_parameters() if parameter.numel() <= _FEW}
+    if not few:
+        return {}
+    each = torch.diag(upstream.double().flatten()).view(-1, *y.shape)
+    terms = torch.autograd.grad(y, list(few.values()), each, is_grads_batched=True, materialize_grads=True)
+    terms = [part.flatten(1) for part in terms]
+    return {name: Sums(int((t != 0).sum(0).max()), t.abs().sum(0)) for name, t in zip(few, terms, strict=True)}
 
 
 def _joined(gradients: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from convattn.functional.rounding import rounded_otherwise, rounding_budget, roundings
+from convattn.functional.rounding import references, rounded_otherwise, rounding_budget, roundings
 
-__all__ = ["Sums", "assert_within_budget", "budget", "rounded_otherwise", "roundings"]
+__all__ = ["Sums", "assert_within_budget", "budget", "references", "rounded_otherwise", "roundings"]
 
 
 class Sums(NamedTuple):
