@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.adapters.report_cases import every_head, measured, outputs
+from tests.adapters.report_cases import every_head, measured, outputs, words
 from torch import nn
 
 from convattn.adapters.replacement import replace_convolutional_heads, trial
@@ -13,7 +13,8 @@ from convattn.convert.network.running import read_arguments
 
 
 def test_changes_and_predictions_are_those_of_both_outputs():
-    network, x, report = measured("bert")
+    network, _, report = measured("bert")
+    x = words(count=40)
     made, record = replace_convolutional_heads(network, report, heads=every_head(report), images=x)
     before, after = outputs(network, x).double(), outputs(made, x).double()
     changed = (before.argmax(-1) != after.argmax(-1)).sum()
