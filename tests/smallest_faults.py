@@ -1,8 +1,8 @@
 """Finds how small a planted fault the error budget still finds: python tests/smallest_faults.py --seeds 20.
 
 Faults of relative size 1e-7, 3.2e-7, 1e-6, … are planted in the code of every path of a layer, and in one weight of
-either conversion. For each fault and seed the smallest size is noted that the contract or the certificate finds. The
-median and the largest over the seeds are printed as a table in Markdown, with how often a right result was called wrong.
+either conversion. For each fault and seed the smallest size is noted that the contract or the certificate finds. Their
+median and the largest are printed as a table in Markdown, with how often a right result was called wrong.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def result_off(size: float) -> Callable:
 
 
 def weight_off(size: float) -> Callable:
-    """Makes the largest weight of what is certified too large: the layer's, or the convolution's, the second argument."""
+    """Makes the largest weight of what is certified, the second argument, too large."""
 
     def wrong(source: nn.Module, made: nn.Module) -> None:
         weight = dict(made.named_parameters())["weight" if isinstance(made, nn.Conv2d) else "values.weight"]
@@ -148,7 +148,7 @@ def smallest(fault: Planted, seed: int) -> float:
 
 
 def table(seeds: int, faults: list[Planted] = FAULTS) -> str:
-    """Writes a row per fault: the median and the largest of the smallest sizes found, and right results called wrong."""
+    """Writes a row per fault."""
     rows = [f"| path | fault | median of {seeds} seeds | most | right called wrong |", "|---|---|---|---|---|"]
     for fault in faults:
         sizes = [smallest(fault, seed) for seed in range(seeds)]
@@ -162,7 +162,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=20, help="how many random layers and images of each fault")
-    print(table(parser.parse_args().seeds))
+    sys.stdout.write(table(parser.parse_args().seeds) + "\n")
 
 
 if __name__ == "__main__":
