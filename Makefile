@@ -53,6 +53,11 @@ check: $(VENV)/.dev node_modules/.stamp ## Format, lint, types, imports and Java
 fix: $(VENV)/.dev node_modules/.stamp ## Repair what can be repaired
 	VENV=$(VENV) scripts/fix
 
+.PHONY: test-seeds
+RUNS ?= seeds.jsonl
+test-seeds: $(VENV)/.dev ## Run the numeric tests with 40 other seeds, 20 of them on other code of torch: takes hours
+	$(PY) scripts/seeds.py -o $(RUNS) --numprocesses=auto --dist=worksteal
+
 docs: $(VENV)/.dev       ## Write docs/commands.md out of the commands' help
 	$(PY) scripts/command_help.py
 

@@ -1,0 +1,169 @@
+"""Finds how small a planted fault the error budget still finds: python tests/smallest_faults.py --seeds 20.
+
+Faults of relative size 1e-7, 3.2e-7, 1e-6, … are planted in the code of every path of a layer, and in one weight of
+either conversion. For each fault and seed the smallest size is noted that the contract or the certificate finds. Their
+median and the largest are printed as a table in Markdown, with how often a right result was called wrong.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import pytest
+import torch
+from tests.layers.fault_cases import (
+    CONTENT,
+    DENSE,
+    FOURIER,
+    NARROW,
+    REFERENCE,
+    SEPARABLE,
+    Fault,
+    of_argument,
+    of_result,
+)
+from tests.layers.layer_cases import CaseContract, LayerCase
+from torch import Tensor, nn
+
+from convattn.convert import attention_to_conv, conv_to_attention
+from convattn.functional.cost import SLOWNESS
+from convattn.testing.encoding_contract import stir
+
+SIZES = [10 ** (-half / 2) for half in range(14, 3, -1)]  # 1e-7, 3.2e-7, …, 1e-2
+
+
+def leak(size: float) -> Callable:
+    """Moves a share of every query's attention to the last key."""
+
+    def leaky(weights: Tensor) -> Tensor:
+        kept = weights * (1 - size)
+        return torch.cat([kept[..., :-1], kept[..., -1:] + size], dim=-1)
+
+    return of_result(leaky)
+
+
+def off(size: float) -> Callable[[Tensor], Tensor]:
+    """Makes every number too large or too small by a share, as chance has it."""
+
+    def wrong(x: Tensor) -> Tensor:
+        signs = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)).round() * 2 - 1
+        return x * (1 + size * signs.to(x.dtype))
+
+    return wrong
+
+
+def border_row_off(size: float) -> Callable:
+    """Makes what the first query along the axis gets too large."""
+    return of_result(lambda y: torch.cat([y[:, :1] * (1 + size), y[:, 1:]], dim=1))
+
+
+def result_off(size: float) -> Callable:
+    """Makes the numbers that a function returns too large or too small."""
+    return of_result(off(size))
+
+
+def weight_off(size: float) -> Callable:
+    """Makes the largest weight of what is certified, the second argument, too large."""
+
+    def wrong(source: nn.Module, made: nn.Module) -> None:
+        weight = dict(made.named_parameters())["weight" if isinstance(made, nn.Conv2d) else "values.weight"]
+        with torch.no_grad():
+            weight.view(-1)[weight.abs().argmax()] *= 1 + size
+
+    return lambda right: lambda source, made, *rest: (wrong(source, made), right(source, made, *rest))[1]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault of any size: on which path, what is wrong, in which layer, where, and what stands there for each size."""
+
+    path: str
+    what: str
+    case: LayerCase | None
+    place: str
+    wrong: Callable[[float], Callable]
+
+    def found(self, seed: int, size: float) -> bool:
+        """Says whether a fault of a size is found, or with size 0 a right result called wrong."""
+        with pytest.MonkeyPatch.context() as patch:
+            if self.path == "values":
+                patch.setitem(SLOWNESS, "own channels", 0)
+            if size:
+                Fault(self.path, self.what, self.case, self.place, self.wrong(size)).inject(patch)
+            return self._certificate_fails(seed) if self.case is None else self._contract_raises(seed)
+
+    def _contract_raises(self, seed: int) -> bool:
+        contract = CaseContract()
+        contract.case = self.case
+        torch.manual_seed(seed)
+        layer = self.case.settle(stir(contract.create(3, 5)).eval())
+        try:
+            contract.check(layer, torch.randn(2, 3, 5, 7))
+        except AssertionError as error:
+            if "is above the budget" not in str(error):
+                raise
+            return True
+        return False
+
+    def _certificate_fails(self, seed: int) -> bool:
+        torch.manual_seed(seed)
+        layer, certificate = conv_to_attention(nn.Conv2d(3, 5, 3, padding=1))
+        if self.path == "attention_to_conv":
+            certificate = attention_to_conv(layer)[1]
+        return not certificate.passed
+
+
+def argument_off(argument: int) -> Callable[[float], Callable]:
+    """Makes an argument of a function too large or too small."""
+    return lambda size: of_argument(argument, off(size))
+
+
+CHOICE, CONTENT_CODE, SEPARABLE_CODE = "layers.choice", "functional.content.attention", "functional.separable"
+FAULTS = [
+    Planted("reference", "softmax leaks", REFERENCE, "layers.weights:attention_weights", leak),
+    Planted("reference", "W_h off", REFERENCE, "layers.relative:attend", argument_off(2)),
+    Planted("separable", "softmax of each axis leaks", SEPARABLE, f"{CHOICE}:position_weights", leak),
+    Planted("separable", "W_h off", SEPARABLE, f"{SEPARABLE_CODE}.weights_first:add_head", argument_off(2)),
+    Planted("dense", "weights off", DENSE, f"{CHOICE}:position_weights", result_off),
+    Planted("dense", "one border row off", DENSE, f"{SEPARABLE_CODE}.weights_first:_Product.forward", border_row_off),
+    Planted("fourier", "kernels off", FOURIER, "functional.fourier.attention:_place", result_off),
+    Planted("content", "softmax leaks", CONTENT, f"{CONTENT_CODE}:attention_weights", leak),
+    Planted("content", "position off", CONTENT, f"{CONTENT_CODE}:_Call._along", result_off),
+    Planted("values", "W_out off", NARROW, f"{SEPARABLE_CODE}.values_first:combine_heads", argument_off(1)),
+    Planted("values", "softmax leaks", NARROW, f"{CHOICE}:position_weights", leak),
+    Planted("conv_to_attention", "one weight off", None, "convert.layer.to_attention:certify_attention", weight_off),
+    Planted("attention_to_conv", "one weight off", None, "convert.layer.to_conv:certify_convolution", weight_off),
+]
+
+
+def smallest(fault: Planted, seed: int) -> float:
+    """Returns the smallest of the sizes that is found; inf if none is."""
+    return next((size for size in SIZES if fault.found(seed, size)), inf)
+
+
+def table(seeds: int, faults: list[Planted] = FAULTS) -> str:
+    """Writes a row per fault."""
+    rows = [f"| path | fault | median of {seeds} seeds | most | right called wrong |", "|---|---|---|---|---|"]
+    for fault in faults:
+        sizes = [smallest(fault, seed) for seed in range(seeds)]
+        wrong = sum(fault.found(seed, 0.0) for seed in range(seeds))
+        median, most = statistics.median_high(sizes), max(sizes)
+        rows.append(f"| {fault.path} | {fault.what} | {median:.1e} | {most:.1e} | {wrong} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=20, help="how many random layers and images of each fault")
+    sys.stdout.write(table(parser.parse_args().seeds) + "\n")
+
+
+if __name__ == "__main__":
+    main()
