@@ -72,7 +72,10 @@ def test_conversions_are_measured_on_test_images_unless_a_shape_is_asked_for(dig
     }
     for options, words in wanted.items():
         out = tmp_path / "".join(["conv", *options])
-        assert main(["convert", str(digits_run), "--to", "conv", "-o", str(out), "--allow-difference", *options]) in (0, 3)
+        assert main(["convert", str(digits_run), "--to", "conv", "-o", str(out), "--allow-difference", *options]) in (
+            0,
+            3,
+        )
         assert NetworkCertificate.load(out / "certificate.json").images == words
 
 
