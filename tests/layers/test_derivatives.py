@@ -1,10 +1,11 @@
 """Derivatives of every order and by every road of torch, on every path: those of the reference path, in float64."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
-from tests.encodings.formula_cases import small_encoding
+from tests.encodings.formula_cases import FORMULAS, small_encoding
 from tests.layers.derivative_roads import (
     ROADS,
     Numbers,
@@ -25,7 +26,8 @@ from convattn.layers import (
     RelativeAttention1d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import assert_within_budget, references
+from convattn.testing.budget import assert_within_budget, references, roundings
+from convattn.testing.dense import dense_attention
 from convattn.testing.encoding_contract import stir
 
 pytestmark = [
@@ -69,12 +71,24 @@ def layer_and_images(case):
     return layer.double(), torch.randn(2, 4, *SIZES[case.kind.dims], dtype=torch.float64)
 
 
-def check(layer, x, plain, roads):
+def by_definition(layer, formula, *, backwards):
+    """Copies a layer, and has the copy computed by its definition: a road that shares no rounding with `reference`."""
+    made = copy.deepcopy(layer)
+    made.forward = partial(dense_attention, made, formula=formula, backwards=backwards)
+    return made
+
+
+def check(case, layer, x, plain, roads):
     """Holds a derivative by every road against the plainest one on the reference path."""
     reference = copy.deepcopy(layer)
     reference.impl = "reference"
-    # of four roundings the farthest may be a third of what eight show
-    hi, lows = references(lambda layer, x: plain(Numbers.of(layer, x)), reference, x, count=8)
+
+    def derivative(layer, x):
+        return plain(Numbers.of(layer, x))
+
+    hi, lows = references(derivative, reference, x)
+    for backwards in (False, True):
+        lows += roundings(derivative, by_definition(layer, FORMULAS[case.encoding], backwards=backwards), x, count=2)
     for road in roads:
         found, same = road(Numbers.of(layer, x)), road(Numbers.of(reference, x))  # each road rounds in its own way
         assert found.keys() == hi.keys()
@@ -88,32 +102,33 @@ def check(layer, x, plain, roads):
 def test_every_road_leads_to_the_derivatives_of_the_reference(case, plain):
     if case.options.get("impl") == "shift" and plain is each_layer_by_itself:
         with pytest.raises(ArgumentError, match="'shift'"):  # numbers that differ from layer to layer cannot be read
-            check(*layer_and_images(case), plain, ROADS[plain])
+            check(case, *layer_and_images(case), plain, ROADS[plain])
     else:
-        check(*layer_and_images(case), plain, ROADS[plain])
+        check(case, *layer_and_images(case), plain, ROADS[plain])
 
 
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_every_encoding_has_second_derivatives(case):
-    check(*layer_and_images(case), gradient_twice, [gradient_twice, backward_to_inputs, forward_over_reverse])
+    check(case, *layer_and_images(case), gradient_twice, [gradient_twice, backward_to_inputs, forward_over_reverse])
 
 
 @every_derivative
 def test_transforms_have_derivatives(plain):
     """In float64 the Fourier path computes explicit weights; here it transforms."""
-    layer, x = layer_and_images(LayerCase("distance", RelativeAttention1d, {"impl": "fourier"}))
+    case = LayerCase("distance", RelativeAttention1d, {"impl": "fourier"})
+    layer, x = layer_and_images(case)
     assert layer.float().plan(x.shape).path == "fourier"
-    check(layer, x.float(), plain, ROADS[plain])
+    check(case, layer, x.float(), plain, ROADS[plain])
 
 
 @pytest.mark.parametrize("impl", ["separable", "dense"])
 def test_a_gradient_that_is_no_longer_differentiated_by_torch_is_noticed(impl, monkeypatch):
     """Negative control: with the hand-written gradient alone, which torch sees as constant, a Hessian is wrong."""
-    layer, x = layer_and_images(LayerCase("quadratic", options={"impl": impl}))
+    case = LayerCase("quadratic", options={"impl": impl})
     constant = derivatives.backward_to_differentiate
     monkeypatch.setattr(weights_first, "backward_to_differentiate", lambda *args: _detached(constant(*args)))
     with pytest.raises((AssertionError, RuntimeError), match="error"):
-        check(layer, x, gradient_twice, [gradient_twice])
+        check(case, *layer_and_images(case), gradient_twice, [gradient_twice])
 
 
 def _detached(gradients):
