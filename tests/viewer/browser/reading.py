@@ -1,6 +1,5 @@
 """What a reader of the page does and sees, in one line each; and what the library says to it."""
 
-import copy
 import csv
 import math
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 import torch
 
 from convattn.adapters.attention import watch
-from convattn.testing.budget import budget
+from convattn.testing.budget import budget, references
 
 PATIENCE = 120
 """Seconds after which a page counts as hanging; a busy machine is slow."""
@@ -55,11 +54,10 @@ def own_weights(shown, layer, head, query):
     """Returns the weights of a layer of the first network at a pixel, and how far float32 may be from them."""
     described = shown.header["networks"][0]["layers"][layer]
     row, col = cell(described, query)
-    module = copy.deepcopy(shown.exhibits[0].network.get_submodule(described["name"]))
+    module = shown.exhibits[0].network.get_submodule(described["name"])
     with torch.no_grad():
-        lo = module.attention(tuple(described["grid"]))[head, row, col]
-        hi = module.double().attention(tuple(described["grid"]))[head, row, col]
-    return hi, budget(hi, lo)
+        hi, lows = references(lambda layer: layer.attention(tuple(described["grid"]))[head, row, col], module)
+    return hi, budget(hi, lows)
 
 
 def read_weights(shown, image, layer, head, query):
