@@ -76,7 +76,7 @@ def test_heads_that_stay_keep_a_changed_scale(place):
     with torch.no_grad():
         queries.weight[:12] *= 4
     one, two, same = (
-        outputs(replace_convolutional_heads(made, report, heads=[(place, 0)])[0], x)
+        outputs(replace_convolutional_heads(made, report, heads=[(place, 0)], same_weights=False)[0], x)
         for made in (scaled, multiplied, network)
     )
     assert torch.equal(one, two)
@@ -124,7 +124,7 @@ def test_heads_of_position_alone_are_replaced_and_others_are_left(monkeypatch):
 
 def test_dropout_of_weights_stays_on_the_heads_that_attend():
     network = convit(attn_drop_rate=0.5).train()
-    made, _ = replace_convolutional_heads(network, report_of(convit()), heads=[(GATED[0], 0)])
+    made, _ = replace_convolutional_heads(network, report_of(convit()), heads=[(GATED[0], 0)], same_weights=False)
     tokens = torch.randn(2, 25, 12)
     assert made.training
     layer = made.get_submodule(GATED[0])

@@ -114,7 +114,9 @@ def test_trained_network_is_converted_both_ways(made):
     assert cut[3] > cut[5] > cut[7] >= cut[None]
     assert network.back.exact
     assert network.back.verdict == "exact"
-    assert {item.certificate.verdict for item in network.conversions} == {"different"}
+    verdicts = {item.kernel: item.certificate.verdict for item in network.conversions}
+    assert verdicts[3] == "different"
+    assert set(verdicts.values()) <= {"close", "different"}
 
 
 def test_windows_are_worded(made):
@@ -146,7 +148,9 @@ def test_demo_takes_one_thread_and_gives_the_others_back(monkeypatch, tmp_path):
 def test_network_that_is_not_as_on_its_card_is_told(made, tmp_path):
     folder, shown = made
     assert shown.passed
-    assert "; as its card says" in Page((folder / "index.html").read_text(encoding="utf-8")).words
+    words = Page((folder / "index.html").read_text(encoding="utf-8")).words
+    assert "as its card says" in words
+    assert "NOT what" not in words
     card = replace(shown.network.card, sample_classes=shown.network.seen[::-1])
     other = replace(shown, network=replace(shown.network, card=card), passed=False)
     assert not other.network.as_on_card

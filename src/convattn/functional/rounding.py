@@ -62,13 +62,14 @@ def roundings(
 def references(
     compute: Callable[..., Result], *inputs: Tensor | nn.Module, count: int = LEAST_ROUNDINGS
 ) -> tuple[Result, list[Result]]:
-    """Computes a result in float64, and `roundings` of it: what `assert_within_budget` takes.
+    """Computes a result in float64, and `roundings` of it: what a budget is derived from.
 
     The arguments are those of `roundings`. The copies in float64 hold the same numbers.
 
     Example:
-        >>> x = torch.randn(3)
-        >>> assert_within_budget(x.exp(), *references(torch.exp, x))
+        >>> hi, lows = references(torch.sum, torch.full((2,), 3.0))
+        >>> hi, len(lows)
+        (tensor(6., dtype=torch.float64), 5)
     """
     return compute(*map(_as_float64, inputs)), roundings(compute, *inputs, count=count)
 

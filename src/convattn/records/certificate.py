@@ -82,7 +82,8 @@ class Certificate(Judged):
         weights: SHA-256 of the new module's weights; None in older files.
     """
 
-    added: ClassVar[tuple[str, ...]] = ("largest", "weights")
+    added: ClassVar[tuple[str, ...]] = ("largest",)
+    later: ClassVar[tuple[str, ...]] = ("weights",)
 
     direction: str
     source: str

@@ -96,7 +96,8 @@ class NetworkCertificate(Judged):
         weights: SHA-256 of the weights of the network made; None in older files.
     """
 
-    added: ClassVar[tuple[str, ...]] = ("tolerance", "weights")
+    added: ClassVar[tuple[str, ...]] = ("tolerance",)
+    later: ClassVar[tuple[str, ...]] = ("weights",)
     layer_kind: ClassVar[type[Judged]] = LayerCertificate
 
     direction: str

@@ -154,8 +154,8 @@ def test_the_certificate_is_saved_and_loaded(tmp_path):
     _, certificate = network_to_attention(network, images=images(2, 3, 7, 9), exclude="0")
     path = certificate.save(tmp_path / "certificate.json")
     assert NetworkCertificate.load(path) == certificate
-    with pytest.raises(CheckpointError, match="not a NetworkCertificate of schema version 2"):
-        NetworkCertificate.from_json(certificate.to_json().replace('"schema_version": 2', '"schema_version": 9', 1))
+    with pytest.raises(CheckpointError, match="not a NetworkCertificate of schema version 3"):
+        NetworkCertificate.from_json(certificate.to_json().replace('"schema_version": 3', '"schema_version": 9', 1))
     summary = certificate.summary()
     assert summary.startswith("network to attention: exact (1 layer, 1 head, float32)")
     assert "  note            its weight is computed by SpectralNorm; its present value was converted (1)" in summary

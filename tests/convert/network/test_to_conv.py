@@ -93,7 +93,7 @@ def soft_network(**options):
 def test_attention_net_becomes_a_conv_net(tmp_path, encoding):
     model, x = soft_network(encoding=encoding), images(6, 3, 16, 16)
     made, record = network_to_conv(model, images=x, labels=torch.zeros(6, dtype=torch.long), padding_mode="replicate")
-    assert record.verdict == "different"
+    assert record.verdict in ("close", "different")
     assert not record.exact
     assert record.source == record.result == "convattn.models.attention_net.AttentionNet"
     assert [layer.name for layer in record.layers] == ["blocks.0.mixer", "blocks.1.mixer"]
