@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from convattn.adapters.replacement import replace_convolutional_heads
 from convattn.analysis import analyze
+from convattn.analysis.measure import likelihood
 from convattn.errors import ShapeError
 from convattn.testing.budget import assert_within_budget, roundings
 
@@ -100,8 +101,12 @@ def test_layers_without_other_heads_hold_no_queries_keys_and_gates():
     assert not any(part in name for name, _ in made.named_parameters() for part in ("qk", "query", "pos_proj"))
 
 
-def test_heads_of_position_alone_are_replaced_and_others_are_left():
-    """Gates of σ(40), which rounds to 1, make convolutions; nothing is lost with these."""
+def test_heads_of_position_alone_are_replaced_and_others_are_left(monkeypatch):
+    """Gates of σ(40), which rounds to 1, make convolutions; nothing is lost with these if kernels are fitted closely.
+
+    The fit commonly ends where displacements get what was measured to 1e-5 of the largest.
+    """
+    monkeypatch.setattr(likelihood, "_SETTLED", 1e-9)
     network = convit(gate=40.0)
     with torch.no_grad():
         network.get_parameter(f"{GATED[1]}.gating_param")[2] = -40.0

@@ -68,14 +68,14 @@ def soft_network(**options):
 
 @pytest.mark.parametrize("fold", [True, False])
 def test_a_refined_network_is_nearer_on_images_that_it_has_not_seen(fold):
-    attention, x = soft_network(), images(60, 3, 16, 16)
+    attention, x = soft_network(), images(120, 3, 16, 16)
     with torch.no_grad():
         attention.head.bias -= attention(x).mean(0)  # so that no class is that of all images
     conv, _ = network_to_conv(attention, kernel_size=3, images=x, fold=fold, padding_mode="replicate")
     before = [{k: v.clone() for k, v in net.state_dict().items()} for net in (conv, attention)]
     refined, record = refine(conv, attention, x)
     assert [layer.name for layer in record.layers] == ["blocks.0.mixer", "blocks.1.mixer"]
-    assert (record.fitted, record.held_out) == (48, 12)
+    assert (record.fitted, record.held_out) == (96, 24)
     for layer in record.layers:
         assert layer.kept
         assert layer.after < layer.before
@@ -83,7 +83,7 @@ def test_a_refined_network_is_nearer_on_images_that_it_has_not_seen(fold):
     classes, *others = (net(x[4::5]).argmax(1) for net in (attention, conv, refined))
     changed = [int((classes != other).sum()) for other in others]
     assert [record.top1_changed_before, record.top1_changed_after] == changed
-    new = images(7, 3, 16, 16) * 0.9
+    new = images(60, 3, 16, 16) * 0.9
     errors = [(net(new) - attention(new)).square().mean().item() for net in (conv, refined)]
     assert errors[1] < errors[0]
     for net, kept in zip((conv, attention), before, strict=True):
@@ -94,7 +94,7 @@ def test_a_refined_network_is_nearer_on_images_that_it_has_not_seen(fold):
         assert ConvNet.of(refined).kernel_size == 3
     assert Refinement.from_json(record.to_json()) == record
     text = record.summary()
-    assert text.startswith("refined on 48 images, measured on 12 others")
+    assert text.startswith("refined on 96 images, measured on 24 others")
     for part in ("end to end", "top-1 changed", "layer           blocks.0.mixer: "):
         assert part in text
 
