@@ -112,14 +112,19 @@ def hessian_func(numbers):
     return {"x": func.hessian(numbers.loss_of_images)(numbers.x)}
 
 
-def gradient_thrice(numbers):
+def terms_of_gradient_thrice(numbers):
     layer, leaves = numbers.leaves()
     inputs = list(leaves.values())
     derivative = layer(leaves["x"]).pow(3).sum()
-    for _ in range(3):
+    for _ in range(2):
         first = torch.autograd.grad(derivative, inputs, create_graph=True, allow_unused=True)
         derivative = dotted(numbers, first)
-    return {"third": derivative.detach()}
+    third = named(leaves, torch.autograd.grad(derivative, inputs, allow_unused=True), inputs)
+    return torch.cat([(third[name] * direction).flatten() for name, direction in numbers.direction.items()])
+
+
+def gradient_thrice(numbers):
+    return {"third": terms_of_gradient_thrice(numbers).sum()}
 
 
 def thrice_func(numbers):

@@ -12,7 +12,9 @@ from tests.layers.derivative_roads import (
     backward_to_inputs,
     each_layer_by_itself,
     forward_over_reverse,
+    gradient_thrice,
     gradient_twice,
+    terms_of_gradient_thrice,
 )
 from tests.layers.layer_cases import ADDITIVE, HARD, LayerCase
 
@@ -26,8 +28,8 @@ from convattn.layers import (
     RelativeAttention1d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import assert_within_budget, references, roundings
-from convattn.testing.dense import dense_attention
+from convattn.testing.budget import Sums, assert_within_budget, references, roundings
+from convattn.testing.dense import as_dtype, dense_attention
 from convattn.testing.encoding_contract import stir
 
 pytestmark = [
@@ -87,6 +89,10 @@ def check(case, layer, x, plain, roads):
         return plain(Numbers.of(layer, x))
 
     hi, lows = references(derivative, reference, x)
+    sums = None
+    if plain is gradient_thrice:
+        terms = terms_of_gradient_thrice(Numbers.of(as_dtype(reference, torch.float64), x.double()))
+        sums = Sums(len(terms), terms.abs().sum())
     for backwards in (False, True):
         lows += roundings(derivative, by_definition(layer, FORMULAS[case.encoding], backwards=backwards), x, count=2)
     for road in roads:
@@ -94,7 +100,7 @@ def check(case, layer, x, plain, roads):
         assert found.keys() == hi.keys()
         for name, exact in hi.items():
             rounded = [low[name].detach() for low in (*lows, same)]
-            assert_within_budget(found[name].detach(), exact.detach(), rounded, f"{name} by {road.__name__}")
+            assert_within_budget(found[name].detach(), exact.detach(), rounded, f"{name} by {road.__name__}", sums=sums)
 
 
 @every_derivative
