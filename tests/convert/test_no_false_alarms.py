@@ -30,17 +30,17 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 SIZES = {1: (23,), 2: (11, 13), 3: (5, 7, 6)}
 
 
-def right(conversion):
-    """What was made, by a conversion that is right."""
+def right(conversion, *verdicts):
+    """What was made, by a conversion that keeps its promise; one that loses something may say how much."""
     made, certificate = conversion
-    assert certificate.passed, certificate.summary()
+    assert certificate.verdict in (verdicts or ("exact", "close", "different")), certificate.summary()
     return made
 
 
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(convolutions(DTYPES), st.sampled_from([0.5, 5.0, 46.0]), st.integers(1, 3), st.booleans())
 def test_convolutions(conv, sharpness, head_width, content):
-    again = right(attention_to_conv(right(conv_to_attention(conv, content=content))))
+    again = right(attention_to_conv(right(conv_to_attention(conv, content=content), "exact")), "exact")
     assert torch.equal(again.weight, conv.weight) or isinstance(conv, TransposedConvolution)
     right(conv_to_attention(conv, sharpness=sharpness))
     right(conv_to_attention(conv, head_width=head_width))
@@ -112,8 +112,8 @@ def test_networks_of_convolutions():
     for _ in range(12):
         dtype, count = draw.choice([torch.float32, torch.float64]), draw.choice([1, 2, 5])
         network, x = convolutional(draw).to(dtype), torch.randn(count, 3, 17, 19, dtype=dtype)
-        made = right(network_to_attention(network, images=x, content=draw.random() < 0.2))
-        right(network_to_conv(made, images=x, fold=draw.random() < 0.5))
+        made = right(network_to_attention(network, images=x, content=draw.random() < 0.2), "exact")
+        right(network_to_conv(made, images=x, fold=draw.random() < 0.5), "exact")
         right(network_to_attention(network, images=x, sharpness=draw.choice([5.0, 46.0])))
 
 

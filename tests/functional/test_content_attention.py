@@ -57,7 +57,7 @@ def check(layer, x, reference=None):
     highs, terms = results(exact, x.double()), [None, *terms_of_gradients(exact, x.double())]
     several = zip(*roundings(results, reference, x), strict=True)
     for actual, hi, sums, lows in zip(results(layer, x), highs, terms, several, strict=True):
-        assert_within_budget(actual, hi, lows, sums=sums if hi.numel() < 5 else None)
+        assert_within_budget(actual, hi, lows, sums=sums)
 
 
 def test_one_image_at_a_time_is_the_reference_with_all_gradients(monkeypatch):
