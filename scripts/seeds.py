@@ -29,7 +29,7 @@ SETTINGS: dict[str, tuple[dict[str, str], int]] = {
 """Environment and number of seeds of each setting."""
 
 FOLDERS = ["functional", "layers", "encodings", "convert", "adapters", "models", "testing"]
-FAST = ["-m", "not slow", "-k", "not compile", *(f"tests/{folder}" for folder in FOLDERS)]
+FAST = ["-m", "not slow", "-k", "not compile and not export", *(f"tests/{folder}" for folder in FOLDERS)]
 SLOW = ["-m", "slow", "tests/convert/test_no_false_alarms.py"]
 
 
