@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from convattn.cli.app import new_app, run_app
-from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, first_free
-from convattn.cli.output import print_record
+from convattn.cli.output import AsJson, OutputOrDefault, WholeNumber, first_free, print_record
 from convattn.errors import MissingDependencyError
 
 if TYPE_CHECKING:

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from benchmarks.attention_subjects import SUBJECTS, Subject
-from convattn.adapters.attention import AttentionCall, attention_layers, watch
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.files import write_atomically
+from convattn.heads.catalogue import attention_layers
+from convattn.heads.layout import AttentionCall
+from convattn.heads.reading import watch
 from convattn.provenance import describe_hardware, describe_versions, find_revision
 
 PAGE = """\

@@ -25,14 +25,14 @@ from torch import Tensor, nn
 
 from benchmarks.studies import TrainedRun, difference_table, provenance, read_study, spread
 from convattn import analyze, load_network, load_recipe
-from convattn.analysis import HeadSnapshot, read_heads
-from convattn.analysis.canvas import COLOURS, figure_files
-from convattn.analysis.reproduction import reproduce
 from convattn.data import ImageDataset, normalise
 from convattn.files import write_atomically
-from convattn.training.build import build_network, load_data
-from convattn.training.markdown import markdown_table
-from convattn.training.studies.statistics import paired_difference
+from convattn.heads import HeadSnapshot, read_heads
+from convattn.lab.build import build_network, load_data
+from convattn.lab.figures import COLOURS, figure_files
+from convattn.lab.reproduction import reproduce
+from convattn.lab.run_folder import markdown_table
+from convattn.lab.studies import paired_difference
 
 __all__ = ["draw", "drawn", "figures", "main", "page", "seen_by_layer"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.record import CaseResult, fit_exponent
 from benchmarks.report import medians
-from convattn.analysis.canvas import COLOURS, figure_files
+from convattn.lab.figures import COLOURS, figure_files
 
 __all__ = ["draw_time_over_size"]
 

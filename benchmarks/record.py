@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from convattn.records import Record
+from convattn.record import Record
 
 __all__ = ["BenchmarkRecord", "CaseResult", "Check", "Measurement", "Spread", "fit_exponent", "spread"]
 

@@ -17,13 +17,14 @@ import numpy as np
 from jaxtyping import Float
 
 from benchmarks.studies import TrainedRun, difference_table, provenance, read_study, spread
-from convattn.analysis import head_centres, read_heads
-from convattn.analysis.heads import HeadSnapshot
 from convattn.encodings import Shift
 from convattn.files import write_atomically
+from convattn.heads import read_heads
+from convattn.heads.head_snapshots import HeadSnapshot
+from convattn.lab.figures import head_centres
+from convattn.lab.run_folder import markdown_table
 from convattn.layers import RelativeAttention
 from convattn.models import SpeedNet
-from convattn.training.markdown import markdown_table
 
 __all__ = ["attention_on_taps", "main", "page", "petaflops"]
 

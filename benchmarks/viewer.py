@@ -23,11 +23,11 @@ from benchmarks.setting import seeded
 from convattn import AttentionNet, load_network
 from convattn.data import normalise
 from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
-from convattn.data.samples import load_samples
+from convattn.data.embedded import load_samples
 from convattn.files import write_atomically
 from convattn.provenance import describe_hardware, describe_versions, find_revision
 from convattn.viewer import Exhibit, build_scene, write_page
-from convattn.viewer.module import joined_module
+from convattn.viewer.page import joined_module
 
 CLICKS, MOVES = 40, 60
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from convattn import RelativeAttention2d, Shift
-from convattn.analysis.canvas import COLOURS, figure_files
+from convattn.lab.figures import COLOURS, figure_files
 
 PICTURE = Path(__file__).parents[1] / "docs" / "heads.svg"
 SIZE = 9

@@ -23,18 +23,14 @@ from torch import Tensor, nn
 from convattn.data import ImageDataset, ImageSplit, load_samples, normalise
 from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
 from convattn.files import new_folder, write_atomically
-from convattn.models.pretrained import CARD
+from convattn.lab.build import HeadTrace, load_data
+from convattn.lab.recipe import load_recipe, views
+from convattn.lab.run_folder import markdown_table, model_card
+from convattn.models.hub_model import CARD, PretrainedCard
 from convattn.networks import load_network
 from convattn.networks.scores import class_scores
-from convattn.provenance import find_revision, portable_path
-from convattn.records import PretrainedCard, RunRecord
+from convattn.provenance import RunRecord, find_revision, portable_path
 from convattn.sealed import LOAD_AS, WEIGHTS, read_sealed, write_sealed
-from convattn.training.build import load_data
-from convattn.training.card import model_card
-from convattn.training.heads import HeadTrace
-from convattn.training.markdown import markdown_table
-from convattn.training.recipe_file import load_recipe
-from convattn.training.views import views
 
 ROOT = Path(__file__).parents[1]
 PLACES = {True: ROOT / "src" / "convattn" / "pretrained", False: ROOT / "pretrained"}

@@ -14,7 +14,7 @@ from einops import rearrange
 from PIL import Image
 
 from convattn.data import ImageDataset, load_cifar10
-from convattn.data.samples import DESCRIPTION, IMAGES
+from convattn.data.embedded import DESCRIPTION, IMAGES
 from convattn.files import write_atomically
 
 TARGET = Path(__file__).parents[1] / "src" / "convattn" / "data"

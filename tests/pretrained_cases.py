@@ -5,9 +5,10 @@ from pathlib import Path
 
 from convattn.data import ImageDataset, load_samples
 from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
-from convattn.records import DataRecord, PretrainedCard, RunRecord
-from convattn.training import Recipe, train
-from convattn.training.recipe import DataRecipe, OptimRecipe, SpeedNetRecipe, TrainingRecipe
+from convattn.lab import Recipe, train
+from convattn.lab.recipe import DataRecipe, OptimRecipe, SpeedNetRecipe, TrainingRecipe
+from convattn.models.hub_model import PretrainedCard
+from convattn.provenance import DataRecord, RunRecord
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "pretrained.py"))
 

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from convattn.errors import UnknownNameError
-from convattn.records.head_report import Estimate, LayerStatistics
+from convattn.heads.head_report import Estimate, LayerStatistics
 
 
 def test_a_number_that_heads_do_not_have_is_named():

@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 from tests.pretrained_cases import SCRIPT, made_by_script, sample_data, short_run
 
 from convattn import load_network
-from convattn.analysis import read_heads
 from convattn.data import load_samples, normalise
 from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
+from convattn.heads import read_heads
+from convattn.lab.build import quadratic_encodings
 from convattn.models import NETWORKS
+from convattn.models.hub_model import PretrainedCard
 from convattn.networks.scores import class_scores
-from convattn.records import PretrainedCard
 from convattn.sealed import read_sealed
-from convattn.training.heads import quadratic_encodings
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(str(resources.files("convattn") / "pretrained"))

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from convattn.convert.certificate import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
 from convattn.errors import ArgumentError, CheckpointError
-from convattn.records import Certificate, DataRecord, LayerCertificate, LeftAlone, NetworkCertificate, Record, RunRecord
+from convattn.provenance import DataRecord, RunRecord
+from convattn.record import Record
 
 CERTIFICATE = Certificate(
     direction="conv_to_attention",

@@ -14,7 +14,7 @@ from benchmarks.correctness import judge, roads
 from benchmarks.record import Check
 from benchmarks.setting import Setting, seeded
 from convattn.convert import freeze, network_to_attention
-from convattn.convert.copies import copy_module
+from convattn.convert.surgery import copy_module
 from convattn.errors import MissingDependencyError
 from convattn.layers import RelativeAttention
 

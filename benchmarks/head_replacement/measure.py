@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from convattn.adapters.replacement import random_heads, replace_convolutional_heads
-from convattn.analysis.analyze import analyze
-from convattn.records import HeadReport
+from convattn.heads.analysis import analyze
+from convattn.heads.head_report import HeadReport
+from convattn.heads.replace import random_heads, replace_convolutional_heads
 
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01)
 _BATCH = 500

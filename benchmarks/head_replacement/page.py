@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convattn.analysis.canvas import COLOURS, figure_files
-from convattn.records.head_report import CONVOLUTIONAL
-from convattn.training.markdown import markdown_table
+from convattn.heads.head_report import CONVOLUTIONAL
+from convattn.lab.figures import COLOURS, figure_files
+from convattn.lab.run_folder import markdown_table
 
 AIM = 0.1
 """Points of accuracy that heads called convolutions may cost together."""

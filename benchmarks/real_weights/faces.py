@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.real_weights.task import Found, Network, Package, Subject, Task
-from convattn.records.words import counted
+from convattn.wording import counted
 
 __all__ = ["FACES", "PHOTOGRAPHS"]
 

@@ -16,7 +16,7 @@ from benchmarks.record import Check
 from benchmarks.sweep.control import turn_one_weight
 from benchmarks.sweep.subjects import Built
 from convattn import NetworkCertificate, network_to_attention, network_to_conv
-from convattn.convert.copies import copy_module
+from convattn.convert.surgery import copy_module
 from convattn.layers import RelativeAttention
 from convattn.provenance import find_revision
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from benchmarks.record import Check
-from convattn.records import Record
+from convattn.record import Record
 
 __all__ = ["Control", "Conversion", "Decision", "Network", "Outcome", "RealWeightsRecord", "TaskResult"]
 

@@ -22,8 +22,7 @@ from benchmarks.trained.measure import BATCH, Bench, attentional, convolutional,
 from benchmarks.trained.page import page
 from convattn.data import load_cifar10
 from convattn.files import write_atomically
-from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
-from convattn.records import RunRecord
+from convattn.provenance import RunRecord, describe_hardware, describe_versions, find_revision, portable_path
 
 
 def seeds_of(runs: Path, *names: str) -> list[int]:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from convattn import NetworkCertificate, network_to_attention, network_to_conv, refine
+from convattn.convert.certificate import Verdict
 from convattn.data import ImageDataset, normalise
+from convattn.lab.build import quadratic_encodings
 from convattn.layers import RelativeAttention
 from convattn.networks import load_network
-from convattn.records import RunRecord, Verdict
-from convattn.training.heads import quadratic_encodings
+from convattn.provenance import RunRecord
 
 __all__ = ["CERTIFIED", "KERNELS", "REFINED_ON", "Bench", "attentional", "convolutional", "fine_tuned"]
 

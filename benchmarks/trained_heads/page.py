@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from convattn.records import HeadReport
-from convattn.records.head_report import CONVOLUTIONAL, LayerStatistics
-from convattn.training.markdown import markdown_table
+from convattn.heads.head_report import CONVOLUTIONAL, HeadReport, LayerStatistics
+from convattn.lab.run_folder import markdown_table
 
 NAME = "trained-heads"
 

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__
 
 if TYPE_CHECKING:
-    from convattn.adapters import convolutional_init, random_heads, replace_convolutional_heads
-    from convattn.analysis import analyze
     from convattn.convert import (
         attention_to_conv,
         conv_to_attention,
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
         refine,
         save_layer,
     )
+    from convattn.convert.certificate import Certificate, NetworkCertificate
     from convattn.encodings import (
         AxisAdditiveEncoding,
         Distance,
@@ -42,6 +41,11 @@ if TYPE_CHECKING:
         register_encoding,
     )
     from convattn.errors import ConvAttnError
+    from convattn.heads import analyze, convolutional_init, random_heads, replace_convolutional_heads
+    from convattn.heads.head_replacement import HeadReplacement
+    from convattn.heads.head_report import HeadReport
+    from convattn.heads.initialise import ConvolutionalInit
+    from convattn.lab import load_recipe, train
     from convattn.layers import (
         Content,
         GatedRelativeAttention1d,
@@ -54,15 +58,7 @@ if TYPE_CHECKING:
     )
     from convattn.models import AttentionNet, ConvNet, resnet18
     from convattn.networks import from_pretrained, load_network, push_to_hub, save_network
-    from convattn.records import (
-        Certificate,
-        ConvolutionalInit,
-        HeadReplacement,
-        HeadReport,
-        NetworkCertificate,
-        RunRecord,
-    )
-    from convattn.training import load_recipe, train
+    from convattn.provenance import RunRecord
     from convattn.viewer import view
 
 __all__ = [
@@ -121,52 +117,52 @@ __all__ = [
 _HOMES = {
     "AttentionNet": "convattn.models",
     "AxisAdditiveEncoding": "convattn.encodings",
-    "Certificate": "convattn.records",
+    "Certificate": "convattn.convert.certificate",
     "Content": "convattn.layers",
     "ConvAttnError": "convattn.errors",
     "ConvNet": "convattn.models",
-    "ConvolutionalInit": "convattn.records",
+    "ConvolutionalInit": "convattn.heads.initialise",
     "Distance": "convattn.encodings",
     "Encoding": "convattn.encodings",
     "GatedRelativeAttention1d": "convattn.layers",
     "GatedRelativeAttention2d": "convattn.layers",
     "GatedRelativeAttention3d": "convattn.layers",
     "GeneralizedQuadratic": "convattn.encodings",
-    "HeadReplacement": "convattn.records",
-    "HeadReport": "convattn.records",
+    "HeadReplacement": "convattn.heads.head_replacement",
+    "HeadReport": "convattn.heads.head_report",
     "LearnedAxial": "convattn.encodings",
     "LearnedTable": "convattn.encodings",
     "LinearDistance": "convattn.encodings",
-    "NetworkCertificate": "convattn.records",
+    "NetworkCertificate": "convattn.convert.certificate",
     "Quadratic": "convattn.encodings",
     "RelativeAttention1d": "convattn.layers",
     "RelativeAttention2d": "convattn.layers",
     "RelativeAttention3d": "convattn.layers",
-    "RunRecord": "convattn.records",
+    "RunRecord": "convattn.provenance",
     "Shift": "convattn.encodings",
     "Sinusoidal": "convattn.encodings",
-    "analyze": "convattn.analysis",
+    "analyze": "convattn.heads",
     "attention_to_conv": "convattn.convert",
     "conv_to_attention": "convattn.convert",
-    "convolutional_init": "convattn.adapters",
+    "convolutional_init": "convattn.heads",
     "freeze": "convattn.convert",
     "from_pretrained": "convattn.networks",
     "fuse": "convattn.layers",
     "load_layer": "convattn.convert",
     "load_network": "convattn.networks",
-    "load_recipe": "convattn.training",
+    "load_recipe": "convattn.lab",
     "network_to_attention": "convattn.convert",
     "network_to_conv": "convattn.convert",
     "patch_convolution": "convattn.convert",
     "push_to_hub": "convattn.networks",
-    "random_heads": "convattn.adapters",
+    "random_heads": "convattn.heads",
     "refine": "convattn.convert",
     "register_encoding": "convattn.encodings",
-    "replace_convolutional_heads": "convattn.adapters",
+    "replace_convolutional_heads": "convattn.heads",
     "resnet18": "convattn.models",
     "save_layer": "convattn.convert",
     "save_network": "convattn.networks",
-    "train": "convattn.training",
+    "train": "convattn.lab",
     "view": "convattn.viewer",
 }
 

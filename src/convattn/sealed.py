@@ -24,8 +24,8 @@ from torch.nn.parameter import is_lazy
 
 from convattn.errors import CertificateWarning, CheckpointError, UnsupportedModelError, WriteError, must_be
 from convattn.files import as_path, new_file, write_atomically
-from convattn.records import Certificate, NetworkCertificate
-from convattn.records.words import some
+from convattn.record import Record
+from convattn.wording import some
 
 __all__ = [
     "CERTIFICATE",
@@ -48,14 +48,12 @@ _HINT = "if it was edited on purpose, load it with verify=False (command: --no-v
 _LARGEST = 1 << 14
 """Size up to which an option of a network may exceed every size of its tensors, as that of its images does."""
 
-_RECORDS = {kind.__name__: kind for kind in (Certificate, NetworkCertificate)}
-
 
 def write_sealed(
     folder: Path,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    certificate: Certificate | NetworkCertificate | None = None,
+    certificate: Record | None = None,
     *,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
@@ -199,15 +197,12 @@ def _warn_of_certificate(folder: Path) -> None:
         return
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        kind = _RECORDS[content["record"]]
+        # Files of schema version 2 have `passed` in place of the verdict.
+        failed = content["passed"] is False if "passed" in content else content["verdict"] == "failed"
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file} is not a certificate ({type(error).__name__}: {error})") from None
-    certificate = kind.load(file)
-    if certificate.verdict == "failed":
-        first = certificate.summary().splitlines()[0]
-        warnings.warn(
-            f"the certificate in {folder} says that the conversion failed: {first}", CertificateWarning, stacklevel=4
-        )
+    if failed:
+        warnings.warn(f"the certificate in {folder} says that the conversion failed", CertificateWarning, stacklevel=4)
 
 
 def _widened(tensors: Mapping[str, Tensor], name: object, file: Path) -> dict[str, Tensor]:

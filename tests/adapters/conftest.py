@@ -2,7 +2,7 @@
 
 import pytest
 
-from convattn.adapters.attention import registry as registered
+from convattn.heads import catalogue as registered
 
 
 @pytest.fixture(autouse=True)

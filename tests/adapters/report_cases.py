@@ -11,12 +11,10 @@ import torchvision
 import transformers
 from torch.nn import functional
 
-from convattn.adapters.replacement import ConvolvedAttention
-from convattn.adapters.replacement.readers import read_attention
 from convattn.convert.classes import full_name
 from convattn.errors import UnsupportedModelError
-from convattn.records import HeadReport
-from convattn.records.head_report import Estimate, HeadStatistics, LayerReport, LayerStatistics
+from convattn.heads.convolved_attention import ConvolvedAttention, read_attention
+from convattn.heads.head_report import Estimate, HeadReport, HeadStatistics, LayerReport, LayerStatistics
 
 UNKNOWN = Estimate(nan, nan)
 GRID = (5, 7)

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from convattn.adapters.attention import kernels
-from convattn.adapters.attention.kernels import weights_of
-from convattn.adapters.attention.reading import rows_sum_to_one
+from convattn.heads import kernels
+from convattn.heads.kernels import weights_of
+from convattn.heads.reading import rows_sum_to_one
 from convattn.testing.budget import assert_within_budget, roundings
 
 QUERIES, KEYS = 7, 11

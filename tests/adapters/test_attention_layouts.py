@@ -9,8 +9,9 @@ from tests.adapters.attention_cases import TIMM, Case, timm_model
 from tests.adapters.attention_other_cases import CASES, SLOW
 from torch import nn
 
-from convattn.adapters.attention import OUTSIDE, watch
 from convattn.convert import network_to_attention
+from convattn.heads.layout import OUTSIDE
+from convattn.heads.reading import watch
 
 TOLERANCE = 1e-11  # of float64 scores, which move by far more where a token changes, and by rounding elsewhere
 

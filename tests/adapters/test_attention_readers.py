@@ -6,18 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from convattn.adapters.attention import Layout
-from convattn.adapters.attention.einsum import factors_of_einsum
-from convattn.adapters.attention.features import on_grid
-from convattn.adapters.attention.layout import global_layout
-from convattn.adapters.attention.pooled import read_pooled
-from convattn.adapters.attention.pvt import read_reduced
-from convattn.adapters.attention.reduced import cell_centres
-from convattn.adapters.attention.seen import Frame, Seen
-from convattn.adapters.attention.swin import read_sam
-from convattn.adapters.attention.timm_global import read_class_token, read_patches, read_tokens
-from convattn.adapters.attention.transformers_encoders import read_sequence, read_tower
 from convattn.errors import UnsupportedModelError
+from convattn.heads.global_families import read_class_token, read_patches, read_sequence, read_tokens, read_tower
+from convattn.heads.kernels import factors_of_einsum
+from convattn.heads.layout import Frame, Layout, Seen, cell_centres, global_layout, on_grid
+from convattn.heads.pooled_families import read_pooled, read_reduced
+from convattn.heads.window_families import read_sam
 
 
 def module(**attributes):

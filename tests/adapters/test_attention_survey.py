@@ -5,9 +5,9 @@ import torch
 from tests.adapters.watch_cases import Tokens, assert_no_hooks, drawn, grid, seen_by
 from torch import nn
 
-from convattn.adapters.attention import attention_layers, register_attention, watch
-from convattn.adapters.attention.state import as_it_was
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.heads.catalogue import attention_layers, register_attention
+from convattn.heads.reading import as_it_was, watch
 from convattn.layers import RelativeAttention2d
 from convattn.testing.budget import assert_within_budget, roundings
 

@@ -11,9 +11,11 @@ from tests.adapters.watch_cases import Tokens, assert_no_hooks, drawn, grid, see
 from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from torch import nn
 
-from convattn.adapters.attention import Layout, attention_layers, global_layout, register_attention, watch
-from convattn.adapters.attention import registry as registered
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.heads import catalogue as registered
+from convattn.heads.catalogue import attention_layers, register_attention
+from convattn.heads.layout import Layout, global_layout
+from convattn.heads.reading import watch
 from convattn.layers import RelativeAttention2d
 
 
@@ -74,7 +76,7 @@ def test_rows_that_do_not_sum_to_one_are_said_so():
 
 def test_weights_that_are_not_the_modules_own_are_refused(monkeypatch):
     """The negative control of the proof: weights with a leak of 1e-5."""
-    from convattn.adapters.attention import kernels
+    from convattn.heads import kernels
 
     right = kernels.FusedKernel.weights
     monkeypatch.setattr(kernels.FusedKernel, "weights", lambda self: right(self) + 1e-5)

@@ -7,7 +7,8 @@ import torch
 from tests.adapters.attention_cases import TIMM
 from tests.adapters.attention_other_cases import AUDIO, CASES, OWN, TEXTS, transformers_model
 
-from convattn.adapters.attention import attention_layers, watch
+from convattn.heads.catalogue import attention_layers
+from convattn.heads.reading import watch
 from convattn.testing.budget import assert_within_budget, roundings
 
 

@@ -21,11 +21,11 @@ from tests.adapters.report_cases import (
 )
 from torch import nn
 
-from convattn.adapters.replacement import random_heads, replace_convolutional_heads
-from convattn.adapters.replacement.measured import measured_heads
-from convattn.adapters.replacement.readers import read_attention
-from convattn.analysis import analyze
-from convattn.records import HeadReplacement
+from convattn.heads import analyze
+from convattn.heads.convolved_attention import read_attention
+from convattn.heads.head_replacement import HeadReplacement
+from convattn.heads.kernel_means import measured_heads
+from convattn.heads.replace import random_heads, replace_convolutional_heads
 from convattn.testing.budget import assert_within_budget, roundings
 
 

@@ -7,9 +7,9 @@ from math import inf, nan
 import pytest
 from tests.adapters.report_cases import attention_maps, every_head, images, report_of, timm_vit
 
-from convattn.adapters.replacement import replace_convolutional_heads
 from convattn.errors import ArgumentError
-from convattn.records import HeadReport
+from convattn.heads.head_report import HeadReport
+from convattn.heads.replace import replace_convolutional_heads
 
 WEIGHTS = (1 / 36,) * 36
 """A map of the class token over itself and 5 × 7 patches."""

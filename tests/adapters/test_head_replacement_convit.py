@@ -10,10 +10,10 @@ import torch
 from tests.adapters.report_cases import every_head, fixed_weights, outputs, randomised
 from torch.nn import functional
 
-from convattn.adapters.replacement import replace_convolutional_heads
-from convattn.analysis import analyze
-from convattn.analysis.measure import likelihood
 from convattn.errors import ShapeError
+from convattn.heads import analyze
+from convattn.heads import kernel_fit as likelihood
+from convattn.heads.replace import replace_convolutional_heads
 from convattn.testing.budget import assert_within_budget, roundings
 
 GATED = ["blocks.0.attn", "blocks.1.attn"]

@@ -20,8 +20,8 @@ from tests.adapters.report_cases import (
 )
 from torch import nn
 
-from convattn.adapters.replacement import replace_convolutional_heads
 from convattn.data import load_digits
+from convattn.heads.replace import replace_convolutional_heads
 from convattn.testing.budget import assert_within_budget, roundings
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own code

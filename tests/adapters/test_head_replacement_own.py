@@ -8,15 +8,15 @@ import pytest
 import torch
 from tests.adapters.report_cases import every_head, fixed_weights
 
-from convattn.adapters.replacement import replace_convolutional_heads
-from convattn.adapters.replacement.measured import measured_heads
-from convattn.adapters.replacement.own import ConvolvedImages, require_replaceable
-from convattn.analysis import analyze
 from convattn.errors import ShapeError, UnsupportedModelError
 from convattn.functional import attend
+from convattn.heads import analyze
+from convattn.heads.convolved_attention import ConvolvedImages, require_replaceable
+from convattn.heads.head_report import Estimate
+from convattn.heads.kernel_means import measured_heads
+from convattn.heads.replace import replace_convolutional_heads
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
-from convattn.records.head_report import Estimate
 from convattn.testing.budget import assert_within_budget, roundings
 
 SIZES = {"width": 12, "depth": 2, "heads": 3, "ffn": 8, "num_classes": 5}

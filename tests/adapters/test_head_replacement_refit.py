@@ -18,10 +18,10 @@ from tests.adapters.report_cases import (
 from torch import nn
 
 from convattn import analyze, replace_convolutional_heads
-from convattn.adapters.replacement import ConvolvedAttention
 from convattn.errors import ArgumentError
+from convattn.heads.convolved_attention import ConvolvedAttention
+from convattn.heads.head_replacement import HeadReplacement
 from convattn.models import AttentionNet
-from convattn.records import HeadReplacement
 
 NETWORKS = {
     "timm": (timm_vit, (20, 28), GRID),

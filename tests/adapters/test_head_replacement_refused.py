@@ -20,12 +20,10 @@ from tests.adapters.report_cases import (
 )
 from torch import nn
 
-from convattn.adapters.replacement import random_heads, replace_convolutional_heads
-from convattn.adapters.replacement.bound import MeasuredGrid
-from convattn.analysis import analyze
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedModelError
-from convattn.records import HeadReport
-from convattn.records.head_report import Estimate
+from convattn.heads import analyze
+from convattn.heads.head_report import Estimate, HeadReport
+from convattn.heads.replace import MeasuredGrid, random_heads, replace_convolutional_heads
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from tests.adapters.report_cases import (
 )
 from torch import nn
 
-from convattn.adapters.replacement import replace_convolutional_heads
-from convattn.adapters.replacement.readers import read_attention
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.heads.convolved_attention import read_attention
+from convattn.heads.replace import replace_convolutional_heads
 
 
 def torch_layer(**options):

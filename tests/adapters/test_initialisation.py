@@ -22,9 +22,9 @@ from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from torch import nn
 
 from convattn import ConvAttnError, attention_to_conv, network_to_conv
-from convattn.adapters import convolutional_init
 from convattn.errors import ArgumentError, ConversionError
-from convattn.records import ConvolutionalInit
+from convattn.heads import convolutional_init
+from convattn.heads.initialise import ConvolutionalInit
 from convattn.testing.budget import assert_within_budget, roundings
 
 KERNELS = {"3 x 3": 3, "1 x 3": (1, 3), "1 x 1": 1, "7 x 5": (7, 5)}

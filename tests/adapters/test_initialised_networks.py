@@ -12,8 +12,8 @@ import pytest
 import torch
 from tests.adapters.vit_cases import GRID, VITS, attentions, pixels, tokens, vit
 
-from convattn.adapters import convolutional_init
 from convattn.errors import ShapeError
+from convattn.heads import convolutional_init
 from convattn.testing.budget import assert_within_budget, roundings
 
 
@@ -122,7 +122,7 @@ from operator import call
 
 import torch
 from tests.adapters.vit_cases import pixels, vit
-from convattn.adapters import convolutional_init
+from convattn.heads import convolutional_init
 from convattn.testing.budget import assert_within_budget, roundings
 
 network = vit(embed_dim=18, num_heads=9, depth=1, dynamic_img_size=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from convattn.adapters.attention.kernels import FusedKernel
+from convattn.heads.kernels import FusedKernel
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from convattn.adapters.native import PatchGrid
-from convattn.adapters.replacement.bound import MeasuredGrid
 from convattn.errors import ShapeError
+from convattn.heads.foreign_vits import PatchGrid
+from convattn.heads.replace import MeasuredGrid
 
 
 def test_the_grid_is_that_of_the_last_images():

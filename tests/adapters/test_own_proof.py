@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from convattn.adapters.attention.own import read_own
+from convattn.heads.own_layers import read_own
 from convattn.layers import RelativeAttention2d
 
 

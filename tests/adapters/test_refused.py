@@ -10,8 +10,8 @@ from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from convattn.adapters import convolutional_init
 from convattn.errors import UnsupportedModelError
+from convattn.heads import convolutional_init
 
 BLOCKS = timm.models.vision_transformer
 WINDOWS = "it attends in windows, not over the grid of patches"

@@ -7,9 +7,9 @@ import torch
 from tests.adapters.report_cases import every_head, measured, outputs, words
 from torch import nn
 
-from convattn.adapters.replacement import replace_convolutional_heads, trial
-from convattn.adapters.replacement.trial import compare_on_images
-from convattn.convert.network.running import read_arguments
+from convattn.convert.surgery import read_arguments
+from convattn.heads import replace as trial
+from convattn.heads.replace import compare_on_images, replace_convolutional_heads
 
 
 def test_changes_and_predictions_are_those_of_both_outputs():

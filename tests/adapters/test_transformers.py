@@ -6,8 +6,8 @@ from tests.adapters.vit_cases import attentions, convolved_by_heads
 from tests.convert.network.network_cases import assert_unchanged, fingerprint
 
 from convattn import network_to_conv
-from convattn.adapters import convolutional_init
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.heads import convolutional_init
 from convattn.testing.budget import assert_within_budget, roundings
 
 transformers = pytest.importorskip("transformers")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from convattn.adapters import GatedPatchAttention, PatchAttention
+from convattn.heads import GatedPatchAttention, PatchAttention
 from convattn.testing.budget import roundings
 
 GRID = (5, 7)

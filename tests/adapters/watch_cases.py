@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from convattn.adapters.attention import watch
+from convattn.heads.reading import watch
 
 
 class Tokens(nn.Module):

@@ -5,8 +5,8 @@ import json
 import shutil
 from pathlib import Path
 
-from convattn.analysis.reproduction.published import TABLE1
-from convattn.training import load_recipe, train
+from convattn.lab import load_recipe, train
+from convattn.lab.reproduction import TABLE1
 
 SIZES = {"model.width": "8", "model.depth": "2", "model.ffn": "8", "model.dropout": "0", "data.name": "digits"}
 STEPS = {"optim.learning_rate": "0.01", "training.epochs": "2", "training.batch_size": "400"}

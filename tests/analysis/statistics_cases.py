@@ -3,9 +3,8 @@
 import numpy as np
 import torch
 
-from convattn.adapters.attention import AttentionCall, Layout, global_layout, grouped_layout
-from convattn.analysis.measure.pairs import make_pairs
-from convattn.analysis.measure.sums import sum_heads
+from convattn.heads.head_sums import make_pairs, sum_heads
+from convattn.heads.layout import AttentionCall, Layout, global_layout, grouped_layout
 
 EPS = torch.finfo(torch.float64).eps
 

@@ -10,13 +10,14 @@ from tests.analysis.analyze_cases import gated, hooks, noise
 from torch import nn
 
 from convattn import AttentionNet
-from convattn.adapters.attention import global_layout, register_attention
-from convattn.adapters.attention import registry as registered
-from convattn.analysis.analyze import analyze, control_count
-from convattn.analysis.measure.controls import can_shuffle, shuffled, untrained
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError
+from convattn.heads import catalogue as registered
+from convattn.heads.analysis import analyze, control_count
+from convattn.heads.catalogue import register_attention
+from convattn.heads.head_report import HeadReport
+from convattn.heads.layout import global_layout
+from convattn.heads.measure import can_shuffle, shuffled, untrained
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convattn.records.head_report import HeadReport
 
 
 def test_a_network_is_not_changed():

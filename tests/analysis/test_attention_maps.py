@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from convattn.analysis.attention_maps import mean_attention, position_attention
 from convattn.errors import ArgumentError
+from convattn.heads.attention_maps import mean_attention, position_attention
 from convattn.models import AttentionNet, ConvNet
 from convattn.testing.budget import assert_within_budget, roundings
 

@@ -8,9 +8,9 @@ import torch
 from tests.analysis.analyze_cases import gated, noise
 
 from convattn import RelativeAttention2d, Shift
-from convattn.analysis.analyze import analyze
-from convattn.analysis.report.comparison import compare_reports
 from convattn.errors import ArgumentError
+from convattn.heads.analysis import analyze
+from convattn.heads.compare import compare_reports
 from convattn.layers import RelativeAttention1d
 
 

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from convattn.analysis import (
+from convattn.errors import ArgumentError, MissingDependencyError
+from convattn.heads import HeadSnapshot
+from convattn.lab.figures import (
+    FORMATS,
     ClassifiedImages,
     Comparison,
-    HeadSnapshot,
     SharpnessCurve,
     classified_images,
     convolution_and_attention,
     head_centres,
+    head_layers,
     head_moves,
+    head_paths,
     sharpness_regimes,
 )
-from convattn.analysis.canvas import FORMATS
-from convattn.analysis.figures_heads import head_layers, head_paths
-from convattn.analysis.reproduction.attention import QueryMaps, attention_grid
-from convattn.analysis.reproduction.curves import AccuracyCurve, accuracy_curves
-from convattn.errors import ArgumentError, MissingDependencyError
+from convattn.lab.reproduction import AccuracyCurve, QueryMaps, accuracy_curves, attention_grid
 
 RANDOM = np.random.default_rng(0)
 LEANING = np.array([[2.0, 1.5], [1.5, 2.0]])

@@ -10,9 +10,9 @@ from tests.analysis.reference_statistics import reference
 from torch import nn
 
 from convattn import network_to_attention
-from convattn.adapters.attention import watch
-from convattn.analysis.analyze import analyze
-from convattn.analysis.measure.controls import SHUFFLED, UNTRAINED
+from convattn.heads.analysis import analyze
+from convattn.heads.measure import SHUFFLED, UNTRAINED
+from convattn.heads.reading import watch
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from convattn.analysis import read_heads
 from convattn.errors import CheckpointError
+from convattn.heads import read_heads
+from convattn.lab.build import HeadTrace
 from convattn.models import AttentionNet
-from convattn.training.heads import HeadTrace
 
 
 def record(folder, encoding="quadratic"):

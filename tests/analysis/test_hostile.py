@@ -14,7 +14,7 @@ from torch import nn
 
 from convattn import ConvAttnError, ConvNet, analyze
 from convattn.layers import RelativeAttention2d
-from convattn.networks.image_files import open_images
+from convattn.networks.images import open_images
 
 CALLS = 200
 

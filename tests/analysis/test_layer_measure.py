@@ -6,9 +6,9 @@ import pytest
 import torch
 from tests.analysis.statistics_cases import LAYOUTS, make_call
 
-from convattn.analysis.measure.layer import LayerMeasure
-from convattn.analysis.measure.pairs import make_pairs
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.heads.head_sums import make_pairs
+from convattn.heads.measure import LayerMeasure
 
 MEMBERS = torch.tensor([0, 0, 1, 1, 2, 2])
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from tests.analysis.analyze_cases import gated, hooks, noise
 
-from convattn.analysis.analyze import analyze
-from convattn.analysis.measure.run import Run, Settings
 from convattn.errors import CheckpointError
+from convattn.heads.analysis import analyze
+from convattn.heads.measure import Run, Settings
 
 ORDER = torch.randperm(24, generator=torch.Generator().manual_seed(0)).tolist()
 """The images of a run over 24, as they are measured."""

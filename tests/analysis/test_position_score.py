@@ -5,13 +5,12 @@ from tests.analysis.analyze_cases import gated, noise
 from tests.analysis.reference_statistics import reference_error
 from tests.analysis.statistics_cases import LAYOUTS, added, make_call, within
 
-from convattn.adapters.attention import AttentionCall, global_layout
-from convattn.analysis.analyze import analyze
-from convattn.analysis.measure import likelihood
-from convattn.analysis.measure.kernel import KernelFit, shared_out
-from convattn.analysis.measure.likelihood import fit_logs
-from convattn.analysis.measure.pairs import make_pairs
-from convattn.analysis.statistics import head_statistics
+from convattn.heads import kernel_fit as likelihood
+from convattn.heads.analysis import analyze
+from convattn.heads.head_statistics import head_statistics
+from convattn.heads.head_sums import make_pairs
+from convattn.heads.kernel_fit import KernelFit, fit_logs, shared_out
+from convattn.heads.layout import AttentionCall, global_layout
 
 
 def by_position(layout, images=8, seed=0, dtype=torch.float64):

@@ -9,10 +9,10 @@ import torch
 from matplotlib.axes import Axes
 from tests.analysis.analyze_cases import gated, noise
 
-from convattn.analysis import analyze
-from convattn.analysis.report import figures
+from convattn.heads import analyze
+from convattn.heads.head_report import Estimate
+from convattn.lab import report_figures as figures
 from convattn.layers import RelativeAttention1d
-from convattn.records.head_report import Estimate
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from PIL import Image
 from pyarrow import parquet
 from tests.analysis.run_cases import RECIPES, change_record, copy_run, make_run
 
-from convattn.analysis.reproduction import TARGETS, Reproduction, reproduce
 from convattn.data import load_digits, normalise
 from convattn.errors import ArgumentError, UnknownNameError
+from convattn.lab.reproduction import TARGETS, Reproduction, reproduce
 from convattn.models import load_network
-from convattn.records import RunRecord
+from convattn.provenance import RunRecord
 
 IMAGES = ("fig6", "fig7", "fig8", "fig9", "fig10")
 
@@ -228,7 +228,7 @@ def test_a_figure_that_fails_midway_leaves_nothing(runs, tmp_path, monkeypatch):
     def fail(*_):
         raise ArgumentError("the disc is full")
 
-    monkeypatch.setattr("convattn.analysis.reproduction.heads.write_parquet", fail)
+    monkeypatch.setattr("convattn.lab.reproduction.write_parquet", fail)
     result = reproduce(["fig3"], runs, tmp_path / "out")
     assert result.targets[0].problem == "the disc is full"
     assert [item.name for item in (tmp_path / "out").iterdir()] == ["reproduction.json"]

@@ -6,12 +6,9 @@ import pytest
 from pyarrow import parquet
 from tests.analysis.run_cases import change_record, copy_run
 
-from convattn.analysis.reproduction import reproduce
-from convattn.analysis.reproduction.attention import make_one_image
-from convattn.analysis.reproduction.material import Material
-from convattn.analysis.reproduction.table1 import TableRow, _to_markdown
-from convattn.analysis.runs import find_runs, group_runs
 from convattn.errors import DataError
+from convattn.lab.reproduction import Material, TableRow, _to_markdown, make_one_image, reproduce
+from convattn.lab.runs import find_runs, group_runs
 from convattn.models import load_network
 
 

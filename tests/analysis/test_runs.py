@@ -4,9 +4,9 @@ import shutil
 import pytest
 from tests.analysis.run_cases import change_record, copy_run
 
-from convattn.analysis.runs import find_runs, group_runs, read_metrics
 from convattn.errors import ArgumentError, CheckpointError
-from convattn.records import RunRecord
+from convattn.lab.runs import find_runs, group_runs, read_metrics
+from convattn.provenance import RunRecord
 
 
 @pytest.fixture

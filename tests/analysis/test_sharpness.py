@@ -1,6 +1,6 @@
 import pytest
 
-from convattn.analysis import SharpnessCurve
+from convattn.lab.figures import SharpnessCurve
 
 
 def curve(bound, rounding):

@@ -6,13 +6,13 @@ import torch
 from tests.analysis.reference_statistics import reference, reference_coverage, reference_jackknife
 from tests.analysis.statistics_cases import EPS, LAYOUTS, added, make_call, whole_maps, within
 
-from convattn.adapters.attention import OUTSIDE, AttentionCall, Layout
-from convattn.analysis import analyze
-from convattn.analysis.measure import sums
-from convattn.analysis.measure.kernel import KernelFit
-from convattn.analysis.measure.pairs import make_pairs
-from convattn.analysis.statistics import covered, head_statistics
 from convattn.errors import UnsupportedModelError
+from convattn.heads import analyze
+from convattn.heads import head_sums as sums
+from convattn.heads.head_statistics import covered, head_statistics
+from convattn.heads.head_sums import make_pairs
+from convattn.heads.kernel_fit import KernelFit
+from convattn.heads.layout import OUTSIDE, AttentionCall, Layout
 from convattn.layers import RelativeAttention2d
 
 NUMBERS = ["spread", "entropy", "effective_positions", "hard_share", "shift_invariance", "content_share", "distance"]

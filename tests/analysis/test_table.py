@@ -4,8 +4,8 @@ import random
 
 from tests.analysis.analyze_cases import gated, noise
 
-from convattn.analysis import analyze, read_table, write_table
 from convattn.errors import CheckpointError
+from convattn.heads import analyze, read_table, write_table
 
 
 def test_a_changed_bit_is_found_or_changes_nothing(tmp_path):

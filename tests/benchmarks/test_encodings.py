@@ -10,10 +10,10 @@ from benchmarks.studies import read_study, spread
 from convattn import analyze, load_network
 from convattn.data import load_digits, normalise
 from convattn.encodings import Quadratic
+from convattn.lab import study, train
+from convattn.lab.study_engines import Engine
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
-from convattn.training import study, train
-from convattn.training.studies.engine import Engine
 
 RECIPES = ["sa-learned", "sa-distance", "sa-quadratic", "convnet"]
 TINY = {"model.width": "12", "model.depth": "1", "training.epochs": "1"}

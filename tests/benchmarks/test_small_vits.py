@@ -8,7 +8,7 @@ import torch
 from benchmarks import small_vits
 from benchmarks.small_vits import Run, batches, load_small_vit, rate_at, train
 from convattn.data import ImageDataset, ImageSplit
-from convattn.records import DataRecord
+from convattn.provenance import DataRecord
 
 SMALL = {"img_size": 32, "patch_size": 16, "num_classes": 10, "embed_dim": 8, "depth": 1, "num_heads": 2}
 KINDS = [("vit", False), ("vit", True), ("convit", False)]

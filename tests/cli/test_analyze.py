@@ -11,15 +11,16 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from convattn.analysis import read_table
-from convattn.analysis.measure.run import Run
-from convattn.analysis.report import figures
 from convattn.cli import main
 from convattn.data import normalise
 from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.errors import CheckpointError
-from convattn.networks.image_files import Pictures
-from convattn.records import HeadReport, ReportComparison
+from convattn.heads import read_table
+from convattn.heads.compare import ReportComparison
+from convattn.heads.head_report import HeadReport
+from convattn.heads.measure import Run
+from convattn.lab import report_figures as figures
+from convattn.networks.images import Pictures
 
 SOURCE = ["timm:vit_tiny_patch16_224", "--random-weights", "--set", "img_size=32", "--set", "depth=2"]
 FILES = [

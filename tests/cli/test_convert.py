@@ -9,7 +9,7 @@ from tests.cli.saved_layers import convolution
 from convattn import convert
 from convattn.cli import main
 from convattn.convert import load_layer
-from convattn.records import Certificate
+from convattn.convert.certificate import Certificate
 from convattn.testing.budget import assert_within_budget, roundings
 
 

@@ -16,12 +16,13 @@ from torch import nn
 
 from convattn import NetworkCertificate, convert, load_network, network_to_attention, save_network
 from convattn.cli import main
-from convattn.cli.convert_network import _value
+from convattn.cli.convert import _value
+from convattn.convert.certificate import Certificate
 from convattn.data import normalise
 from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet, ResNet, pretrained_names
-from convattn.records import Certificate, ConversionForecast
+from convattn.networks.forecast import ConversionForecast
 
 SHAPE = ["--shape", "3,32,32"]
 STEM = ["--include", "conv1.*"]

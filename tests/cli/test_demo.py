@@ -14,15 +14,12 @@ from tests.pretrained_cases import made_by_script
 from convattn import load_network
 from convattn.cli import demo as demo_module
 from convattn.cli import main
-from convattn.cli.demo_conversion import filter_bank
-from convattn.cli.demo_network import KERNELS
-from convattn.cli.demo_page import write_page
-from convattn.cli.demo_record import Demonstration, NetworkConversion
+from convattn.cli.demo import KERNELS, Demonstration, NetworkConversion, filter_bank, write_page
 from convattn.convert import load_layer
+from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.errors import MissingDependencyError
 from convattn.layers import RelativeAttention2d
 from convattn.models import pretrained_card
-from convattn.records import Certificate, NetworkCertificate
 
 FILES = [
     "as-convolutions/README.md",

@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from convattn.cli import main
-from convattn.records import RunRecord
+from convattn.provenance import RunRecord
 
 SHORT = ["--set", "training.epochs=3"]
 TRAIN = ["train", "sa-quadratic", "--scale", "tiny", *SHORT, "--checkpoint-every", "10", "-o", "runs/sa-quadratic-0"]

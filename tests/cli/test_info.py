@@ -7,8 +7,8 @@ from convattn.__about__ import __version__
 from convattn.cli import main
 from convattn.cli.info import Installation, describe_installation
 from convattn.encodings import ENCODINGS
+from convattn.lab import recipe_names
 from convattn.models import pretrained_card, pretrained_names
-from convattn.training import recipe_names
 
 
 def test_info_prints_what_is_there(capsys):

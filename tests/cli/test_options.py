@@ -1,6 +1,6 @@
 import pytest
 
-from convattn.cli.options import first_free
+from convattn.cli.output import first_free
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,13 @@ import pytest
 import torch
 from tests.analysis.run_cases import make_run
 
-from convattn.analysis.reproduction import TARGETS, Reproduction
-from convattn.analysis.reproduction.record import TargetResult
 from convattn.cli import main
-from convattn.cli.reproduce_links import figure_links, link_panels
-from convattn.cli.reproduce_view import write_views
+from convattn.cli.reproduce_view import figure_links, link_panels, write_views
 from convattn.data import load_samples
 from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.lab.reproduction import TARGETS, Reproduction, TargetResult
 from convattn.models import AttentionNet, ConvNet
-from convattn.records import DataRecord, RunRecord
+from convattn.provenance import DataRecord, RunRecord
 from convattn.viewer import Scene
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from convattn.cli import main
 from convattn.cli.study import _make_engine
+from convattn.lab.ray_engine import RayEngine
+from convattn.lab.study_engines import LocalEngine
+from convattn.lab.study_plan import StudyRecord
 from convattn.models import load_network
-from convattn.records import RunRecord
-from convattn.training.studies.engine import LocalEngine
-from convattn.training.studies.ray_engine import RayEngine
-from convattn.training.studies.record import StudyRecord
+from convattn.provenance import RunRecord
 
 TINY = ("model.width=5", "model.depth=1", "model.ffn=7", "training.epochs=1", "training.batch_size=240")
 SET = [item for change in TINY for item in ("--set", change)]

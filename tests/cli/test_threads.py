@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from convattn.cli.threads import one_thread
-from convattn.training import load_recipe
-from convattn.training.studies.engine import LocalEngine
-from convattn.training.studies.plan import PlannedRun
-from convattn.training.threads import is_small, threads_given
+from convattn.lab import load_recipe
+from convattn.lab.study_engines import LocalEngine
+from convattn.lab.study_plan import PlannedRun
+from convattn.lab.threads import is_small, threads_given
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -61,7 +61,7 @@ def test_only_tiny_images_are_small_work():
 
 
 def test_study_gives_runs_their_threads(monkeypatch, tmp_path):
-    monkeypatch.setattr("convattn.training.studies.engine._cores", lambda: 8)
+    monkeypatch.setattr("convattn.lab.study_engines._cores", lambda: 8)
     tiny, small = planned("tiny", tmp_path), planned("small", tmp_path)
     assert [LocalEngine()._threads(run, workers=2) for run in (tiny, small)] == [1, 4]
     assert [LocalEngine(threads=5)._threads(run, workers=2) for run in (tiny, small)] == [5, 5]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from convattn.cli import main
-from convattn.records import RunRecord
-from convattn.training import load_recipe, recipe_to_toml
+from convattn.lab import load_recipe, recipe_to_toml
+from convattn.provenance import RunRecord
 
 FEW_STEPS = "training.batch_size=240"
 TINY = ("model.width=5", "model.depth=1", "model.heads=2", "model.ffn=7", "training.epochs=1", FEW_STEPS)
@@ -77,7 +77,7 @@ def test_accuracy_with_views_is_beside_that_without(capsys):
 
 def test_terminal_gets_the_bar_and_no_lines(monkeypatch):
     told = []
-    monkeypatch.setattr("convattn.training.train", lambda *_, tell, **__: told.append(tell) or 1 / 0)
+    monkeypatch.setattr("convattn.lab.train", lambda *_, tell, **__: told.append(tell) or 1 / 0)
     for terminal in (False, True):
         monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
         with pytest.raises(ZeroDivisionError):
@@ -95,7 +95,7 @@ def test_finished_run_is_shown_again_by_resume(capsys):
 @pytest.mark.filterwarnings("default::convattn.errors.CheckpointWarning")
 def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        patch.setattr("convattn.training.session.Session.summary", lambda _: 1 / 0)
+        patch.setattr("convattn.lab.loop.Session.summary", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             main(["train", "digits-quadratic", *SET, "--checkpoint-every", "2"])
     newest = max(Path("runs/digits-quadratic-0/checkpoints").glob("step-*"))

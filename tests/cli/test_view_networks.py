@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from convattn.cli.convert_network import Origin
+from convattn.cli.convert import Origin
 from convattn.cli.view_networks import Shown, gather
 from convattn.convert import network_to_attention, network_to_conv, save_layer
 from convattn.errors import ArgumentError

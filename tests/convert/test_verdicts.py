@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from convattn.convert import attention_to_conv, conv_to_attention, network_to_attention, network_to_conv
-from convattn.convert.certificate.layer import Promise, certify_attention
+from convattn.convert.certificate import Certificate, NetworkCertificate, Promise, certify_attention
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.layers import RelativeAttention2d
-from convattn.records import Certificate, NetworkCertificate
 
 IMAGES = torch.randn(16, 3, 9, 11, generator=torch.Generator().manual_seed(7))
 

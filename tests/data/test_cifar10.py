@@ -8,7 +8,8 @@ from PIL import Image
 from pyarrow import parquet
 from tests.data.parquet_cases import FILES, WRONG_TABLES, good, png, table, write
 
-from convattn.data import hub, load_cifar10
+from convattn.data import cifar10 as hub
+from convattn.data import load_cifar10
 from convattn.errors import DataError
 from convattn.files import file_sha256
 

@@ -5,7 +5,7 @@ import torch
 
 from convattn.data import ImageDataset, ImageSplit
 from convattn.errors import DataError
-from convattn.records import DataRecord
+from convattn.provenance import DataRecord
 
 RECORD = DataRecord("made", "here", {}, {}, "none")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from convattn.data import cutmix, mixup
-from convattn.data.mixing import _symmetric_beta
+from convattn.data.augment import _symmetric_beta
 from convattn.errors import ArgumentError, ShapeError
 from convattn.testing.budget import assert_within_budget, references
 

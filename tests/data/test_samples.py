@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 
-from convattn.data import ImageDataset, ImageSplit, load_samples, samples
+from convattn.data import ImageDataset, ImageSplit, load_samples
+from convattn.data import embedded as samples
 from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
-from convattn.records import DataRecord
+from convattn.provenance import DataRecord
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "samples.py"))
 MOST_BYTES = 60 * 1024
@@ -38,7 +39,7 @@ def test_script_writes_the_first_of_each_class_without_loss(tmp_path, monkeypatc
     record = DataRecord("many", "made here", hashes, {"train": 21, "test": 21}, "the same twice")
     split = ImageSplit(images, labels)
     SCRIPT["write"](ImageDataset(split, split, 10, CIFAR10_MEAN, CIFAR10_STD, record), tmp_path)
-    monkeypatch.setattr("convattn.data.samples.resources.files", lambda _: tmp_path)
+    monkeypatch.setattr("convattn.data.embedded.resources.files", lambda _: tmp_path)
     found = load_samples()
     assert found.rows[:4] == (9, 11, 8, 12)
     assert found.rows[6:8] == (6, 10)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from convattn.encodings import ENCODINGS, AxisAdditiveEncoding
-from convattn.encodings.hooks import compute_parameters
+from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ArgumentError
 from convattn.grid import Axis
 from convattn.layers import RelativeAttention2d

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from convattn.encodings import GeneralizedQuadratic, Quadratic
-from convattn.encodings.centres import grid_centres
-from convattn.encodings.quadratic import root_of_sharpness
+from convattn.encodings.quadratic import grid_centres, root_of_sharpness
 from convattn.errors import ArgumentError, ShapeError
 from convattn.functional import attention_weights, displacement_scores
 from convattn.grid import Axis

@@ -18,7 +18,7 @@ from convattn.functional import (
     find_bands,
     pad_keys,
 )
-from convattn.functional.bands.find import MOST_TAPS
+from convattn.functional.bands import MOST_TAPS
 from convattn.grid import Axis, Geometry
 from convattn.testing.budget import assert_within_budget, roundings
 

@@ -6,8 +6,9 @@ from itertools import permutations
 import pytest
 import torch
 
+from convattn.functional import separable as bfloat16
+from convattn.functional import separable as weights_first
 from convattn.functional import separable_attention
-from convattn.functional.separable import bfloat16, weights_first
 from convattn.testing.budget import assert_within_budget
 
 HEADS = 3

@@ -19,7 +19,7 @@ from convattn.layers import (
 from convattn.testing.budget import Sums, assert_within_budget, roundings
 from convattn.testing.dense import as_dtype
 
-MODULE = importlib.import_module("convattn.functional.content.attention")
+MODULE = importlib.import_module("convattn.functional.content")
 
 
 NARROW = Content(key_width=3)

@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 
 from convattn.functional import separable_attention
 from convattn.functional.derivatives import backward_to_differentiate, can_be_read, needs_own_operations
-from convattn.functional.fourier.transforms import filter_images
+from convattn.functional.fourier import filter_images
 from convattn.grid import Axis
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # of forward mode

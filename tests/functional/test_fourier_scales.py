@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from convattn.functional import attend, attention_weights, displacement_scores, fourier_attention, fourier_filters
-from convattn.functional.fourier import transforms as module
-from convattn.functional.fourier.transforms import filter_images
+from convattn.functional import fourier as module
+from convattn.functional.fourier import filter_images
 from convattn.grid import Axis
 from convattn.testing.budget import Sums, assert_within_budget, roundings
 

@@ -15,7 +15,7 @@ from convattn.functional import (
     position_weights,
     separable_attention,
 )
-from convattn.functional.separable import weights_first
+from convattn.functional import separable as weights_first
 from convattn.grid import Axis
 from convattn.testing.budget import assert_within_budget
 

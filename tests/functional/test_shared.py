@@ -21,12 +21,12 @@ from convattn.functional import (
     position_weights,
 )
 from convattn.functional import grid_attention as attention_of
-from convattn.functional.shared.blocks import joint_blocks, row_strips
+from convattn.functional.shared import joint_blocks, row_strips
 from convattn.grid import Geometry
 from convattn.testing.budget import assert_within_budget, roundings
 
-planning = sys.modules["convattn.functional.shared.attention"]
-channels = sys.modules["convattn.functional.shared.channels"]
+planning = sys.modules["convattn.functional.shared"]
+channels = sys.modules["convattn.functional.shared"]
 
 
 @dataclass(frozen=True)

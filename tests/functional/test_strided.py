@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convattn.convert import network_to_attention
-from convattn.functional.shift.strided import convolve, convolve_transposed
+from convattn.functional.shift import convolve, convolve_transposed
 from convattn.models import ResNet
 from convattn.testing.budget import Sums, assert_within_budget, roundings
 
@@ -122,7 +122,7 @@ def test_control_torchs_own_network_meets_the_fault():
 GRADIENT = """
 import sys, torch
 from torch.nn.functional import conv2d, conv_transpose2d
-from convattn.functional.shift.strided import convolve, convolve_transposed
+from convattn.functional.shift import convolve, convolve_transposed
 
 ours, worst = sys.argv[1] == "ours", 0.0
 torch.manual_seed(0)

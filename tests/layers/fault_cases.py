@@ -12,7 +12,7 @@ from tests.layers.layer_cases import LayerCase, hard
 from tests.testing.faults import eight_bits, halved, last_without_gradient, leaky, of_bfloat16
 from torch.nn import functional as F
 
-from convattn.functional.fourier.transforms import quick_length
+from convattn.functional.fourier import quick_length
 from convattn.layers import Content
 
 REFERENCE, SEPARABLE = (LayerCase("quadratic", options={"impl": impl}) for impl in ("reference", "separable"))

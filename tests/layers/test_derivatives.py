@@ -21,7 +21,7 @@ from tests.layers.layer_cases import ADDITIVE, HARD, LayerCase
 from convattn.encodings import ENCODINGS
 from convattn.errors import ArgumentError, DeviceError
 from convattn.functional import derivatives
-from convattn.functional.separable import weights_first
+from convattn.functional import separable as weights_first
 from convattn.layers import (
     Content,
     GatedRelativeAttention2d,

@@ -11,9 +11,9 @@ from torch import nn
 from convattn.convert import conv_to_attention
 from convattn.encodings import Quadratic, Shift
 from convattn.errors import ArgumentError, ShapeError
-from convattn.functional.fourier import attention as fourier
+from convattn.functional import fourier
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convattn.records import Plan
+from convattn.layers.plan import Plan
 from convattn.testing.budget import assert_within_budget, references
 from convattn.testing.convolutions import convolve
 

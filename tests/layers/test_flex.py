@@ -10,7 +10,7 @@ import torch
 from tests.layers.layer_cases import CaseContract, LayerCase
 
 from convattn.errors import ArgumentError, DeviceError
-from convattn.functional.content import flex
+from convattn.functional import flex
 from convattn.layers import (
     Content,
     GatedRelativeAttention2d,

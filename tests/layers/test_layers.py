@@ -2,9 +2,9 @@ import pytest
 import torch
 from tests.layers.layer_cases import HARD, LAYERS, VALUES_FIRST, CaseContract, LayerCase
 
+from convattn.functional import separable as cutting
+from convattn.functional import separable as weights_first
 from convattn.functional.cost import SLOWNESS
-from convattn.functional.separable import tiles as cutting
-from convattn.functional.separable import weights_first
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 
 

@@ -8,9 +8,7 @@ from convattn import network_to_attention, network_to_conv
 from convattn.convert import SamePaddedAttention
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.networks import create_network
-from convattn.networks.forecast import forecast_attention, forecast_conv
-from convattn.records import ConversionForecast
-from convattn.records.forecast import _size
+from convattn.networks.forecast import ConversionForecast, _size, forecast_attention, forecast_conv
 
 
 @pytest.fixture

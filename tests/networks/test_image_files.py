@@ -7,7 +7,7 @@ import torch
 from pyarrow import parquet
 
 from convattn.errors import DataError
-from convattn.networks.image_files import open_images
+from convattn.networks.images import open_images
 
 
 def unused():

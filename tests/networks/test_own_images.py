@@ -8,20 +8,20 @@ import pytest
 import torch
 from PIL import Image
 
-from convattn.analysis import analyze
 from convattn.cli import main
-from convattn.cli.convert_network import Origin
+from convattn.cli.convert import Origin
 from convattn.cli.view_networks import gather
+from convattn.convert.certificate import NetworkCertificate
 from convattn.data import load_digits, normalise
 from convattn.errors import ArgumentError, MissingDependencyError
+from convattn.heads import analyze
+from convattn.heads.head_report import HeadReport
 from convattn.models import AttentionNet
-from convattn.models.pretrained import network_folder
+from convattn.models.hub_model import network_folder
+from convattn.networks import images as own_module
+from convattn.networks import images as preparations
 from convattn.networks import load_network
-from convattn.networks import own_images as own_module
-from convattn.networks import preparation as preparations
-from convattn.networks.own_images import class_names, require_own_images
-from convattn.networks.preparation import normalisation, preparation
-from convattn.records import HeadReport, NetworkCertificate
+from convattn.networks.images import class_names, normalisation, preparation, require_own_images
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from PIL import Image
 from tests.networks.picture_files import READ, REFUSED, black_png, encoded
 
 from convattn.errors import DataError
-from convattn.networks.image_files import open_images
-from convattn.networks.pictures import PictureError, _require_size, decode_picture
+from convattn.networks.images import PictureError, _require_size, decode_picture, open_images
 
 
 def _prepare(picture):
@@ -67,7 +66,7 @@ def test_a_thousand_damaged_files_raise_nothing_else(tmp_path):
 
 _PEAK = """
 import resource, sys
-from convattn.networks.pictures import decode_picture, PictureError
+from convattn.networks.images import decode_picture, PictureError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for file in sys.argv[1:]:
     try:

@@ -23,7 +23,7 @@ from convattn import (
 )
 from convattn.convert import save_layer
 from convattn.errors import ArgumentError, UnsupportedModelError
-from convattn.networks.structure import describe_replaced, differences
+from convattn.networks.tensors import describe_replaced, differences
 
 
 def test_what_convolutional_init_made_is_not_saved(tmp_path):

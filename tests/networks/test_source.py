@@ -16,10 +16,9 @@ from convattn.data import normalise
 from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, UnknownNameError
 from convattn.models import AttentionNet, ConvNet
-from convattn.models.pretrained import network_folder
+from convattn.models.hub_model import network_folder
 from convattn.networks import create_network
-from convattn.networks.image_files import open_images, stack_images
-from convattn.networks.preparation import draw_images, normalisation, preparation
+from convattn.networks.images import draw_images, normalisation, open_images, preparation, stack_images
 from convattn.networks.tensors import load_weights
 
 

@@ -2,7 +2,7 @@ import pytest
 from tests.training.resuming import RECIPE
 from tests.training.tiny import tiny_data
 
-from convattn.training import train
+from convattn.lab import train
 
 
 @pytest.fixture(scope="session")

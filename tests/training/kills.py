@@ -18,7 +18,7 @@ import accelerate  # noqa: F401 - loaded once, before the forks
 import torch
 from tests.training.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
 
-from convattn.training import Recipe, train
+from convattn.lab import Recipe, train
 
 RECIPES = {"attention": tiny_recipe(epochs=4, dropout=0.2), "speed": tiny_speed_recipe(epochs=4)}
 

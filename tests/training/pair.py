@@ -13,7 +13,7 @@ from pathlib import Path
 import accelerate  # noqa: F401 - loaded once, before the forks
 from tests.training.tiny import tiny_data
 
-from convattn.training import load_recipe, train
+from convattn.lab import load_recipe, train
 
 PROCESSES = 2
 

@@ -6,8 +6,8 @@ import pytest
 from pyarrow import parquet
 from tests.training.tiny import tiny_data, tiny_recipe
 
-from convattn.training import train
-from convattn.training.trainer import Trainer
+from convattn.lab import train
+from convattn.lab.trainer import Trainer
 
 RECIPE = tiny_recipe(epochs=2, dropout=0.2)  # two epochs of five steps
 

@@ -26,7 +26,7 @@ class FakeTrain:
     hashes: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, run, resume):
-        from convattn.training import recipe_to_toml  # the program itself does without
+        from convattn.lab import recipe_to_toml  # the program itself does without
 
         task = {
             "folder": str(run.folder),
@@ -41,7 +41,7 @@ class FakeTrain:
 
 def fake_record(run, revision, digest):
     """Make the record of a run, but for its accuracy, as JSON's own types."""
-    from convattn.records import DataRecord, RunRecord
+    from convattn.provenance import DataRecord, RunRecord
 
     counts = {"train": 5, run.recipe.data.measured: 3}
     data = DataRecord("made up", "the tests", {"images": digest}, counts, "in order")

@@ -3,9 +3,9 @@ import re
 import pytest
 from tests.training.tiny import tiny_data, tiny_recipe
 
-from convattn.records import RunRecord
-from convattn.training import train
-from convattn.training.card import model_card
+from convattn.lab import train
+from convattn.lab.run_folder import model_card
+from convattn.provenance import RunRecord
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from tests.training.tiny import tiny_data, tiny_recipe
 
 from convattn import network_to_attention, network_to_conv
 from convattn.errors import ArgumentError, CheckpointError, ConversionError
+from convattn.lab import build, load_recipe, train
+from convattn.lab.build import build_network
+from convattn.lab.recipe import ConvertRecipe, Recipe, ResNetRecipe, StartRecipe
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention, RelativeAttention2d
 from convattn.networks import load_network
-from convattn.training import build, load_recipe, train
-from convattn.training.build import build_network
-from convattn.training.recipe import ConvertRecipe, Recipe, ResNetRecipe, StartRecipe
 
 SMALL = ResNetRecipe(blocks_per_stage=1, width=4)
 LAST = ("stages.3.first", "stages.3.second")
@@ -87,7 +87,7 @@ class Stopped(Exception):  # noqa: N818 - a kill, not an error
 def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, tmp_path, monkeypatch):
     convert = ConvertRecipe(include=LAST, sharpness=5.0, content=True)
     whole = train(recipe(convert, trained), output=tmp_path / "whole", data=tiny_data(), progress=False)
-    from convattn.training.trainer import Trainer
+    from convattn.lab.trainer import Trainer
 
     step = Trainer._train_on
 

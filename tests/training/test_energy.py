@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from convattn.training import energy
-from convattn.training.energy import Counter, EnergyMeter, Ledger, read_counters
+from convattn.lab import loop as energy
+from convattn.lab.loop import Counter, EnergyMeter, Ledger, read_counters
 
 CPU = torch.device("cpu")
 

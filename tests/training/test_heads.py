@@ -3,8 +3,8 @@ import io
 import torch
 from pyarrow import parquet
 
+from convattn.lab.build import HEAD_COLUMNS, HeadTrace
 from convattn.models import AttentionNet, ConvNet
-from convattn.training.heads import HEAD_COLUMNS, HeadTrace
 
 SIZES = {"width": 8, "depth": 2, "heads": 3, "ffn": 8}
 

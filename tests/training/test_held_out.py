@@ -8,11 +8,11 @@ import torch
 from tests.training.test_resume import cut_off, resume, timeless
 from tests.training.tiny import tiny_data, tiny_recipe
 
-from convattn.analysis.runs import find_runs
 from convattn.cli.train import summarise_run
 from convattn.data import ImageSplit
 from convattn.errors import RecipeError
-from convattn.training import train
+from convattn.lab import train
+from convattn.lab.runs import find_runs
 
 PLAIN = tiny_recipe(epochs=2, dropout=0.2)
 RECIPE = dataclasses.replace(PLAIN, data=dataclasses.replace(PLAIN.data, held_out=10))

@@ -12,12 +12,12 @@ from rich.console import Console
 from tests.training.tiny import tiny_data, tiny_recipe
 
 from convattn.errors import ArgumentError, RecipeError, TrainingError
+from convattn.lab import load_recipe, loop, train
+from convattn.lab import loop as session
+from convattn.lab.build import HEAD_COLUMNS, build_network, build_optimizer
+from convattn.lab.trainer import EpochResult
 from convattn.models import AttentionNet, load_network
-from convattn.records import RunRecord
-from convattn.training import load_recipe, loop, session, train
-from convattn.training.build import build_network, build_optimizer
-from convattn.training.heads import HEAD_COLUMNS
-from convattn.training.trainer import EpochResult
+from convattn.provenance import RunRecord
 
 
 def test_run_leaves_all_its_files(tmp_path):

@@ -14,17 +14,17 @@ import torch
 from tests.training.tiny import references_of_runs, tiny_data, tiny_recipe
 
 from convattn.errors import DeviceError, MissingDependencyError
-from convattn.records import RunRecord
+from convattn.lab import recipe_to_toml, train
+from convattn.provenance import RunRecord
 from convattn.testing.budget import Sums, assert_within_budget
-from convattn.training import recipe_to_toml, train
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
 from tests.training.tiny import tiny_data
-from convattn.training import load_recipe, train
-from convattn.training.trainer import Trainer
+from convattn.lab import load_recipe, train
+from convattn.lab.trainer import Trainer
 
 honest, last = Trainer._train_on, {last!r}
 

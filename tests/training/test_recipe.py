@@ -4,8 +4,8 @@ import pytest
 from tests.training.tiny import tiny_recipe, tiny_speed_recipe
 
 from convattn.errors import RecipeError
-from convattn.training import load_recipe, recipe_to_toml
-from convattn.training.recipe import (
+from convattn.lab import load_recipe, recipe_to_toml
+from convattn.lab.recipe import (
     AttentionNetRecipe,
     ConvNetRecipe,
     CosineRecipe,
@@ -17,8 +17,8 @@ from convattn.training.recipe import (
     StepsRecipe,
     TrainingRecipe,
     TriangleRecipe,
+    command_for,
 )
-from convattn.training.recipe_file import command_for
 
 PAPER = {
     "sa-quadratic": (AttentionNetRecipe("attention_net", "quadratic", content=False), CosineRecipe()),

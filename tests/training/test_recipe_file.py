@@ -4,8 +4,8 @@ import re
 import pytest
 
 from convattn.errors import ArgumentError, RecipeError, UnknownNameError
-from convattn.training import load_recipe, recipe_names, recipe_to_toml
-from convattn.training.recipe_file import command_for
+from convattn.lab import load_recipe, recipe_names, recipe_to_toml
+from convattn.lab.recipe import command_for
 
 REFUSED = {
     "unknown key": ("optim.learning_rat", "1", r"unknown key 'optim.learning_rat': did you mean 'learning_rate'\?"),

@@ -6,10 +6,10 @@ import pytest
 from tests.training.tiny import tiny_data
 
 from convattn.errors import RecipeError, UnknownNameError
+from convattn.lab import load_recipe, recipe_names, train
+from convattn.lab.build import build_network
+from convattn.lab.recipe import SCALES, command_for
 from convattn.models import AttentionNet
-from convattn.training import load_recipe, recipe_names, train
-from convattn.training.build import build_network
-from convattn.training.recipe_file import SCALES, command_for
 
 SHORT = {"training.epochs": "1", "training.batch_size": "240"}
 NAMES = [name for name in recipe_names() if name != "digits-quadratic"]

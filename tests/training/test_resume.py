@@ -12,10 +12,10 @@ from tests.training.resuming import RECIPE, cut_off, newest, resume, timeless, t
 from tests.training.tiny import tiny_data, tiny_speed_recipe
 
 from convattn.errors import CheckpointError, CheckpointWarning
-from convattn.records import RunRecord
-from convattn.training import loop, train
-from convattn.training.checkpoint import Checkpoints
-from convattn.training.trainer import Trainer
+from convattn.lab import loop, train
+from convattn.lab.run_folder import Checkpoints
+from convattn.lab.trainer import Trainer
+from convattn.provenance import RunRecord
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,8 +13,8 @@ from tests.training.resuming import RECIPE, cut_off, newest, resume, timeless, t
 from tests.training.tiny import tiny_data
 
 from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning
-from convattn.training import train
-from convattn.training.trainer import Trainer
+from convattn.lab import train
+from convattn.lab.trainer import Trainer
 
 
 def flip_a_bit(checkpoint):

@@ -3,9 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from convattn.training.build import learning_rate_factor
-from convattn.training.recipe import CosineRecipe, StepsRecipe, TriangleRecipe
-from convattn.training.schedule import step_decay, triangle, warmup_cosine
+from convattn.lab.build import learning_rate_factor, step_decay, triangle, warmup_cosine
+from convattn.lab.recipe import CosineRecipe, StepsRecipe, TriangleRecipe
 
 
 @pytest.mark.parametrize("step", range(101))

@@ -13,14 +13,13 @@ import pytest
 from tests.training.study_fake import FakeTrain
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, RecipeError
-from convattn.records import RunRecord
-from convattn.training import study
-from convattn.training.studies import engine as engines
-from convattn.training.studies import statistics
-from convattn.training.studies.engine import LocalEngine, _slots, sigterm_raises
-from convattn.training.studies.folder import last_line, locked
-from convattn.training.studies.plan import plan_runs
-from convattn.training.studies.record import StudyRecord
+from convattn.lab import studies as statistics
+from convattn.lab import study
+from convattn.lab import study_engines as engines
+from convattn.lab.studies import last_line, locked
+from convattn.lab.study_engines import LocalEngine, _slots, sigterm_raises
+from convattn.lab.study_plan import StudyRecord, plan_runs
+from convattn.provenance import RunRecord
 
 RECIPE = "digits-quadratic"
 

@@ -8,11 +8,18 @@ from tests.training.study_fake import FakeTrain
 
 from convattn.cli.study import _summarise_study
 from convattn.errors import ArgumentError, CheckpointError
-from convattn.training import load_recipe, study
-from convattn.training.studies.choice import _at_an_end, doubts, read_search
-from convattn.training.studies.engine import LocalEngine
-from convattn.training.studies.plan import plan_runs
-from convattn.training.studies.record import StudyCandidate, StudyChoice, StudyRecord, Summary
+from convattn.lab import load_recipe, study
+from convattn.lab.study_engines import LocalEngine
+from convattn.lab.study_plan import (
+    StudyCandidate,
+    StudyChoice,
+    StudyRecord,
+    Summary,
+    _at_an_end,
+    doubts,
+    plan_runs,
+    read_search,
+)
 
 NAME, KEY, RATES = "digits-quadratic", "optim.learning_rate", ("1e-3", "3e-3", "9e-3")
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from convattn.training.studies import leash
-from convattn.training.studies.leash import lock
+from convattn.lab import leash
+from convattn.lab.leash import lock
 
 LEASH = leash.__file__
 SLEEPER = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(3600)"

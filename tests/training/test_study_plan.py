@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from convattn.errors import ArgumentError, UnknownNameError
-from convattn.training import load_recipe, recipe_to_toml, study
-from convattn.training.studies.plan import plan_runs, train_command
-from convattn.training.studies.run import _find_baseline
+from convattn.lab import load_recipe, recipe_to_toml, study
+from convattn.lab.studies import _find_baseline
+from convattn.lab.study_plan import plan_runs, train_command
 
 RECIPE = "digits-quadratic"
 

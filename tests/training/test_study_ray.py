@@ -13,11 +13,11 @@ import pytest
 from tests.training.study_fake import FakeTrain
 
 from convattn.errors import ArgumentError, MissingDependencyError
-from convattn.records import RunRecord
-from convattn.training import study
-from convattn.training.studies.engine import LocalEngine
-from convattn.training.studies.leash import lock
-from convattn.training.studies.ray_engine import RayEngine, _connected
+from convattn.lab import study
+from convattn.lab.leash import lock
+from convattn.lab.ray_engine import RayEngine, _connected
+from convattn.lab.study_engines import LocalEngine
+from convattn.provenance import RunRecord
 
 RECIPE = "digits-quadratic"
 SEEDS = (0, 1, 2)

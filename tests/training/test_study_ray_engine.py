@@ -11,11 +11,11 @@ import pytest
 from tests.training.study_fake import FakeTrain
 
 from convattn.errors import DeviceError
-from convattn.training import study
-from convattn.training.studies.engine import LocalEngine
-from convattn.training.studies.leash import lock
-from convattn.training.studies.plan import plan_runs
-from convattn.training.studies.ray_engine import RayEngine
+from convattn.lab import study
+from convattn.lab.leash import lock
+from convattn.lab.ray_engine import RayEngine
+from convattn.lab.study_engines import LocalEngine
+from convattn.lab.study_plan import plan_runs
 
 RECIPE = "digits-quadratic"
 SEEDS = (0, 1, 2)
@@ -217,7 +217,7 @@ def test_iteration_that_ends_early_cancels_what_runs_and_waits_for_its_log(fake,
         assert 0 < patience <= 30
         return lock(log, patience)
 
-    monkeypatch.setattr("convattn.training.studies.ray_engine.lock", wait)
+    monkeypatch.setattr("convattn.lab.ray_engine.lock", wait)
     iteration = RayEngine().run(runs)
     assert next(iteration) == runs[2]
     iteration.close()

@@ -9,14 +9,11 @@ from tests.training.tiny import references_of_runs, tiny_data, tiny_recipe, tiny
 
 from convattn.data import normalise
 from convattn.errors import CheckpointError, MissingDependencyError, RecipeError, UnknownNameError
+from convattn.lab import train
+from convattn.lab.recipe import DataRecipe, ResNetRecipe, views
+from convattn.lab.trainer import Batches, Trainer, estimate_memory
 from convattn.models import AttentionNet, load_network
 from convattn.testing.budget import assert_within_budget, references
-from convattn.training import train
-from convattn.training.batches import Batches
-from convattn.training.memory import estimate_memory
-from convattn.training.recipe import DataRecipe, ResNetRecipe
-from convattn.training.trainer import Trainer
-from convattn.training.views import views
 
 SIZES = {"width": 8, "depth": 1, "heads": 3, "ffn": 8, "patch": 1, "dropout": 0.0}
 

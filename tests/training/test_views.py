@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from convattn.training.views import views
+from convattn.lab.recipe import views
 
 
 def drawn():

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from convattn.data import ImageDataset, ImageSplit, normalise
 from convattn.functional.rounding import LEAST_ROUNDINGS
-from convattn.records import DataRecord
-from convattn.testing.budget import rounded_otherwise
-from convattn.training import Recipe, batches, build, trainer
-from convattn.training.recipe import (
+from convattn.lab import Recipe, build, trainer
+from convattn.lab import trainer as batches
+from convattn.lab.recipe import (
     AttentionNetRecipe,
     DataRecipe,
     LookaheadRecipe,
@@ -21,6 +20,8 @@ from convattn.training.recipe import (
     TrainingRecipe,
     TriangleRecipe,
 )
+from convattn.provenance import DataRecord
+from convattn.testing.budget import rounded_otherwise
 
 
 def tiny_data(train: int = 40, test: int = 10) -> ImageDataset:

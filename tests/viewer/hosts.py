@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import uvicorn
 
-from convattn.viewer.refused import RefusedError
+from convattn.viewer.live import Limits, RefusedError
 from convattn.viewer.server import listening, make_app
-from convattn.viewer.uploads import Limits
 
 
 class Toy:

@@ -11,14 +11,13 @@ import torch
 from safetensors.torch import save, save_file
 from tests.viewer.layer_cases import random_layer
 
-from convattn.analysis import read_heads
 from convattn.errors import ArgumentError, CheckpointError
+from convattn.heads import read_heads
 from convattn.models import AttentionNet, SpeedNet
-from convattn.models.pretrained import network_folder
+from convattn.models.hub_model import network_folder
 from convattn.networks import load_network
 from convattn.viewer import Exhibit, Scene, build_scene
-from convattn.viewer.checked import require_scene
-from convattn.viewer.scene import SceneSizeError
+from convattn.viewer.scene import SceneSizeError, require_scene
 
 KNOWN = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
 

@@ -15,8 +15,7 @@ from tests.viewer.test_server import bomb, picture
 
 from convattn import AttentionNet
 from convattn.viewer import Exhibit
-from convattn.viewer.live import Live
-from convattn.viewer.uploads import Limits
+from convattn.viewer.live import Limits, Live
 
 LARGE = 100 * 2**20
 MEBIBYTE = 2**20

@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 
-from convattn.viewer.kept import Kept
+from convattn.viewer.live import Kept
 
 
 class Maker:

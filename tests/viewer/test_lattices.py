@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from convattn.adapters.attention import OUTSIDE, AttentionCall, global_layout
 from convattn.errors import UnsupportedModelError
-from convattn.viewer.lattices import NOWHERE, key_lattice, query_indices
-from convattn.viewer.maps import ReadMaps
-from convattn.viewer.stored import StoredMaps, prefix_names, require_image_grid
+from convattn.heads.layout import OUTSIDE, AttentionCall, global_layout
+from convattn.viewer.build import ReadMaps, StoredMaps, prefix_names, require_image_grid
+from convattn.viewer.scene import NOWHERE, key_lattice, query_indices
 
 IRREGULAR = torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 2.5]])
 

@@ -10,15 +10,12 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from convattn import AttentionNet
-from convattn.adapters.attention import watch
 from convattn.errors import ArgumentError
+from convattn.heads.reading import watch
 from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d
 from convattn.viewer import Exhibit, Scene, build_scene
-from convattn.viewer.asked import Asked
-from convattn.viewer.live import Live
-from convattn.viewer.maps import encode_rows
-from convattn.viewer.refused import RefusedError
-from convattn.viewer.uploads import Limits
+from convattn.viewer.build import encode_rows
+from convattn.viewer.live import Asked, Limits, Live, RefusedError
 
 
 def _exhibit(channels=3):

@@ -7,7 +7,7 @@ from PIL import Image
 from convattn import AttentionNet, view
 from convattn.errors import ArgumentError
 from convattn.viewer import Exhibit, build_scene, notebook
-from convattn.viewer.refused import RefusedError
+from convattn.viewer.live import RefusedError
 
 IMAGES = torch.rand(3, 3, 10, 14, generator=torch.Generator().manual_seed(0))
 

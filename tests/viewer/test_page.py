@@ -13,9 +13,8 @@ from tests.viewer.node import run_node
 from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention2d
 from convattn.viewer import Exhibit, build_scene, write_page
-from convattn.viewer import module as module_file
-from convattn.viewer.module import joined_module, top_level_names
-from convattn.viewer.page import page_html
+from convattn.viewer import page as module_file
+from convattn.viewer.page import joined_module, page_html, top_level_names
 
 LARGEST_MODULE = 150_000
 FILES = resources.files("convattn.viewer") / "static" / "js"

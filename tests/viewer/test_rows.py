@@ -9,11 +9,13 @@ import torch
 from tests.viewer.node import run_node
 from torch import Tensor, nn
 
-from convattn.adapters.attention import AttentionCall, Layout, watch
 from convattn.functional import attention_weights, pad_keys, position_weights
+from convattn.heads.layout import AttentionCall, Layout
+from convattn.heads.reading import watch
 from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d
-from convattn.viewer import Exhibit, Scene, build_scene, maps
-from convattn.viewer.maps import encode_rows
+from convattn.viewer import Exhibit, Scene, build_scene
+from convattn.viewer import build as maps
+from convattn.viewer.build import encode_rows
 
 timm = pytest.importorskip("timm")
 

@@ -16,11 +16,16 @@ from tests.viewer.hosts import Toy, complete, served
 
 from convattn.errors import ArgumentError, DataError, MissingDependencyError
 from convattn.viewer import server
-from convattn.viewer.asked import Asked
-from convattn.viewer.guard import Guard, names_this_machine
-from convattn.viewer.refused import RefusedError
-from convattn.viewer.server import impatient_protocol, listening, make_app, require_packages, serve
-from convattn.viewer.uploads import Limits
+from convattn.viewer.live import Asked, Limits, RefusedError
+from convattn.viewer.server import (
+    Guard,
+    impatient_protocol,
+    listening,
+    make_app,
+    names_this_machine,
+    require_packages,
+    serve,
+)
 
 ROWS = "/rows?network=0&image=0&row=3&col=4.5"
 

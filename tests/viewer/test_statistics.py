@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from convattn.analysis.heads import HeadSnapshot
+from convattn.heads.head_snapshots import HeadSnapshot
+from convattn.viewer.build import describe_timeline
 from convattn.viewer.scene import Collected
-from convattn.viewer.statistics import describe_timeline
 
 
 def _shot(epoch, layer, heads):

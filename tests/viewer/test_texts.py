@@ -10,7 +10,7 @@ from PIL import Image
 from convattn import AttentionNet
 from convattn.viewer import Exhibit, build_scene
 from convattn.viewer.live import Live
-from convattn.viewer.texts import readable
+from convattn.viewer.scene import readable
 
 ODD = "a\x01b\x0b\x1f\ufffe\udc80.png"
 EVEN = "a\ufffdb\ufffd\ufffd\ufffd\ufffd.png"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from convattn.viewer.uploads import Limits, read_picture
+from convattn.viewer.live import Limits, read_picture
 
 
 def _read(picture, kind="PNG"):

@@ -9,9 +9,8 @@ from tests.viewer.hosts import Toy
 from tests.viewer.test_server import picture
 
 from convattn.errors import MissingDependencyError
-from convattn.viewer.asked import Asked
-from convattn.viewer.uploads import Limits
-from convattn.viewer.widget import VIEW, _answer, _widget_class, frame
+from convattn.viewer.live import Asked, Limits
+from convattn.viewer.notebook import VIEW, _answer, _widget_class, frame
 
 
 def _told(content, buffers=(), shown=None):

@@ -7,11 +7,59 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from convattn.cli.convert_network import Origin
-from convattn.cli.options import AsJson, Output, OutputOrDefault, WholeNumber, key_values, require_images
-from convattn.cli.output import print_record, print_text
+from convattn.cli.convert import Origin
+from convattn.cli.output import (
+    AsJson,
+    Output,
+    OutputOrDefault,
+    WholeNumber,
+    key_values,
+    print_record,
+    print_text,
+    require_images,
+    write_html,
+)
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, MissingDependencyError, must_be
+from convattn.heads.head_report import HeadReport
+
+FILES = (
+    "report.json",
+    "report.parquet",
+    "head-map.png",
+    "distance.png",
+    "convolution.png",
+    "shifts.png",
+    "kernels.png",
+    "index.html",
+)
+"""Names of the files that `write_report` writes."""
+
+
+def write_report(report: HeadReport, folder: Path, *, source: str, images: str) -> Path:
+    """Writes report.json, report.parquet, the figures and the page.
+
+    Args:
+        report: The report.
+        folder: Existing folder.
+        source: What the network was built from, as the command line names it.
+        images: Where the images are from: the name of a folder, of a file, or of a test set.
+
+    Returns:
+        The page.
+    """
+    from convattn.heads import write_table
+    from convattn.lab import report_figures as figures
+
+    report.save(folder / "report.json")
+    write_table(report, folder / "report.parquet")
+    figures.head_map(folder / "head-map.png", report)
+    figures.distance_by_depth(folder / "distance.png", report)
+    figures.convolution_by_depth(folder / "convolution.png", report)
+    figures.shift_scatter(folder / "shifts.png", report)
+    figures.kernel_gallery(folder / "kernels.png", report)
+    return write_html("analyze_page.html", folder, report=report, source=source, images=images)
+
 
 _Flag = Parameter(negative="", show_default=False)
 _Optional = Parameter(show_default=False)
@@ -83,13 +131,10 @@ def analyze(  # noqa: PLR0913 - the options of the command
     require_images(images, source)
     folder = _require_own_folder(output)
     origin = Origin(source, weights, pretrained, random_weights, given, verify=not no_verify)
-    from convattn.analysis import CONTROLS
-    from convattn.analysis.analyze import analyze_and_keep
-    from convattn.cli.analyze_page import write_report
     from convattn.files import sole_use
-    from convattn.networks.image_files import open_images
-    from convattn.networks.own_images import require_own_images
-    from convattn.networks.preparation import preparation
+    from convattn.heads import CONTROLS
+    from convattn.heads.analysis import analyze_and_keep
+    from convattn.networks.images import open_images, preparation, require_own_images
 
     loaded = origin.load(weights_matter=True)
     if images is None:
@@ -132,15 +177,15 @@ def compare(first: Path, second: Path, /, *, output: OutputOrDefault = None, jso
     Returns:
         0.
     """
-    from convattn.analysis import compare_reports
-    from convattn.records import HeadReport
+    from convattn.heads import compare_reports
+    from convattn.heads.head_report import HeadReport
 
     reports = [HeadReport.load(path / "report.json" if path.is_dir() else path) for path in (first, second)]
     comparison = compare_reports(*reports)
     text = comparison.summary()
     if output is not None:
-        from convattn.analysis import comparison_figure
         from convattn.files import new_folder
+        from convattn.lab.report_figures import comparison_figure
 
         with new_folder(output, "--output") as temporary:
             comparison.save(temporary / "comparison.json")
@@ -155,7 +200,6 @@ def compare(first: Path, second: Path, /, *, output: OutputOrDefault = None, jso
 
 def _require_own_folder(folder: Path) -> Path:
     """Raises unless the folder is new or empty, or holds an interrupted analysis and nothing else."""
-    from convattn.cli.analyze_page import FILES
     from convattn.files import clear_leftovers, require_new_folder
 
     if folder.is_dir():

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from convattn.__about__ import __version__
-from convattn.cli.options import AsJson
-from convattn.cli.output import print_record
+from convattn.cli.output import AsJson, print_record
 from convattn.errors import install_hint
-from convattn.records import Record
+from convattn.record import Record
 
 _PACKAGES = ("numpy", "einops", "jaxtyping", "safetensors", "huggingface-hub", "pyarrow", "pillow")
 _COLUMNS = 120
@@ -76,9 +75,9 @@ def describe_installation() -> Installation:
     import torch
 
     from convattn.encodings import ENCODINGS
+    from convattn.lab import recipe_names
     from convattn.models import pretrained_card, pretrained_names
     from convattn.provenance import describe_hardware
-    from convattn.training import recipe_names
 
     extras = _optional_packages()
     installed: dict[str, str] = {}

@@ -1,8 +1,75 @@
-"""Prints what commands say: text, with verdicts coloured on a terminal, or a record as JSON."""
+"""What commands share: options, printing, and pages of one file."""
 
+import base64
 import sys
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any
 
-from convattn.records import Record
+from cyclopts import Parameter
+
+from convattn.errors import ArgumentError, must_be
+from convattn.files import write_atomically
+from convattn.record import Record
+
+
+def _read_whole(_: Any, tokens: Sequence[Any]) -> int:
+    """Reads an integer; cyclopts alone would round 1.5 and not say so."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"must be an integer, but is {tokens[0].value!r}") from None
+
+
+Output = Annotated[Path, Parameter(name=("--output", "-o"))]
+OutputOrDefault = Annotated[Path | None, Parameter(name=("--output", "-o"), show_default=False)]
+WholeNumber = Annotated[int, Parameter(converter=_read_whole)]
+AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
+
+
+def first_free(folder: Path) -> Path:
+    """Returns the path, or the first of PATH-2, PATH-3, … that does not exist or is an empty folder.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     _ = (Path(place) / "demo").write_text("taken")
+        ...     first_free(Path(place) / "demo").name
+        'demo-2'
+    """
+    names = (folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in count(1))
+    return next(path for path in names if not path.exists() or (path.is_dir() and not any(path.iterdir())))
+
+
+def require_images(path: Path | None, source: str = "") -> None:
+    """Raises ArgumentError if `--images` is given and there is nothing, or left out for a network of another library.
+
+    What a network of timm or torchvision was trained on does not come with it; the source is named to find that out
+    before weights are fetched.
+    """
+    if path is not None and not path.exists():
+        raise ArgumentError(must_be("--images", "a folder or a file that exists", str(path)))
+    if path is None and source.startswith(("timm:", "torchvision:")):
+        raise ArgumentError(f"--images must be given for {source}")
+
+
+def key_values(texts: Iterable[str], option: str) -> dict[str, str]:
+    """Reads the KEY=VALUE texts of an option; if a key comes twice, the later value counts.
+
+    Example:
+        >>> key_values(["seed=1", "seed=2"], "--set")
+        {'seed': '2'}
+    """
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ArgumentError(must_be(option, "of the form KEY=VALUE", text))
+        pairs[key] = value
+    return pairs
+
 
 _VERDICTS = [
     r"(?<=: )(?P<green>exact|close)\b",
@@ -35,3 +102,26 @@ def print_record(record: Record, summary: str, *, json: bool) -> None:
         sys.stdout.flush()
     else:
         print_text(summary)
+
+
+def write_html(template: str, folder: Path, **shown: Any) -> Path:
+    """Writes `index.html`.
+
+    Args:
+        template: File of this room; it can import `page_parts.html`.
+        folder: Existing folder, with the pictures that the template embeds.
+        **shown: What the template shows, by name.
+
+    Returns:
+        The page.
+    """
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # here, because `--help` does without
+
+    loader = FunctionLoader(lambda name: (resources.files("convattn.cli") / name).read_text(encoding="utf-8"))
+    pages = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    pages.filters["number"] = format
+    pages.filters["embedded"] = lambda file: base64.b64encode((folder / file).read_bytes()).decode()
+    page = pages.get_template(template).render(**shown)
+    return write_atomically(folder / "index.html", page.lstrip())

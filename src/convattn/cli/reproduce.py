@@ -5,8 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from convattn.cli.options import AsJson, OutputOrDefault, first_free
-from convattn.cli.output import print_record
+from convattn.cli.output import AsJson, OutputOrDefault, first_free, print_record
 from convattn.errors import ArgumentError, MissingDependencyError
 
 
@@ -55,8 +54,8 @@ def reproduce(
         )
     if find_spec("matplotlib") is None:
         raise MissingDependencyError("matplotlib", "train")
-    from convattn.analysis.reproduction import TARGETS
-    from convattn.analysis.reproduction import reproduce as make
+    from convattn.lab.reproduction import TARGETS
+    from convattn.lab.reproduction import reproduce as make
 
     folder = first_free(Path(f"reproduce-{target}")) if output is None else output
     names = list(TARGETS) if target == "all" else [target]

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values
-from convattn.cli.output import print_record
+from convattn.cli.output import AsJson, OutputOrDefault, WholeNumber, key_values, print_record
 from convattn.errors import ArgumentError, must_be
 
 if TYPE_CHECKING:
-    from convattn.training.studies.engine import Engine
-    from convattn.training.studies.record import StudyRecord
+    from convattn.lab.study_engines import Engine
+    from convattn.lab.study_plan import StudyRecord
 
 _Several = Parameter(negative="", show_default=False)
 _Optional = Parameter(show_default=False)
@@ -71,7 +70,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     numbers, changes, variants = _read_seeds(seeds), key_values(overrides, "--set"), key_values(grid, "--grid")
     folder = Path("study") if output is None else output
     made = _make_engine(engine, workers, threads, address)
-    from convattn.training import study as run_study
+    from convattn.lab import study as run_study
 
     record = run_study(
         recipes,
@@ -95,12 +94,12 @@ def _make_engine(name: str, workers: int | None, threads: int | None, address: s
         print(line, file=sys.stderr, flush=True)
 
     if name == "ray":
-        from convattn.training.studies.ray_engine import RayEngine
+        from convattn.lab.ray_engine import RayEngine
 
         return RayEngine(workers=workers, threads=threads, tell=tell, address=address)
     if address is not None:
         raise ArgumentError("--address needs --engine ray")
-    from convattn.training.studies.engine import LocalEngine
+    from convattn.lab.study_engines import LocalEngine
 
     return LocalEngine(workers=workers, threads=threads, tell=tell)
 

@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, first_free, key_values
-from convattn.cli.output import print_record
+from convattn.cli.output import AsJson, OutputOrDefault, WholeNumber, first_free, key_values, print_record
 from convattn.cli.threads import one_thread
-from convattn.records import RunRecord
+from convattn.provenance import RunRecord
 
 
 def train(
@@ -50,9 +49,9 @@ def train(
         0.
     """
     changes = key_values(overrides, "--set")
-    from convattn.training import load_recipe
-    from convattn.training import train as train_by
-    from convattn.training.threads import is_small
+    from convattn.lab import load_recipe
+    from convattn.lab import train as train_by
+    from convattn.lab.threads import is_small
 
     resolved = load_recipe(recipe, scale=scale, overrides=changes)
     words = [resolved.name, *([] if resolved.scale == "paper" else [resolved.scale]), str(resolved.seed)]

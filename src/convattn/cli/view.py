@@ -7,12 +7,19 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from convattn.cli.convert_network import Origin
-from convattn.cli.options import AsJson, OutputOrDefault, WholeNumber, key_values, require_images
-from convattn.cli.output import print_record, print_text
+from convattn.cli.convert import Origin
+from convattn.cli.output import (
+    AsJson,
+    OutputOrDefault,
+    WholeNumber,
+    key_values,
+    print_record,
+    print_text,
+    require_images,
+)
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be
-from convattn.records import Record
+from convattn.record import Record
 
 _Flag = Parameter(negative="", show_default=False)
 _Optional = Parameter(show_default=False)

@@ -10,23 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convattn.adapters.attention import attention_layers
-from convattn.analysis.heads import HEADS, read_heads
-from convattn.cli.convert_network import Origin
+from convattn.cli.convert import Origin
 from convattn.convert import network_to_attention, network_to_conv
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, CheckpointError, MissingDependencyError, UnsupportedModelError, must_be
+from convattn.heads.catalogue import attention_layers
+from convattn.heads.head_report import HeadReport
+from convattn.heads.head_snapshots import HEADS, read_heads
 from convattn.layers import RelativeAttention
-from convattn.models.pretrained import pretrained_names
+from convattn.models.hub_model import pretrained_names
 from convattn.networks import create_network
-from convattn.networks.image_files import Pictures, open_images, stack_images
-from convattn.networks.own_images import class_names, require_own_images
-from convattn.networks.preparation import normalisation, preparation, trained_on
+from convattn.networks.images import (
+    Pictures,
+    class_names,
+    normalisation,
+    open_images,
+    preparation,
+    require_own_images,
+    stack_images,
+    trained_on,
+)
 from convattn.networks.source import HOMES
-from convattn.records import HeadReport
-from convattn.records.words import some
 from convattn.viewer import Exhibit
-from convattn.viewer.maps import is_positional
+from convattn.viewer.build import is_positional
+from convattn.wording import some
 
 UNTRAINED, CONVERTED = "untrained", "converted"
 """What `--compare` takes besides sources."""

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert.classes import CONVOLUTIONS
-from convattn.convert.copies import copy_network
-from convattn.convert.network.modules import graft, names_by_module
-from convattn.convert.network.running import read_arguments, shapes_met
+from convattn.convert.surgery import copy_network, graft, names_by_module, read_arguments, shapes_met
 from convattn.errors import ArgumentError, ConversionError, must_be_a
 from convattn.layers import FrozenAttention, RelativeAttention
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from convattn.__about__ import __version__
+from convattn.convert.certificate import Certificate
 from convattn.convert.classes import ATTENTION_LAYERS, SUPPORTED_CONVOLUTIONS, TransposedConvolution
-from convattn.convert.layer.same_padding import SamePaddedAttention
+from convattn.convert.to_attention import SamePaddedAttention
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
 from convattn.errors import (
     ArgumentError,
@@ -25,7 +26,6 @@ from convattn.errors import (
 )
 from convattn.files import as_path, new_folder
 from convattn.layers import Content, RelativeAttention
-from convattn.records import Certificate
 from convattn.sealed import CONFIG, read_sealed, weights_digest, write_sealed
 
 _SCHEMA = 1

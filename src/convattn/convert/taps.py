@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 from convattn.convert.classes import SUPPORTED_CONVOLUTIONS, AnyConvolution, TransposedConvolution
 from convattn.errors import UnsupportedModelError
 from convattn.grid import Geometry
-from convattn.records.words import counted
+from convattn.wording import counted
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of the weights that are converted."""

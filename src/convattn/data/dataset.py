@@ -8,7 +8,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from convattn.errors import DataError
-from convattn.records import DataRecord
+from convattn.provenance import DataRecord
 
 _HELD_OUT_SEED = 0
 

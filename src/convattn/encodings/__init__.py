@@ -1,8 +1,7 @@
 """Relative positional encodings: each is a function from a displacement to one score per head."""
 
-from convattn.encodings.axis_additive import AxisAdditiveEncoding
 from convattn.encodings.distance import Distance
-from convattn.encodings.encoding import Encoding
+from convattn.encodings.encoding import AxisAdditiveEncoding, Encoding
 from convattn.encodings.generalized_quadratic import GeneralizedQuadratic
 from convattn.encodings.learned_axial import LearnedAxial
 from convattn.encodings.learned_table import LearnedTable

@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.encodings.encoding import Encoding
-from convattn.encodings.hooks import compute_parameters
+from convattn.encodings.encoding import Encoding, compute_parameters
 from convattn.grid import whole_number
 
 

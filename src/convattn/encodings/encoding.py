@@ -1,16 +1,126 @@
 """The base class of encodings: a module from real displacements to one score per head."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
+from types import NotImplementedType
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
-from convattn.encodings.hooks import compute_parameters
-from convattn.errors import ArgumentError, ShapeError, must_be
-from convattn.grid import Axis, whole_number
+from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, must_be
+from convattn.grid import Axis, PerAxis, axis_lists, whole_number
+
+_COMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
+"""Hooks of torch that compute a parameter before its module is called."""
+
+
+def compute_parameters(module: nn.Module) -> None:
+    """Runs the hooks that compute a module's parameters, as calling the module would; refuses all other hooks."""
+    # Call this before reading the parameters of a module that is not called. Parametrisations need nothing.
+    for hook in module._forward_pre_hooks.values():
+        if not isinstance(hook, _COMPUTING):
+            raise ArgumentError(_refusal(module, "forward pre-hook", hook))
+        hook(module, None)
+    others = {
+        "forward hook": module._forward_hooks,
+        "backward pre-hook": module._backward_pre_hooks,
+        "backward hook": module._backward_hooks,
+    }
+    for kind, hooks in others.items():
+        for hook in hooks.values():
+            raise ArgumentError(_refusal(module, kind, hook))
+
+
+def _refusal(module: nn.Module, kind: str, hook: object) -> str:
+    name = getattr(hook, "__qualname__", type(hook).__name__)
+    return (
+        f"the {kind} {name} on {type(module).__name__} would be ignored, because a layer reads this module and does not"
+        " call it: put the hook on the layer"
+    )
+
+
+class ComputedTensor(Tensor):
+    """A tensor computed from a parameter; writing into it, or into a view of it, raises an error.
+
+    Other results computed from it are plain tensors.
+    """
+
+    _hint: str
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs a function of torch on plain tensors; refuses to write into a computed one."""
+        kwargs, name = kwargs or {}, func.__name__
+        written = kwargs.get("out", next(iter([*args, *kwargs.values()]), None))
+        writes = "out" in kwargs or name in ("__set__", "__setitem__") or (name[-1] == "_" and name[-2:] != "__")
+        if writes and isinstance(written, ComputedTensor):
+            raise ArgumentError(written._hint)
+        sources = [one for one in args if isinstance(one, ComputedTensor)]
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = (one.as_subclass(Tensor) if isinstance(one, ComputedTensor) else one for one in args)
+            return _guard_views(func(*plain, **kwargs), sources)
+
+    def _cannot(self, _: object) -> NotImplementedType:
+        return NotImplemented
+
+    # x *= 2 is x = x * 2, which assigns where x is a property
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = _cannot  # type: ignore[assignment]
+
+
+def computed(values: Tensor, name: str, parameter: str) -> Tensor:
+    """Guards a property that is computed from a parameter: writing into it, which has no effect, raises an error."""
+    if torch.compiler.is_compiling():
+        return values
+    nothing = f"{name} is computed from {parameter}, so writing into it would change nothing"
+    return _guard(values, f"{nothing}: assign it, as in encoding.{name} = value")
+
+
+def given_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
+    """Reads the finite numbers that a user assigned, of a shape or of one head for all; float64 on the CPU."""
+    expected = f"finite numbers of shape {shape}, or {shape[1:]} for all heads"
+    try:
+        numbers = torch.as_tensor(value).detach().to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError(must_be(name, expected, value)) from None
+    if numbers.shape not in (shape[1:], shape):
+        raise ShapeError(must_be(name, expected, tuple(numbers.shape)))
+    if not torch.isfinite(numbers).all():
+        raise ArgumentError(must_be(name, expected, numbers.tolist()))
+    return numbers.expand(shape)
+
+
+def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
+    """Writes numbers into a parameter in place; raises ArgumentError if it is computed from others, as in pruning."""
+    parameter = module._parameters.get(name)
+    if parameter is None:
+        raise ArgumentError(must_be(name, "a parameter that can be written, not one computed from others", name))
+    with torch.no_grad():
+        parameter.copy_(values)
+
+
+def _guard(values: Tensor, hint: str) -> Tensor:
+    guarded = values.as_subclass(ComputedTensor)
+    guarded._hint = hint
+    return guarded
+
+
+def _guard_views(result: Any, sources: Sequence[ComputedTensor]) -> Any:
+    """Guards whatever shares memory with a guarded tensor."""
+    if type(result) in (tuple, list):
+        return type(result)(_guard_views(one, sources) for one in result)
+    if type(result) is Tensor:
+        for source in sources:
+            if torch._C._is_alias_of(result, source):  # type: ignore[attr-defined]
+                return _guard(result, source._hint)
+    return result
 
 
 class Encoding(nn.Module, ABC):
@@ -204,3 +314,142 @@ class Encoding(nn.Module, ABC):
             came = type(scores).__name__ if found is None else tuple(found)
             raise ShapeError(must_be(f"the score of {self}", f"of shape (heads, *points) = {expected}", came))
         return scores.to(displacement.dtype)
+
+
+class AxisAdditiveEncoding(Encoding):
+    """An encoding whose score is a sum of one term per axis: s_h(δ) = Σ_a s_h,a(δ_a).
+
+    Layers then take one softmax per axis. A subclass writes `axis_score`, and `feature_width` and
+    `axis_feature_vectors` if scores are linear in features that the heads share.
+
+    Example:
+        >>> class Near(AxisAdditiveEncoding):
+        ...     def axis_score(self, axis, displacement):
+        ...         return -displacement.abs().expand(self.num_heads, *displacement.shape)
+        >>> Near(num_heads=1, dims=2)(torch.tensor([[3.0, -1.0]]))
+        tensor([[-4.]])
+    """
+
+    axis_additive = True
+
+    def axis_tables(
+        self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> list[Float[Tensor, "heads _"]]:
+        """Scores, for each axis alone, all displacements of a grid along it.
+
+        Args:
+            axes: Queries and keys along each axis.
+            dtype: Dtype in which to compute.
+            device: Where to compute.
+
+        Returns:
+            One table per axis, from the lowest to the highest displacement.
+
+        Raises:
+            ShapeError: The grid has another number of axes than the encoding, or `axis_score` returned another shape.
+            EncodingRangeError: The grid has displacements that the encoding does not hold.
+            ArgumentError: The encoding has a hook that would be ignored.
+        """
+        displacements = enumerate(self._displacements(axes, dtype, device))
+        return [self._fitting(self.axis_score(n, along), along.shape, along) for n, along in displacements]
+
+    def axis_features(
+        self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> list[Float[Tensor, "_ width"]]:
+        """Returns, for each axis alone, the features of all displacements of a grid along it; r_δ = Σ_a r_a[δ_a].
+
+        Args:
+            axes: Queries and keys along each axis.
+            dtype: Dtype in which to compute.
+            device: Where to compute.
+
+        Returns:
+            One table per axis, from the lowest to the highest displacement, each of width `feature_width`.
+
+        Raises:
+            ArgumentError: The encoding has no features, or a hook that would be ignored.
+            ShapeError: The grid has another number of axes than the encoding.
+            EncodingRangeError: The grid has displacements that the encoding does not hold.
+        """
+        self._require_features()
+        return [self.axis_feature_vectors(n, along) for n, along in enumerate(self._displacements(axes, dtype, device))]
+
+    @abstractmethod
+    def axis_score(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "heads *points"]:
+        """Scores valid displacements along one axis; the one method that a subclass must write.
+
+        Args:
+            axis: Number of the axis.
+            displacement: Displacements along it, in pixels.
+
+        Returns:
+            One term of the score per head and displacement.
+        """
+
+    def axis_feature_vectors(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "*points width"]:
+        """Returns the features of valid displacements along one axis, which add up over the axes to r_δ.
+
+        Args:
+            axis: Number of the axis.
+            displacement: Displacements along it, in pixels.
+
+        Returns:
+            The axis's part, of width `feature_width`.
+
+        Raises:
+            NotImplementedError: The subclass has not written it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a feature_width, so it must have axis_feature_vectors")
+
+    def score(self, displacement: Tensor) -> Tensor:
+        """Adds up the scores of the axes."""
+        terms = [self.axis_score(axis, displacement[..., axis]) for axis in range(self.dims)]
+        return sum(terms[1:], terms[0])
+
+    def feature_vectors(self, displacement: Tensor) -> Tensor:
+        """Adds up the features of the axes."""
+        terms = [self.axis_feature_vectors(axis, displacement[..., axis]) for axis in range(self.dims)]
+        return sum(terms[1:], terms[0])
+
+
+_COMMON = {1: 520, 2: 40, 3: 20}
+_SMALL = 8
+"""Extents by the number of axes: common sizes 512, 32 and 16 with some padding; fewer than 10^5 displacements."""
+
+
+def read_table(
+    table: Float[Tensor, "*axes width"], displacement: Float[Tensor, "*points dims"]
+) -> Float[Tensor, "*points width"]:
+    """Interpolates a table of displacements multilinearly; integer displacements give the entries themselves."""
+    # The table holds −(E − 1), …, E − 1 along each axis.
+    sizes = torch.tensor(table.shape[:-1], device=displacement.device)
+    below = displacement.floor()
+    part = displacement - below
+    lower = below.long() + (sizes - 1) // 2
+    upper = (lower + 1).minimum(sizes - 1)
+    result = torch.zeros((), dtype=displacement.dtype, device=displacement.device)
+    for corner in product((False, True), repeat=len(sizes)):
+        weights = [part[..., a] if high else 1 - part[..., a] for a, high in enumerate(corner)]
+        entries = table[tuple((upper if high else lower)[..., a] for a, high in enumerate(corner))]
+        result = result + torch.stack(weights).prod(0)[..., None] * entries.to(displacement.dtype)
+    return result
+
+
+def chosen_extent(extent: PerAxis | None, dims: int) -> tuple[int, ...]:
+    """Returns a table's extent per axis; None gives one that holds common sizes."""
+    return axis_lists("extent", _COMMON.get(dims, _SMALL) if extent is None else extent, dims, least=1)
+
+
+def require_extent(
+    encoding: Encoding, extents: Sequence[int], lowest: Sequence[float], highest: Sequence[float]
+) -> None:
+    """Raises EncodingRangeError if a table of these extents does not hold a box of displacements."""
+    needed = [max(-low, high) for low, high in zip(lowest, highest, strict=True)]
+    for axis, extent in enumerate(extents):
+        if needed[axis] > extent - 1:
+            kind, fitting = type(encoding).__name__, -int(-max(needed) // 1) + 1
+            raise EncodingRangeError(
+                f"{kind} holds displacements from {1 - extent} to {extent - 1} along axis {axis}, but {lowest[axis]:g}"
+                f" to {highest[axis]:g} are asked: build it with extent={fitting} or more, as in"
+                f" encoding={kind}({encoding.num_heads}, {encoding.dims}, extent={fitting})"
+            )

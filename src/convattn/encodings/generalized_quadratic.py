@@ -8,9 +8,8 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings.centres import starting_centres
-from convattn.encodings.computed import computed, given_numbers, write_parameter
-from convattn.encodings.encoding import Encoding
+from convattn.encodings.encoding import Encoding, computed, given_numbers, write_parameter
+from convattn.encodings.quadratic import starting_centres
 from convattn.errors import ArgumentError, must_be
 
 

@@ -8,9 +8,13 @@ from einops import einsum
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.encodings.axis_additive import AxisAdditiveEncoding
-from convattn.encodings.hooks import compute_parameters
-from convattn.encodings.tables import chosen_extent, read_table, require_extent
+from convattn.encodings.encoding import (
+    AxisAdditiveEncoding,
+    chosen_extent,
+    compute_parameters,
+    read_table,
+    require_extent,
+)
 from convattn.grid import PerAxis, whole_number
 
 

@@ -6,8 +6,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from convattn.encodings.encoding import Encoding
-from convattn.encodings.tables import chosen_extent, read_table, require_extent
+from convattn.encodings.encoding import Encoding, chosen_extent, read_table, require_extent
 from convattn.grid import PerAxis
 
 

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings.axis_additive import AxisAdditiveEncoding
-from convattn.encodings.computed import computed, given_numbers, write_parameter
+from convattn.encodings.encoding import AxisAdditiveEncoding, computed, given_numbers, write_parameter
 from convattn.errors import ArgumentError, must_be
 
 

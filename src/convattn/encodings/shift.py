@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.encodings.axis_additive import AxisAdditiveEncoding
-from convattn.encodings.centres import kernel_taps
-from convattn.encodings.quadratic import Quadratic, quadratic_axis_features
+from convattn.encodings.encoding import AxisAdditiveEncoding
+from convattn.encodings.quadratic import Quadratic, kernel_taps, quadratic_axis_features
 from convattn.errors import ArgumentError, ShapeError, must_be
 
 _ALPHA = 800.0

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.encodings.axis_additive import AxisAdditiveEncoding
+from convattn.encodings.encoding import AxisAdditiveEncoding
 from convattn.errors import ArgumentError, must_be
 from convattn.grid import whole_number
 

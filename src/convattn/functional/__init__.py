@@ -6,11 +6,11 @@ from convattn.functional.content import (
     PositionTables,
     content_attention,
     content_scores,
-    flex_attention,
     gated_weights,
     position_share,
 )
 from convattn.functional.cost import Cost, Work
+from convattn.functional.flex import flex_attention
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
 from convattn.functional.paths import BandPath, FourierPath, Path, SharedPath, ShiftPath, WeightsPath
 from convattn.functional.reference import (

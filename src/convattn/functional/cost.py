@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from convattn.functional.bands.find import Bands
-from convattn.functional.content.folding import PIECE_BYTES, score_products
-from convattn.functional.fourier.transforms import quick_length
+from convattn.functional.bands import Bands
+from convattn.functional.content import PIECE_BYTES, score_products
+from convattn.functional.fourier import quick_length
 from convattn.grid import Axis, Geometry
 
 SLOWNESS = {"transforms": 8.0, "long transforms": 20.0, "own channels": 4.0}

@@ -1,6 +1,6 @@
 """The ways to compute a layer without content on images of one size, one class for each.
 
-`convattn.layers.choice` makes a path from scores, before any image is known. A path knows its cost and its error, and
+`convattn.layers.plan` makes a path from scores, before any image is known. A path knows its cost and its error, and
 computes the layer's output, including the bias::
 
     encoding  →  scores  →  path  →  path.attend(x, maps, bias)

@@ -1,7 +1,6 @@
 """Self-attention on grids as modules, with the arguments of `torch.nn.ConvNd`."""
 
 from convattn.layers.content import Content
-from convattn.layers.dimensional import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.layers.frozen import FrozenAttention
 from convattn.layers.fusion import fuse
 from convattn.layers.gated import (
@@ -10,7 +9,7 @@ from convattn.layers.gated import (
     GatedRelativeAttention2d,
     GatedRelativeAttention3d,
 )
-from convattn.layers.relative import RelativeAttention
+from convattn.layers.relative import RelativeAttention, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.layers.values import FactoredValues, MergedValues
 
 __all__ = [

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, Path
 from convattn.layers.checks import require_images
-from convattn.layers.choice import path_of
-from convattn.layers.kernel import HasKernel
-from convattn.layers.relative import RelativeAttention
+from convattn.layers.plan import path_of
+from convattn.layers.relative import HasKernel, RelativeAttention
 
 
 class _Ready(NamedTuple):

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from convattn.errors import ArgumentError, ConversionError, ShapeError, UnsupportedModelError, must_be
-from convattn.layers.dimensional import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.layers.gated import GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d
-from convattn.layers.relative import RelativeAttention
+from convattn.layers.relative import RelativeAttention, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.layers.values import FactoredValues, MergedValues
 
 _Layer = TypeVar("_Layer", bound=RelativeAttention)

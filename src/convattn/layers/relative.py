@@ -1,9 +1,9 @@
 """Relative self-attention on grids of any number of axes."""
 
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import torch
 from jaxtyping import Float
@@ -11,18 +11,153 @@ from torch import Tensor, nn
 
 from convattn.encodings import Encoding, Shift
 from convattn.errors import ArgumentError, must_be
-from convattn.functional import WindowConvolution, attend, pad_keys, position_share, window_convolution
+from convattn.functional import (
+    WindowConvolution,
+    attend,
+    attention_weights,
+    displacement_scores,
+    gated_weights,
+    pad_keys,
+    position_share,
+    window_convolution,
+)
+from convattn.functional.autocast import without_autocast
 from convattn.functional.derivatives import can_be_read
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists
 from convattn.layers.checks import fitting_encoding, fitting_path, is_window, require_images, require_sizes
-from convattn.layers.choice import path_of
 from convattn.layers.content import Content, ContentScores
-from convattn.layers.description import describe_layer
-from convattn.layers.kernel import HasKernel
-from convattn.layers.rebuild import layer_options, printed_options
+from convattn.layers.plan import Plan, describe_layer, path_of
 from convattn.layers.values import make_values
-from convattn.layers.weights import explicit_weights
-from convattn.records import Plan
+
+
+class HasKernel(nn.Module, ABC):
+    """A layer that is called like a convolution, and has what other code reads from one: weight, window and steps.
+
+    The weight needs one head per tap of the window.
+
+    Attributes:
+        in_channels: Number of channels of the images.
+    """
+
+    in_channels: int
+    _geometry: Geometry
+
+    def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:  # noqa: A002 - as nn.ConvNd calls it
+        """Applies the attention to images x, or to a single image, as `nn.ConvNd` does.
+
+        Args:
+            input: x, (batch, in_channels, *spatial) or (in_channels, *spatial), in the dtype of the weights, or any but
+                float64 under autocast.
+
+        Returns:
+            (batch, out_channels, *out) or (out_channels, *out), the size that `nn.ConvNd` with the same arguments
+            gives.
+
+        Raises:
+            ShapeError: Wrong rank or number of channels, an image smaller than the window, or, frozen, of a size for
+                which nothing was prepared.
+            ArgumentError: The dtype of x is not that of the weights.
+            DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
+        """
+        x = self.batch_of(input)
+        return self._run(x) if x is input else self._run(x)[0]
+
+    def batch_of(self, input: Tensor) -> Tensor:  # noqa: A002 - as nn.ConvNd calls it
+        """Returns the images of a call, which is given the same arguments: a single image as a batch of one."""
+        alone = isinstance(input, Tensor) and input.ndim == len(self._geometry.kernel_size) + 1
+        return input[None] if alone and len(input) == self.in_channels else input
+
+    @abstractmethod
+    def _run(self, x: Tensor) -> Tensor:
+        """Applies the layer to a batch of images."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """Window, stride, padding and dilation, one entry per axis; fixed when the layer is made."""
+        return self._geometry
+
+    @abstractmethod
+    def _maps(self) -> Tensor:
+        """Returns W_h, (heads, outputs, channels // groups)."""
+
+    @property
+    def weight(self) -> Tensor:
+        """W_h as a convolution's weight, (outputs, inputs // groups, *kernel_size); it takes one head per tap."""
+        maps, taps = self._maps(), self.geometry.kernel_size
+        if len(maps) != math.prod(taps):
+            raise AttributeError(f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'")
+        return maps.movedim(0, -1).unflatten(-1, taps)
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """Taps of the window along each axis."""
+        return self.geometry.kernel_size
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Pixels from one query to the next, or, transposed, from one pixel of the dilated image to the next."""
+        spread = self.geometry.input_dilation
+        return spread if max(spread) > 1 else self.geometry.stride
+
+    @property
+    def dilation(self) -> tuple[int, ...]:
+        """Pixels from one tap of the window to the next."""
+        return self.geometry.dilation
+
+
+def explicit_weights(
+    encoding: Encoding,
+    content: ContentScores | None,
+    share: Float[Tensor, " heads"] | None,
+    keys: Float[Tensor, "images channels *keys"] | None,
+    axes: Sequence[Axis],
+    like: Tensor,
+) -> Float[Tensor, "*images heads queries keys"]:
+    """Computes the weights of every query and key, in at least float32; with content one set for each image."""
+    # Without key images, content is left out and the dtype of `like` counts; its device always does.
+    dtype = torch.promote_types(like.dtype if keys is None else keys.dtype, torch.float32)
+    with without_autocast(like.device):
+        position = displacement_scores(encoding.table(axes, dtype, like.device), axes)
+    if content is None or keys is None:
+        return attention_weights(position)
+    scores = content(keys, axes, encoding)
+    if share is None:
+        return attention_weights(position + scores)
+    return gated_weights(attention_weights(scores), attention_weights(position), share)
+
+
+def layer_options(layer: "RelativeAttention") -> dict[str, Any]:
+    """Returns the arguments that rebuild a layer, except encoding and content, as JSON types."""
+    geometry = layer.geometry
+    return {
+        "in_channels": layer.in_channels,
+        "out_channels": layer.out_channels,
+        "num_heads": layer.num_heads,
+        "head_width": layer.head_width,
+        "kernel_size": list(geometry.kernel_size),
+        "stride": list(geometry.stride),
+        "padding": [list(pair) for pair in geometry.padding],
+        "padding_mode": geometry.padding_mode,
+        "dilation": list(geometry.dilation),
+        "input_dilation": list(geometry.input_dilation),
+        "groups": layer.groups,
+        "bias": layer.bias is not None,
+        "dropout": layer.dropout,
+        "impl": layer.impl,
+        "kernel_values": layer.values.kernel_size is not None,
+        **({} if layer.gate_kind is None else {"gate": layer.gate_kind}),
+    }
+
+
+def printed_options(layer: "RelativeAttention") -> str:
+    """Returns a layer's arguments on one line, without those at their defaults."""
+    plain = {"head_width": None, "groups": 1, "bias": True, "dropout": 0.0, "impl": "auto", "gate": "sigmoid"}
+    plain |= vars(Geometry.parse(layer.dims))
+    given = {**layer_options(layer), **vars(layer.geometry)}
+    shown = {name: value for name, value in given.items() if name in plain and value != plain[name]}
+    sizes = [str(layer.in_channels), str(layer.out_channels), f"num_heads={layer.num_heads}"]
+    return ", ".join(sizes + [f"{name}={value!r}" for name, value in shown.items()])
+
 
 GateKind: TypeAlias = Literal["sigmoid", "tanh"]
 """How a number per head becomes a share of attention; see `position_share`."""
@@ -282,3 +417,43 @@ class RelativeAttention(HasKernel, ABC):
 
     def _maps(self) -> Tensor:
         return self.values.maps()
+
+
+@final
+class RelativeAttention1d(RelativeAttention):
+    """Relative self-attention on sequences (batch, channels, positions); see `RelativeAttention`.
+
+    Example:
+        >>> import torch
+        >>> RelativeAttention1d(3, 5, 2, "sinusoidal")(torch.zeros(7, 3, 11)).shape
+        torch.Size([7, 5, 11])
+    """
+
+    dims = 1
+
+
+@final
+class RelativeAttention2d(RelativeAttention):
+    """Relative self-attention on images (batch, channels, rows, cols); see `RelativeAttention`.
+
+    Example:
+        >>> import torch
+        >>> layer = RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic", kernel_size=3, stride=2, padding=1)
+        >>> layer(torch.zeros(7, 3, 11, 13)).shape
+        torch.Size([7, 5, 6, 7])
+    """
+
+    dims = 2
+
+
+@final
+class RelativeAttention3d(RelativeAttention):
+    """Relative self-attention on volumes (batch, channels, depth, rows, cols); see `RelativeAttention`.
+
+    Example:
+        >>> import torch
+        >>> RelativeAttention3d(2, 3, 2, "distance")(torch.zeros(1, 2, 3, 5, 7)).shape
+        torch.Size([1, 3, 3, 5, 7])
+    """
+
+    dims = 3

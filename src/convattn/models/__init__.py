@@ -1,10 +1,7 @@
 """Image classifiers: the paper's attention network, its convolutional control, ResNet-18, and one that trains fast."""
 
-from convattn.models.attention_net import AttentionNet
-from convattn.models.conv_net import ConvNet
-from convattn.models.fetch import fetch
-from convattn.models.flops import FlopCount
-from convattn.models.pretrained import pretrained_card, pretrained_names
+from convattn.models.attention_net import AttentionNet, ConvNet
+from convattn.models.hub_model import FlopCount, fetch, pretrained_card, pretrained_names
 from convattn.models.pruning import degenerate_heads, prune_heads, reinitialise_heads
 from convattn.models.resnet import ResNet, resnet18
 from convattn.models.saved import NETWORKS, load_network

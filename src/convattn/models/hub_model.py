@@ -2,18 +2,162 @@
 
 import copy
 import os
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import huggingface_hub
 import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import nn
 
-from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, without_trace
+from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, UnsupportedModelError, without_trace
 from convattn.files import as_path, new_files, new_folder
-from convattn.models.fetch import fetch
-from convattn.records.words import some
-from convattn.sealed import CONFIG, read_sealed, require_sizes, write_sealed
+from convattn.provenance import RunRecord
+from convattn.record import Record
+from convattn.sealed import CERTIFICATE, CONFIG, WEIGHTS, read_sealed, require_sizes, write_sealed
+from convattn.wording import some
+
+
+@dataclass(frozen=True)
+class PretrainedCard(Record):
+    """What is known of a trained network that comes with the library: `card.json` in its folder."""
+
+    name: str  # Its name, and that of its folder
+    task: str  # What it was trained for, in a few words
+    file_dtype: str  # Dtype of the floating-point tensors in the file, to which the run's weights were rounded
+    dtype: str  # Dtype in which they are loaded
+    bytes: int  # Size of model.safetensors
+    accuracy: float  # Share of the test images that the network in the file classifies correctly, in [0, 1]
+    views_accuracy: float | None  # The same from several views of each image; None where the run took one view
+    tested: int  # Number of test images
+    sample_classes: tuple[int, ...]  # Class that it gives to each embedded CIFAR-10 image; empty for other data
+    command: str  # Command that made the folder from that of the run
+    revision: str | None  # Revision of the code that made the folder
+    run: RunRecord  # The training run
+
+    def summary(self) -> str:
+        """Returns the task, the accuracy and the size in one line of plain text."""
+        size = f"{self.bytes / 1024:,.0f} KiB"
+        return f"{self.task}: test accuracy {self.accuracy:.2%}, {self.run.parameters:,} trainable parameters, {size}"
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """Floating-point operations of one forward pass on one image; a multiplication and its addition count as two.
+
+    Only matrix products are counted: not the softmax, the normalisations, the biases or the activations. Mixing is
+    counted as in the paper, with N x N weights per head; layers on a cheaper path take fewer.
+    """
+
+    linear: int  # Linear maps of channels, the heads' value matrices and convolutions included
+    mixing: int = 0  # Weighted means of pixels, A_h x
+    content_scores: int = 0  # Products of queries and keys, q·k
+    position_scores: int = 0  # Products of queries and relative positions, q·r_δ
+
+    @property
+    def total(self) -> int:
+        """All of them together."""
+        return self.linear + self.mixing + self.content_scores + self.position_scores
+
+
+def matmul_flops(rows: int, inner: int, cols: int) -> int:
+    """Returns the operations of a (rows x inner) by (inner x cols) matrix product, ``2 · rows · inner · cols``.
+
+    Example:
+        >>> matmul_flops(2, 3, 5)
+        60
+    """
+    return 2 * rows * inner * cols
+
+
+_HOME = "convattn:"
+CARD = "card.json"
+"""File of the folder of a trained network that holds its `PretrainedCard`."""
+
+
+def pretrained_names() -> list[str]:
+    """Returns the names of the trained networks that come with the package, sorted."""
+    folder = _folder()
+    return sorted(item.name for item in folder.iterdir() if (item / CONFIG).is_file()) if folder.is_dir() else []
+
+
+def pretrained_card(name: str) -> PretrainedCard:
+    """Reads what is known of a trained network that comes with the package."""
+    return PretrainedCard.load(network_folder(f"{_HOME}{name}") / CARD)
+
+
+def network_folder(value: str | os.PathLike[str], argument: str = "folder") -> Path:
+    """Reads an argument that names the folder of a network, or as "convattn:NAME" a network of the package.
+
+    What is no path raises ArgumentError, and a name that the package does not have UnknownNameError.
+
+    Example:
+        >>> network_folder("runs/first").as_posix()
+        'runs/first'
+    """
+    path = as_path(value, argument)
+    home, colon, name = str(path).partition(":")
+    if home + colon != _HOME:
+        return path
+    if name not in pretrained_names():
+        raise UnknownNameError("trained network", name, pretrained_names())
+    return _folder() / name
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("convattn") / "pretrained"))
+
+
+def fetch(
+    folder_or_repository: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    force_download: bool = False,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
+) -> Path:
+    """Fetches the files of a saved network from the Hub; returns a local folder as it is.
+
+    Args:
+        folder_or_repository: Folder, "convattn:NAME" for a network of the package, or repository "owner/name" on the
+            Hub.
+        revision: Branch, tag or commit of the repository; None takes its main branch.
+        cache_dir: Folder for downloads; None takes the Hub's own cache.
+        force_download: Whether to download again what is in the cache.
+        local_files_only: Whether to use the cache only, and download nothing.
+        token: Token for the Hub; None takes the one stored by `hf auth login`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: The repository cannot be fetched.
+        UnknownNameError: The package has no network of that name.
+    """
+    folder = network_folder(folder_or_repository, "folder_or_repository")
+    if folder.is_dir():
+        return folder
+    repository = os.fspath(folder_or_repository)
+    try:
+        fetched = huggingface_hub.snapshot_download(
+            repository,
+            revision=revision,
+            cache_dir=None if cache_dir is None else str(as_path(cache_dir, "cache_dir")),
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+            allow_patterns=[CONFIG, WEIGHTS, CERTIFICATE],
+            library_name="convattn",
+        )
+    except (OSError, ValueError) as error:  # what the Hub's client raises is one or the other
+        raise CheckpointError(
+            f"{repository} is not a folder, and cannot be fetched from the Hub ({type(error).__name__}: {error})"
+        ) from None
+    return Path(fetched)
+
 
 _Model = TypeVar("_Model", bound="HubModel")
 

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from convattn.errors import ShapeError
 from convattn.functional import take_every
 from convattn.grid import whole_number
-from convattn.models.flops import FlopCount, matmul_flops
-from convattn.models.hub_model import HubModel
+from convattn.models.hub_model import FlopCount, HubModel, matmul_flops
 
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 """Width of each stage, as a multiple of the first one's, and stride of its first block."""

@@ -6,8 +6,7 @@ from types import MappingProxyType
 from torch import nn
 
 from convattn.errors import CheckpointError, UnknownNameError
-from convattn.models.attention_net import AttentionNet
-from convattn.models.conv_net import ConvNet
+from convattn.models.attention_net import AttentionNet, ConvNet
 from convattn.models.resnet import ResNet
 from convattn.models.speed_net import SpeedNet
 from convattn.sealed import read_config

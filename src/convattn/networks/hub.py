@@ -9,12 +9,12 @@ from typing import Any
 import huggingface_hub
 from torch import nn
 
+from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.errors import ArgumentError
 from convattn.files import as_path
 from convattn.models import fetch
 from convattn.networks.loading import load_network, saved_config
 from convattn.networks.saving import save_network
-from convattn.records import Certificate, NetworkCertificate
 
 
 def from_pretrained(

@@ -12,11 +12,10 @@ from convattn.convert import load_layer
 from convattn.convert.saved import KINDS
 from convattn.errors import ArgumentError, CheckpointError, must_be_a
 from convattn.models import load_network as load_own_network
-from convattn.models.pretrained import network_folder
+from convattn.models.hub_model import network_folder
 from convattn.networks.saving import SCHEMA
 from convattn.networks.source import create_network
-from convattn.networks.structure import put_layers
-from convattn.networks.tensors import load_tensors
+from convattn.networks.tensors import load_tensors, put_layers
 from convattn.sealed import CONFIG, read_config, read_sealed, require_sizes
 
 _FIELDS: dict[str, Any] = {

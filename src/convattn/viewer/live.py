@@ -1,30 +1,155 @@
 """Networks and images in memory: attention maps are computed when they are asked for, and held within a bound."""
 
+import io
 import json
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, cast, final
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar, cast, final, runtime_checkable
 
 import torch
 from PIL import Image
 from safetensors.torch import save
 from torch import Tensor
 
-from convattn.errors import ArgumentError, ConvAttnError, must_be
-from convattn.records.words import counted
-from convattn.viewer.asked import Asked
-from convattn.viewer.build import build_scene
-from convattn.viewer.exhibit import Exhibit
-from convattn.viewer.kept import Kept
-from convattn.viewer.maps import ReadMaps, Rows, encode_rows, read_maps
-from convattn.viewer.refused import RefusedError
-from convattn.viewer.scene import Scene
-from convattn.viewer.texts import readable
-from convattn.viewer.uploads import Limits
+from convattn.errors import ArgumentError, ConvAttnError, DataError, must_be
+from convattn.networks.images import PictureError, decode_picture
+from convattn.viewer.build import Exhibit, ReadMaps, Rows, build_scene, encode_rows, read_maps
+from convattn.viewer.scene import Scene, readable
+from convattn.wording import counted
 
-__all__ = ["Live"]
+
+class RefusedError(DataError):
+    """A request that is not carried out; the message is for whoever asked."""
+
+    def __init__(self, status: int, message: str) -> None:
+        """Takes the HTTP status and what was wrong."""
+        self.status = status
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type, tuple[int, str]]:
+        """Lets the error cross from one process to another."""
+        return type(self), (self.status, str(self))
+
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
+"""Formats that are read: those that browsers show."""
+
+_STATUS = {"none": 415, "large": 413, "damaged": 400}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what is uploaded and held."""
+
+    file_bytes: int = 10 * 2**20  # Of one file
+    pixels: int = 24_000_000  # Of one picture, before it is scaled for the network
+    pictures: int = 100  # Uploaded pictures that are held, as the network sees them
+    uploads: int = 4  # Uploads that are read at a time; others wait
+    seconds: float = 30.0  # For the body of one upload
+    map_bytes: int = 256 * 2**20  # Attention maps that are held; the image asked for longest ago goes first
+
+
+def read_picture(data: bytes, limits: Limits, name: str = "") -> Any:
+    """Decodes a picture, or raises RefusedError: 415 if it is none, 413 if it is too large, 400 if it is damaged.
+
+    Where the file has a name, the message begins with it.
+    """
+    try:
+        return decode_picture(io.BytesIO(data), formats=FORMATS, pixels=limits.pixels)
+    except PictureError as error:
+        raise RefusedError(_STATUS[error.reason], f"{name}: {error}" if name else str(error)) from None
+
+
+Value = TypeVar("Value")
+
+
+@dataclass
+class _Held(Generic[Value]):
+    """What is being made, or was made."""
+
+    lock: threading.Lock
+    value: Value | None = None
+    size: int = 0
+
+
+class Kept(Generic[Value]):
+    """Values by key within a number of bytes; each is made once, however many ask for it at the same time.
+
+    What was asked for longest ago goes first. A value that is larger than the bound alone is returned and not held.
+    """
+
+    def __init__(self, limit: int, make: Callable[[Any], Value], size: Callable[[Value], int]) -> None:
+        """Takes the bound in bytes, what makes the value of a key, and how large a value is."""
+        self._limit, self._make, self._size = limit, make, size
+        self._held: OrderedDict[Hashable, _Held[Value]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        """Bytes that are held."""
+        with self._lock:
+            return sum(one.size for one in self._held.values())
+
+    def get(self, key: Hashable) -> Value:
+        """Returns the value of a key; whoever comes while it is being made waits for it."""
+        with self._lock:
+            one = self._held.setdefault(key, _Held(threading.Lock()))
+            self._held.move_to_end(key)
+        with one.lock:
+            if one.value is None:
+                one.value = self._make(key)
+                with self._lock:
+                    one.size = self._size(one.value)
+                    self._drop()
+            return one.value
+
+    def _drop(self) -> None:
+        total = sum(one.size for one in self._held.values())
+        for key in [key for key, one in self._held.items() if one.size]:
+            if total <= self._limit:
+                return
+            total -= self._held.pop(key).size
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Rows of attention weights: of every layer, for one query."""
+
+    network: int
+    image: int | str  # Number of the image, or "mean"
+    query: tuple[float, float] | int  # Row and column in pixels of the image, or the number of a prefix token
+    part: str = "both"
+
+
+@runtime_checkable
+class Exhibition(Protocol):
+    """Networks and images that a server or a notebook shows. Every answer is a safetensors file.
+
+    What is not there, or not to be had, raises RefusedError.
+    """
+
+    limits: Limits
+
+    @property
+    def title(self) -> str:
+        """Title of the page."""
+        ...
+
+    def scene_bytes(self) -> bytes:
+        """Returns the scene."""
+        ...
+
+    def rows(self, asked: Asked) -> bytes:
+        """Returns `{layer}/levels` (heads, keys), `{layer}/scales` (heads) and, if rows are signed, `{layer}/lows`."""
+        ...
+
+    def add(self, picture: object, name: str) -> bytes:
+        """Adds a picture of pillow; returns what the networks see of it, and its number in the metadata."""
+        ...
+
 
 Prepare = Callable[[Any], Tensor]
 """Turns an RGB picture of pillow into the tensor that a network takes."""

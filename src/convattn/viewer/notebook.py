@@ -1,18 +1,128 @@
 """`convattn.view`: takes what a user has, and returns the widget that shows it."""
 
+import html
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError
-from convattn.viewer.build import build_scene
-from convattn.viewer.exhibit import Exhibit
-from convattn.viewer.live import Live
+from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError
+from convattn.viewer.build import Exhibit, build_scene
+from convattn.viewer.live import Asked, Exhibition, Live, RefusedError, read_picture
+from convattn.viewer.page import page_html
 from convattn.viewer.scene import Scene, SceneSizeError
-from convattn.viewer.widget import make_widget
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+"""What notebooks show by their own JavaScript; pages that are made of notebooks fetch that from the network."""
+
+
+def make_widget(shown: Exhibition, copy: Scene | None) -> Any:
+    """Makes the widget (a subclass of anywidget.AnyWidget).
+
+    Shown at the end of a cell, it writes two outputs: the live page, and below it a copy with everything inside. The
+    live page hides the copy; where no kernel runs, as in a page that nbconvert made, only the copy is seen.
+
+    Args:
+        shown: The networks and images.
+        copy: The scene of the copy; None writes none.
+
+    Returns:
+        The widget.
+
+    Raises:
+        MissingDependencyError: anywidget is not installed.
+    """
+    still = None if copy is None else page_html(shown.title, scene=copy.to_bytes())
+    return _widget_class()(shown, still)
+
+
+def frame(page: str, mark: str) -> str:
+    """Returns HTML with a whole page inside, which neither sees nor changes what is around it."""
+    return (
+        f'<div data-convattn-copy="{mark}"><iframe title="Attention maps" sandbox="allow-scripts allow-downloads"'
+        ' loading="lazy" style="width: 100%; height: 80vh; min-height: 30rem; border: 0; display: block"'
+        f' srcdoc="{html.escape(page)}"></iframe></div>'
+    )
+
+
+@cache
+def _widget_class() -> Callable[[Exhibition, str | None], Any]:
+    """Makes the class when it is first needed: anywidget is optional."""
+    try:
+        import anywidget
+        import traitlets
+    except ImportError:
+        raise MissingDependencyError("anywidget", "view") from None
+
+    static = resources.files("convattn.viewer") / "static"
+
+    class Widget(anywidget.AnyWidget):
+        """Answers what the page asks."""
+
+        _esm = (static / "js/widget.js").read_text(encoding="utf-8")
+        copy = traitlets.Unicode().tag(sync=True)
+
+        def __init__(self, shown: Exhibition, still: str | None) -> None:
+            super().__init__(copy=uuid.uuid4().hex)
+            self._shown, self._still = shown, still
+            self.on_msg(_answer)
+
+        def __repr__(self) -> str:
+            return f"<attention maps: {self._shown.title}>"
+
+        def _ipython_display_(self) -> None:
+            from IPython.display import display
+
+            bundle = {VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}}
+            blank = {"text/html": "<!-- the page needs a kernel -->", "text/plain": repr(self)}
+            display({**bundle, **blank}, raw=True)
+            if self._still is not None:
+                display({"text/html": frame(self._still, self.copy), "text/plain": repr(self)}, raw=True)
+
+    return Widget
+
+
+def _answer(widget: Any, content: Any, buffers: list[Any]) -> None:
+    """Answers one message; what goes wrong is told to the page. What is no question has no answer."""
+    if not isinstance(content, dict):
+        return
+    shown: Exhibition = widget._shown
+    answer: dict[str, Any] = {"id": content.get("id")}
+    data = []
+    try:
+        match content.get("kind"):
+            case "page":
+                answer["text"] = page_html(shown.title, entry="start-notebook.js", start="awaitNotebook();")
+                data = [shown.scene_bytes()]
+            case "rows":
+                data = [shown.rows(_asked(content["asked"]))]
+            case "upload":
+                file = bytes(buffers[0])
+                if len(file) > shown.limits.file_bytes:
+                    raise RefusedError(
+                        413, f"the file has {len(file):,} bytes; at most {shown.limits.file_bytes:,} are taken"
+                    )
+                name = str(content["name"])[:100]
+                data = [shown.add(read_picture(file, shown.limits, name), name)]
+            case kind:
+                answer["error"] = f"there is no {kind!r}"
+    except ConvAttnError as error:
+        answer["error"] = str(error)
+    except Exception as error:  # noqa: BLE001 - the page would wait for ever
+        answer["error"] = f"{type(error).__name__}: {error}"
+    widget.send(answer, data)
+
+
+def _asked(content: dict[str, Any]) -> Asked:
+    query, image = content["query"], content["image"]
+    place = int(query["prefix"]) if isinstance(query, dict) else (float(query[0]), float(query[1]))
+    return Asked(int(content["network"]), "mean" if image == "mean" else int(image), place, str(content["part"]))
+
 
 COPY = 16 * 2**20
 """Bytes that the copy in the notebook may hold."""

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.head_replacement.measure import Subject, effect, measure
 from benchmarks.head_replacement.page import draw, lost, page, verdict
-from convattn.adapters.replacement import replace_convolutional_heads
+from convattn.heads.replace import replace_convolutional_heads
 
 SIZES = {"img_size": 8, "patch_size": 2, "num_classes": 5, "embed_dim": 12, "depth": 2, "num_heads": 3}
 CONTENT = {

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from convattn.convert import conv_to_attention
-from convattn.convert.certificate.layer import Promise, certify_attention
+from convattn.convert.certificate import Certificate, Promise, certify_attention
 from convattn.encodings import Shift
-from convattn.functional.shift.convolution import ShiftConvolution
-from convattn.records import Certificate
+from convattn.functional.shift import ShiftConvolution
 
 
 def test_certificate_describes_the_conversion():

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from convattn.convert import conv_to_attention, network_to_conv, refine
-from convattn.convert.fit.least_squares import NormalEquations, unknowns
+from convattn.convert.fit import NormalEquations, Refinement, unknowns
 from convattn.errors import ArgumentError, ShapeError
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet, ConvNet
-from convattn.records import Refinement
 
 
 def images(*shape, dtype=torch.float32):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from convattn import NetworkCertificate, network_to_attention, network_to_conv
-from convattn.convert.network.running import tensors
+from convattn.convert.surgery import tensors
 from convattn.errors import CheckpointError
 from convattn.layers import RelativeAttention, RelativeAttention2d
 
@@ -204,7 +204,7 @@ def test_a_network_that_returns_no_numbers_is_not_said_to_be_compared():
 
 
 def test_images_of_several_batches_are_compared_together_and_scalars_by_batch(monkeypatch):
-    monkeypatch.setattr("convattn.convert.network.comparison._BATCH", 3)
+    monkeypatch.setattr("convattn.convert.comparison._BATCH", 3)
     seen = []  # outside the network, as copies of it run
 
     class Scored(nn.Module):

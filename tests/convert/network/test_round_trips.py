@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from convattn import network_to_attention, network_to_conv
-from convattn.convert.layer.hard_heads import HardHeads
-from convattn.convert.network.comparison import compare_networks
-from convattn.convert.network.running import Arguments
+from convattn.convert.comparison import compare_networks
+from convattn.convert.kernel_choice import HardHeads
+from convattn.convert.surgery import Arguments
 from convattn.networks import create_network
 
 SMALL = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from convattn.adapters.attention import watch
+from convattn.heads.reading import watch
 from convattn.testing.budget import budget, references
 
 PATIENCE = 120

@@ -1,1 +1,0 @@
-"""Measuring heads: sums over images, taken layer by layer, from which every statistic follows."""

@@ -1,1 +1,0 @@
-"""Reports of heads: put together, worded, drawn, compared, and kept as tables."""

@@ -1,0 +1,846 @@
+"""Certificates: bounds on the error of a conversion, and the error that was measured."""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import count
+from math import prod
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from einops import rearrange, reduce
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.convert.classes import AnyConvolution, TransposedConvolution, full_name
+from convattn.convert.taps import Taps, read_taps
+from convattn.encodings import Quadratic
+from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.fields import Range, fits
+from convattn.functional import combine_heads, pad_keys, query_pixels
+from convattn.functional.autocast import without_autocast
+from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
+from convattn.grid import Axis, Geometry
+from convattn.layers import RelativeAttention
+from convattn.record import Record
+from convattn.sealed import weights_digest
+from convattn.wording import DIFFERS, ITSELF, TO_ATTENTION, TO_CONV, counted, some
+
+Verdict = Literal["exact", "close", "different", "failed"]
+"""The same up to rounding; within a stated limit, with no decision changed; neither; a promise was broken."""
+
+
+@dataclass(frozen=True)
+class Judged(Record):
+    """A record of a check, with one of four verdicts."""
+
+    schema_version: ClassVar[int] = 3
+    added: ClassVar[tuple[str, ...]] = ()  # Fields that files of the version before lack; they are read as None
+    layer_kind: ClassVar["type[Judged] | None"] = None  # What the field `layers` holds, if there is one
+
+    verdict: Verdict
+
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is "exact" or "close"."""
+        return self.verdict in ("exact", "close")
+
+    @classmethod
+    def _upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Reads a file with `passed` in place of the verdict; it stated no limit, so nothing is close."""
+        if isinstance(content.get("passed"), bool):
+            kept = content.pop("passed")
+            content["verdict"] = "failed" if not kept else "exact" if content.get("exact") is True else "different"
+        if cls.layer_kind is not None and isinstance(content.get("layers"), list):
+            content["layers"] = [
+                cls.layer_kind._upgraded(one) if isinstance(one, dict) else one for one in content["layers"]
+            ]
+        return {**dict.fromkeys(cls.added), **content}
+
+
+def relative(error: float | None, largest: float | None) -> float | None:
+    """Returns an error as a share of the largest output; None where one is unknown or the output is zero."""
+    return error / largest if error is not None and largest else None
+
+
+@dataclass(frozen=True)
+class Certificate(Judged):
+    """What a conversion promises, and what was measured of it.
+
+    The promise holds for every input x without overflow: ``max|y − y_source| ≤ (bound_per_unit + rounding_per_unit) ·
+    max|x| + rounding_at_zero``, with y the result in its dtype and y_source the source in float64. Its rounding terms
+    cover the worst case of any order of summation. The measured error must keep to `rounding` instead, which is much
+    smaller.
+
+    The verdict is "exact" where nothing is lost but rounding, or no more than rounding; "failed" where the measured
+    error exceeds bound + rounding, or the result in float64 is further from the source than `bound` and the rounding of
+    its weights allow; and "different" otherwise. A single layer is measured on random numbers, and never called close.
+
+    Attributes:
+        verdict: "exact", "different" or "failed".
+        direction: "conv_to_attention" or "attention_to_conv".
+        source: The converted module, as `print` shows it.
+        result: The new module, as `print` shows it.
+        dtype: Dtype of the weights, for instance "float32".
+        heads: Number of attention heads, one per tap of the kernel.
+        sharpness: α of the score −α‖δ − Δ‖² (1/pixel²), the smallest over heads; None where heads are hard
+            by construction or have other encodings.
+        exact: Whether only rounding is lost: no attention off the taps, no singular value discarded.
+        leak: Bound on the attention mass outside a head's own pixel (or, towards a convolution, outside the window).
+        bound_per_unit: A-priori bound on the largest output error for inputs of absolute value ≤ 1; excludes rounding.
+        rounding_per_unit: A-priori bound on what rounding adds to that, for products in full precision (not TF32).
+        rounding_at_zero: The same for an input of zeros: rounding of the bias, and numbers too small for the dtype.
+        check_shape: Shape of the random standard normal input on which the conversion was measured.
+        check_seed: Seed of that input.
+        bound: The a-priori bound for that input.
+        measured_error: Largest output difference to the source's function in float64 on that input.
+        rounding: Largest difference that the dtype's rounding explains there, by the error budget of
+            `docs/error-budget.md`, and no more than the a-priori bound.
+        largest: Largest absolute value of the source's output there; None in files of schema version 2.
+        discarded: Per head, the singular values of its matrix that a limited head width discarded, largest first.
+        not_covered: What the certificate says nothing about.
+        weights: SHA-256 of the new module's weights; None in older files.
+    """
+
+    added: ClassVar[tuple[str, ...]] = ("largest",)
+    later: ClassVar[tuple[str, ...]] = ("weights",)
+
+    direction: str
+    source: str
+    result: str
+    dtype: str
+    heads: int
+    sharpness: float | None
+    exact: bool
+    leak: float
+    bound_per_unit: float
+    rounding_per_unit: float
+    rounding_at_zero: float
+    check_shape: tuple[int, ...]
+    check_seed: int
+    bound: float
+    measured_error: float
+    rounding: float
+    largest: float | None
+    discarded: tuple[tuple[float, ...], ...]
+    not_covered: tuple[str, ...] = ()
+    weights: str | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured error as a share of the largest output; None if that is unknown or zero."""
+        return relative(self.measured_error, self.largest)
+
+    def summary(self) -> str:
+        """Returns the certificate in a few lines of plain text."""
+        by = f"by {self.difference:.2g} of the largest output, " if self.difference and self.verdict != "exact" else ""
+        allowed = f"{self.bound + self.rounding:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}"
+        per_unit = self.bound_per_unit + self.rounding_per_unit
+        lines = [
+            f"{self.direction.replace('_', ' ')}: {self.verdict} ({by}{counted(self.heads, 'head')}, {self.dtype})",
+            f"  from            {self.source}",
+            f"  to              {self.result}",
+            f"  measured error  {self.measured_error:.3g}  on a standard normal input {self.check_shape}",
+            f"  allowed         {allowed}",
+            f"  any input       {per_unit:.3g} of its largest value + {self.rounding_at_zero:.3g}",
+        ]
+        to_attention = self.direction == "conv_to_attention"
+        if self.sharpness is not None:
+            where = "off the tap" if to_attention else "outside the window"
+            lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; mass {where} at most {self.leak:.3g}")
+        elif to_attention:
+            lines.append("  heads           hard: all attention of each at one displacement")
+        if any(self.discarded):
+            worst = max(values[0] for values in self.discarded if values)
+            lines.append(f"  discarded       singular values up to {worst:.3g} (limited head width)")
+        if self.verdict == "different":
+            lines += remedies(self.direction, narrow=any(self.discarded))
+        lines += [f"  not covered     {item}" for item in self.not_covered]
+        return "\n".join(lines)
+
+
+def remedies(direction: str, *, narrow: bool = False) -> list[str]:
+    """Returns the lines that say where a difference comes from, and what makes it smaller."""
+    if direction.endswith("to_conv"):
+        return [f"  differs         {DIFFERS}", f"  made smaller    {TO_CONV}"]
+    width = ["by a larger head width, or none"] if narrow else []
+    return [f"  made smaller    {way}" for way in (TO_ATTENTION, *width)]
+
+
+@dataclass(frozen=True)
+class LayerCertificate(Judged):
+    """One converted layer of a network: what `Certificate` says of it, in short."""
+
+    added: ClassVar[tuple[str, ...]] = ("largest",)
+
+    name: str  # As in `named_modules`; the first name of a layer that has several
+    aliases: tuple[str, ...]  # Its further names
+    source: str  # The converted module, as `print` shows it
+    result: str  # The module that replaces it, as `print` shows it
+    heads: int  # Number of attention heads, of the source or of the result
+    kernel_size: tuple[int, ...]  # Kernel of the convolution, of the source or of the result
+    exact: bool  # Whether nothing is lost but rounding
+    leak: float  # Bound on the attention outside a head's own pixel (towards a convolution, outside the window)
+    bound_per_unit: float  # A-priori bound on the output error for inputs of absolute value ≤ 1, without rounding
+    rounding_per_unit: float  # A-priori bound on what rounding adds to that
+    rounding_at_zero: float  # The same for an input of zeros
+    bound: float  # The a-priori bound for the random input on which the layer was measured
+    measured_error: float  # Largest output difference to the source's function in float64 on that input
+    rounding: float  # Largest difference that the dtype's rounding explains there
+    largest: float | None  # Largest absolute value of the source's output there; None in files of schema version 2
+    path: str | None  # "convolution", or the attention's path on the network's images; None if they did not reach it
+    notes: tuple[str, ...] = ()  # What the result does not take over or does in another way, what was folded in
+
+    def summary(self) -> str:
+        """Returns the layer in one line of plain text."""
+        kind = "" if self.exact else f"leak {self.leak:.3g}, "
+        kernel = " x ".join(map(str, self.kernel_size))
+        of = "" if self.largest is None else f" of {self.largest:.3g}"
+        error = f"error {self.measured_error:.3g}{of}, bound {self.bound + self.rounding:.3g}"
+        where = f"kernel {kernel}, {self.path or 'not reached'}"
+        return f"{self.name or ITSELF}: {self.verdict}, {kind}{counted(self.heads, 'head')}, {where}, {error}"
+
+
+@dataclass(frozen=True)
+class LeftAlone(Record):
+    """A layer that was not converted, although it may compute a convolution."""
+
+    name: str  # Dotted name of the module, or of the module that calls a convolution as a function
+    kind: str  # Its class
+    reason: str  # Why it was left
+
+    def summary(self) -> str:
+        """Returns this in one line of plain text."""
+        return f"{self.name or ITSELF} ({self.kind}): {self.reason}"
+
+
+@dataclass(frozen=True)
+class NetworkCertificate(Judged):
+    """What the conversion of a whole network promises, and what was measured of it, in either direction.
+
+    Each layer has its own bound for every input, as in `Certificate`. For the whole network there is a promise only if
+    every layer is exact: then both networks compute the same function and differ by rounding alone. The rounding is
+    measured on the images named, and not bounded for others. If layers leak, the numbers for the whole network are
+    measurements on these images and not bounds.
+
+    Attributes:
+        verdict: "exact": every layer is exact and the networks agree within rounding, where they were compared.
+            "close": the largest difference is within `tolerance` and no prediction changed, on images that were given.
+            "different": neither. "failed": a layer broke its promise, or exact layers do not make the same network, or
+            its outputs are of other shapes or not finite.
+        direction: "network_to_attention" or "network_to_conv".
+        source: Class of the network converted.
+        result: Class of the network made.
+        dtype: Dtypes of its parameters, for instance "float32".
+        impl: Path requested of attention layers that were made; None towards convolutions.
+        layers: The converted layers, in the order of their names in the network.
+        left_alone: What was not converted.
+        exact: Whether every converted layer is exact.
+        images: What the whole networks were compared on, in words; None where nothing was.
+        shapes: Shapes of the tensors that they were called with.
+        reference: Dtype of the source with which the result is compared, for instance "float64"; None, like the next
+            three, if the networks were not compared.
+        measured_error: Largest difference to the reference over all outputs, at the output that comes closest to its
+            budget.
+        rounding: Largest difference that the dtype's rounding explains there, by the error budget of
+            `docs/error-budget.md`.
+        largest: Largest absolute value of the reference there.
+        tolerance: Largest difference that is called close, as a share of `largest`; None where nothing is called close,
+            because only random numbers were compared or no limit was stated.
+        top1_total: Number of predictions, where the first output is one row of scores per image; otherwise None.
+        top1_changed: How many of them have another largest score than before.
+        accuracy_before: Share of the labels that the source predicts, in [0, 1]; None without labels.
+        accuracy_after: The same of the network made.
+        not_covered: What the certificate says nothing about.
+        weights: SHA-256 of the weights of the network made; None in older files.
+    """
+
+    added: ClassVar[tuple[str, ...]] = ("tolerance",)
+    later: ClassVar[tuple[str, ...]] = ("weights",)
+    layer_kind: ClassVar[type[Judged]] = LayerCertificate
+
+    direction: str
+    source: str
+    result: str
+    dtype: str
+    impl: str | None
+    layers: tuple[LayerCertificate, ...]
+    left_alone: tuple[LeftAlone, ...]
+    exact: bool
+    images: str | None
+    shapes: tuple[tuple[int, ...], ...]
+    reference: str | None
+    measured_error: float | None
+    rounding: float | None
+    largest: float | None
+    tolerance: float | None
+    top1_total: int | None
+    top1_changed: int | None
+    accuracy_before: float | None
+    accuracy_after: float | None
+    not_covered: tuple[str, ...] = ()
+    weights: str | None = None
+
+    @classmethod
+    def _upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Reads a file without verdict; what differed by more than its output did not pass then, and is different."""
+        content = super()._upgraded(content)
+        layers, error = content.get("layers"), content.get("measured_error")
+        soft = content.get("verdict") == "failed" and content.get("exact") is False and isinstance(error, float)
+        if (
+            soft
+            and isinstance(layers, list)
+            and all(isinstance(layer, dict) and layer.get("verdict") != "failed" for layer in layers)
+        ):
+            content["verdict"] = "different"
+        return content
+
+    @property
+    def difference(self) -> float | None:
+        """Measured error as a share of the largest output; None if that is unknown or zero."""
+        return relative(self.measured_error, self.largest)
+
+    def summary(self) -> str:
+        """Returns the certificate in a few lines of plain text: exact layers are counted, others have a line each."""
+        sizes = [counted(len(self.layers), "layer"), counted(sum(layer.heads for layer in self.layers), "head")]
+        lines = [
+            f"{self.direction.replace('_', ' ')}: {self.verdict} ({', '.join([*self._apart(), *sizes, self.dtype])})",
+            f"  from            {self.source}",
+            f"  to              {self.result}",
+            f"  paths           {self._paths()}",
+        ]
+        if self.measured_error is not None and self.rounding is not None and self.largest is not None:
+            lines.append(f"  measured error  {self.measured_error:.3g} of {self.largest:.3g}, on {self.images}")
+            lines.append(f"  rounding        {self.rounding:.3g}, against {self.reference}")
+        if self.tolerance is not None and not self.exact:
+            lines.append(f"  limit           {self.tolerance:.3g} of the largest output, for a result that is close")
+        if self.top1_total is not None:
+            lines.append(f"  top-1 changed   {self.top1_changed} of {self.top1_total}")
+        if self.accuracy_before is not None and self.accuracy_after is not None:
+            lines.append(f"  accuracy        {self.accuracy_before:.2%} before, {self.accuracy_after:.2%} after")
+        if self.verdict in ("close", "different"):
+            lines += remedies(self.direction)
+        told = [layer for layer in self.layers if not (layer.exact and layer.verdict == "exact")]
+        lines += [f"  layer           {layer.summary()}" for layer in told]
+        for note in dict.fromkeys(note for layer in self.layers for note in layer.notes):
+            lines.append(f"  note            {note} ({some([one.name for one in self.layers if note in one.notes])})")
+        lines += [f"  left alone      {item.summary()}" for item in self.left_alone]
+        lines += [f"  not covered     {item}" for item in self.not_covered]
+        return "\n".join(lines)
+
+    def _apart(self) -> list[str]:
+        """Words how far the networks are apart, where they are not the same."""
+        if self.verdict == "exact":
+            return []
+        changed = [f"{self.top1_changed} of {self.top1_total} decisions changed"] if self.top1_total else []
+        return [*([f"by {self.difference:.2g} of the largest output"] if self.difference else []), *changed]
+
+    def _paths(self) -> str:
+        paths = [layer.path or "not reached" for layer in self.layers]
+        return ", ".join(f"{paths.count(path)} {path}" for path in sorted(set(paths)))
+
+
+_STEPS = 8
+"""Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
+
+_EXPONENT = {torch.float64: 745.2}
+"""x beyond which e^−x is zero; elsewhere softmax is in float32, and it is 104."""
+
+
+def off_centre_mass(sharpness: float, dims: int) -> float:
+    """Bounds the weight that a quadratic head centred on a pixel gives to all other pixels.
+
+    `ε(α) = θ(e^{−α})ⁿ − 1` with `θ(x) = 1 + 2 Σ_{m≥1} x^{m²}`: the sum of e^{−α‖δ‖²} over the lattice without its
+    centre, whose own weight before normalisation is 1. It also holds at borders, where there are fewer keys. For small
+    α it is evaluated as `θ(e^{−α}) = √(π/α) θ(e^{−π²/α})`, and never reported above e^700.
+
+    Source: `docs/theory.md` §3.
+
+    Args:
+        sharpness: α > 0, in 1/pixel².
+        dims: Number of axes n ≥ 1.
+
+    Returns:
+        ε(α), a share of the attention; above 1 the bound says nothing.
+
+    Example:
+        >>> round(off_centre_mass(5.0, dims=2), 4)
+        0.0271
+    """
+    if sharpness < math.pi:  # Jacobi's identity: the sum over the dual lattice converges where this one is slow
+        dual = 2 * _gaussian_tail(math.pi**2 / sharpness)
+        return math.expm1(min(dims * (math.log(math.pi / sharpness) / 2 + math.log1p(dual)), 700.0))
+    return math.expm1(dims * math.log1p(2 * _gaussian_tail(sharpness)))
+
+
+def _gaussian_tail(sharpness: float) -> float:
+    """Sums e^{−αm²} over m ≥ 1, for α ≥ π; the tenth term is below 1e-136 of the first."""
+    return math.fsum(math.exp(-sharpness * step * step) for step in range(1, 10))
+
+
+def underflows(sharpness: float, dtype: torch.dtype) -> bool:
+    """Tells whether every weight off the centre is exactly zero, because e^{−α} underflows in the softmax.
+
+    The softmax runs in at least float32.
+
+    Example:
+        >>> underflows(100.0, torch.float32), underflows(104.0, torch.float32), underflows(104.0, torch.float64)
+        (False, True, False)
+    """
+    kind = torch.promote_types(dtype, torch.float32)
+    return torch.exp(torch.tensor(-sharpness, dtype=kind)).item() == 0
+
+
+def bound_per_unit(
+    leak: float,
+    kept: Float[Tensor, "heads outputs channels"],
+    discarded: Float[Tensor, "heads outputs channels"] | None = None,
+) -> float:
+    """Bounds the output error for inputs of absolute value at most 1.
+
+    `|y_attn − y_conv| ≤ max_o Σ_h (2ε ‖W̃_h[o]‖₁ + ‖(W_h − W̃_h)[o]‖₁)`, with ε = `leak`, W̃_h = `kept` and
+    W_h − W̃_h = `discarded` (None for heads of full width). A head gives at most ε too little to its own pixel and at
+    most ε to others. The second term is what a limited head width, and rounding of the product of its two matrices,
+    discards.
+    """
+    rows = 2 * leak * reduce(kept.abs(), "heads outputs channels -> outputs", "sum")
+    if discarded is not None:
+        rows = rows + reduce(discarded.abs(), "heads outputs channels -> outputs", "sum")
+    return rows.max().item()
+
+
+class RoundingBound(NamedTuple):
+    """The largest change of an output by rounding, if nothing overflows.
+
+    The error of a sum of n terms, in any order, is at most `(1 + u)ⁿ − 1 ≤ e^{nu} − 1` times the sum of their absolute
+    values, with u = ½ eps. Numbers narrower than float32 are summed in float32 and rounded when they are stored.
+
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.1 and §4.2.
+    """
+
+    per_unit: float  # The part that is proportional to the largest absolute value of the image
+    at_zero: float  # The rest, for an image of zeros: rounding of the bias, and underflow
+
+    def on(self, largest: float) -> float:
+        """Returns the bound for images with a given largest absolute value."""
+        return self.per_unit * largest + self.at_zero
+
+
+def convolution_rounding(
+    conv: AnyConvolution, kernel: Float[Tensor, "outputs channels *taps"], rows: Float[Tensor, "heads outputs"]
+) -> RoundingBound:
+    """Bounds the rounding error of a convolution that replaces attention with row sums Σ_i |W_h[o, i]|."""
+    terms, writes = kernel[0].numel() + _STEPS, kernel[0, 0].numel() + _STEPS
+    weights, source = kernel.abs().flatten(1).sum(1).max().item(), rows.sum(0).max().item()
+    return _bound(conv, weights, source, terms + len(rows) * kernel.shape[1], writes)
+
+
+def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> RoundingBound:
+    """Bounds the rounding error of attention that replaces a convolution, compared with the convolution in float64.
+
+    At most `2 √(E/α) + 1` weights of a quadratic head along an axis are not zero, where E is the exponent at which they
+    underflow. So the bound holds for images of any size.
+    """
+    keys, width = 1, next(layer.values.parameters()).shape[1]
+    if isinstance(layer.encoding, Quadratic):
+        alpha = layer.encoding.sharpness.detach().double().min().item()
+        keys += 2 * math.isqrt(math.ceil(_EXPONENT.get(conv.weight.dtype, 104.0) / alpha)) + 2
+    terms = layer.num_heads * (layer.in_channels // layer.groups + width) + 2 * layer.dims * keys + _STEPS
+    values = copy.deepcopy(layer.values).double()
+    with torch.no_grad():
+        for parameter in values.parameters():
+            parameter.abs_()  # the product of narrow matrices sums terms larger than its own
+        weights = reduce(values.maps(), "heads outputs channels -> outputs", "sum").max().item()
+    return _bound(conv, weights, weights, terms, layer.num_heads + layer.dims + _STEPS)
+
+
+def _bound(conv: AnyConvolution, weights: float, source: float, terms: int, writes: int) -> RoundingBound:
+    """Bounds the rounding error of a result plus that of its source in float64.
+
+    `weights` and `source` are the largest sums of absolute weights of one output. `terms` counts the terms and further
+    roundings in the dtype of the sum, `writes` the roundings to a narrower dtype. `conv` gives the dtype and the bias.
+    """
+    dtype = conv.weight.dtype
+    sums, exact = (torch.finfo(kind) for kind in (torch.promote_types(dtype, torch.float32), torch.float64))
+    own = torch.finfo(dtype)
+    narrow = writes if own.eps > sums.eps else 0
+    lost, lost_by_source = math.expm1((terms * sums.eps + narrow * own.eps) / 2), math.expm1(terms * exact.eps / 2)
+    bias = 0.0 if conv.bias is None else conv.bias.detach().abs().max().item()
+    smallest = (terms * sums.tiny + narrow * own.smallest_normal * own.eps) * max(1.0, weights)
+    return RoundingBound(weights * lost + source * lost_by_source, bias * (lost + lost_by_source) + smallest)
+
+
+SEED = 0
+"""Seed of the random images."""
+
+
+def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Draws two standard normal images of given sizes for a layer, in float64, and rounds them."""
+    shape = (2, layer.in_channels, *sizes)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64, device="cpu")
+    return x.to(device=next(layer.values.parameters()).device, dtype=dtype)
+
+
+def smallest_image(geometry: Geometry) -> Sequence[int]:
+    """Returns the smallest sizes for which the padded image holds the window."""
+    slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
+    sizes = []
+    for axis, pads in enumerate(geometry.padding):
+        for size in count(1 if slack is None else max(1, max(pads) + slack)):
+            spatial = [10**9] * len(geometry.padding)
+            spatial[axis] = size
+            try:
+                geometry.axes(spatial)
+            except ShapeError:
+                continue
+            sizes.append(size)
+            break
+    return sizes
+
+
+def softmax_copy(layer: RelativeAttention, dtype: torch.dtype) -> RelativeAttention:
+    """Copies a layer for inference so that it computes a real softmax; a layer with content keeps its own path.
+
+    Hard heads would otherwise run as a convolution, and comparing that with a convolution proves nothing.
+    """
+    copied = copy.deepcopy(layer).eval()
+    copied.dropout = 0.0  # plays no part in inference, and not every path has it
+    if dtype == torch.float64:
+        copied = copied.double()
+    if copied.content is None:
+        copied.impl = "separable" if copied.encoding.axis_additive else "dense"
+    return copied
+
+
+def largest(x: Tensor) -> float:
+    """Returns the largest absolute value, or 0 for an empty tensor."""
+    return x.abs().max().item() if x.numel() else 0.0
+
+
+def lowest_sharpness(layer: RelativeAttention) -> float | None:
+    """Returns the smallest α of quadratic heads; None for other encodings."""
+    encoding = layer.encoding
+    return encoding.sharpness.detach().double().min().item() if isinstance(encoding, Quadratic) else None
+
+
+def describe_attention(layer: RelativeAttention) -> str:
+    """Returns a layer in one line, as a certificate prints it."""
+    return f"{type(layer).__name__}({layer.extra_repr()}, encoding={layer.encoding})"
+
+
+def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes a convolution in its own dtype as a sum over taps."""
+    y = None
+    for pixels, weight in zip(tap_pixels(taps, x), taps.maps, strict=True):
+        term = combine_heads(pixels[:, None], weight[None], taps.groups)
+        y = term if y is None else y + term
+    assert y is not None
+    return _with_bias(taps, y)
+
+
+def in_one_product(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes a convolution in its own dtype as one matrix product, with a copy of the image for every tap."""
+    every = rearrange(
+        torch.stack(list(tap_pixels(taps, x)), 1),
+        "b taps (groups c) ... -> b 1 (groups taps c) ...",
+        groups=taps.groups,
+    )
+    maps = rearrange(taps.maps, "taps outputs c -> 1 outputs (taps c)")
+    return _with_bias(taps, combine_heads(every, maps, taps.groups))
+
+
+def tap_pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
+    """Yields, for each tap, the pixels that all queries see there."""
+    axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
+    for displacement in taps.displacements:
+        shifted = [
+            Axis(range(axis.queries.start + d, axis.queries.stop + d, axis.queries.step), axis.keys)
+            for axis, d in zip(axes, displacement, strict=True)
+        ]
+        yield query_pixels(keys, shifted)
+
+
+def _with_bias(taps: Taps, y: Tensor) -> Tensor:
+    return y if taps.bias is None else y + taps.bias.view(-1, *(1,) * (y.ndim - 2))
+
+
+_MANY_TAPS = 400
+"""Taps beyond which a computation tap by tap takes too long."""
+
+
+class Promise(NamedTuple):
+    """What a conversion promises before anything is measured."""
+
+    leak: float  # share of the attention off the taps, or outside the window
+    per_unit: float  # a-priori error bound for inputs of absolute value ≤ 1
+    exact: bool  # whether rounding is the only loss
+    any_size: bool = True  # whether the bound holds for images of all sizes
+
+
+def certify_attention(
+    conv: AnyConvolution, layer: RelativeAttention, promise: Promise, discarded: tuple[tuple[float, ...], ...]
+) -> Certificate:
+    """Runs a convolution and the layer made from it on random images, and records how much they differ.
+
+    The layer runs twice: as a real softmax, and by the path that it takes by itself.
+
+    `discarded` holds the singular values left out, per head.
+    """
+    sizes = [size + 3 + axis for axis, size in enumerate(smallest_image(layer.geometry))]  # all different
+    x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
+    attention = softmax_copy(layer, x.dtype)
+    if attention.content is not None:
+        attention.impl = "reference"
+    with torch.no_grad(), without_autocast(x.device):
+        high = copy.deepcopy(conv).double().cpu()(x.double().cpu())
+        made, ran, taps = attention(x), layer(x), read_taps(conv)
+        lows = [tap_by_tap(taps, x), in_one_product(taps, x), conv(x), *(conv(other) for other in _moved(x))]
+    limit, bound = attention_rounding(layer, conv), promise.per_unit * largest(x)
+    measured = max(largest(y.double().cpu() - high) for y in (made, ran))
+    rounding = min(rounding_budget(high, lows), limit.on(largest(x)))
+    not_covered = []
+    if lowest_sharpness(layer) is not None:
+        not_covered.append("centres rounded when the layer is cast to a narrower dtype")
+    if max(layer.geometry.input_dilation) > 1 or isinstance(conv, TransposedConvolution):
+        not_covered.append("the argument output_size of forward: output_padding is used instead")
+    return Certificate(
+        direction="conv_to_attention",
+        source=repr(conv),
+        result=describe_attention(layer),
+        bound=bound,
+        measured_error=measured,
+        rounding=rounding,
+        discarded=discarded,
+        largest=largest(high),
+        verdict=_verdict(promise, measured, bound, rounding),
+        not_covered=tuple(not_covered),
+        weights=weights_digest(layer),
+        **_common_fields(layer, x, promise, limit),
+    )
+
+
+def certify_convolution(
+    layer: RelativeAttention,
+    conv: AnyConvolution,
+    kernel: Float[Tensor, "outputs channels *taps"],
+    rows: Float[Tensor, "heads outputs"],
+    sizes: tuple[int, ...],
+    promise: Promise,
+) -> Certificate:
+    """Runs a layer and the convolution made from it on random images of `sizes`, and records how much they differ.
+
+    Two questions are asked. First, does the convolution compute the layer's function? Both run in float64, where they
+    may differ by the bound and by the rounding of the kernel. Second, is its result as good as its dtype allows? It may
+    lose what other ways of computing it lose (torch's own convolution on this processor is one of them), but never more
+    than the a-priori bound on rounding.
+
+    `kernel` is the kernel before rounding and `rows` is Σ_i |W_h[o, i]|, both in float64.
+    """
+    x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
+    with torch.no_grad(), without_autocast(x.device):
+        exact_conv = copy.deepcopy(conv).double()
+        high, high_conv = softmax_copy(layer, torch.float64)(x.double()), exact_conv(x.double())
+        attention, made = softmax_copy(layer, x.dtype), conv(x)
+        lows = [attention(x), *(attention(other) for other in _moved(x))]
+        roads = [made, summed_otherwise(conv, x), *(conv(other) for other in _moved(x))]
+    unit, limit = largest(x), convolution_rounding(conv, kernel, rows)
+    budget = max(rounding_budget(high, lows), rounding_budget(high_conv, roads))
+    rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * unit
+    measured, moved, bound = largest(made.double() - high), largest(high_conv - high), promise.per_unit * unit
+    rounding = min(budget + rounded, limit.on(unit))
+    same = moved <= bound + rounded + convolution_rounding(exact_conv, kernel, rows).on(unit)
+    not_covered = [] if promise.any_size else [f"images of other sizes than {' x '.join(map(str, sizes))}"]
+    if layer.dropout:
+        not_covered.append("dropout of attention weights in training, which a convolution does not have")
+    return Certificate(
+        direction="attention_to_conv",
+        source=describe_attention(layer),
+        result=repr(conv),
+        bound=bound,
+        measured_error=measured,
+        rounding=rounding,
+        discarded=(),
+        largest=largest(high),
+        verdict=_verdict(promise, measured, bound, rounding) if same else "failed",
+        not_covered=tuple(not_covered),
+        weights=weights_digest(conv),
+        **_common_fields(layer, x, promise, limit),
+    )
+
+
+def _verdict(promise: Promise, measured: float, bound: float, rounding: float) -> Verdict:
+    """Judges a layer by its promise; a bound that is hidden by rounding counts as exact."""
+    if not measured <= bound + rounding:
+        return "failed"
+    return "exact" if promise.exact or bound <= rounding else "different"
+
+
+def _moved(x: Tensor) -> list[Tensor]:
+    """Returns images with other last digits, as many as a budget needs beside the image itself."""
+    return [rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)]
+
+
+def _common_fields(layer: RelativeAttention, x: Tensor, promise: Promise, limit: RoundingBound) -> dict[str, Any]:
+    """Returns the fields of a certificate that both directions fill alike."""
+    return {
+        "dtype": str(x.dtype).removeprefix("torch."),
+        "heads": layer.num_heads,
+        "sharpness": lowest_sharpness(layer),
+        "exact": promise.exact,
+        "leak": promise.leak,
+        "bound_per_unit": promise.per_unit,
+        "rounding_per_unit": limit.per_unit,
+        "rounding_at_zero": limit.at_zero,
+        "check_shape": tuple(x.shape),
+        "check_seed": SEED,
+    }
+
+
+def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
+    """Computes a convolution in another order: tap by tap, or for large kernels from an image rounded differently."""
+    few = prod(conv.kernel_size) <= _MANY_TAPS
+    return tap_by_tap(read_taps(conv), x) if few else conv(rounded_differently(x, SEED))
+
+
+_MEASURED = ("images", "reference", "top1_total", "top1_changed", "accuracy_before", "accuracy_after")
+"""Fields of a comparison that a certificate repeats; None where the networks were not compared."""
+
+CLOSE = 0.01
+"""Largest difference that is called close, as a share of the largest output, where the caller does not say.
+
+A decision can change only where its two largest scores are nearer than twice this share.
+"""
+
+
+class Difference(NamedTuple):
+    """How far one output of a network is from the reference."""
+
+    error: float  # Largest difference
+    rounding: float  # Largest difference that rounding explains
+    largest: float  # Largest absolute value of the reference
+    same: bool = True  # Whether the reference was met again in float64, where that was asked
+
+    @property
+    def relative(self) -> float:
+        """Error over largest value; not a number counts as infinite."""
+        share = self.error / self.largest if self.largest else math.inf * self.error
+        return 0.0 if self.error == 0 else math.inf if math.isnan(share) else share
+
+    @property
+    def share(self) -> float:
+        """Error over rounding; infinite where the networks differ in float64 or rounding exceeds the values."""
+        if not self.same or self.rounding > self.largest or not math.isfinite(self.error + self.rounding):
+            return math.inf
+        return self.error / self.rounding if self.rounding else math.inf if self.error else 0.0
+
+
+@dataclass(frozen=True)
+class NetworkComparison:
+    """How far a network is from its source on some images."""
+
+    images: str  # What the networks were run on, in words
+    shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
+    reference: str  # Dtype in which the source computes the reference
+    outputs: tuple[Difference, ...]  # One difference per output, at least one
+    differing: tuple[str, ...]  # Parts of the output beside floating-point numbers that differ
+    top1_total: int | None  # Number of predictions; None where the first output is not one row of scores per image
+    top1_changed: int | None  # How many predictions differ from those of the source
+    accuracy_before: float | None  # Share of the labels that the source predicts; None without labels
+    accuracy_after: float | None  # The same for the converted network
+    not_covered: tuple[str, ...]  # What the comparison could not show
+
+    def worst(self, *, exact: bool) -> Difference:
+        """Returns the output nearest to its budget or beyond; where layers are not exact, that of largest error."""
+        return max(self.outputs, key=lambda one: one.share if exact else one.relative)
+
+
+def certify_network(  # noqa: PLR0913 - what a certificate consists of
+    direction: str,
+    source: nn.Module,
+    made: nn.Module,
+    layers: Sequence[LayerCertificate],
+    left_alone: Sequence[LeftAlone],
+    comparison: NetworkComparison | None,
+    *,
+    tolerance: float | None,
+    impl: str | None = None,
+    not_covered: Sequence[str] = (),
+) -> NetworkCertificate:
+    """Puts the certificate of a network together and judges it.
+
+    `comparison` is None where the networks were not compared. `tolerance` is the share of the largest output up to
+    which a difference may be called close, or None.
+    """
+    exact = all(layer.exact for layer in layers)
+    verdict, worst = _judge(layers, comparison, tolerance)
+    dtypes = dict.fromkeys(str(parameter.dtype).removeprefix("torch.") for parameter in made.parameters())
+    return NetworkCertificate(
+        direction=direction,
+        source=full_name(type(source)),
+        result=full_name(type(made)),
+        dtype=", ".join(dtypes),
+        impl=impl,
+        layers=tuple(layers),
+        left_alone=tuple(left_alone),
+        exact=exact,
+        measured_error=worst.error if worst else None,
+        rounding=worst.rounding if worst else None,
+        largest=worst.largest if worst else None,
+        tolerance=tolerance,
+        verdict=verdict,
+        not_covered=(*not_covered, *(comparison.not_covered if comparison else ())),
+        weights=weights_digest(made),
+        shapes=comparison.shapes if comparison else (),
+        **{name: getattr(comparison, name, None) for name in _MEASURED},
+    )
+
+
+def require_tolerance(tolerance: float | None) -> None:
+    """Raises ArgumentError unless `tolerance` is None or a share in (0, 1)."""
+    if tolerance is not None and not fits(
+        tolerance, Annotated[float, Range(0, 1, without_low=True, without_high=True)]
+    ):
+        raise ArgumentError(must_be("tolerance", "a share in (0, 1), or None", tolerance))
+
+
+def _judge(
+    layers: Sequence[LayerCertificate], comparison: NetworkComparison | None, tolerance: float | None
+) -> tuple[Verdict, Difference | None]:
+    """Returns the verdict on a network, and the output by which it is judged."""
+    verdicts = {layer.verdict for layer in layers}
+    if comparison is None:
+        return "failed" if "failed" in verdicts else "exact" if verdicts == {"exact"} else "different", None
+    by_rounding, by_size = comparison.worst(exact=True), comparison.worst(exact=False)
+    exact = all(layer.exact for layer in layers)
+    if "failed" in verdicts or not math.isfinite(by_size.error):
+        return "failed", by_rounding if exact else by_size
+    if verdicts == {"exact"} and by_rounding.share <= 1 and not comparison.differing:
+        return "exact", by_rounding
+    if exact:
+        return "failed", by_rounding
+    close = tolerance is not None and by_size.largest > 0 and by_size.relative <= tolerance
+    return "close" if close and not comparison.top1_changed and not comparison.differing else "different", by_size
+
+
+def shorten(
+    certificate: Certificate,
+    names: Sequence[str],
+    *,
+    kernel_size: tuple[int, ...],
+    path: str | None,
+    notes: tuple[str, ...],
+) -> LayerCertificate:
+    """Shortens a layer's certificate to its entry in the certificate of a network.
+
+    `names` are its dotted names in the network. `path` is None where the network's images did not reach the layer.
+    """
+    shared = {field.name for field in fields(LayerCertificate)} & {field.name for field in fields(Certificate)}
+    return LayerCertificate(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        kernel_size=kernel_size,
+        path=path,
+        notes=notes,
+        **{name: getattr(certificate, name) for name in shared},
+    )

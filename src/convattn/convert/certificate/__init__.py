@@ -1,1 +1,0 @@
-"""Certificates: bounds on the error of a conversion, and the error that was measured."""

@@ -1,1 +1,0 @@
-"""Fits converted convolutions to the attention that they replace, by least squares."""

@@ -1,1 +1,0 @@
-"""Conversion of single layers, in both directions."""

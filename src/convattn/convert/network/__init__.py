@@ -1,1 +1,0 @@
-"""Conversion of whole networks, in both directions."""

@@ -1,0 +1,323 @@
+"""The theorem: every convolution is relative self-attention with one head per tap."""
+
+from typing import final
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from convattn.convert.certificate import (
+    Certificate,
+    Promise,
+    bound_per_unit,
+    certify_attention,
+    off_centre_mass,
+    underflows,
+)
+from convattn.convert.classes import GATED_ATTENTION, PLAIN_ATTENTION, AnyConvolution
+from convattn.convert.surgery import keep_random_state
+from convattn.convert.taps import Taps, read_taps, require_supported
+from convattn.encodings import Encoding, Quadratic, Shift
+from convattn.encodings.quadratic import root_of_sharpness
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.grid import Geometry, whole_number
+from convattn.layers import Content, FactoredValues, MergedValues, RelativeAttention
+
+
+def conv_to_attention(
+    conv: AnyConvolution,
+    *,
+    sharpness: float | None = None,
+    head_width: int | None = None,
+    content: bool | Content = False,
+    impl: str = "auto",
+) -> tuple[RelativeAttention, Certificate]:
+    """Makes the self-attention layer that computes a convolution.
+
+    The layer has one head per tap. Head t attends to the pixel at displacement Δ_t = d·t from the query, and its value
+    matrix is that of the tap, W_h = W[t]. Without `sharpness` the heads are hard (`Shift`): each attends to exactly one
+    pixel, the layer runs as the convolution, and only the values are trained. With `sharpness` the heads are Gaussians
+    (`Quadratic`) whose centres and sharpness are trained too; a sharpness of about 5 is good for training.
+
+    With `content` each head also gets scores that depend on the input (`GatedRelativeAttention`). A gate keeps them out
+    at first, so the function is the same, and can open in training. Queries and keys see all channels, even if the
+    convolution has groups.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1; `docs/theory.md` §3.
+
+    Args:
+        conv: nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d with any arguments; it is not changed.
+        sharpness: α > 0 of every head in 1/pixel²; None makes hard heads, with no attention off the taps.
+        head_width: D_h ≥ 1; each tap's matrix is reduced to this rank (in each group) by a truncated singular value
+            decomposition. None keeps the full matrices.
+        content: True adds gated content–content scores; a `Content` chooses other terms.
+        impl: How the layer computes; "separable" computes the softmax even of hard heads.
+
+    Returns:
+        The layer, with the convolution's dtype, device and mode (encodings in at least float32), and the certificate.
+
+    Raises:
+        UnsupportedModelError: The module is of another class, or its weights are not finite real numbers.
+        ArgumentError: `sharpness`, `head_width` or `content` is out of range, or `impl` does not fit them.
+            UnknownNameError if `impl` is unknown.
+
+    Example:
+        >>> from torch import nn
+        >>> layer, certificate = conv_to_attention(nn.Conv2d(3, 5, kernel_size=3, padding=1))
+        >>> certificate.exact, certificate.passed, layer.num_heads
+        (True, True, 9)
+    """
+    if head_width is not None:
+        whole_number("head_width", head_width)
+    if not isinstance(content, bool | Content):
+        raise ArgumentError(must_be("content", "True, False or a Content", content))
+    taps = read_taps(conv)
+    with keep_random_state(conv):
+        layer = _make_layer(taps, _encoding(taps, sharpness), head_width, content, impl)
+        layer.encoding = encoding = _encoding(taps, sharpness)  # the layer's dtype may be too narrow for centres
+    layer.train(conv.training)
+    discarded: tuple[tuple[float, ...], ...] = ()
+    if isinstance(layer.values, FactoredValues):
+        discarded = _truncate(taps, layer.values)
+    with torch.no_grad():
+        kept = layer.values.maps().double()
+        lost = taps.maps.double() - kept if head_width is not None else None
+        alpha = encoding.sharpness.double().min().item() if isinstance(encoding, Quadratic) else None
+        leak = 0.0
+        if alpha is not None and not underflows(alpha, next(layer.values.parameters()).dtype):
+            leak = min(1.0, off_centre_mass(alpha, layer.dims))
+        per_unit = bound_per_unit(leak, kept, lost)
+    promise = Promise(leak, per_unit, exact=leak == 0 and not any(discarded))
+    return layer, certify_attention(conv, layer, promise, discarded)
+
+
+def _encoding(taps: Taps, sharpness: float | None) -> Encoding:
+    """Makes the heads: hard ones, or Gaussians in at least float32, in which every centre can be held."""
+    heads, dims = len(taps.displacements), len(taps.geometry.kernel_size)
+    if sharpness is None:
+        return Shift(heads, dims, displacements=taps.displacements)
+    dtype = torch.promote_types(taps.maps.dtype, torch.float32)
+    encoding = Quadratic(heads, dims).to(device=taps.maps.device, dtype=dtype)
+    with torch.no_grad():
+        encoding.centres.copy_(torch.tensor(taps.displacements, dtype=dtype))
+        encoding.root_sharpness.fill_(root_of_sharpness(sharpness, dtype))
+    return encoding
+
+
+def _make_layer(
+    taps: Taps, encoding: Encoding, head_width: int | None, content: bool | Content, impl: str
+) -> RelativeAttention:
+    """Makes the layer, and copies the taps' matrices unless the heads are narrow."""
+    heads, outputs, _ = taps.maps.shape
+    geometry, dims = taps.geometry, len(taps.geometry.kernel_size)
+    gated = {"gate": "tanh", **({"content": content} if isinstance(content, Content) else {})}
+    layer = (GATED_ATTENTION if content else PLAIN_ATTENTION)[dims](
+        taps.inputs,
+        outputs,
+        heads,
+        encoding,
+        head_width=head_width,
+        kernel_size=geometry.kernel_size,
+        stride=geometry.stride,
+        padding=geometry.padding,
+        padding_mode=geometry.padding_mode,
+        dilation=geometry.dilation,
+        input_dilation=geometry.input_dilation,
+        groups=taps.groups,
+        bias=taps.bias is not None,
+        impl=impl,
+        device=taps.maps.device,
+        dtype=taps.maps.dtype,
+        **(gated if content else {}),
+    )
+    with torch.no_grad():
+        if isinstance(layer.values, MergedValues):
+            layer.values.weight.copy_(layer.values.held(taps.maps))
+        if layer.bias is not None and taps.bias is not None:
+            layer.bias.copy_(taps.bias)
+    return layer
+
+
+def _truncate(taps: Taps, values: FactoredValues) -> tuple[tuple[float, ...], ...]:
+    """Sets narrow heads to the best approximations of the taps; returns the discarded singular values per head."""
+    blocks: Float[Tensor, "taps groups outputs channels"] = rearrange(
+        taps.maps.double(), "taps (groups o) i -> taps groups o i", groups=taps.groups
+    )
+    left, scale, right = torch.linalg.svd(blocks, full_matrices=False)
+    rank = min(values.head_width, scale.shape[-1])
+    root = scale[..., :rank].sqrt()
+    with torch.no_grad():
+        for parameter in (values.value, values.output):
+            parameter.zero_()
+        value = rearrange(values.value, "taps (groups width) i -> taps groups width i", groups=taps.groups)
+        value[:, :, :rank] = root[..., None] * right[..., :rank, :]
+        output = rearrange(values.output, "taps (groups o) width -> taps groups o width", groups=taps.groups)
+        output[..., :rank] = left[..., :rank] * root[..., None, :]
+    rest = scale[..., rank:].flatten(1).sort(descending=True).values
+    return tuple(tuple(row) for row in rest.tolist()) if rest.shape[-1] else ()
+
+
+def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
+    """Rewrites a convolution of pixels as the convolution of p × p patches that computes the same.
+
+    With a patch's pixels as its channels, as `torch.nn.functional.pixel_unshuffle` has them,
+    `patches(conv(x)) = made(patches(x))` exactly, borders included. A k × k kernel of dilation d reaches
+    r = d(k − 1)/2 pixels, and so R = ⌈r/p⌉ patches: with r ≤ p a 3 × 3 kernel of p²·C_in → p²·C_out channels is
+    enough, which is nine heads of attention. The tap of the patch itself has rank up to p²·min(C_in, C_out), that of a
+    neighbour in the same row or column up to r·p·min(C_in, C_out), that of a corner r²·min(C_in, C_out).
+
+    Source: `docs/networks-vit.md`.
+
+    Args:
+        conv: A convolution with an odd kernel, stride 1 and as much padding with zeros as keeps the image's size; it is
+            not changed.
+        patch_size: p ≥ 1, pixels along each side of a patch.
+
+    Returns:
+        The convolution of patches, of the same dtype, device and mode; groups become blocks of zeros.
+
+    Raises:
+        UnsupportedModelError: The module is not an `nn.Conv2d`, or its weights are not finite real floating point.
+        ArgumentError: The convolution has another form, or the patch size is not a whole number of at least 1.
+
+    Example:
+        >>> conv, x = nn.Conv2d(2, 3, kernel_size=5, padding=2), torch.randn(1, 2, 8, 12)
+        >>> made = patch_convolution(conv, 4)
+        >>> made
+        Conv2d(32, 48, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
+        >>> made(nn.functional.pixel_unshuffle(x, 4)).shape == nn.functional.pixel_unshuffle(conv(x), 4).shape
+        True
+    """
+    patch = whole_number("patch_size", patch_size)
+    if type(conv) is not nn.Conv2d:
+        raise UnsupportedModelError(
+            f"cannot convert {type(conv).__name__}: patch_convolution takes nn.Conv2d itself, no other class"
+        )
+    require_supported(conv)
+    _require_same_size(conv)
+    rows, cols = (_places(size, step, patch) for size, step in zip(conv.kernel_size, conv.dilation, strict=True))
+    with torch.no_grad():
+        weight = _ungrouped_weight(conv)
+        beyond = nn.functional.pad(weight, (0, 1, 0, 1))  # the last row and column are zeros: places outside the kernel
+        taps = beyond[:, :, rows[:, :, :, None, None, None], cols[None, None, None]]
+        kernel = rearrange(taps, "o c tap_row i a tap_col j b -> (o i j) (c a b) tap_row tap_col")
+        outputs, inputs, *sizes = kernel.shape
+        made = nn.Conv2d(
+            inputs,
+            outputs,
+            (sizes[0], sizes[1]),
+            padding=((sizes[0] - 1) // 2, (sizes[1] - 1) // 2),
+            bias=conv.bias is not None,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        made.weight.copy_(kernel)
+        if conv.bias is not None and made.bias is not None:
+            made.bias.copy_(conv.bias.repeat_interleave(patch * patch))
+    return made.train(conv.training)
+
+
+def _require_same_size(conv: nn.Conv2d) -> None:
+    """Raises ArgumentError unless the convolution keeps the image's size with zero padding and has a middle tap."""
+    keeps = tuple(d * (k - 1) // 2 for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
+    even = any(size % 2 == 0 for size in conv.kernel_size)
+    padded = conv.padding in (keeps, "same") and conv.padding_mode == "zeros"
+    if even or not padded or conv.stride != (1, 1):
+        expectation = "a convolution with an odd kernel, stride 1 and zero padding that keeps the image's size"
+        raise ArgumentError(must_be("conv", expectation, conv))
+
+
+def _places(size: int, dilation: int, patch: int) -> Tensor:
+    """Returns, along one axis, the tap that leads from one pixel to another, or `size` if there is none.
+
+    The indices have shape (patches seen, pixels of the output's patch, pixels of the patch seen).
+    """
+    reach = dilation * (size - 1) // 2
+    far = -(-reach // patch)
+    patches = torch.arange(-far, far + 1)
+    pixels = torch.arange(patch)
+    away = patches[:, None, None] * patch + pixels[None, None, :] - pixels[None, :, None] + reach
+    return torch.where((away % dilation == 0) & (away >= 0) & (away <= 2 * reach), away // dilation, size)
+
+
+def _ungrouped_weight(conv: nn.Conv2d) -> Tensor:
+    """Returns the kernel without groups: blocks of it, and zeros elsewhere."""
+    if conv.groups == 1:
+        return conv.weight
+    blocks = rearrange(conv.weight, "(groups o) c rows cols -> groups o c rows cols", groups=conv.groups)
+    eye = torch.eye(conv.groups, dtype=blocks.dtype, device=blocks.device)
+    spread = einsum(blocks, eye, "groups o c rows cols, groups inner -> groups o inner c rows cols")
+    return rearrange(spread, "groups o inner c rows cols -> (groups o) (inner c) rows cols")
+
+
+@final
+class SamePaddedAttention(nn.Module):
+    """An attention layer that first pads the image with zeros, so that stride s gives ⌈size / s⌉ queries per axis.
+
+    An axis of n pixels gets `p = max(0, (⌈n/s⌉ − 1)·s + d·(k − 1) + 1 − n)` more, an odd one at the end. The number
+    depends on the image, so they are added here and not by the layer.
+
+    Attributes:
+        attention: The layer, without padding of its own.
+
+    Example:
+        >>> import torch
+        >>> from convattn.layers import RelativeAttention2d
+        >>> layer = RelativeAttention2d(3, 5, 9, "quadratic", kernel_size=3, stride=2)
+        >>> SamePaddedAttention(layer)(torch.zeros(1, 3, 8, 7)).shape
+        torch.Size([1, 5, 4, 4])
+    """
+
+    def __init__(self, attention: RelativeAttention) -> None:
+        """Wraps a layer, whose window, stride and dilation determine the padding.
+
+        Args:
+            attention: The layer, without padding of its own.
+
+        Raises:
+            ArgumentError: The layer pads or dilates its images.
+        """
+        super().__init__()
+        if not attention.geometry.keeps_grid:
+            raise ArgumentError(must_be("attention", "a layer without padding", attention))
+        self.attention = attention
+        self.training = attention.training
+
+    @property
+    def weight(self) -> Tensor:
+        """The layer's matrices as a convolution's weight; networks read its dtype and device."""
+        return self.attention.weight
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """Taps of the window along each axis."""
+        return self.attention.kernel_size
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Pixels from query to query along each axis."""
+        return self.attention.stride
+
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Pads and attends.
+
+        Args:
+            x: Images (batch, in_channels, *spatial), or a single one without the batch.
+
+        Returns:
+            (batch, out_channels, *out) or (out_channels, *out) with ⌈size / stride⌉ pixels along each axis.
+        """
+        return self.attention(pad_same(x, self.attention.geometry))
+
+
+def pad_same(x: Float[Tensor, "..."], geometry: Geometry) -> Float[Tensor, "..."]:
+    """Pads an image or several with zeros, an odd one at the end, so that the window gives ⌈size / stride⌉ per axis."""
+    pads = []
+    sizes = x.shape[-len(geometry.stride) :]
+    window = zip(sizes, geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
+    for size, taps, step, spread in reversed(list(window)):
+        total = max(0, (-(-size // step) - 1) * step + spread * (taps - 1) + 1 - size)
+        pads += [total // 2, total - total // 2]
+    return functional.pad(x, pads) if any(pads) else x

@@ -1,0 +1,249 @@
+"""Long sequences whose queries look at few keys: these are found from scores, and most are computed by convolution."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from convattn.functional.autocast import product_dtype, without_autocast
+from convattn.functional.reference import attention_weights, combine_heads
+from convattn.grid import Axis
+
+MOST_TAPS = 14
+"""Taps of a convolution at a time: from 15 taps on, oneDNN takes the gradients two to eight times as slowly (measured
+at 16 channels, 65,536 pixels, one core)."""
+
+_NEGLIGIBLE = 1 / 64
+"""Share of the rounding of the keys' dtype below which attention is left out."""
+
+_SHORTEST = 64
+"""Least number of queries that share one matrix of weights."""
+
+_SLOW_MEANS = 2.0
+"""How many times longer an operation takes in means of blocks than in a convolution (measured with 16 and 64 channels,
+101 and 401 displacements, one core)."""
+
+_SHARED = 3 / 4
+"""Heads share a band if it has at most this share of the displacements of their separate bands."""
+
+
+class Band(NamedTuple):
+    """Heads that look at displacements near each other."""
+
+    heads: tuple[int, ...]
+    low: int  # lowest displacement that matters to one of them
+    high: int  # highest such displacement
+    before: tuple[int, int]  # number of first queries with displacements before the first key, and of keys they need
+    after: tuple[int, int]  # the same at the end: of last queries, and of last keys
+
+    @property
+    def taps(self) -> int:
+        """Number of displacements."""
+        return self.high - self.low + 1
+
+    def block(self, step: int) -> int:
+        """Returns how many queries, `step` keys apart, share one matrix of weights when means are taken."""
+        return max(_SHORTEST, self.taps // step)
+
+    def is_kernel(self, channels: int, matrix: int, step: int) -> bool:
+        """Tells whether one convolution of all heads, W_h of `matrix` numbers each, is faster than means, then W_h."""
+        seen = step * (self.block(step) - 1) + self.taps
+        return self.taps * matrix <= _SLOW_MEANS * len(self.heads) * (seen * channels + matrix)
+
+
+class Bands(NamedTuple):
+    """Attention along one axis without the keys that do not matter."""
+
+    scores: Float[Tensor, "heads displacements"]
+    parts: tuple[Band, ...]  # each head is in one of them
+    leak: float  # largest share ε of attention that is left out, over heads and queries
+
+    @property
+    def widest(self) -> int:
+        """Displacements of the widest band."""
+        return max(band.taps for band in self.parts)
+
+
+def find_bands(table: Float[Tensor, "heads displacements"], axis: Axis, dtype: torch.dtype) -> Bands | None:
+    """Finds the displacements that matter to each head, and the keys that its queries near the ends need.
+
+    Args:
+        table: Scores of all displacements of `axis`, from the lowest to the highest, in the dtype of the softmax.
+        axis: Queries and keys.
+        dtype: Dtype of the keys.
+
+    Returns:
+        The bands; None if a head needs more than half of the keys, or has no finite largest score at some query.
+
+    Example:
+        >>> axis = Axis(range(64), 64)
+        >>> bands = find_bands(-3.0 * (axis.displacements()[None] - 5.0) ** 2, axis, torch.float32)
+        >>> None if bands is None else bands.parts
+        (Band(heads=(0,), low=3, high=7, before=(0, 0), after=(7, 5)),)
+    """
+    scores, leak = table.detach(), torch.finfo(dtype).eps * _NEGLIGIBLE
+    fall = math.log(axis.keys / leak)
+    highest = scores.amax(-1, keepdim=True)
+    if not bool(highest.isfinite().all()):
+        return None
+    matters = (scores >= highest - fall).byte()
+    lows = (axis.lowest + matters.argmax(-1)).tolist()
+    highs = (axis.highest - matters.flip(-1).argmax(-1)).tolist()
+    parts = []
+    for heads, low, high in _together(lows, highs):
+        if high - low + 1 > axis.keys // 2:
+            return None
+        seen = scores[list(heads)]
+        before = _border(seen, axis, low, high, fall)
+        after = _border(seen.flip(-1), axis.mirrored, -high, -low, fall)
+        if before is None or after is None:
+            return None
+        parts.append(Band(heads, low, high, before, after))
+    return Bands(table, tuple(parts), leak)
+
+
+def _together(lows: Sequence[int], highs: Sequence[int]) -> list[tuple[tuple[int, ...], int, int]]:
+    """Groups heads whose displacements are few or mostly the same; returns heads, lowest and highest displacement."""
+    groups: list[tuple[tuple[int, ...], int, int]] = []
+    for head in sorted(range(len(lows)), key=lambda head: (lows[head], highs[head])):
+        alone = highs[head] - lows[head] + 1
+        for number, (heads, low, high) in enumerate(groups):
+            both = min(low, lows[head]), max(high, highs[head])
+            if both[1] - both[0] + 1 <= max(MOST_TAPS, _SHARED * (high - low + 1 + alone)):
+                groups[number] = (*heads, head), *both
+                break
+        else:
+            groups.append(((head,), lows[head], highs[head]))
+    return groups
+
+
+def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tuple[int, int] | None:
+    """Counts the first queries that lack the displacement `low`, and the first keys that matter to them."""
+    queries = range(axis.queries.start, min(-low, axis.queries.stop), axis.queries.step)
+    if not queries:
+        return 0, 0
+    positions = queries[-1] - queries[0] + 1
+    first = axis.queries[-1] - queries[-1]  # index of the displacement from the last of them to key 0
+    seen = scores[:, first : first + positions - 1 + axis.keys]
+    least = _window_max(seen, positions, axis.keys)[:, :: queries.step] - fall
+    if not bool(least.isfinite().all()):
+        return None
+    keys = high - low + 1
+    while keys <= axis.keys // 2:
+        others = _window_max(seen[:, keys:], positions, axis.keys - keys)[:, :: queries.step]
+        if bool((others < least).all()):
+            return len(queries), keys
+        keys *= 2
+    return None
+
+
+def _window_max(values: Float[Tensor, "heads values"], windows: int, width: int) -> Float[Tensor, "heads windows"]:
+    """Returns the largest value of each window of `width` neighbours, in O(values)."""
+    if windows > width:
+        starts = range(0, windows, width)
+        counts = [min(width, windows - start) for start in starts]
+        parts = [
+            _window_max(values[:, start : start + count + width - 1], count, width)
+            for start, count in zip(starts, counts, strict=True)
+        ]
+        return torch.cat(parts, dim=-1)
+    in_all = values[:, windows - 1 : width].amax(-1, keepdim=True)
+    ahead = values[:, : windows - 1].flip(-1).cummax(-1).values.flip(-1)
+    behind = values[:, width:].cummax(-1).values
+    either = torch.maximum(
+        functional.pad(ahead, (0, 1), value=-math.inf), functional.pad(behind, (1, 0), value=-math.inf)
+    )
+    return torch.maximum(either, in_all)
+
+
+def band_attention(
+    bands: Bands,
+    axis: Axis,
+    keys: Float[Tensor, "batch channels keys"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    groups: int = 1,
+) -> Float[Tensor, "batch outputs queries"]:
+    """Computes softmax attention along one axis, y[q] = Σ_h W_h Σ_k A_h[q, k] x[k], over the keys that matter.
+
+    Args:
+        bands: What `find_bands` found on the same axis.
+        axis: Queries and keys.
+        keys: Key images.
+        maps: W_h; with groups its block-diagonal.
+        groups: Number of blocks.
+
+    Returns:
+        Output channels at each query, in the dtype of `keys`; sums are taken in at least float32. Gradients of any
+        order flow to keys, maps and scores.
+    """
+    keys, maps = keys.to(product_dtype(keys)), maps.to(product_dtype(maps))
+    wide = torch.promote_types(keys.dtype, torch.float32)
+    with without_autocast(keys.device):
+        pixels, matrices = keys.to(wide), maps.to(wide)
+        parts = [_attend(bands.scores, band, axis, pixels, matrices, groups) for band in bands.parts]
+        return sum(parts[1:], parts[0]).to(keys.dtype)
+
+
+def _attend(scores: Tensor, band: Band, axis: Axis, keys: Tensor, maps: Tensor, groups: int) -> Tensor:
+    """Attends with the heads of one band."""
+    heads = torch.tensor(band.heads, device=maps.device)
+    maps, n, step = maps.index_select(0, heads), len(axis.queries), axis.queries.step
+    (first, head), (last, tail) = band.before, band.after
+    parts = []
+    if first:
+        means = _end_means(scores, heads, axis, axis.queries[:first], range(head), keys)
+        parts.append(combine_heads(means, maps, groups))
+    if n - first - last > 0:
+        start, stop = axis.queries[first] + band.low, axis.queries[n - last - 1] + band.high + 1
+        weights = attention_weights(scores[:, band.low - axis.lowest :][:, : band.taps].index_select(0, heads))
+        weights, seen = weights.to(keys.dtype), keys[..., start:stop]
+        if band.is_kernel(keys.shape[1], maps[0].numel(), step):
+            kernel = einsum(weights, maps, "heads taps, heads outputs channels -> outputs channels taps")
+            parts.append(_convolution(seen, kernel, groups, step))
+        else:
+            parts.append(combine_heads(_block_means(weights, seen, band.block(step), step), maps, groups))
+    if last:
+        means = _end_means(scores, heads, axis, axis.queries[n - last :], range(axis.keys - tail, axis.keys), keys)
+        parts.append(combine_heads(means, maps, groups))
+    return torch.cat(parts, dim=-1)
+
+
+def _end_means(
+    scores: Tensor, heads: Tensor, axis: Axis, queries: range, nearest: range, keys: Tensor
+) -> Float[Tensor, "batch heads channels queries"]:
+    """Takes the means of the keys nearest to an end, for the queries near that end."""
+    first = nearest[0] - queries[-1] - axis.lowest
+    seen = scores[:, first : first + queries[-1] - queries[0] + len(nearest)].index_select(0, heads)
+    weights = attention_weights(seen.unfold(-1, len(nearest), queries.step).flip(1)).to(keys.dtype)
+    pixels = keys[..., nearest.start : nearest.stop]
+    return einsum(weights, pixels, "heads queries keys, batch channels keys -> batch heads channels queries")
+
+
+def _convolution(keys: Tensor, kernel: Tensor, groups: int, step: int) -> Tensor:
+    """Convolves, some taps at a time."""
+    taps = kernel.shape[-1]
+    parts = []
+    for first, piece in zip(range(0, taps, MOST_TAPS), kernel.split(MOST_TAPS, dim=-1), strict=True):
+        window = keys[..., first : keys.shape[-1] - taps + first + piece.shape[-1]]
+        parts.append(functional.conv1d(window, piece, stride=step, groups=groups))
+    return sum(parts[1:], parts[0])
+
+
+def _block_means(
+    weights: Float[Tensor, "heads taps"], keys: Tensor, block: int, step: int
+) -> Float[Tensor, "batch heads channels queries"]:
+    """Takes the means of blocks of queries, which all have the same matrix of weights."""
+    heads, taps = weights.shape
+    queries = (keys.shape[-1] - taps) // step + 1
+    blocks, width = -(-queries // block), step * (block - 1) + taps
+    rows = functional.pad(weights, (0, width + step - taps))[:, None].expand(-1, block, -1)
+    matrix = rows.reshape(heads, -1)[:, : block * width].view(heads, block, width)  # each row moved on by a step
+    room = step * block * (blocks - 1) + width - keys.shape[-1]
+    windows = functional.pad(keys, (0, room)).unfold(-1, width, step * block)
+    means = einsum(matrix, windows, "heads block keys, batch channels blocks keys -> batch heads channels blocks block")
+    return rearrange(means, "batch heads channels blocks block -> batch heads channels (blocks block)")[..., :queries]

@@ -1,0 +1,304 @@
+"""Scores that are any function of the displacement, by fast Fourier transforms: O(N log N) instead of O(N²).
+
+With g_h(δ) = exp s_h(δ), attention is a quotient of two correlations, A_h x = (g_h ⋆ x) / (g_h ⋆ 1)
+(`docs/theory.md` §4). The error of a transform is a share of the largest g_h, so the quotient loses digits at queries
+whose keys all lie in the tail of g_h: at the border, if a head looks out of the image. Therefore transforms are
+computed in float64, and the means at queries that are weak nevertheless are computed by the definition.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Complex, Float
+from torch import Tensor
+from torch.nn import functional
+
+from convattn.functional.autocast import product_dtype, without_autocast
+from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
+from convattn.functional.reference import attention_weights, combine_heads
+from convattn.grid import Axis
+
+_CACHE = 5 << 19
+"""Bytes of transformed channels computed at a time, so that they stay in the cache."""
+
+
+def quick_length(least: int) -> int:
+    """Returns the smallest even length ≥ `least` without prime factors above 5, for which transforms are fast."""
+    length = least + least % 2 if least > 1 else 2
+    while True:
+        rest = length
+        for prime in (2, 3, 5):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1:
+            return length
+        length += 2
+
+
+def filter_images(
+    pixels: Float[Tensor, "batch channels *spatial"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    kernels: Float[Tensor, "heads *lengths"],
+    factors: Float[Tensor, "heads *queries"],
+    axes: Sequence[Axis],
+    groups: int = 1,
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes y[q] = Σ_h W_h f_h[q] Σ_k g_h[k − q] x[k]; `kernels` hold g_h[δ] at δ modulo the length."""
+    # Derivatives above the first, and those of torch's function transforms, take the memory of all filtered images.
+    if needs_own_operations(pixels, maps, kernels, factors):
+        return _at_once(axes, groups, pixels, maps, kernels, factors)
+    return _Filter.apply(pixels, maps, kernels, factors, tuple(axes), groups)
+
+
+class _Transforms:
+    """Transforms of channels and kernels.
+
+    A real transform keeps half of the last axis. That axis comes first here, so that the numbers of one inverse
+    transform lie side by side in memory, which is faster.
+    """
+
+    def __init__(self, kernels: Tensor, axes: Sequence[Axis]) -> None:
+        self.lengths, self.dims = kernels.shape[1:], tuple(range(-len(axes), 0))
+        self.queries = [slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes]
+        self.keys = [slice(axis.keys) for axis in axes]
+        self.kernels = self.of_keys(kernels)
+
+    def of_keys(self, channels: Tensor) -> Complex[Tensor, "..."]:
+        """Transforms channels at the keys' positions."""
+        transform = torch.fft.rfftn(channels.double(), self.lengths, self.dims)
+        return transform.movedim(-1, self.dims[0]).contiguous()
+
+    def of_queries(self, values: Tensor) -> Complex[Tensor, "..."]:
+        """Transforms values at the queries' positions."""
+        spread = values.new_zeros(*values.shape[: self.dims[0]], *self.lengths)
+        spread[(..., *self.queries)] = values
+        return self.of_keys(spread)
+
+    def at_queries(self, transform: Tensor) -> Float[Tensor, "..."]:
+        """Transforms back, to the queries' positions."""
+        return self.back(transform, self.queries)
+
+    def back(self, transform: Tensor, wanted: Sequence[slice]) -> Float[Tensor, "..."]:
+        """Transforms back, to the wanted positions along each axis."""
+        *others, last = wanted
+        if others:
+            transform = torch.fft.ifftn(transform, dim=self.dims[1:])[(..., *others)].movedim(self.dims[0], -1)
+        return torch.fft.irfft(transform.contiguous(), self.lengths[-1])[..., last]
+
+
+def _at_once(
+    axes: Sequence[Axis], groups: int, pixels: Tensor, maps: Tensor, kernels: Tensor, factors: Tensor
+) -> Tensor:
+    """Filters all channels by all kernels at once, so that torch can differentiate further."""
+    transforms = _Transforms(kernels, axes)
+    filtered = transforms.at_queries(transforms.of_keys(pixels)[:, None] * transforms.kernels.conj()[:, None])
+    return combine_heads((filtered * factors[:, None]).to(pixels.dtype), maps, groups)
+
+
+def _channel_chunks(blocks: Tensor, lengths: torch.Size) -> Iterator[tuple[int, slice, slice]]:
+    """Yields one image, and some groups with all their channels or some channels of one group."""
+    batch, groups, channels = blocks.shape[:3]
+    most = max(2, _CACHE // (8 * lengths.numel()))
+    for image in range(batch):
+        for group in range(0, groups, max(1, most // channels)):
+            for channel in range(0, channels, most):
+                yield image, slice(group, group + max(1, most // channels)), slice(channel, channel + most)
+
+
+class _Filter(torch.autograd.Function):
+    """Filtering by transforms; nothing of size heads × N is kept for the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, pixels: Tensor, maps: Tensor, kernels: Tensor, factors: Tensor, axes: tuple[Axis, ...], groups: int
+    ) -> Tensor:
+        ctx.save_for_backward(pixels, maps, kernels, factors)
+        ctx.axes, ctx.groups = axes, groups
+        transforms, sizes = _Transforms(kernels, axes), factors.shape[1:]
+        x, blocks = pixels.unflatten(1, (groups, -1)), maps.unflatten(1, (groups, -1))
+        y = pixels.new_zeros(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
+        for image, some, channels in _channel_chunks(x, transforms.lengths):
+            keys = transforms.of_keys(x[image, some, channels])
+            mixed = pixels.new_empty(len(maps), *keys.shape[:2], *sizes)
+            for head, kernel in enumerate(transforms.kernels.conj()):
+                torch.mul(transforms.at_queries(keys * kernel), factors[head], out=mixed[head])
+            y[image, some] += einsum(blocks[:, some, :, channels], mixed.flatten(3), _FORWARD)
+        return y.view(len(pixels), maps.shape[1], *sizes)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        pixels, maps, kernels, factors = ctx.saved_tensors
+        if torch.is_grad_enabled() or needs_own_operations(gradient):
+            compute, inputs = partial(_at_once, ctx.axes, ctx.groups), (pixels, maps, kernels, factors)
+            return *backward_to_differentiate(compute, inputs, ctx.needs_input_grad[:4], gradient), None, None
+        groups, transforms, sizes = ctx.groups, _Transforms(kernels, ctx.axes), factors.shape[1:]
+        by_pixels, by_maps, by_factors = torch.empty_like(pixels), torch.zeros_like(maps), torch.zeros_like(factors)
+        by_kernels = torch.zeros_like(transforms.kernels)
+        x, by_x = (images.unflatten(1, (groups, -1)) for images in (pixels, by_pixels))
+        blocks, by_blocks = maps.unflatten(1, (groups, -1)), by_maps.unflatten(1, (groups, -1))
+        upstream = gradient.reshape(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
+        for image, some, channels in _channel_chunks(x, transforms.lengths):
+            keys, by_y = transforms.of_keys(x[image, some, channels]), upstream[image, some]
+            by_keys, mixed = torch.zeros_like(keys), pixels.new_empty(len(maps), *keys.shape[:2], *sizes)
+            by_mixed = einsum(blocks[:, some, :, channels], by_y, _BY_MIXED).view_as(mixed)
+            for head, kernel in enumerate(transforms.kernels):
+                means, by_means = transforms.at_queries(keys * kernel.conj()), by_mixed[head].double()
+                torch.mul(means, factors[head], out=mixed[head])
+                by_factors[head] += (means * by_means).sum((0, 1))
+                spread = transforms.of_queries(by_means * factors[head])
+                by_kernels[head] += (spread.conj() * keys).sum((0, 1))
+                by_keys += spread.mul_(kernel)
+            by_blocks[:, some, :, channels] += einsum(by_y, mixed.flatten(3), _BY_MAPS)
+            by_x[image, some, channels] = transforms.back(by_keys, transforms.keys)
+        every = [slice(None)] * len(transforms.lengths)
+        return by_pixels, by_maps, transforms.back(by_kernels, every), by_factors, None, None
+
+
+_FORWARD = "heads groups outputs channels, heads groups channels queries -> groups outputs queries"
+_BY_MIXED = "heads groups outputs channels, groups outputs queries -> heads groups channels queries"
+_BY_MAPS = "groups outputs queries, heads groups channels queries -> heads groups outputs channels"
+
+
+_NOISE = 8
+"""Largest error of a correlation by transforms, in units of eps · ‖g‖₂ for x ~ N(0, 1): 2 to 8 at N = 16² to 128²."""
+
+_NEGLIGIBLE = 1 / 64
+"""Share of the rounding of the keys' dtype below which an error is tolerated."""
+
+_WEIGHTS = 1 << 22
+"""Attention weights of weak queries in memory at a time, unless a gradient keeps them."""
+
+
+class Filters(NamedTuple):
+    """The scores as the Fourier path needs them; independent of the images."""
+
+    scores: Float[Tensor, "heads *displacements"]
+    kernels: Float[Tensor, "heads *lengths"]  # g_h in float64, displacement δ at index δ modulo the length
+    reciprocals: Float[Tensor, "heads *queries"]  # 1 / (g_h ⋆ 1) at each query, 0 if it is weak
+    weak: Bool[Tensor, "heads *queries"]  # queries at which the quotient would lose digits
+
+    @property
+    def weak_share(self) -> float:
+        """Share of queries, over all heads, that are computed by the definition."""
+        return self.weak.double().mean().item()
+
+
+def fourier_filters(
+    table: Float[Tensor, "heads *displacements"], axes: Sequence[Axis], dtype: torch.dtype = torch.float32
+) -> Filters:
+    """Prepares transforms for a table of scores.
+
+    Args:
+        table: Scores of all displacements of `axes`, from the lowest to the highest along each axis.
+        axes: Queries and keys along each axis.
+        dtype: Dtype of the keys. In float64 every query is weak: there are no wider numbers to transform in.
+
+    Returns:
+        The filters; gradients flow back to `table`.
+    """
+    highest = table.detach().double().amax(tuple(range(1, table.ndim)), keepdim=True)
+    with torch.no_grad():
+        eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        least = (_NOISE * torch.finfo(torch.float64).eps / (eps * _NEGLIGIBLE)) ** 2
+        seen = [_survey(torch.exp(one.double() - top), axes, least) for one, top in zip(table, highest, strict=True)]
+        totals, weak, *margins = (torch.stack(every) for every in zip(*seen, strict=True))
+        cut = _reach(margins, totals.masked_fill(weak, torch.inf), eps * _NEGLIGIBLE)
+    exponentials = torch.exp(table[(slice(None), *cut)].double() - highest)
+    kernels = _place(exponentials, axes, _lengths(axes, cut), [part.start for part in cut])
+    totals = _count(kernels, axes).masked_fill(weak, 1)
+    return Filters(table, kernels, totals.reciprocal().masked_fill(weak, 0), weak)
+
+
+def fourier_attention(
+    filters: Filters,
+    axes: Sequence[Axis],
+    keys: Float[Tensor, "batch channels *spatial"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    groups: int = 1,
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes softmax attention with scores that are any function of the displacement.
+
+    Args:
+        filters: What `fourier_filters` made for the same axes and dtype.
+        axes: Queries and keys along each axis.
+        keys: Key images.
+        maps: W_h; with groups its block-diagonal.
+        groups: Number of blocks.
+
+    Returns:
+        Output channels at each query, in the dtype of `keys`; heads are summed in at least float32.
+    """
+    keys, maps = keys.to(product_dtype(keys)), maps.to(product_dtype(maps))
+    wide = torch.promote_types(keys.dtype, torch.float32)
+    with without_autocast(keys.device):
+        pixels, matrices = keys.to(wide), maps.to(wide)
+        y = filter_images(pixels, matrices, filters.kernels, filters.reciprocals, axes, groups).flatten(2)
+        for head, weak in enumerate(filters.weak.flatten(1)):
+            chosen = weak.nonzero()[:, 0]
+            if len(chosen):
+                some = chosen.split(max(1, _WEIGHTS // prod(axis.keys for axis in axes)))
+                exact = torch.cat([_attend(filters.scores[head], axes, part, pixels) for part in some], dim=2)
+                y = y.index_add(2, chosen, combine_heads(exact[:, None], matrices[head, None], groups))
+    return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes)).to(keys.dtype)
+
+
+def _attend(scores: Tensor, axes: Sequence[Axis], chosen: Tensor, pixels: Tensor) -> Tensor:
+    """Takes one head's means at some queries, by the definition; (batch, channels, chosen)."""
+    sizes = [len(axis.queries) for axis in axes]
+    index = []
+    for number, (axis, position) in enumerate(zip(axes, torch.unravel_index(chosen, sizes), strict=True)):
+        shape = [len(chosen)] + [1] * len(axes)
+        shape[1 + number] = axis.keys
+        query = axis.queries.start + axis.queries.step * position
+        index.append((torch.arange(axis.keys, device=pixels.device) - query[:, None] - axis.lowest).view(shape))
+    weights = attention_weights(scores[tuple(index)].flatten(1)).to(pixels.dtype)
+    return einsum(weights, pixels.flatten(2), "queries keys, batch channels keys -> batch channels queries")
+
+
+def _place(
+    part: Tensor, axes: Sequence[Axis], lengths: Sequence[int], starts: Sequence[int] | None = None
+) -> Float[Tensor, "heads *lengths"]:
+    """Moves displacement δ to index δ modulo the length, with zeros elsewhere."""
+    first = [axis.lowest + start for axis, start in zip(axes, starts or [0] * len(axes), strict=True)]
+    room = [size for pair in zip(lengths, part.shape[1:], strict=True) for size in (pair[0] - pair[1], 0)]
+    return torch.roll(functional.pad(part, room[::-1]), first, tuple(range(1, part.ndim)))
+
+
+def _count(kernels: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "heads *queries"]:
+    """Sums each kernel over the keys, at every query: g_h ⋆ 1."""
+    dims = tuple(range(1, kernels.ndim))
+    ones = torch.ones([1, *(axis.keys for axis in axes)], dtype=kernels.dtype, device=kernels.device)
+    transforms = torch.fft.rfftn(ones, kernels.shape[1:], dims) * torch.fft.rfftn(kernels, dim=dims).conj()
+    sums = torch.fft.irfftn(transforms, kernels.shape[1:], dims)
+    return sums[(slice(None), *(slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes))]
+
+
+def _survey(exponential: Float[Tensor, "*displacements"], axes: Sequence[Axis], least: float) -> tuple[Tensor, ...]:
+    """Returns one head's sum over the keys at each query, whether it is weak there, and its sums along each axis."""
+    lengths, dims = [quick_length(size) for size in exponential.shape], set(range(exponential.ndim))
+    square = exponential**2
+    (total,), (energy,) = (_count(_place(part[None], axes, lengths), axes) for part in (exponential, square))
+    margins = (exponential.sum(tuple(dims - {dim})) if len(dims) > 1 else exponential for dim in sorted(dims))
+    return total, energy < least * square.sum(), *margins
+
+
+def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list[slice]:
+    """Finds, along each axis, the displacements that matter to any head at any query that is not weak."""
+    least = totals.flatten(1).amin(1).clamp(max=torch.finfo(totals.dtype).max)
+    cut = []
+    for margin in margins:
+        share, size = margin / least[:, None] / (2 * len(margins)), margin.shape[1]
+        needed = [(part.cumsum(-1) > negligible).sum(-1).max().item() for part in (share, share.flip(-1))]
+        start, stop = size - int(needed[0]), int(needed[1])
+        cut.append(slice(start, stop) if start < stop else slice(0, 1))
+    return cut
+
+
+def _lengths(axes: Sequence[Axis], cut: Sequence[slice]) -> list[int]:
+    """Returns lengths at which no key and query meet at a wrong displacement."""
+    ends = [(axis, axis.lowest + part.start, axis.lowest + part.stop - 1) for axis, part in zip(axes, cut, strict=True)]
+    return [quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1) for axis, low, high in ends]

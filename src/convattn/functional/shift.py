@@ -1,0 +1,382 @@
+"""Hard heads: each looks at one fixed displacement, so attention is a convolution and is computed as one.
+
+With A_h[q, k] = 1 where k = q + Δ_h and 0 elsewhere, y[q] = Σ_h W_h x[q + Δ_h] (`docs/theory.md` §3): the heads are the
+taps of a kernel, and W_h is its weight at the tap Δ_h.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+from torch.nn import functional
+
+from convattn.functional.reference import dilate, pad_keys
+from convattn.grid import Axis, Geometry
+
+_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+_TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
+
+_BLOCK = 16
+"""Channels that oneDNN takes at a time: 8 with AVX2, 16 with AVX-512. The fault needs fewer than a block."""
+
+
+def take_every(
+    x: Shaped[Tensor, "batch channels *spatial"], steps: Sequence[int]
+) -> Shaped[Tensor, "batch channels *taken"]:
+    """Takes every n-th pixel along each axis, from the first on.
+
+    Args:
+        x: Images.
+        steps: n of each axis.
+
+    Returns:
+        A view of the images.
+
+    Example:
+        >>> take_every(torch.arange(5.0).view(1, 1, 5), [2]).tolist()
+        [[[0.0, 2.0, 4.0]]]
+    """
+    return x[(..., *(slice(None, None, step) for step in steps))]
+
+
+def convolve(
+    x: Float[Tensor, "batch channels *spatial"],
+    kernel: Float[Tensor, "outputs channels_per_group *taps"],
+    bias: Float[Tensor, " outputs"] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes what `torch.nn.functional.conv1d`, `conv2d` or `conv3d` does, with correct gradients."""
+    if torch.is_grad_enabled() and _meets_the_fault(kernel, stride, padding):
+        x, stride = take_every(x, stride), (1,) * len(stride)
+    return _CONVOLUTIONS[len(stride)](x, kernel, bias, stride, padding, dilation, groups)
+
+
+def convolve_transposed(
+    x: Float[Tensor, "batch channels *spatial"],
+    kernel: Float[Tensor, "channels outputs_per_group *taps"],
+    bias: Float[Tensor, " outputs"] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    extra: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes `torch.nn.functional.conv_transpose1d`, 2d or 3d with output padding `extra`, with correct gradients."""
+    compute = _TRANSPOSED[len(stride)]
+    if torch.is_grad_enabled() and _meets_the_fault(kernel, stride, padding):
+        y = dilate(compute(x, kernel, groups=groups), stride)
+        y = functional.pad(y, [pixels for more in reversed(extra) for pixels in (0, more)])
+    elif bias is not None and _leaves_gaps(kernel, stride, padding, extra, dilation):
+        y = compute(x, kernel, None, stride, padding, extra, groups, dilation)
+    else:
+        return compute(x, kernel, bias, stride, padding, extra, groups, dilation)
+    return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * len(stride))
+
+
+def _leaves_gaps(
+    kernel: Tensor, stride: Sequence[int], padding: Sequence[int], extra: Sequence[int], dilation: Sequence[int]
+) -> bool:
+    """Tells whether no tap of a transposed convolution reaches some outputs."""
+    spans = [step * (taps - 1) + 1 for step, taps in zip(dilation, kernel.shape[2:], strict=True)]
+    between = any(step > span for step, span in zip(stride, spans, strict=True))
+    return between or any(more > pixels for more, pixels in zip(extra, padding, strict=True))
+
+
+def _meets_the_fault(kernel: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
+    """Tells whether a convolution is narrow, strided and of one pixel, without padding."""
+    return max(stride) > 1 and kernel.shape[1] < _BLOCK and set(kernel.shape[2:]) == {1} and not any(padding)
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftConvolution:
+    """A convolution with its arguments, one entry per axis in each."""
+
+    stride: tuple[int, ...]  # step of the queries; in a transposed convolution, of the pixels
+    padding: tuple[int, ...]  # zeros that it adds itself
+    dilation: tuple[int, ...]  # step of its taps
+    taps: tuple[int, ...]  # size of its kernel
+    positions: tuple[int, ...] | None  # where in the kernel each head is; None if head t is tap t
+    extra: tuple[int, ...] | None  # output padding of a transposed convolution, or None
+    # First and last + 1 of the padded pixels that the kernel meets, the axes, and the geometry that pads; None if the
+    # convolution pads by itself
+    cut: tuple[list[int], list[int], Sequence[Axis], Geometry] | None
+
+    def __call__(self, x: Tensor, maps: Tensor, groups: int, bias: Tensor | None) -> Tensor:
+        """Computes the convolution.
+
+        Args:
+            x: Images, (batch, channels, *spatial).
+            maps: W_h, (heads, outputs, channels // groups).
+            groups: Number of blocks.
+            bias: Added to the output, or None.
+
+        Returns:
+            (batch, outputs, *queries).
+        """
+        if self.positions is not None:
+            maps = _joined(maps, self.positions, self.taps)
+        if self.extra is not None:
+            kernel = _transposed(maps, groups, self.taps)
+            return convolve_transposed(x, kernel, bias, self.stride, self.padding, self.extra, groups, self.dilation)
+        if self.cut is not None:
+            start, stop, axes, geometry = self.cut
+            x = _window(pad_keys(x, geometry), axes, start, stop)
+        return self.convolve(x, self.kernel(maps), groups, bias)
+
+    def convolve(self, x: Tensor, kernel: Tensor, groups: int, bias: Tensor | None) -> Tensor:
+        """Applies a kernel to images that already have the padding that the convolution itself does not add.
+
+        Args:
+            x: Images.
+            kernel: (outputs, channels // groups, *taps).
+            groups: Number of blocks.
+            bias: Added to the output, or None.
+
+        Returns:
+            (batch, outputs, *queries).
+        """
+        return convolve(x, kernel, bias, self.stride, self.padding, self.dilation, groups)
+
+    def kernel(self, maps: Tensor) -> Float[Tensor, "outputs channels_per_group *taps"]:
+        """Arranges the matrices of taps as the kernel of a convolution; a view if they are stored so."""
+        return maps.movedim(0, -1).unflatten(-1, self.taps)
+
+
+class WindowConvolution(NamedTuple):
+    """A layer whose heads are the taps of its window, as a convolution for images of any size."""
+
+    displacements: tuple[tuple[int, ...], ...]  # the taps, row by row
+    smallest: int  # images must have as many pixels along each axis
+    run: ShiftConvolution
+
+
+def window_convolution(geometry: Geometry) -> WindowConvolution | None:
+    """Finds the convolution that computes one head per tap, from the geometry alone.
+
+    Args:
+        geometry: The window, its steps and the padding.
+
+    Returns:
+        The convolution; None if torch's convolutions cannot pad so by themselves.
+    """
+    own = geometry.keeps_grid or (geometry.padding_mode == "zeros" and set(geometry.input_dilation) == {1})
+    if not own or any(before != after or before < 0 for before, after in geometry.padding):
+        return None
+    padding = tuple(before for before, _ in geometry.padding)
+    sizes = zip(geometry.kernel_size, geometry.dilation, padding, strict=True)
+    smallest = max(1, *(step * (taps - 1) + 1 - 2 * pad for taps, step, pad in sizes))
+    taps = tuple(displacement for _, displacement in geometry.taps())
+    run = ShiftConvolution(geometry.stride, padding, geometry.dilation, geometry.kernel_size, None, None, None)
+    return WindowConvolution(taps, smallest, run)
+
+
+def shift_convolution(
+    offsets: Sequence[tuple[int, ...]],
+    window: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+    axes: Sequence[Axis],
+    geometry: Geometry,
+) -> ShiftConvolution:
+    """Finds the convolution that computes heads with fixed displacements.
+
+    Args:
+        offsets: Displacement of each head.
+        window: The kernel that holds all of them: first displacement, taps and dilation per axis.
+        axes: Queries and keys along each axis of the padded images.
+        geometry: How the images are padded.
+
+    Returns:
+        Its arguments. Where the images are spread out it is a transposed one if that has such arguments, so that the
+        zeros between the pixels are not made.
+    """
+    first, taps, dilation = window
+    start = [axis.queries[0] + low for axis, low in zip(axes, first, strict=True)]
+    spans = [(n - 1) * step + 1 for n, step in zip(taps, dilation, strict=True)]
+    stop = [axis.queries[-1] + low + span for axis, low, span in zip(axes, first, spans, strict=True)]
+    positions = _positions(offsets, first, taps, dilation)
+    spread = _spread_arguments(geometry, axes, start, spans, dilation)
+    if spread is not None:
+        padding, extra = spread
+        return ShiftConvolution(geometry.input_dilation, padding, dilation, taps, positions, extra, None)
+    stride, own = tuple(axis.queries.step for axis in axes), _own_padding(geometry, axes, start, spans)
+    cut = (start, stop, axes, geometry) if own is None else None
+    return ShiftConvolution(stride, own or (0,) * len(axes), dilation, taps, positions, None, cut)
+
+
+def _positions(
+    offsets: Sequence[tuple[int, ...]], first: tuple[int, ...], taps: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Finds each head's tap; heads that look at the same pixel share one."""
+    positions = []
+    for offset in offsets:
+        position = 0
+        for value, low, step, size in zip(offset, first, dilation, taps, strict=True):
+            position = position * size + (value - low) // step
+        positions.append(position)
+    return None if positions == list(range(math.prod(taps))) else tuple(positions)
+
+
+def _joined(maps: Tensor, positions: tuple[int, ...], taps: tuple[int, ...]) -> Float[Tensor, "taps outputs channels"]:
+    """Adds up the matrices of heads at the same tap; those of a tap without a head are zero."""
+    index = torch.tensor(positions, device=maps.device)
+    return maps.new_zeros(math.prod(taps), *maps.shape[1:]).index_add(0, index, maps)
+
+
+def _transposed(maps: Tensor, groups: int, taps: tuple[int, ...]) -> Float[Tensor, "inputs outputs_per_group *taps"]:
+    """Arranges the matrices of taps as the kernel of a transposed convolution."""
+    kernel = rearrange(maps.flip(0), "taps (groups outputs) inputs -> (groups inputs) outputs taps", groups=groups)
+    return kernel.unflatten(-1, taps)
+
+
+def _spread_arguments(
+    geometry: Geometry, axes: Sequence[Axis], start: Sequence[int], spans: Sequence[int], dilation: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Returns padding and output padding of the transposed convolution; None if there is no such convolution."""
+    if set(geometry.input_dilation) == {1} or geometry.padding_mode != "zeros":
+        return None
+    padding, extra = [], []
+    steps = zip(geometry.padding, geometry.input_dilation, axes, start, spans, dilation, strict=True)
+    for (before, after), step, axis, low, span, spread in steps:
+        pad = low + span - 1 - before
+        more = len(axis.queries) - (axis.keys - before - after + span - 1 - 2 * pad)
+        inside = low >= 0 and axis.queries[-1] - axis.queries[0] + low + span <= axis.keys
+        if axis.queries.step != 1 or not inside or pad < 0 or not 0 <= more < max(step, spread):
+            return None
+        padding.append(pad)
+        extra.append(more)
+    return tuple(padding), tuple(extra)
+
+
+def _own_padding(
+    geometry: Geometry, axes: Sequence[Axis], start: Sequence[int], spans: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Returns the padding with which a convolution meets the window, or None if it cannot pad so."""
+    if set(geometry.input_dilation) != {1} or (geometry.padding_mode != "zeros" and not geometry.keeps_grid):
+        return None
+    padding = []
+    for (before, after), axis, low, span in zip(geometry.padding, axes, start, spans, strict=True):
+        step, pad = axis.queries.step, before - low
+        high = axis.queries[-1] - axis.queries[0] + low + span
+        outputs = (axis.keys - before - after + 2 * pad - span) // step + 1
+        if low < 0 or high > axis.keys or pad < 0 or high > axis.keys - after + pad or outputs != len(axis.queries):
+            return None
+        padding.append(pad)
+    return tuple(padding)
+
+
+def _window(keys: Tensor, axes: Sequence[Axis], start: Sequence[int], stop: Sequence[int]) -> Tensor:
+    """Takes the keys that the kernel meets; beyond the border it meets the nearest key."""
+    margins = [(max(0, -low), max(0, high - axis.keys)) for low, high, axis in zip(start, stop, axes, strict=True)]
+    for dim, (low, high, axis) in enumerate(zip(start, stop, axes, strict=True), start=2):
+        inside = slice(min(max(0, low), axis.keys - 1), max(1, min(high, axis.keys)))
+        keys = keys[(slice(None),) * dim + (inside,)]
+    if not any(sum(pair) for pair in margins):
+        return keys
+    return functional.pad(keys, [pixels for pair in reversed(margins) for pixels in pair], mode="replicate")
+
+
+class Shifts(NamedTuple):
+    """Where hard heads look."""
+
+    # Displacement of each head. Where it leads out of the image, the head looks at the nearest key.
+    offsets: tuple[tuple[int, ...], ...]
+    leak: float  # largest share of attention, over heads and queries, that is not at that key
+
+    @property
+    def window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The kernel that holds all heads: (first displacement, taps, dilation) per axis."""
+        first, taps, steps = [], [], []
+        for along in zip(*self.offsets, strict=True):
+            low, high = min(along), max(along)
+            step = math.gcd(*(offset - low for offset in along)) or 1
+            first.append(low)
+            taps.append((high - low) // step + 1)
+            steps.append(step)
+        return tuple(first), tuple(taps), tuple(steps)
+
+
+def find_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], most: float) -> Shifts | None:
+    """Finds out from scores alone whether all heads are hard, and where they look, in O(displacements).
+
+    A head looks at the displacement Δ of its highest score if that leads to a key. If Δ leads out of the image, it must
+    look at the nearest key, which has the highest or the lowest displacement that the query sees; exp s there, compared
+    with its sum over all displacements on the other side, bounds the leak.
+
+    Args:
+        tables: Scores of all displacements along each axis, from the lowest to the highest.
+        axes: Queries and keys along each axis.
+        most: Largest leak at which a head counts as hard.
+
+    Returns:
+        The shifts, with a bound on the leak of every query; None if that is larger than `most`.
+
+    Example:
+        >>> shifts = find_shifts([torch.tensor([[-1e3, -1e3, 0.0, -1e3]])], [Axis(range(2), 3)], most=0.0)
+        >>> shifts.offsets, shifts.leak
+        (((1,),), 0.0)
+    """
+    offsets, leak = [], torch.zeros(())
+    for table, axis in zip(tables, axes, strict=True):
+        scores = table.detach()
+        at = scores.argmax(-1, keepdim=True)
+        inside = torch.softmax(scores, -1).scatter(-1, at, 0.0).sum(-1).amax().cpu()
+        if not leak + inside <= most:
+            return None
+        along = at + axis.lowest
+        last, first = _leak_at_end(scores, along, axis), _leak_at_end(scores.flip(-1), -along, axis.mirrored)
+        leak = leak + torch.stack([inside.double(), last.double(), first.double()]).amax()
+        if not leak <= most:
+            return None
+        offsets.append(along[:, 0].tolist())
+    return Shifts(tuple(zip(*offsets, strict=True)), leak.item())
+
+
+def shift_attention(
+    shifts: Shifts,
+    axes: Sequence[Axis],
+    geometry: Geometry,
+    x: Float[Tensor, "batch channels *spatial"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    groups: int = 1,
+    bias: Float[Tensor, " outputs"] | None = None,
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes attention with hard heads as one convolution.
+
+    Args:
+        shifts: Where the heads look.
+        axes: Queries and keys along each axis of the padded images.
+        geometry: How the images are padded.
+        x: Images, before padding.
+        maps: W_h; with groups its block-diagonal.
+        groups: Number of blocks.
+        bias: Added to the output.
+
+    Returns:
+        Output channels at each query. Gradients with respect to `x`, `maps` and `bias` are exact.
+    """
+    return shift_convolution(shifts.offsets, shifts.window, axes, geometry)(x, maps, groups, bias)
+
+
+def _leak_at_end(
+    scores: Float[Tensor, "heads displacements"], offsets: Int[Tensor, "heads 1"], axis: Axis
+) -> Float[Tensor, ""]:
+    """Bounds the leak of queries whose displacement leads out after the last key, which they should look at."""
+    first, stop = axis.keys - 1, int(offsets.max()) - axis.lowest  # displacements to the last key are at first:stop
+    if first >= stop:
+        return torch.zeros(())
+    nearest, lower = scores[:, first:stop], scores[:, :first]
+    if first:  # all that lies below, as its largest score divided by the softmax there: quicker than its logarithm
+        below = lower.amax(-1, keepdim=True) - torch.softmax(lower, -1).amax(-1, keepdim=True).log()
+        lower = torch.cat([below, nearest], -1).logcumsumexp(-1)[:, :-1]
+    else:
+        lower = functional.pad(nearest.logcumsumexp(-1)[:, :-1], (1, 0), value=-math.inf)
+    displacements = axis.displacements(scores.device)[first:stop]
+    leads_out = (displacements < offsets)[:, :: axis.queries.step]
+    return (lower - nearest).exp()[:, :: axis.queries.step].masked_fill(~leads_out, 0.0).amax().cpu()

@@ -1,0 +1,28 @@
+"""Heads of this library and of others: read, measured, reported, compared, replaced and initialised."""
+
+from convattn.heads.analysis import CONTROLS, analyze
+from convattn.heads.compare import compare_reports
+from convattn.heads.convolved_attention import ConvolvedAttention
+from convattn.heads.head_snapshots import HeadSnapshot, read_heads
+from convattn.heads.initialise import convolutional_init
+from convattn.heads.kernel_means import KernelMeans
+from convattn.heads.patch_attention import GatedPatchAttention, PatchAttention
+from convattn.heads.replace import random_heads, replace_convolutional_heads
+from convattn.heads.report import read_table, write_table
+
+__all__ = [
+    "CONTROLS",
+    "ConvolvedAttention",
+    "GatedPatchAttention",
+    "HeadSnapshot",
+    "KernelMeans",
+    "PatchAttention",
+    "analyze",
+    "compare_reports",
+    "convolutional_init",
+    "random_heads",
+    "read_heads",
+    "read_table",
+    "replace_convolutional_heads",
+    "write_table",
+]

@@ -1,0 +1,198 @@
+"""What the heads of a network look at: the report of `analyze`.
+
+Lengths are in cells of the layer's grid of queries (patches, pixels, positions), entropies in nats. Every number has
+the standard error of a jackknife over groups of images, which is nan for a single image. A number that the data do not
+determine, as the share explained where nothing varies, is nan.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from convattn.errors import UnknownNameError
+from convattn.record import Record
+from convattn.wording import counted
+
+CONVOLUTIONAL = 0.9
+"""Position score from which a head counts as a convolution."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number measured on a sample of images."""
+
+    value: float  # The number
+    error: float  # Its standard error over images; nan for a single image
+
+    def __str__(self) -> str:
+        """Returns the number with its standard error."""
+        return f"{self.value:.3g} ± {self.error:.2g}" if math.isfinite(self.error) else f"{self.value:.3g}"
+
+
+@dataclass(frozen=True)
+class HeadStatistics:
+    """Where one head looks. Queries are positions of the grid; what they pay to prefix tokens is stated apart.
+
+    A[i, q, k] is the weight that position q pays to k on image i, δ = k − q their displacement. Where weights can be
+    negative (talking heads), shift, spread, entropy, distance and non-locality are of their absolute values.
+    """
+
+    head: int  # Number in the layer, from 0
+    shift: tuple[Estimate, ...]  # Mean shift E[δ] along each axis (Walmer et al. 2023: offset)
+    spread: Estimate  # sqrt(tr Cov δ)
+    entropy: Estimate  # Mean entropy of a query's weights on positions, in nats
+    effective_positions: Estimate  # exp(entropy)
+    hard_share: Estimate  # max_δ E A[q, q + δ], over δ at least a quarter as frequent as the most frequent one
+    hard_shift: tuple[float, ...]  # That δ
+    # R² = 1 − E‖A − Ā‖² / E‖A − mean‖², Ā the mean weight of each displacement, without the bias of few images
+    shift_invariance: Estimate
+    # R² of weights by displacement alone that are shared out at borders as softmax does, on images that they were not
+    # fitted to: 1 for every head without content, 0 if looking everywhere alike is as near; nan without such images
+    position_score: Estimate
+    content_share: Estimate  # Variance over images at fixed (q, k), as a share of the total variance
+    distance: Estimate  # Mean attention distance E‖δ‖ of attention on positions (Raghu et al. 2021)
+    non_locality: Estimate  # (1/N) Σ A‖δ‖, prefix tokens at no distance (d'Ascoli et al. 2021)
+    prefix_share: Estimate  # Share of attention on prefix tokens
+    prefix_weights: tuple[float, ...]  # Mean weight that a position pays to each prefix token
+    # Mean weights of each prefix token's own query, over all keys in the layer's order (prefix tokens where they stand)
+    prefix_maps: tuple[tuple[float, ...], ...]
+    kernel: tuple[float, ...]  # Mean weight at each of the layer's `displacements`; empty in controls
+    # The weights behind `position_score` at these displacements: over all they sum to the mean attention on positions
+    position_kernel: tuple[float, ...]
+    kernel_share: Estimate  # Share of the attention on positions that is at these displacements
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether it attends by position alone, as a convolution does: a position score of at least 0.9."""
+        return self.position_score.value >= CONVOLUTIONAL
+
+    @property
+    def hard(self) -> bool:
+        """Whether more than half of its attention is at one displacement."""
+        return self.hard_share.value > 0.5
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """One layer as measured: its heads, and what they are together."""
+
+    images: int  # Number of images
+    heads: tuple[HeadStatistics, ...]  # The heads
+    tap_coverage: Estimate  # Share of the taps that a head's mean shift matches within half a cell
+    hard_tap_coverage: Estimate  # The same of heads with more than half of their attention at one displacement
+    non_locality: Estimate  # Mean over the heads
+    convolution_score: Estimate  # R² of the best convolution of the layer's input, on held-out images; a lower bound
+    # Principal components of the input that this convolution sees, or all channels; 0 where it was not measured
+    convolution_components: int
+    convolution_images: tuple[int, int]  # Images that it was fitted to and held out
+
+    def estimate(self, name: str) -> tuple[Estimate, ...]:
+        """Returns a number of each head by its name, such as "distance"."""
+        if name not in HEAD_NUMBERS:
+            raise UnknownNameError("number of a head", name, HEAD_NUMBERS)
+        return tuple(getattr(head, name) for head in self.heads)
+
+    def mean(self, name: str) -> float:
+        """Returns the mean of a number over the heads that have one; nan if none has."""
+        return mean_of(self.estimate(name))
+
+
+HEAD_NUMBERS = tuple(item.name for item in fields(HeadStatistics) if item.type is Estimate)
+"""Names of the numbers that every head has once."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """The same layer where what makes its heads is taken away."""
+
+    name: str  # "untrained weights" or "shuffled images"
+    measured: LayerStatistics  # What is left
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer of attention."""
+
+    name: str  # Dotted name in the network
+    kind: str  # Full name of its class
+    pattern: str  # "global", "windows", …
+    grid: tuple[int, ...]  # Positions of the queries along each axis
+    prefix: int  # Number of prefix tokens among the keys
+    normalised: bool  # Whether the weights of a query sum to 1
+    error: float  # Largest difference of weights × values to what the module computed; of a fused one, both to float64
+    budget: float  # Largest difference that rounding explains
+    uniform_distance: float  # Mean attention distance of a head that looks everywhere alike
+    displacements: tuple[tuple[float, ...], ...]  # Displacements of the kernels: all within the report's radius
+    measured: LayerStatistics  # What was measured
+    controls: tuple[Control, ...]  # The same without trained weights, or on shuffled images
+    sentence: str  # The layer in plain words
+
+    @property
+    def heads(self) -> tuple[HeadStatistics, ...]:
+        """The heads as measured."""
+        return self.measured.heads
+
+    def control(self, name: str) -> LayerStatistics | None:
+        """Returns a control by its name; None if it was not measured."""
+        return next((item.measured for item in self.controls if item.name == name), None)
+
+
+@dataclass(frozen=True)
+class HeadReport(Record):
+    """What the heads of a network look at.
+
+    Attributes:
+        model: Class of the network.
+        images: Number of images.
+        control_images: Number of images of each control.
+        image_shape: Shape of one image, without the batch.
+        groups: Groups of images for the standard errors.
+        kernel_size: Taps along each axis of the convolutions that layers are compared with.
+        radius: Largest displacement of the kernels along each axis, in cells.
+        seed: Seed of the order of the images and of the controls.
+        layers: The layers, in the order in which they compute.
+        versions: Versions of the packages that computed.
+        not_covered: What this says nothing about.
+        weights: SHA-256 of the weights of each layer and, by the name "", of the whole network; None in older files.
+    """
+
+    later: ClassVar[tuple[str, ...]] = ("weights",)
+
+    model: str
+    images: int
+    control_images: int
+    image_shape: tuple[int, ...]
+    groups: int
+    kernel_size: int
+    radius: int
+    seed: int
+    layers: tuple[LayerReport, ...]
+    versions: dict[str, str]
+    not_covered: tuple[str, ...] = ()
+    weights: dict[str, str] | None = None
+
+    def layer(self, name: str) -> LayerReport:
+        """Returns a layer by its name; UnknownNameError lists the names."""
+        found = {layer.name: layer for layer in self.layers}
+        if name not in found:
+            raise UnknownNameError("layer", name, found)
+        return found[name]
+
+    def summary(self) -> str:
+        """Returns the report in a few lines of plain text."""
+        heads = [head for layer in self.layers for head in layer.heads]
+        shares = (
+            f"{sum(head.hard for head in heads)} hard, {sum(head.convolutional for head in heads)} convolutional"
+            f" of {counted(len(heads), 'head')}"
+        )
+        lines = [f"heads of {self.model} on {counted(self.images, 'image')}: {shares}"]
+        lines += [f"  {layer.name:<15} {layer.sentence}" for layer in self.layers]
+        lines += [f"  not covered     {item}" for item in self.not_covered]
+        return "\n".join(lines)
+
+
+def mean_of(estimates: Sequence[Estimate]) -> float:
+    """Returns the mean of the values that are numbers; nan if none is."""
+    known = [item.value for item in estimates if math.isfinite(item.value)]
+    return sum(known) / len(known) if known else math.nan

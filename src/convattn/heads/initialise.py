@@ -1,0 +1,342 @@
+"""Initialises a vision transformer so that its heads are the taps of a convolution of patches."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from convattn.convert import attention_to_conv
+from convattn.convert.certificate import Judged, LeftAlone, underflows
+from convattn.convert.classes import full_name
+from convattn.convert.surgery import graft, keep_modes
+from convattn.encodings import Quadratic
+from convattn.encodings.quadratic import root_of_sharpness
+from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
+from convattn.grid import Geometry, PerAxis, axis_lists
+from convattn.heads.foreign_vits import (
+    TIMM,
+    TRANSFORMERS,
+    NativeAttention,
+    NativeTransformer,
+    linear,
+    read_timm,
+    read_transformers,
+)
+from convattn.heads.patch_attention import GatedPatchAttention, PatchAttention, layer_by_position
+from convattn.layers import RelativeAttention2d
+from convattn.wording import counted
+
+
+@dataclass(frozen=True)
+class InitialisedLayer(Judged):
+    """One attention layer whose heads were set on the patches around the query."""
+
+    name: str  # Where it stands in the network
+    convolution: str  # What its heads compute by position, as `print` shows that convolution of patches
+    exact: bool  # Whether nothing of it is lost but rounding
+    leak: float  # Share of a head's attention by position that is outside the kernel
+    bound: float  # A-priori bound on the largest error on the input measured
+    measured_error: float  # Largest output difference to that convolution, on random patches, in float64
+    rounding: float  # Largest difference that the dtype's rounding explains there
+
+
+@dataclass(frozen=True)
+class ConvolutionalInit(Judged):
+    """What `convolutional_init` has made of a vision transformer.
+
+    Attributes:
+        verdict: "exact" where the heads are the convolution, at patches, up to rounding; "failed" where a layer's error
+            exceeds its bound and rounding; otherwise "different".
+        model: Class of the network.
+        grid: Rows and columns of patches, for images of the network's own size.
+        prefix_tokens: Tokens before the patches (class, distillation, register), which have no position.
+        kernel_size: Rows and columns of patches that the heads look at.
+        heads: Heads of each layer now.
+        heads_before: Heads of each layer before.
+        head_width: D_h, width of a head: the largest rank of the matrix of one tap.
+        heads_at_centre: How many of the heads look at the query's own patch, where the matrices add up.
+        sharpness: α of the score −α‖δ − Δ‖², in 1/patch².
+        content: "gated", or "none".
+        content_share: Share of content in each head's attention at the start; 0 without content.
+        parameters: Number of parameters now.
+        parameters_before: Number of parameters before.
+        layers: The layers.
+        left: Attention that was not touched, and why.
+        exact: Whether every layer's heads are the convolution, and nothing else, at patches.
+        not_covered: What this says nothing about.
+    """
+
+    schema_version: ClassVar[int] = 2
+    layer_kind: ClassVar[type[Judged]] = InitialisedLayer
+
+    model: str
+    grid: tuple[int, int]
+    prefix_tokens: int
+    kernel_size: tuple[int, int]
+    heads: int
+    heads_before: int
+    head_width: int
+    heads_at_centre: int
+    sharpness: float
+    content: str
+    content_share: float
+    parameters: int
+    parameters_before: int
+    layers: tuple[InitialisedLayer, ...]
+    left: tuple[LeftAlone, ...]
+    exact: bool
+    not_covered: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """Returns the record in a few lines of plain text."""
+        kernel, grid = (" x ".join(map(str, sizes)) for sizes in (self.kernel_size, self.grid))
+        prefix = counted(self.prefix_tokens, "prefix token")
+        added = self.heads - self.heads_before
+        heads = f"{self.heads} of width {self.head_width}, {self.heads_at_centre} of them at the query's own patch"
+        worst = max(self.layers, key=lambda layer: layer.measured_error - layer.bound - layer.rounding)
+        error = f"error {worst.measured_error:.3g} of {worst.bound + worst.rounding:.3g} allowed, at {worst.name}"
+        content = f"gated, a share of {self.content_share:.3g}" if self.content == "gated" else "none"
+        lines = [
+            f"convolutional init: {self.verdict} ({counted(len(self.layers), 'layer')} of {self.model})",
+            f"  kernel          {kernel} on a grid of {grid} patches, after {prefix}",
+            f"  heads           {heads}" + (f"; {added} of them new" if added else ""),
+            f"  sharpness       {self.sharpness:.6g} per patch²",
+            f"  content         {content}",
+            f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
+            f"  measured        {error}",
+        ]
+        lines += [f"  left alone      {item.summary()}" for item in self.left]
+        lines += [f"  not covered     {item}" for item in self.not_covered]
+        return "\n".join(lines)
+
+
+_REASONS = {
+    "timm.models.swin_transformer.SwinTransformer": "it attends in windows, not over the grid of patches",
+    "timm.models.swin_transformer_v2.SwinTransformerV2": "it attends in windows, not over the grid of patches",
+    "timm.models.swin_transformer_v2_cr.SwinTransformerV2Cr": "it attends in windows, not over the grid of patches",
+    "timm.models.vision_transformer_sam.VisionTransformerSAM": "it attends in windows, not over the grid of patches",
+    "timm.models.vision_transformer_relpos.VisionTransformerRelPos": "it has its own relative positions",
+    "timm.models.beit.Beit": "it has its own relative positions",
+    "timm.models.eva.Eva": "it rotates queries and keys by their positions",
+    "timm.models.naflexvit.NaFlexVit": "its tokens do not form a whole grid of patches",
+    "transformers.models.swin.modeling_swin.SwinModel": "it attends in windows, not over the grid of patches",
+    "transformers.models.swinv2.modeling_swinv2.Swinv2Model": "it attends in windows, not over the grid of patches",
+}
+"""Why some transformers are refused, by the full names of their classes."""
+
+_HARD = {torch.float64: 800.0}
+"""α at which e^{−α} is 0; elsewhere softmax is in float32, and 128 is enough."""
+
+
+def convolutional_init(
+    vit: nn.Module,
+    *,
+    kernel_size: PerAxis = 3,
+    sharpness: float | None = None,
+    content: Literal["gated", False] = "gated",
+    content_share: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> tuple[nn.Module, ConvolutionalInit]:
+    """Copies a vision transformer and centres its attention heads on the patches around the query.
+
+    By default each attention layer starts as a convolution of the grid of patches with zeros around it, one hard head
+    per tap: y[q] = b + Σ_h W_h x[q + δ_h]. Heads keep their matrices W_h = W_out W_val; heads beyond the number of taps
+    attend to the query's own patch. If a layer has fewer heads than taps, heads of the same width are added, with
+    random matrices of the same standard deviation as its own. Then train the network like any other.
+
+    With content "gated", the network keeps its queries and keys, and a gate per head mixes in the head's original
+    attention. With a share near 1 and no added heads, the network computes nearly the same as before. Prefix tokens
+    (class, distillation, register) have no position and attend by content. With content False there are no queries
+    and keys, and a prefix token becomes the mean over the patches.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1; d'Ascoli et al. 2021 (ConViT); `docs/networks-vit.md`.
+
+    Args:
+        vit: timm's VisionTransformer (vit_*, deit_*), or transformers' ViTModel, ViTForImageClassification or
+            ViTForMaskedImageModeling; it is not changed.
+        kernel_size: Taps along rows and columns, in patches: an odd number, or two.
+        sharpness: α > 0 of every head in 1/patch². None makes heads so sharp that weights off the taps are exactly zero
+            and centres and sharpness get no gradient; with about 5 these are trained.
+        content: "gated" or False.
+        content_share: Share of content in each head's attention at the start, in [0, 1).
+        generator: Random generator for the matrices of added heads; None takes torch's default.
+
+    Returns:
+        The network, with the dtype, device and mode of the old one (centres and sharpness in at least float32), and the
+        record.
+
+    Raises:
+        UnsupportedModelError: The network is of another class, or a part of it computes something else; the message
+            says which and why.
+        ArgumentError: An argument is out of range.
+
+    Example:
+        >>> import timm
+        >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=1)
+        >>> made, record = convolutional_init(vit, kernel_size=3)
+        >>> record.heads_before, record.heads, record.grid, record.exact, record.passed
+        (3, 9, (3, 3), True, True)
+        >>> made(torch.zeros(2, 3, 48, 48)).shape
+        torch.Size([2, 1000])
+    """
+    kernel = axis_lists("kernel_size", kernel_size, 2, least=1)
+    if any(taps % 2 == 0 for taps in kernel):
+        raise ArgumentError(must_be("kernel_size", "odd, so that there is a patch in the middle", kernel_size))
+    if not (content == "gated" or content is False):
+        raise ArgumentError(must_be("content", '"gated" or False', content))
+    if isinstance(content_share, bool) or not (isinstance(content_share, int | float) and 0 <= content_share < 1):
+        raise ArgumentError(must_be("content_share", "a share in [0, 1)", content_share))
+    if content is False and content_share:
+        raise ArgumentError(must_be("content_share", "0 without content", content_share))
+    read = _reader(vit)
+    made = copy.deepcopy(vit)
+    native = read(made)
+    geometry = Geometry.parse(2, kernel_size=kernel, padding="same")
+    attentions: list[GatedPatchAttention | PatchAttention] = []
+    replaced: dict[nn.Module, nn.Module] = {}
+    for before in native.layers:
+        layer = _add_heads(before, geometry, generator)
+        encoding = _tap_encoding(layer, geometry, sharpness)
+        if content == "gated":
+            attention = GatedPatchAttention(
+                layer, encoding, native.grid, geometry, prefix=native.prefix, content_share=content_share
+            )
+        else:
+            made_layer = layer_by_position(encoding, geometry, layer.value, layer.output)
+            attention = PatchAttention(made_layer, native.grid, prefix=native.prefix, after=layer.after)
+        attentions.append(attention)
+        old = made.get_submodule(before.names[0])
+        replaced[old] = keep_modes(old, native.wrap(attention))
+    made = graft(made, replaced)
+    made.get_submodule(native.embedding).register_forward_pre_hook(native.grid)
+    return made, _make_record(vit, made, native, geometry, attentions)
+
+
+def _reader(vit: nn.Module) -> Callable[[nn.Module], NativeTransformer]:
+    """Returns the function that reads networks of this class, or raises UnsupportedModelError."""
+    name = full_name(type(vit))
+    if name in TIMM:
+        return read_timm
+    if name in TRANSFORMERS:
+        return read_transformers
+    known = "VisionTransformer and VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
+    reason = _REASONS.get(name, f"supported are {known}")
+    raise UnsupportedModelError(f"cannot initialise {type(vit).__name__} as a convolution: {reason}")
+
+
+def _add_heads(layer: NativeAttention, geometry: Geometry, generator: torch.Generator | None) -> NativeAttention:
+    """Adds heads of the same width after a layer's own until there is one for every tap; new biases are 0.
+
+    The new matrices are normal with the deviation of the layer's own.
+    """
+    missing = math.prod(geometry.kernel_size) - layer.heads
+    if missing <= 0:
+        return layer
+    inner = missing * layer.head_width
+
+    def wider(old: nn.Linear) -> nn.Linear:
+        weight = torch.cat([old.weight, _draw_normal(old.weight, (inner, old.in_features), generator)])
+        bias = None if old.bias is None else torch.cat([old.bias, old.bias.new_zeros(inner)])
+        return linear(weight, bias, like=old)
+
+    value, out = wider(layer.value), layer.output
+    weight = torch.cat([out.weight, _draw_normal(out.weight, (out.out_features, inner), generator)], dim=1)
+    output = linear(weight, out.bias, like=out)
+    query, key = wider(layer.query), wider(layer.key)
+    return replace(layer, heads=layer.heads + missing, query=query, key=key, value=value, output=output)
+
+
+def _tap_encoding(layer: NativeAttention, geometry: Geometry, sharpness: float | None) -> Quadratic:
+    """Centres the first heads on the taps, row by row, and the rest on the query's own patch, in at least float32.
+
+    `sharpness` is α > 0 in 1/patch²; None makes weights off the taps exactly zero.
+    """
+    weight = layer.value.weight
+    kind = torch.promote_types(weight.dtype, torch.float32)
+    centres = torch.zeros(layer.heads, 2, dtype=kind)
+    taps = torch.tensor([displacement for _, displacement in geometry.taps()], dtype=kind)
+    centres[: len(taps)] = taps
+    encoding = Quadratic(layer.heads, 2).to(device=weight.device, dtype=kind)
+    with torch.no_grad():
+        encoding.centres.copy_(centres)
+        encoding.root_sharpness.fill_(
+            root_of_sharpness(_HARD.get(kind, 128.0) if sharpness is None else sharpness, kind)
+        )
+    return encoding
+
+
+def _draw_normal(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Draws normal numbers with the deviation of others."""
+    device = torch.device("cpu") if generator is None else generator.device
+    drawn = torch.randn(shape, generator=generator, device=device).to(device=like.device, dtype=like.dtype)
+    return drawn * like.detach().std()
+
+
+def _certify_layer(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]) -> InitialisedLayer:
+    """Compares a layer's attention by position with the convolution of patches that it computes."""
+    kernel = layer.geometry.kernel_size
+    try:
+        conv, certificate = attention_to_conv(layer, kernel_size=kernel, spatial=sizes)
+    except ConversionError as error:
+        raise UnsupportedModelError(f"{name}: {error}") from None
+    return InitialisedLayer(
+        name=name,
+        convolution=repr(conv),
+        exact=certificate.exact,
+        leak=certificate.leak,
+        bound=certificate.bound,
+        measured_error=certificate.measured_error,
+        rounding=certificate.rounding,
+        verdict=certificate.verdict,
+    )
+
+
+def _make_record(
+    before: nn.Module,
+    made: nn.Module,
+    native: NativeTransformer,
+    geometry: Geometry,
+    attentions: Sequence[GatedPatchAttention | PatchAttention],
+) -> ConvolutionalInit:
+    """Measures the layers and puts the record together; all layers of a vision transformer have the same size."""
+    layer, sizes, (rows, cols) = attentions[0].position_layer(), native.grid.sizes, geometry.kernel_size
+    assert isinstance(layer.encoding, Quadratic)
+    alpha = layer.encoding.sharpness.double().min().item()
+    if underflows(alpha, next(layer.values.parameters()).dtype):  # then all sizes give the same
+        sizes = tuple(min(size, taps + 2) for size, taps in zip(sizes, geometry.kernel_size, strict=True))
+    names = [layer.names[0] for layer in native.layers]
+    layers = tuple(
+        _certify_layer(name, attention.position_layer(), sizes)
+        for name, attention in zip(names, attentions, strict=True)
+    )
+    gate = attentions[0].gate if isinstance(attentions[0], GatedPatchAttention) else None
+    share = 0.0 if gate is None else torch.tanh(gate.detach().double()).max().item()
+    first, verdicts = native.layers[0], {layer.verdict for layer in layers}
+    return ConvolutionalInit(
+        model=type(before).__name__,
+        grid=native.grid.sizes,
+        prefix_tokens=native.prefix,
+        kernel_size=(rows, cols),
+        heads=layer.num_heads,
+        heads_before=first.heads,
+        head_width=first.head_width,
+        heads_at_centre=layer.num_heads - rows * cols + 1,
+        sharpness=alpha,
+        content="none" if gate is None else "gated",
+        content_share=share,
+        parameters=sum(parameter.numel() for parameter in made.parameters()),
+        parameters_before=sum(parameter.numel() for parameter in before.parameters()),
+        layers=layers,
+        left=native.left,
+        exact=share == 0 and all(layer.exact for layer in layers),
+        verdict="failed" if "failed" in verdicts else "exact" if share == 0 and verdicts == {"exact"} else "different",
+        not_covered=(
+            "prefix tokens, which have no position",
+            "the position embedding, which stays: it is added to the tokens before the first layer",
+            "normalisation before each layer, and what comes after it",
+        ),
+    )

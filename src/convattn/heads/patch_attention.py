@@ -1,0 +1,230 @@
+"""Attention over prefix tokens and patches, with heads that attend to patches by relative position."""
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from convattn.encodings import Quadratic
+from convattn.functional import attention_weights, displacement_scores
+from convattn.functional.autocast import without_autocast
+from convattn.grid import Geometry
+from convattn.heads.foreign_vits import NativeAttention, PatchGrid
+from convattn.layers import FactoredValues, RelativeAttention2d
+
+
+@final
+class PatchAttention(nn.Module):
+    """Attention by position alone: a relative-attention layer over the grid of patches.
+
+    A prefix token has no position. It attends like the average patch, A[prefix, k] = E_q A[q, k], so its output is the
+    mean of theirs.
+
+    Attributes:
+        layer: The layer, from image of patches to image of patches; `network_to_conv` makes a convolution of it.
+        prefix: Number of tokens before the patches.
+        grid: Rows and columns of the patches.
+        after: Dropout of the output.
+
+    Example:
+        >>> layer = RelativeAttention2d(6, 6, num_heads=9, encoding="quadratic", kernel_size=3, padding=1)
+        >>> attention = PatchAttention(layer, PatchGrid((3, 5), lambda module, size: size), prefix=1)
+        >>> attention(torch.zeros(2, 16, 6)).shape
+        torch.Size([2, 16, 6])
+    """
+
+    def __init__(
+        self, layer: RelativeAttention2d, grid: PatchGrid, *, prefix: int, after: nn.Module | None = None
+    ) -> None:
+        """Wraps a layer that keeps the image's size; `after` is the dropout of the output."""
+        super().__init__()
+        self.layer, self.grid, self.prefix = layer, grid, prefix
+        self.after = nn.Identity() if after is None else after
+
+    def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
+        """Applies the attention to a batch of tokens.
+
+        Args:
+            tokens: Prefix tokens, then patches row by row.
+
+        Returns:
+            Tokens in the same order.
+
+        Raises:
+            ShapeError: The number of tokens is not that of prefix tokens and patches.
+        """
+        rows, cols = self.grid.require(tokens.shape[1], self.prefix)
+        pattern = "batch (rows cols) width -> batch width rows cols"
+        y = self.layer(rearrange(tokens[:, self.prefix :], pattern, rows=rows, cols=cols))
+        patches = rearrange(y, "batch width rows cols -> batch (rows cols) width")
+        means = patches.mean(1, keepdim=True).expand(-1, self.prefix, -1)
+        return self.after(torch.cat([means, patches], dim=1))
+
+    def position_layer(self) -> RelativeAttention2d:
+        """Returns the attention by position, as a layer from image of patches to image of patches."""
+        return self.layer
+
+
+@final
+class GatedPatchAttention(nn.Module):
+    """Heads that mix position and content: A = (1 − t) softmax(position) + t softmax(s q kᵀ), t = tanh g, per head.
+
+    By position a head attends to patches, with zeros around their grid; by content it attends to every token. A prefix
+    token has no position and attends by content only. With g = 0 patches attend by position only, but the gate still
+    gets a gradient: the difference between content and position.
+
+    Source: d'Ascoli et al. 2021 (ConViT), with another gate; `docs/networks-vit.md`.
+
+    Attributes:
+        encoding: Displacement, in patches, → score per head.
+        gate: g, (heads,).
+        query: W_q with its bias; heads stand one after the other.
+        key: W_k with its bias.
+        value: W_v with its bias.
+        output: W_out with its bias.
+        query_norm: What is applied to each query.
+        key_norm: What is applied to each key.
+        prefix: Number of tokens before the patches.
+        grid: Rows and columns of the patches.
+        geometry: Window; its padding is the width of the zeros around the patches.
+        dropout: Probability with which an attention weight of content is dropped in training.
+        scale: s; None is 1/√D_h.
+        after: Dropout of the output.
+    """
+
+    def __init__(
+        self,
+        layer: NativeAttention,
+        encoding: Quadratic,
+        grid: PatchGrid,
+        geometry: Geometry,
+        *,
+        prefix: int,
+        content_share: float = 0.0,
+    ) -> None:
+        """Takes over the parts of a native layer with the heads that it is to have.
+
+        `content_share` is the share of content in each head's attention at the start, in [0, 1).
+        """
+        super().__init__()
+        weight = layer.value.weight
+        gate = torch.full((layer.heads,), math.atanh(content_share), dtype=weight.dtype, device=weight.device)
+        self.encoding, self.gate = encoding, nn.Parameter(gate)
+        self.query, self.key, self.value, self.output = layer.query, layer.key, layer.value, layer.output
+        self.query_norm, self.key_norm, self.after = layer.query_norm, layer.key_norm, layer.after
+        self.grid, self.geometry, self.prefix = grid, geometry, prefix
+        self.dropout, self.scale = layer.dropout, layer.scale
+
+    def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
+        """Applies the attention to a batch of tokens.
+
+        Args:
+            tokens: Prefix tokens, then patches row by row.
+
+        Returns:
+            Tokens in the same order.
+
+        Raises:
+            ShapeError: The number of tokens is not that of prefix tokens and patches.
+        """
+        sizes = self.grid.require(tokens.shape[1], self.prefix)
+        query = self.query_norm(self._heads(self.query(tokens)))
+        key = self.key_norm(self._heads(self.key(tokens)))
+        value = self._heads(functional.linear(tokens, self.value.weight))
+        dropout = self.dropout if self.training else 0.0
+        content = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=self.scale)
+        prefix, patches = content.split([self.prefix, content.shape[2] - self.prefix], dim=2)
+        position = self._by_position(value[:, :, self.prefix :], sizes)
+        share = self._content_share().to(value.dtype)[:, None, None]
+        mixed = torch.cat([prefix, position + share * (patches - position)], dim=2)
+        y = rearrange(mixed, "batch heads tokens width -> batch tokens (heads width)")
+        return self.after(self.output(y if self.value.bias is None else y + self.value.bias))
+
+    def position_layer(self) -> RelativeAttention2d:
+        """Copies the attention by position into a layer from image of patches to image of patches, without content.
+
+        Its W_out is scaled by the share 1 − t_h of position. With closed gates it computes what this module does at
+        patches.
+        """
+        share = 1 - self._content_share().detach()
+        return layer_by_position(self.encoding, self.geometry, self.value, self.output, share).train(self.training)
+
+    def _content_share(self) -> Float[Tensor, " heads"]:
+        """Returns t_h, in at least float32."""
+        return torch.tanh(self.gate.to(torch.promote_types(self.gate.dtype, torch.float32)))
+
+    def _heads(self, tokens: Float[Tensor, "batch tokens inner"]) -> Float[Tensor, "batch heads tokens width"]:
+        pattern = "batch tokens (heads width) -> batch heads tokens width"
+        return rearrange(tokens, pattern, heads=len(self.gate))
+
+    def _by_position(
+        self, values: Float[Tensor, "batch heads patches width"], sizes: tuple[int, int]
+    ) -> Float[Tensor, "batch heads patches width"]:
+        """Averages patches by position, along columns and then along rows."""
+        rows, cols = (weights.to(values.dtype) for weights in self._axis_weights(sizes))
+        image = rearrange(values, "batch heads (rows cols) width -> batch heads rows cols width", rows=sizes[0])
+        image = einsum(cols, image, "heads q cols, batch heads rows cols width -> batch heads rows q width")
+        image = einsum(rows, image, "heads q rows, batch heads rows cols width -> batch heads q cols width")
+        return rearrange(image, "batch heads rows cols width -> batch heads (rows cols) width")
+
+    def _axis_weights(self, sizes: Sequence[int]) -> list[Float[Tensor, "heads _ _"]]:
+        """Returns attention along each axis to the patches; attention to the zeros around them has no effect."""
+        axes = self.geometry.axes(sizes)
+        device, kind = self.gate.device, torch.promote_types(self.gate.dtype, torch.float32)
+        with without_autocast(device):
+            tables = self.encoding.axis_tables(axes, kind, device)
+            scores = [displacement_scores(table, (axis,)) for table, axis in zip(tables, axes, strict=True)]
+            weights = [attention_weights(score) for score in scores]
+        ends = zip(weights, self.geometry.padding, sizes, strict=True)
+        return [weight[:, :, before : before + size] for weight, (before, _), size in ends]
+
+    def extra_repr(self) -> str:
+        """Returns what the submodules do not show, for printing."""
+        return f"prefix={self.prefix}, grid={self.grid}"
+
+
+@torch.no_grad()
+def layer_by_position(
+    encoding: Quadratic,
+    geometry: Geometry,
+    value: nn.Linear,
+    output: nn.Linear,
+    share: Float[Tensor, " heads"] | None = None,
+) -> RelativeAttention2d:
+    """Makes the layer y[q] = b + W_out b_v + Σ_h s_h W_out^(h) Σ_k A_h[q, k] W_v^(h) x[k], with s = `share` or 1.
+
+    The weights A_h[q] sum to one over patches and the zeros around them, so the bias b_v of the values is a constant.
+    The padding of `geometry` is the width of these zeros.
+    """
+    heads, weight = encoding.num_heads, output.weight
+    layer = RelativeAttention2d(
+        value.in_features,
+        output.out_features,
+        heads,
+        Quadratic(heads, 2),
+        head_width=output.in_features // heads,
+        kernel_size=geometry.kernel_size,
+        padding=geometry.padding,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    layer.encoding.to(dtype=encoding.centres.dtype).load_state_dict(encoding.state_dict())
+    values, bias = layer.values, layer.bias
+    assert isinstance(values, FactoredValues)
+    assert bias is not None
+    values.value.copy_(rearrange(value.weight, "(heads width) inputs -> heads width inputs", heads=heads))
+    columns = rearrange(weight, "outputs (heads width) -> heads outputs width", heads=heads)
+    values.output.copy_(columns if share is None else columns * share[:, None, None])
+    bias.zero_()
+    if output.bias is not None:
+        bias += output.bias
+    if value.bias is not None:
+        bias += weight @ value.bias
+    values.value.requires_grad_(value.weight.requires_grad)
+    values.output.requires_grad_(weight.requires_grad)
+    return layer

@@ -1,0 +1,309 @@
+"""Builds what a run uses from the sections of its recipe: data, network, optimizer, schedule."""
+
+import io
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import pyarrow as pa
+import torch
+from pyarrow import parquet
+from torch import nn
+
+from convattn.convert import network_to_attention
+from convattn.data import ImageDataset, load_cifar10, load_digits, normalise
+from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.errors import CheckpointError, ConversionError, RecipeError, must_be
+from convattn.lab.recipe import (
+    AttentionNetRecipe,
+    ConvertRecipe,
+    ConvNetRecipe,
+    CosineRecipe,
+    DataRecipe,
+    NetworkRecipe,
+    OptimRecipe,
+    Recipe,
+    SpeedNetRecipe,
+    StartRecipe,
+    StepsRecipe,
+    TriangleRecipe,
+)
+from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet, prune_heads
+from convattn.networks import load_network
+
+
+def warmup_cosine(step: int, *, total: int, warmup: int) -> float:
+    """Rises linearly to 1 in W steps of warm-up, then falls to 0 along half a cosine until step T.
+
+    ``f(s) = s / W`` for s < W, then ``½ (1 + cos(π (s − W) / (T − W)))``; f(W) = 1 and f(T) = 0.
+
+    Example:
+        >>> [warmup_cosine(step, total=6, warmup=2) for step in (0, 1, 2, 4, 6)]
+        [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    if step < warmup:
+        return step / warmup
+    return (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+
+
+def step_decay(step: int, *, milestones: Sequence[int], factor: float) -> float:
+    """Multiplies by a factor at each milestone, a number of steps: ``f(s) = factor^|{m : m ≤ s}|``.
+
+    Example:
+        >>> [step_decay(step, milestones=(2, 4), factor=0.5) for step in (0, 1, 2, 3, 4, 5)]
+        [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    """
+    return factor ** sum(milestone <= step for milestone in milestones)
+
+
+def triangle(step: int, *, total: int, start: float, peak: float, end: float) -> float:
+    """Rises in a straight line to 1, then falls in a straight line; with a peak of 0 it only falls.
+
+    ``f(0) = start, f(peak · T) = 1, f(T) = end``, and straight between.
+
+    Example:
+        >>> [triangle(step, total=8, start=0.5, peak=0.25, end=0.25) for step in (0, 1, 2, 5, 8)]
+        [0.5, 0.75, 1.0, 0.625, 0.25]
+    """
+    highest = peak * total
+    if step < highest:
+        return start + (1 - start) * step / highest
+    return 1 + (end - 1) * (step - highest) / (total - highest)
+
+
+HEAD_COLUMNS = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("epoch", pa.int64()),
+        ("layer", pa.int64()),
+        ("head", pa.int64()),
+        ("centre_row", pa.float64()),
+        ("centre_col", pa.float64()),
+        ("sharpness", pa.float64()),
+        ("precision_row_row", pa.float64()),
+        ("precision_row_col", pa.float64()),
+        ("precision_col_col", pa.float64()),
+    ]
+)
+"""Columns of ``heads.parquet``: centres in pixels; sharpness α = tr Σ⁻¹ / 4 and the entries of Σ⁻¹ in 1/pixel²."""
+
+
+def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadratic]:
+    """Returns the quadratic encodings of a network's layers, first to last."""
+    return [module for module in network.modules() if isinstance(module, Quadratic | GeneralizedQuadratic)]
+
+
+def require_quadratic_heads(network: nn.Module, reinitialise: tuple[int, ...]) -> None:
+    """Raises RecipeError if heads are to get new random values in some epochs, but that would fail or do nothing."""
+    able = isinstance(network, AttentionNet) and not network.content and quadratic_encodings(network)
+    if reinitialise and not able:
+        expectation = "left out where the network has no quadratic heads without content"
+        raise RecipeError(must_be("training.reinitialise", expectation, reinitialise))
+
+
+class HeadTrace:
+    """Centres and sharpness: a row for each head, two-dimensional quadratic layer and recorded moment.
+
+    Example:
+        >>> from convattn.models import AttentionNet
+        >>> trace = HeadTrace(AttentionNet(width=8, depth=2, heads=3, ffn=8))
+        >>> trace.record(step=0, epoch=0)
+        >>> len(trace.rows)
+        6
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._encodings = [encoding for encoding in quadratic_encodings(network) if encoding.dims == 2]
+        self.rows: list[dict[str, float]] = []
+
+    def record(self, *, step: int, epoch: int) -> None:
+        """Adds the present centres and sharpness of every head."""
+        for layer, encoding in enumerate(self._encodings):
+            centres = encoding.centres.detach().double().cpu().tolist()
+            for head, (centre, precision) in enumerate(zip(centres, _precisions(encoding), strict=True)):
+                position = {"step": step, "epoch": epoch, "layer": layer, "head": head}
+                self.rows.append({**position, "centre_row": centre[0], "centre_col": centre[1], **precision})
+
+    def complete(self, steps: Iterable[int]) -> bool:
+        """Tells whether the rows are those of every head after each of these steps, with finite numbers."""
+        heads = [(layer, n) for layer, encoding in enumerate(self._encodings) for n in range(encoding.num_heads)]
+        expected = [(step, *head) for step in steps for head in heads]
+        finite = all(value is not None and math.isfinite(value) for row in self.rows for value in row.values())
+        return finite and [(row["step"], row["layer"], row["head"]) for row in self.rows] == expected
+
+    def to_parquet(self) -> bytes:
+        """Returns the rows as a parquet file with `HEAD_COLUMNS`."""
+        buffer = io.BytesIO()
+        parquet.write_table(pa.Table.from_pylist(self.rows, schema=HEAD_COLUMNS), buffer, write_page_checksum=True)
+        return buffer.getvalue()
+
+
+def _precisions(encoding: Quadratic | GeneralizedQuadratic) -> Iterator[dict[str, float]]:
+    """Yields Σ⁻¹ and the sharpness of each head; for −α‖δ − Δ‖², Σ⁻¹ is 2α times the identity."""
+    if isinstance(encoding, GeneralizedQuadratic):
+        matrices = encoding.precision
+    else:
+        matrices = 2 * encoding.sharpness[:, None, None] * torch.eye(2, device=encoding.centres.device)
+    for matrix in matrices.detach().double().cpu():
+        (row_row, row_col), (_, col_col) = matrix.tolist()
+        yield {
+            "sharpness": (row_row + col_col) / 4,
+            "precision_row_row": row_row,
+            "precision_row_col": row_col,
+            "precision_col_col": col_col,
+        }
+
+
+Network: TypeAlias = AttentionNet | ConvNet | ResNet | SpeedNet
+"""What a recipe can train."""
+
+_CERTIFIED = 4
+"""Test images on which a conversion is certified."""
+
+_WHITENED = 5000
+"""Training images whose patches are whitened."""
+
+
+def load_data(recipe: DataRecipe) -> ImageDataset:
+    """Loads the images that a recipe names, on the CPU.
+
+    The folder of CIFAR-10 may also be given by the environment variable CONVATTN_CIFAR10, so that recipes need no local
+    paths; without either, the files come from the Hub.
+    """
+    if recipe.name == "digits":
+        return with_held_out(load_digits(), recipe)
+    return with_held_out(load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10")), recipe)
+
+
+def with_held_out(data: ImageDataset, recipe: DataRecipe) -> ImageDataset:
+    """Returns a data set with held-out training images in place of its test images, if the recipe asks for them."""
+    if recipe.held_out is None:
+        return data
+    if recipe.held_out >= len(data.train):
+        expectation = f"below the number of training images, {len(data.train)}"
+        raise RecipeError(must_be("data.held_out", expectation, recipe.held_out))
+    return data.held_out(recipe.held_out)
+
+
+def build_network(recipe: Recipe, data: ImageDataset) -> Network:
+    """Builds the network of a recipe, for images of the shape and the classes of a data set.
+
+    It is the network of the run to start from, or a new one with weights from PyTorch's global random numbers; the stem
+    of a new `SpeedNet` whitens the patches of the first training images. The convolutions that the recipe names are
+    then converted to attention.
+    """
+    fresh = _draw_network(recipe.model, data)
+    network = fresh if recipe.start.recipe is None else _load_start(recipe.start, fresh)
+    return network if recipe.convert is None else _convert(network, recipe.convert, data)
+
+
+def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
+    channels, rows, cols = data.image_shape
+    chosen: dict[str, Any] = {key: value for key, value in vars(recipe).items() if key != "kind" and value is not None}
+    fitted: dict[str, Any] = {"num_classes": data.num_classes, "in_channels": channels}
+    if isinstance(recipe, AttentionNetRecipe):
+        return AttentionNet(**chosen, **fitted, image_size=max(rows, cols))
+    if isinstance(recipe, ConvNetRecipe):
+        return ConvNet(**chosen, **fitted)
+    if isinstance(recipe, SpeedNetRecipe):
+        network = SpeedNet(**chosen, **fitted)
+        network.stem.whiten(normalise(data.train.images[:_WHITENED], data.mean, data.std))
+        return network
+    return ResNet(**chosen, **fitted)
+
+
+def _load_start(start: StartRecipe, expected: Network) -> Network:
+    """Loads the network to start from, and checks that it fits the recipe."""
+    if start.folder is None:
+        raise RecipeError(must_be("start.folder", f"the folder of a run of {start.recipe}", start.folder))
+    network = load_network(start.folder)
+    sizes = {name: value.shape for name, value in expected.state_dict().items()}
+    if {name: value.shape for name, value in network.state_dict().items()} != sizes:
+        raise CheckpointError(
+            f"the network in {start.folder} does not fit the {type(expected).__name__} of this recipe"
+        )
+    if not start.prune:
+        return cast(Network, network)
+    if not isinstance(network, AttentionNet):
+        raise CheckpointError(f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}")
+    return prune_heads(network)
+
+
+def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Network:
+    """Converts convolutions to attention, and raises if the certificate fails."""
+    made, certificate = network_to_attention(
+        network,
+        sharpness=recipe.sharpness,
+        content=recipe.content,
+        include=recipe.include,
+        images=normalise(data.test.images[:_CERTIFIED], data.mean, data.std),
+    )
+    if certificate.verdict == "failed":
+        raise ConversionError(f"the conversion that the recipe asks for failed its check:\n{certificate.summary()}")
+    return cast(Network, made)
+
+
+def build_optimizer(
+    recipe: OptimRecipe, network: nn.Module, *, stem_epochs: int | None = None
+) -> torch.optim.Optimizer:
+    """Builds the optimizer, at the highest learning rate, for the parameters that need a gradient.
+
+    Centres and shapes of quadratic encodings have no weight decay. The bias of a `SpeedNet`'s stem learns for
+    `stem_epochs`; None means all. `rate_of_group` gives the factor of the learning rate in each group.
+    """
+    own = _own_groups(recipe, network, stem_epochs)
+    members: dict[tuple[float, float, int | None], list[nn.Parameter]] = {}
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            members.setdefault(own.get(id(parameter), (1.0, recipe.weight_decay, None)), []).append(parameter)
+    groups = [
+        {"params": parameters, "weight_decay": decay, "rate": rate, "epochs": epochs}
+        for (rate, decay, epochs), parameters in members.items()
+    ]
+    if recipe.algorithm == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.momentum, 0.999))
+    return torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.momentum, nesterov=recipe.nesterov)
+
+
+def rate_of_group(group: Mapping[str, Any], epoch: int) -> float:
+    """Returns the learning rate of a group of parameters, as a multiple of the run's; 0 once it no longer learns."""
+    return group["rate"] if group["epochs"] is None or epoch < group["epochs"] else 0.0
+
+
+def _own_groups(
+    recipe: OptimRecipe, network: nn.Module, stem_epochs: int | None
+) -> dict[int, tuple[float, float, int | None]]:
+    """Returns rate, weight decay and epochs of the parameters that have their own, by their identity."""
+    own: dict[int, tuple[float, float, int | None]] = {}
+    for encoding in quadratic_encodings(network):
+        shapes = encoding.root_sharpness if isinstance(encoding, Quadratic) else encoding.shape
+        own[id(encoding.centres)], own[id(shapes)] = (recipe.centre_rate, 0.0, None), (recipe.sharpness_rate, 0.0, None)
+    rate = recipe.norm_bias_rate
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            own[id(module.bias)] = (rate, recipe.weight_decay / rate, None)
+    if stem_epochs is not None:
+        if not isinstance(network, SpeedNet):
+            expectation = "left out where the network is no SpeedNet"
+            raise RecipeError(must_be("training.stem_epochs", expectation, stem_epochs))
+        own[id(network.stem.bias)] = (1.0, recipe.weight_decay, stem_epochs)
+    return own
+
+
+def learning_rate_factor(
+    recipe: CosineRecipe | StepsRecipe | TriangleRecipe, step: int, *, epochs: int, steps_per_epoch: int
+) -> float:
+    """Returns the learning rate of a step as a factor of the highest one, in [0, 1].
+
+    Example:
+        >>> learning_rate_factor(StepsRecipe(milestones=(2,)), 10, epochs=3, steps_per_epoch=5)
+        0.1
+    """
+    if isinstance(recipe, StepsRecipe):
+        milestones = [epoch * steps_per_epoch for epoch in recipe.milestones]
+        return step_decay(step, milestones=milestones, factor=recipe.factor)
+    total = epochs * steps_per_epoch
+    if isinstance(recipe, TriangleRecipe):
+        return triangle(step, total=total, start=recipe.start, peak=recipe.peak, end=recipe.end)
+    return warmup_cosine(step, total=total, warmup=int(recipe.warmup * total))

@@ -1,0 +1,496 @@
+"""Training recipes: frozen dataclasses that hold everything a run depends on."""
+
+import dataclasses
+import os
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_be
+from convattn.fields import Range, Text, explain, fits, hints, read
+from convattn.files import as_path
+
+Views = Literal["none", "mirror", "mirror_shift"]
+"""Which views there are; see `views`."""
+
+
+def views(
+    images: Float[Tensor, "batch channels rows cols"], kind: Views
+) -> list[tuple[float, Float[Tensor, "batch channels rows cols"]]]:
+    """Returns views of normalised images, each after its share in the mean of their scores.
+
+    "mirror" adds the mirror images; "mirror_shift" adds to these two, which then count a quarter each, both moved by
+    one pixel down and right and up and left, an eighth each, with reflected borders.
+
+    Example:
+        >>> import torch
+        >>> [share for share, _ in views(torch.zeros(1, 1, 4, 4), "mirror_shift")]
+        [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
+    """
+    if kind == "none":
+        return [(1.0, images)]
+    if kind == "mirror":
+        return [(0.5, images), (0.5, images.flip(-1))]
+    rows, cols = images.shape[2:]
+    framed = F.pad(images, (1, 1, 1, 1), mode="reflect")
+    moved = [framed[..., start : start + rows, start : start + cols] for start in (0, 2)]
+    shares = [(0.25, images), *((0.125, part) for part in moved)]
+    return [(share, view) for share, part in shares for view in (part, part.flip(-1))]
+
+
+Count = Annotated[int, Range(1)]
+"""A whole number of at least 1."""
+
+Share = Annotated[float, Range(0, 1, without_high=True)]
+"""A number in [0, 1)."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of a recipe; a value of another type than its key demands, or out of range, raises RecipeError."""
+
+    def __post_init__(self) -> None:
+        for key, hint in hints(type(self)).items():
+            if not fits(getattr(self, key), hint):
+                raise RecipeError(must_be(key, explain(hint), getattr(self, key)))
+
+
+@dataclass(frozen=True)
+class AttentionNetRecipe(Section):
+    """An `AttentionNet`; its fields are that network's arguments."""
+
+    kind: Literal["attention_net"] = "attention_net"
+    encoding: str = "quadratic"
+    content: bool = False
+    gated: bool = False
+    centres: Literal["normal", "grid"] = "normal"
+    width: Count = 400
+    depth: Count = 6
+    heads: Count = 9
+    ffn: Count = 512
+    patch: Count = 2
+    dropout: Share = 0.1
+    initializer_range: Annotated[float, Range(0, without_low=True)] = 0.02
+    position_start: Literal["network", "table"] | None = None  # None is "network"
+
+
+@dataclass(frozen=True)
+class ConvNetRecipe(Section):
+    """A `ConvNet`; its fields are that network's arguments."""
+
+    kind: Literal["conv_net"] = "conv_net"
+    kernel_size: Count = 3
+    width: Count = 400
+    depth: Count = 6
+    ffn: Count = 512
+    patch: Count = 2
+    dropout: Share = 0.1
+    initializer_range: Annotated[float, Range(0, without_low=True)] = 0.02
+
+
+@dataclass(frozen=True)
+class ResNetRecipe(Section):
+    """A `ResNet`; with 2 blocks per stage ResNet-18."""
+
+    kind: Literal["resnet"] = "resnet"
+    blocks_per_stage: Count = 2
+    width: Count = 64
+
+
+@dataclass(frozen=True)
+class SpeedNetRecipe(Section):
+    """A `SpeedNet`; its fields are that network's arguments."""
+
+    kind: Literal["speed_net"] = "speed_net"
+    mixing: Literal["attention", "conv", "hard", "random", "random-frozen", "content"] = "attention"
+    widths: tuple[Count, ...] = (64, 256, 256)
+    sharpness: Annotated[float, Range(0, without_low=True)] = 3.0
+
+
+NetworkRecipe = AttentionNetRecipe | ConvNetRecipe | ResNetRecipe | SpeedNetRecipe
+
+
+@dataclass(frozen=True)
+class DataRecipe(Section):
+    """Which images to use, and how to augment the training images."""
+
+    name: Literal["digits", "cifar10"] = "cifar10"
+    folder: str | None = None  # Folder with the files of CIFAR-10; None fetches them from the Hub
+    crop_padding: Annotated[int, Range(0)] = 4  # Border in pixels around an image that is then cropped; 0 for none
+    crop_border: Literal["black", "reflect"] = "black"  # "reflect" mirrors the image at its outermost pixels
+    flip: bool = True  # Whether each training image is mirrored left to right with probability one half
+    alternate_flip: bool = False  # Whether to mirror each image in every second epoch instead; needs `flip`
+    cutout: Annotated[int, Range(0)] = 0  # Side in pixels of a black square at a random place; 0 for none
+    mixup: Annotated[float, Range(0)] = 0.0  # α of the shares λ ~ Beta(α, α) of two blended images; 0 for none
+    # α of a pasted piece of another image, likewise; with both, each batch uses one of the two at random
+    cutmix: Annotated[float, Range(0)] = 0.0
+    # Training images, drawn with a fixed seed, that are not trained on, and measured in place of the test images; None
+    # trains on all and measures the test images
+    held_out: Count | None = None
+
+    @property
+    def measured(self) -> Literal["test", "validation"]:
+        """Which images the run measures: those of the test split, or held-out training images."""
+        return "test" if self.held_out is None else "validation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alternate_flip and not self.flip:
+            raise RecipeError(must_be("alternate_flip", "false without flip", self.alternate_flip))
+
+
+@dataclass(frozen=True)
+class OptimRecipe(Section):
+    """The optimizer."""
+
+    algorithm: Literal["sgd", "adamw"] = "sgd"
+    learning_rate: Annotated[float, Range(0, without_low=True)] = 0.1  # Highest learning rate
+    momentum: Share = 0.9  # Momentum of SGD; β₁ of AdamW
+    nesterov: bool = False  # Whether SGD uses Nesterov momentum; must be false with AdamW
+    weight_decay: Annotated[float, Range(0)] = 1e-4  # Centres and shapes of quadratic encodings are never decayed
+    # Learning rates of centres and of sharpness or shapes of quadratic encodings, as multiples of the others'
+    centre_rate: Annotated[float, Range(0, without_low=True)] = 1.0
+    sharpness_rate: Annotated[float, Range(0, without_low=True)] = 1.0
+    # The same for biases of batch normalisation; weight decay is divided by it, so they decay as fast as others
+    norm_bias_rate: Annotated[float, Range(0, without_low=True)] = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and (self.algorithm != "sgd" or not self.momentum):
+            raise RecipeError(must_be("nesterov", "false without sgd and a momentum", self.nesterov))
+
+
+@dataclass(frozen=True)
+class CosineRecipe(Section):
+    """Linear warm-up, then half a cosine down to 0."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup: Share = 0.05  # Share of all steps in which the learning rate rises
+
+
+@dataclass(frozen=True)
+class StepsRecipe(Section):
+    """A constant learning rate that falls at given epochs."""
+
+    kind: Literal["steps"] = "steps"
+    milestones: tuple[Count, ...] = (80, 150, 250)  # Epochs after which the learning rate falls, rising
+    factor: Annotated[float, Range(0, 1, without_low=True)] = 0.1  # What it is multiplied by
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise RecipeError(must_be("milestones", "rising epochs", self.milestones))
+
+
+@dataclass(frozen=True)
+class TriangleRecipe(Section):
+    """A straight rise, then a straight fall."""
+
+    kind: Literal["triangle"] = "triangle"
+    start: Share = 0.2  # Learning rate of the first step, as a share of the highest
+    peak: Share = 0.23  # Share of all steps after which it is highest
+    end: Share = 0.07  # Learning rate after the last step, as a share of the highest
+
+
+@dataclass(frozen=True)
+class LookaheadRecipe(Section):
+    """An average of the weights, to which they return; it is tested and saved.
+
+    Every few steps, and after the last, the average becomes ``a ← λ a + (1 − λ) w``, and the weights w and the running
+    statistics of batch normalisation take its values. At step s of T, λ = decay^steps · (s / T)³.
+
+    Source: Zhang, Lucas, Hinton, Ba, "Lookahead Optimizer: k steps forward, 1 step back", NeurIPS 2019; with a growing
+    λ: Jordan, arXiv 2404.00498.
+    """
+
+    steps: Count = 5  # Steps between two averages
+    decay: Share = 0.95  # Share of the average that is kept per step at the end of the run
+
+
+@dataclass(frozen=True)
+class TrainingRecipe(Section):
+    """Epochs, batch size, precision, and what else a step does."""
+
+    epochs: Count = 300  # Number of passes over the training images
+    batch_size: Count = 100  # Images per step, over all processes; images that do not fill a batch are left out
+    # Largest number of images that a process computes at once, to save memory: the gradients of such portions are
+    # added, and the step is the same. None computes its whole share at once.
+    micro_batch: Count | None = None
+    precision: Literal["no", "bf16", "fp16"] = "no"  # "no" for float32, or mixed with "bf16" or "fp16"
+    compile: bool = False  # Whether `torch.compile` compiles the network
+    label_smoothing: Share = 0.0  # Share of each label that is spread over all classes
+    # Decay per step of an exponential moving average of the weights, which is then tested and saved; None for none
+    ema: Annotated[float, Range(0, 1, without_low=True, without_high=True)] | None = None
+    reinitialise: tuple[Count, ...] = ()  # Epochs after which degenerate heads get new random values, rising
+    stem_epochs: Count | None = None  # Epochs in which the bias of a `SpeedNet`'s stem learns; None for all
+    test_views: Views = "none"  # Views of each test image whose mean scores are tested too after the last epoch
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if list(self.reinitialise) != sorted(set(self.reinitialise)):
+            raise RecipeError(must_be("reinitialise", "rising epochs", self.reinitialise))
+
+
+@dataclass(frozen=True)
+class StartRecipe(Section):
+    """Where the weights come from."""
+
+    recipe: str | None = None  # Name of the recipe whose trained network is the start; None starts with random weights
+    folder: str | None = None  # That run's folder
+    prune: bool = False  # Whether the degenerate heads of that network are removed
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.recipe is None and (self.folder is not None or self.prune):
+            raise RecipeError(must_be("recipe", "the name of a recipe, because folder or prune is set", self.recipe))
+
+
+@dataclass(frozen=True)
+class ConvertRecipe(Section):
+    """Which convolutions become attention before the first step; see `convattn.network_to_attention`."""
+
+    include: tuple[str, ...] = ("*",)  # Patterns of names of the convolutions to convert
+    # α of every head in 1/pixel²; None makes hard heads, whose displacements are fixed
+    sharpness: Annotated[float, Range(0, without_low=True)] | None = None
+    content: bool = False  # Whether heads get scores that depend on the input, behind gates that start closed
+
+
+@dataclass(frozen=True)
+class Recipe(Section):
+    """Everything that a training run depends on.
+
+    Example:
+        >>> recipe = Recipe("mine", claim="not measured", data=DataRecipe("digits", crop_padding=1, flip=False))
+        >>> recipe.optim.learning_rate
+        0.1
+    """
+
+    name: str  # Name of the recipe
+    claim: str  # What was measured: command, hardware, minutes, accuracy over seeds, date and revision
+    # "paper" for the recipe's own sizes; the others for those of `scales.toml`
+    scale: Literal["paper", "medium", "small", "tiny"] = "paper"
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0  # Seed of the weights, the order of the images and the augmentation
+    model: NetworkRecipe = field(default_factory=AttentionNetRecipe)  # The network
+    start: StartRecipe = field(default_factory=StartRecipe)  # Where its weights come from
+    convert: ConvertRecipe | None = None  # Which of its convolutions become attention; None for none
+    data: DataRecipe = field(default_factory=DataRecipe)  # The images
+    optim: OptimRecipe = field(default_factory=OptimRecipe)  # The optimizer
+    # The learning rate over time
+    schedule: CosineRecipe | StepsRecipe | TriangleRecipe = field(default_factory=CosineRecipe)
+    # Epochs, batch size, precision and what else a step does
+    training: TrainingRecipe = field(default_factory=TrainingRecipe)
+    lookahead: LookaheadRecipe | None = None  # The average to which the weights return; None for none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lookahead is not None and self.training.ema is not None:
+            raise RecipeError(must_be("training.ema", "left out with lookahead", self.training.ema))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the recipe as nested plain values; keys without a value are left out."""
+        return dataclasses.asdict(
+            self,
+            dict_factory=lambda items: {
+                key: list(value) if isinstance(value, tuple) else value for key, value in items if value is not None
+            },
+        )
+
+
+SCALES = ("paper", "medium", "small", "tiny")
+"""Every scale, the largest first."""
+
+
+def recipe_names() -> list[str]:
+    """Returns the names of the recipes that come with the package, sorted."""
+    folder = resources.files("convattn.lab") / "recipes"
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def load_recipe(
+    name_or_path: str | os.PathLike[str], *, scale: str | None = None, overrides: Mapping[str, str] | None = None
+) -> Recipe:
+    """Reads a recipe, changes its scale and applies overrides.
+
+    Args:
+        name_or_path: Name of a recipe of the package, or a path that ends in ".toml".
+        scale: "paper" for the sizes that the recipe states, "medium" for half an hour to two hours, "small" for minutes
+            and "tiny" for seconds on a CPU; None leaves the scale as the file has it.
+        overrides: New values by dotted key, as text: ``{"optim.learning_rate": "0.05"}``; items of a list are separated
+            by commas.
+
+    Returns:
+        The recipe, every value checked.
+
+    Raises:
+        ArgumentError: The name is neither text nor a path, or the overrides are not a dict.
+        UnknownNameError: The package has no recipe of that name.
+        RecipeError: The file is missing or not TOML, a key is unknown or missing, or a value is of the wrong type or
+            out of range (the message names the file, the key, what was expected and what came); or the recipe does not
+            have that scale.
+
+    Example:
+        >>> load_recipe("digits-quadratic", overrides={"training.epochs": "3"}).training.epochs
+        3
+    """
+    source, content = _read(name_or_path)
+    if not isinstance(overrides, Mapping | None) or not all(isinstance(key, str) for key in overrides or ()):
+        raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
+    own_scales = content.pop("scales", {})
+    _require_scales(own_scales, source)
+    if scale is not None and scale != content.get("scale", "paper"):
+        content = _change_scale(content, scale, own_scales, source)
+    for key, text in (overrides or {}).items():
+        *sections, last = key.split(".")
+        table = content
+        for section in sections:
+            table = table.setdefault(section, {})
+            if not isinstance(table, dict):
+                raise RecipeError(f"{source}: cannot set {key}, because {section} is a single value")
+        table[last] = Text(text)
+    try:
+        return read(Recipe, content)
+    except ArgumentError as error:
+        raise RecipeError(f"{source}: {error}") from None
+
+
+def recipe_to_toml(recipe: Recipe) -> str:
+    """Returns a recipe as TOML with every value; `load_recipe` reads the same recipe back."""
+    return tomli_w.dumps(recipe.to_dict(), multiline_strings=True)
+
+
+def command_for(recipe: Recipe) -> str:
+    """Returns the command that repeats a run, with one ``--set`` for each changed value.
+
+    For a recipe that is not in the package it names a file.
+
+    Example:
+        >>> command_for(load_recipe("digits-quadratic", overrides={"seed": "1"}))
+        'convattn train digits-quadratic --set seed=1'
+    """
+    if recipe.name not in recipe_names():
+        return "convattn train recipe.toml"
+    try:
+        original, wanted = (_flatten(item.to_dict()) for item in (load_recipe(recipe.name, scale=recipe.scale), recipe))
+    except RecipeError:
+        return "convattn train recipe.toml"
+    if original.keys() - wanted.keys():
+        return "convattn train recipe.toml"
+    changes = [
+        f"--set {shlex.quote(f'{key}={_as_text(value)}')}"
+        for key, value in wanted.items()
+        if original.get(key) != value
+    ]
+    scale = [] if recipe.scale == "paper" else [f"--scale {recipe.scale}"]
+    return " ".join(["convattn train", recipe.name, *scale, *changes])
+
+
+def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Lists the keys in which two recipes differ, without the claim, which changes no number.
+
+    Example:
+        >>> differing_keys({"claim": "none", "data": {"name": "digits"}}, {"data": {"name": "cifar10"}})
+        ["data.name is 'digits', not 'cifar10'"]
+    """
+    one, other = _flatten(first), _flatten(second)
+    keys = [key for key in {**one, **other} if key != "claim" and one.get(key) != other.get(key)]
+    return [f"{key} is {one.get(key)!r}, not {other.get(key)!r}" for key in keys]
+
+
+def flat_values(recipe: Recipe) -> dict[str, Any]:
+    """Returns a recipe's values by dotted key; lists become text separated by commas."""
+    return {
+        key: _as_text(value) if isinstance(value, list) else value for key, value in _flatten(recipe.to_dict()).items()
+    }
+
+
+def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested tables as one, with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _as_text(value: object) -> str:
+    """Writes a value as the text of an override."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """Returns the name of the file, for messages, and what it holds."""
+    as_path(name_or_path, "name_or_path")
+    name = os.fspath(name_or_path)
+    if name.endswith(".toml"):
+        source, file = name, Path(name)
+    elif name in recipe_names():
+        source, file = f"{name}.toml", resources.files("convattn.lab") / "recipes" / f"{name}.toml"
+    else:
+        raise UnknownNameError("recipe", name, recipe_names())
+    try:
+        return source, tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{source}: cannot read the recipe ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"{source}: not TOML ({error})") from None
+
+
+def _change_scale(content: Mapping[str, Any], scale: str, own: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Changes the scale of a recipe of CIFAR-10 from "paper" to another.
+
+    `scales.toml` holds the changes for every recipe; those in `own`, the recipe's own table ``scales``, are applied
+    after them. For a section with several kinds (model, schedule), `scales.toml` has a table for each kind. `source`
+    names the recipe's file in messages.
+
+    Example:
+        >>> recipe = {"model": {"kind": "conv_net", "width": 400}, "data": {"name": "cifar10"}}
+        >>> _change_scale(recipe, "tiny", {}, "mine.toml")["data"]["name"]
+        'digits'
+    """
+    if scale not in SCALES:
+        raise UnknownNameError("scale", scale, SCALES)
+    if content.get("scale", "paper") != "paper":
+        raise RecipeError(f"{source}: {must_be('scale', repr(content['scale']) + ', as the file says', scale)}")
+    data = content.get("data", {})
+    if isinstance(data, dict) and data.get("name", "cifar10") != "cifar10":
+        expectation = "paper, because only recipes of cifar10 have other scales"
+        raise RecipeError(f"{source}: {must_be('scale', expectation, scale)}")
+    shared = tomllib.loads((resources.files("convattn.lab") / "scales.toml").read_text(encoding="utf-8"))
+    changed = dict(content) | {"scale": scale}
+    for changes in (shared[scale], own.get(scale, {})):
+        for section, table in changes.items():
+            changed[section] = _change(changed.get(section, {}), table)
+    return changed
+
+
+def _require_scales(own: object, source: str) -> None:
+    """Raises RecipeError if a recipe's own table ``scales`` has a wrong form, whether it is used or not."""
+    if not isinstance(own, dict):
+        raise RecipeError(f"{source}: {must_be('scales', 'a table', own)}")
+    for scale, sections in own.items():
+        if scale not in SCALES[1:]:
+            known = f"{', '.join(map(repr, SCALES[1:-1]))} or {SCALES[-1]!r}"
+            raise RecipeError(f"{source}: {must_be('the key in scales', known, scale)}")
+        if not isinstance(sections, dict) or not all(isinstance(table, dict) for table in sections.values()):
+            raise RecipeError(f"{source}: {must_be(f'scales.{scale}', 'tables of sections', sections)}")
+
+
+def _change(section: Any, changes: dict[Any, Any]) -> Any:
+    """Applies changes to a section; of changes listed by kind, those for its own kind."""
+    if not isinstance(section, dict):
+        return section  # refused with its name where all sections are checked
+    if changes and all(isinstance(table, dict) for table in changes.values()):
+        changes = changes.get(section.get("kind"), {})
+    if changes.get("kind", section.get("kind")) != section.get("kind"):
+        return changes
+    return {**section, **changes}

@@ -1,0 +1,257 @@
+"""Figures of a report: where heads look, how far, and what a convolution explains; controls beside every number."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convattn.heads.head_report import Estimate, HeadReport, LayerReport, LayerStatistics, mean_of
+from convattn.lab.figures import COLOURS, add_ellipse, figure_files, line_key
+
+_CONTROLS = {"measured": ("-", "o"), "shuffled images": ("--", "s"), "untrained weights": (":", "^")}
+"""Line and marker of what was measured and of each control."""
+
+_MOST = 16
+"""Heads side by side in the gallery; further ones are left out, and the title says so."""
+
+
+def head_map(path: str | os.PathLike[str], report: HeadReport) -> Path:
+    """Draws for each layer where its heads look on average, with a circle of their spread; hard heads are bold.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 4, of attention in place of parameters.
+    """
+    layers = report.layers
+    across = min(len(layers), 4)
+    down = -(-len(layers) // across)
+    with figure_files([path], (max(3.0 * across + 0.4, 6.0), 3.2 * down + 0.9)) as figure:
+        axes = figure.subplots(down, across, squeeze=False)
+        for panel, layer in zip(axes.flat, layers, strict=False):
+            _draw_map(panel, layer)
+        for panel in list(axes.flat)[len(layers) :]:
+            panel.set_visible(False)
+        handles = [
+            line_key("mean shift, by head", linestyle="none", marker="$1$", color="black"),
+            line_key("spread", linestyle="none", marker="o", markersize=11, markerfacecolor="none", color="black"),
+            line_key("query", linestyle="none", marker="+", color="0.5"),
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
+        figure.suptitle("where heads look: shifts in cells; bold: more than half of the attention at one displacement")
+    return Path(path)
+
+
+def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
+    """Draws the mean attention distance of every head over depth, with that of heads that look everywhere alike.
+
+    Source: Raghu et al., NeurIPS 2021, figure 1.
+    """
+    with figure_files([path], (max(10.0, 0.5 * len(report.layers) + 3), 4.2)) as figure:
+        panel = figure.subplots()
+        depth = range(1, len(report.layers) + 1)
+        for number, layer in zip(depth, report.layers, strict=True):
+            found = [head.distance.value for head in layer.heads]
+            panel.plot([number] * len(found), found, linestyle="none", marker="o", color=COLOURS[0], alpha=0.45)
+        for name, (style, marker) in _CONTROLS.items():
+            means = [_mean(layer, name, "distance") for layer in report.layers]
+            if not all(map(math.isnan, means)):
+                panel.plot(depth, means, style, marker=marker, color=_colour(name), label=f"mean, {_words(name)}")
+        panel.plot(depth, [layer.uniform_distance for layer in report.layers], color="0.6", label="looks everywhere")
+        panel.set(xlabel="layer", ylabel="mean attention distance (cells)", ylim=(0, None))
+        _whole_layers(panel, len(report.layers))
+        figure.legend(loc="outside lower center", ncols=2)
+        panel.set_title("how far heads look (dots: heads)")
+    return Path(path)
+
+
+def convolution_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
+    """Draws over depth what the best convolution of each layer explains, and how far heads depend on position alone."""
+    kernel = f"{report.kernel_size}-tap" if len(report.layers[0].grid) == 1 else f"{report.kernel_size} × " * 2
+    kernel = kernel.removesuffix(" × ")
+    panels: tuple[tuple[str, Callable[[LayerStatistics], Estimate]], ...] = (
+        (f"R² of the best {kernel} convolution (lower bound)", lambda one: one.convolution_score),
+        ("position score R², mean of the heads", lambda one: Estimate(_over_heads(one), math.nan)),
+    )
+    with figure_files([path], (max(10.0, 1.0 * len(report.layers) + 3), 4.2)) as figure:
+        axes = figure.subplots(1, 2, sharey=True)
+        for panel, (title, number) in zip(axes, panels, strict=True):
+            panel.axhline(0, color="0.8", linewidth=0.8)
+            for name, (style, marker) in _CONTROLS.items():
+                found = [_of(layer, name) for layer in report.layers]
+                values = [math.nan if one is None else number(one).value for one in found]
+                errors = [0.0 if one is None else np.nan_to_num(number(one).error) for one in found]
+                if not all(map(math.isnan, values)):
+                    depth = range(1, len(values) + 1)
+                    line = {"marker": marker, "linestyle": style, "color": _colour(name), "capsize": 3}
+                    panel.errorbar(depth, values, errors, label=_words(name), **line)
+            panel.set(xlabel="layer", ylim=(-0.1, 1.05))
+            panel.set_title(title)
+            _whole_layers(panel, len(report.layers))
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return Path(path)
+
+
+def shift_scatter(path: str | os.PathLike[str], report: HeadReport) -> Path:
+    """Draws the mean shift of all heads of all layers, and beside them the same with untrained weights."""
+    names = ["measured", *(item for item in _CONTROLS if item != "measured" and _of(report.layers[0], item))]
+    with figure_files([path], (3.6 * len(names) + 1.2, 4.4)) as figure:
+        axes = figure.subplots(1, len(names), squeeze=False, sharex=True, sharey=True)[0]
+        reach = report.kernel_size // 2
+        taps = [(row, col) for row in range(-reach, reach + 1) for col in range(-reach, reach + 1)]
+        points: Any = None
+        flat = len(report.layers[0].grid) == 1  # a sequence: depth takes the place of the rows
+        for panel, name in zip(axes, names, strict=True):
+            if flat:
+                for step in range(-reach, reach + 1):
+                    panel.axvline(step, color="0.85", zorder=0)
+            else:
+                for row, col in taps:
+                    panel.plot(col, row, "s", markersize=13, markerfacecolor="none", color="0.75")
+            shifts, depths, shares = [], [], []
+            for number, layer in enumerate(report.layers, start=1):
+                found = _of(layer, name)
+                for head in () if found is None else found.heads:
+                    row, col = _row_col([one.value for one in head.shift])
+                    shifts.append((number if flat else row, col))
+                    depths.append(number)
+                    shares.append(20 + 100 * max(head.hard_share.value, 0))
+            rows, cols = np.array(shifts).T
+            style = {"cmap": "viridis", "vmin": 1, "vmax": max(len(report.layers), 2), "edgecolors": "white"}
+            points = panel.scatter(cols, rows, c=depths, s=shares, linewidths=0.6, alpha=0.85, **style)
+            panel.set(xlabel="shift (cells)" if flat else "column shift (cells)", aspect="auto" if flat else "equal")
+            panel.set_title(_words(name))
+        axes[0].set_ylabel("layer" if flat else "row shift (cells)")
+        axes[0].invert_yaxis()
+        axes[0].locator_params(axis="y", integer=flat)
+        ticks = range(1, len(report.layers) + 1, 1 + len(report.layers) // 13)
+        figure.colorbar(points, ax=list(axes), label="layer", ticks=list(ticks))
+        figure.suptitle(
+            "mean shifts of all heads; larger: more attention at one displacement; grey: the taps of a kernel",
+            fontsize=10,
+        )
+    return Path(path)
+
+
+def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
+    """Draws the mean weight at every displacement for every head, a row for each layer."""
+    most = min(_MOST, max(len(layer.heads) for layer in report.layers))
+    down = len(report.layers)
+    with figure_files([path], (max(0.95 * most + 0.9, 6.0), 1.1 * down + 0.9)) as figure:
+        axes = figure.subplots(down, most, squeeze=False)
+        for row, layer in zip(axes, report.layers, strict=True):
+            for panel in row:
+                panel.set(xticks=[], yticks=[])
+                panel.spines[:].set_visible(False)
+            row[0].set_ylabel(_short(layer.name), fontsize=7)
+            for panel, head in zip(row, layer.heads, strict=False):
+                image = _kernel_image(layer, head.kernel)
+                if len(layer.grid) == 1:
+                    panel.bar(range(image.size), np.nan_to_num(image[0]), width=1.0, color=COLOURS[0])
+                else:
+                    panel.imshow(image, cmap="magma", vmin=0, vmax=max(float(np.nanmax(image)), 1e-12))
+                panel.set_title(f"{head.head + 1}: {head.hard_share.value:.0%}", fontsize=7, pad=2)
+        left = max(len(layer.heads) for layer in report.layers) - most
+        note = f"; {left} heads are not shown" if left else ""
+        figure.suptitle(
+            "mean weight at each displacement, the query in the middle;\n"
+            "above each head its number, from 1, and its largest share at one displacement" + note,
+            fontsize=9,
+        )
+    return Path(path)
+
+
+def comparison_figure(path: str | os.PathLike[str], first: HeadReport, second: HeadReport) -> Path:
+    """Draws numbers of all heads of one report over those of another."""
+    names = {"position_score": "position score R²", "hard_share": "hard share", "distance": "distance (cells)"}
+    with figure_files([path], (11, 4.2)) as figure:
+        for panel, (name, title) in zip(figure.subplots(1, 3), names.items(), strict=True):
+            for number, (one, other) in enumerate(zip(first.layers, second.layers, strict=False)):
+                x = [item.value for item in one.measured.estimate(name)]
+                y = [item.value for item in other.measured.estimate(name)]
+                count = min(len(x), len(y))
+                panel.plot(x[:count], y[:count], "o", color=COLOURS[number % len(COLOURS)], alpha=0.7)
+            low, high = panel.get_xlim()
+            panel.plot([low, high], [low, high], color="0.6", linewidth=0.8)
+            panel.set(xlabel=f"first: {first.model}", ylabel=f"second: {second.model}")
+            panel.set_title(title)
+    return Path(path)
+
+
+def _draw_map(panel: Any, layer: LayerReport) -> None:
+    panel.plot(0, 0, marker="+", color="0.5", linestyle="none")
+    places = [_row_col([one.value for one in head.shift]) for head in layer.heads]
+    for head, (row, col) in zip(layer.heads, places, strict=True):
+        colour = COLOURS[head.head % len(COLOURS)]
+        width = 2 * head.spread.value
+        height = width if len(layer.grid) > 1 else 0.15 * width
+        if math.isfinite(width) and width > 0:
+            add_ellipse(
+                panel, (col, row), (width, height), facecolor="none", edgecolor=colour, linewidth=0.7, alpha=0.6
+            )
+        weight = "bold" if head.hard else "normal"
+        panel.text(col, row, str(head.head + 1), ha="center", va="center", fontsize=9, weight=weight, color=colour)
+    spreads = [head.spread.value for head in layer.heads if math.isfinite(head.spread.value)]
+    reach = max([1.5, *(abs(value) + 0.5 for place in places for value in place), *spreads])
+    panel.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
+    panel.locator_params(integer=True, nbins=7)
+    panel.set_title(_short(layer.name))
+
+
+def _kernel_image(layer: LayerReport, kernel: Sequence[float]) -> np.ndarray:
+    """Puts the weights of a kernel on a grid of whole displacements; those between them go to the nearest."""
+    near = _near(layer)
+    places = np.array([_row_col(list(layer.displacements[number])) for number in near]).round().astype(int)
+    kernel = [kernel[number] for number in near]
+    low, high = places.min(axis=0), places.max(axis=0)
+    total, count = np.zeros(high - low + 1), np.zeros(high - low + 1)
+    for (row, col), weight in zip(places - low, kernel, strict=True):
+        total[row, col] += weight
+        count[row, col] += 1
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _near(layer: LayerReport) -> list[int]:
+    """Returns the displacements of the smallest square that holds most of what the heads of a layer attend to."""
+    sizes = [max(map(abs, step)) for step in layer.displacements]
+    whole = sum(sum(map(abs, head.kernel)) for head in layer.heads)
+    for reach in range(2, math.ceil(max(sizes)) + 1):
+        near = [number for number, size in enumerate(sizes) if size <= reach]
+        if sum(abs(head.kernel[number]) for head in layer.heads for number in near) >= 0.95 * whole:
+            return near
+    return list(range(len(sizes)))
+
+
+def _row_col(shift: list[float]) -> tuple[float, float]:
+    """Returns row and column of a displacement; sequences lie along a row."""
+    return (0.0, shift[0]) if len(shift) == 1 else (shift[0], shift[1])
+
+
+def _of(layer: LayerReport, name: str) -> LayerStatistics | None:
+    return layer.measured if name == "measured" else layer.control(name)
+
+
+def _mean(layer: LayerReport, name: str, number: str) -> float:
+    found = _of(layer, name)
+    return math.nan if found is None else mean_of(found.estimate(number))
+
+
+def _over_heads(one: LayerStatistics) -> float:
+    return mean_of(one.estimate("position_score"))
+
+
+def _colour(name: str) -> str:
+    return COLOURS[list(_CONTROLS).index(name)]
+
+
+def _words(name: str) -> str:
+    return "this network" if name == "measured" else name
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 22 else "…" + name[-21:]
+
+
+def _whole_layers(panel: Any, count: int) -> None:
+    panel.set_xlim(0.5, count + 0.5)
+    panel.locator_params(axis="x", integer=True, nbins=min(count, 14) + 1)

@@ -1,0 +1,390 @@
+"""The folder of a run: every file is whole or not there, and the record is written last."""
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import final
+
+import pyarrow as pa
+from huggingface_hub import EvalResult, ModelCardData
+from pyarrow import parquet
+
+from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning, RecipeError
+from convattn.files import (
+    as_path,
+    clear_leftovers,
+    file_sha256,
+    hidden_folder,
+    new_folder,
+    require_new_folder,
+    sole_use,
+    write_atomically,
+)
+from convattn.lab.build import HEAD_COLUMNS, HeadTrace, Network
+from convattn.lab.recipe import Recipe, differing_keys, load_recipe, recipe_to_toml
+from convattn.lab.trainer import EpochResult
+from convattn.networks import save_network
+from convattn.provenance import RunRecord
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    r"""Writes a table; special characters in a cell are escaped, line breaks become spaces.
+
+    Example:
+        >>> print(markdown_table(["key", "value"], [["choice", "a|b"]]))
+        | key | value |
+        | --- | --- |
+        | choice | a\|b |
+    """
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in (heads, *rows)]
+    cells.insert(1, ["---"] * len(heads))
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+_PSEUDOCODE = {
+    "attention_net": "docs/theory.md §1 to §6 (the operator and its paths); class AttentionNet",
+    "conv_net": "class ConvNet: the same blocks with convolutions",
+    "resnet": "He, Zhang, Ren, Sun, CVPR 2016; class ResNet",
+    "speed_net": "docs/theory.md §1 to §4; class SpeedNet, with the sizes of Jordan, arXiv 2404.00498",
+}
+
+_USE = {
+    "test": "no validation split, because nothing was chosen by it",
+    "validation": "the test split was not used",
+}
+"""What each kind of measured images means for the others."""
+
+
+def model_card(record: RunRecord) -> str:
+    """Writes the model card of a run: Markdown with the front matter of the Hub.
+
+    The items are those of the reproducibility checklist of J. Pineau et al., "Improving reproducibility in machine
+    learning research", JMLR 22 (2021), without those on theorems, on new data and on the spread over runs, which is on
+    the page of a study.
+    """
+    measured, accuracy = record.measured, record.accuracy
+    images = record.data.counts[measured]
+    right = f"{round(accuracy * images)} of {images} images"
+    scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
+    dataset = record.recipe["data"]["name"]
+    data = ModelCardData(
+        library_name="convattn",
+        license="apache-2.0",
+        pipeline_tag="image-classification",
+        datasets=[dataset],
+        metrics=["accuracy"],
+        tags=["attention", "convolution", "relative-position"],
+        model_name=record.name,
+        eval_results=[
+            EvalResult(
+                task_type="image-classification",
+                dataset_type=dataset,
+                dataset_name=record.data.name,
+                dataset_split=measured,
+                metric_type="accuracy",
+                metric_value=accuracy,
+            )
+        ],
+    )
+    sections = [
+        f"---\n{data.to_yaml()}\n---",
+        f"# {record.name}{scale}, seed {record.seed}",
+        f"What the recipe claims, for its own settings: {record.claim.strip()}",
+        f"{measured.capitalize()} accuracy **{accuracy:.2%}** ({right}), n = 1 seed.",
+        _table("Model", _model(record)),
+        _table("Data", _data(record)),
+        _table("Setup", _settings(record.recipe)),
+        _table("Computation", _computation(record)),
+        _table("Results of the last epoch", _results(record)),
+        "## What the run says nothing about\n\n" + "\n".join(f"- {item}" for item in record.not_covered),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _model(record: RunRecord) -> dict[str, str]:
+    return {
+        "pseudocode": _PSEUDOCODE[record.recipe["model"]["kind"]],
+        "assumptions": "images of the size trained on, scaled as under data; classes as balanced as they are there",
+        "complexity": f"{record.parameters:,} trainable parameters; time and memory as measured under computation",
+        "code": f"convattn {record.versions['convattn']}, revision {record.revision or 'unknown'}",
+        "command": f"`{record.command}`",
+        "evaluation": "`convattn.lab.trainer.Trainer.evaluate`, in the same command",
+        "weights": "`model.safetensors`, loaded by `convattn.load_network`",
+    }
+
+
+def _data(record: RunRecord) -> dict[str, str]:
+    counts = ", ".join(f"{number:,} {split}" for split, number in record.data.counts.items())
+    return {
+        "copy": record.data.name,
+        "source": record.data.source,
+        "split": f"{record.data.split}; {counts}; {_USE[record.measured]}",
+        "left out": "no image; in each epoch, those that do not fill a batch",
+        "scaled": "(bytes / 255 − mean) / std by channel, both as in `convattn.data.ImageDataset`",
+        **{f"SHA-256 of {name}": value for name, value in record.data.hashes.items()},
+    }
+
+
+def _results(record: RunRecord) -> dict[str, str]:
+    of_views = {"measure of views": "the same of the mean scores of several views of each image, see setup"}
+    images = f"{record.measured} images"
+    return {
+        **{name: f"{value:.6g}" for name, value in record.results.items()},
+        "measure of accuracy": f"share of the {images} whose own class has the highest score, each image once",
+        "measure of loss": "mean cross-entropy in nats",
+        **(of_views if "views_accuracy" in record.results else {}),
+        "runs": "one of training, measured after every epoch; these are the numbers of the last, not of the best",
+        "settings tried": "those under setup alone; the run chose none by its results",
+    }
+
+
+def _computation(record: RunRecord) -> dict[str, str]:
+    energy = "not reported by the device" if record.energy is None else f"{record.energy / 3.6e6:.4g} kWh of the device"
+    return {
+        "started": record.started,
+        "time": f"{record.seconds:.1f} s, evaluation included; resumed {record.resumed} times from a checkpoint",
+        "peak memory": f"{record.peak_memory / 2**20:,.0f} MiB",
+        "memory estimated before": f"{record.memory_estimate / 2**20:,.0f} MiB on each device",
+        "energy": energy,
+        **record.hardware,
+        **{f"version of {name}": value for name, value in record.versions.items()},
+    }
+
+
+def _settings(recipe: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Flattens the resolved recipe to one level."""
+    rows: dict[str, str] = {}
+    for key, value in recipe.items():
+        if isinstance(value, Mapping):
+            rows |= _settings(value, f"{prefix}{key}.")
+        elif prefix + key not in ("name", "claim"):
+            rows[prefix + key] = str(value)
+    return rows
+
+
+def _table(title: str, rows: Mapping[str, str]) -> str:
+    return f"## {title}\n\n{markdown_table(['', ''], list(rows.items()))}"
+
+
+_MANIFEST = "checkpoint.json"
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The description of a checkpoint."""
+
+    step: int  # Optimizer steps done
+    processes: int  # Number of processes that wrote it
+    files: dict[str, str]  # SHA-256 of each file, by its path inside the checkpoint
+
+
+@final
+class Checkpoints:
+    """The checkpoints of one run, ``step-00000123`` and so on in a folder; the newest two are kept.
+
+    A checkpoint is written under a temporary name, with the SHA-256 of each of its files, and then renamed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def begin(self, step: int) -> Path:
+        """Makes an empty folder in which the checkpoint of a step can be written."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.clear()
+        place = self.folder / f".{_name(step)}.new"
+        place.mkdir()
+        return place
+
+    def clear(self) -> None:
+        """Removes unfinished checkpoints."""
+        for left in self.folder.glob(".*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def finish(self, written: Path, *, step: int, processes: int) -> None:
+        """Moves a checkpoint from the folder that `begin` made to its place, and drops all but the newest two.
+
+        Checkpoints of later steps are dropped too: they must be damaged, or the run would have resumed there.
+        """
+        for path in _files(written):
+            path.chmod(written.stat().st_mode & 0o666)  # safetensors keeps its files to their owner
+        files = {str(path.relative_to(written)): file_sha256(path) for path in _files(written)}
+        write_atomically(written / _MANIFEST, json.dumps(asdict(Checkpoint(step, processes, files)), indent=2) + "\n")
+        place = self.folder / _name(step)
+        if place.exists():
+            _drop(place)
+        os.replace(written, place)
+        places = self._newest_first()
+        kept = places[places.index(place) :][:_KEPT]
+        for other in places:
+            if other not in kept:
+                _drop(other)
+
+    def load_newest(self, load: Callable[[Path, Checkpoint], None]) -> Checkpoint:
+        """Calls `load` with the newest undamaged checkpoint and its folder, and warns of newer ones that are damaged.
+
+        Returns the description of the checkpoint; if none is left, this raises CheckpointError.
+        """
+        damaged = []
+        for place in self._newest_first():
+            try:
+                checkpoint = read_checkpoint(place)
+            except CheckpointError as error:
+                damaged.append(str(error))
+                warnings.warn(f"{error}; the one before it is used", CheckpointWarning, stacklevel=2)
+                continue
+            load(place, checkpoint)
+            return checkpoint
+        listed = f": {'; '.join(damaged)}" if damaged else ""
+        raise CheckpointError(f"{self.folder} has no checkpoint to resume from{listed}")
+
+    def drop_all(self) -> None:
+        """Removes all checkpoints, once the run is finished."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _newest_first(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*"), reverse=True)
+
+
+def read_checkpoint(place: Path) -> Checkpoint:
+    """Reads the description of a checkpoint and checks its files; a damaged one raises CheckpointError."""
+    try:
+        content = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
+        checkpoint = Checkpoint(int(content["step"]), int(content["processes"]), dict(content["files"]))
+        wrong = [name for name, stated in checkpoint.files.items() if file_sha256(place / name) != stated]
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise CheckpointError(f"checkpoint {place.name} is damaged ({type(error).__name__}: {error})") from None
+    if wrong:
+        raise CheckpointError(f"checkpoint {place.name} is damaged (changed since it was written: {', '.join(wrong)})")
+    return checkpoint
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _drop(place: Path) -> None:
+    """Removes a checkpoint under another name, so that no process finds half of it."""
+    hidden = place.with_name(f".{place.name}.old")
+    os.replace(place, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+class RunFolder:
+    """Writes the files of a run, and reads those of an unfinished run.
+
+    ``recipe.toml`` (resolved) and the first of the ``checkpoints`` come with the folder itself; ``metrics.jsonl`` and
+    ``heads.parquet`` are replaced after every epoch and before every checkpoint; ``model.safetensors``, ``config.json``
+    and ``README.md`` (the card) come at the end, and ``record.json`` last of all: a folder without it is a run that did
+    not finish. Each file is written under a temporary name and then renamed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = as_path(path, "output")
+        self._held = ExitStack()
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self._metrics: list[str] = []
+
+    def require_new(self) -> None:
+        """Raises ArgumentError unless the folder is new or empty; the message says how to continue a run in it."""
+        if (self.path / "recipe.toml").is_file():
+            raise ArgumentError(
+                f"output must be new or empty, but {str(self.path)!r} holds a run: continue it with resume=True"
+                " (command: --resume), or choose another folder"
+            )
+        require_new_folder(self.path, "output")
+
+    def find_unfinished(self, recipe: Recipe) -> RunRecord | None:
+        """Returns the record of the run in the folder, or None if that run can be resumed.
+
+        If the folder holds no run, one of another recipe, or files that cannot be read, this raises CheckpointError.
+        """
+        file = self.path / "recipe.toml"
+        if not file.is_file():
+            raise CheckpointError(f"{self.path} holds no run to resume: it has no recipe.toml")
+        try:
+            there = load_recipe(file)
+        except RecipeError as error:
+            raise CheckpointError(f"{self.path} holds no run to resume: {error}") from None
+        differing = differing_keys(there.to_dict(), recipe.to_dict())
+        if differing:
+            raise CheckpointError(f"{self.path} holds a run of another recipe: {'; '.join(differing)}")
+        record = self.path / "record.json"
+        return RunRecord.load(record) if record.is_file() else None
+
+    @contextmanager
+    def new(self, recipe: Recipe) -> Iterator[Path]:
+        """Makes the folder with the recipe and what the block writes; until the block ends, its name is temporary."""
+        with new_folder(self.path, "output") as folder:
+            write_atomically(folder / "recipe.toml", recipe_to_toml(recipe))
+            yield folder
+
+    def hold(self) -> None:
+        """Locks the folder for this process until `release`, and removes leftovers of killed processes."""
+        self._held.enter_context(sole_use(self.path))
+        clear_leftovers(self.path)
+
+    def release(self) -> None:
+        """Unlocks the folder."""
+        self._held.close()
+
+    def rewind(self, steps: Sequence[int], epoch: int, measured: str, heads: HeadTrace) -> list[EpochResult]:
+        """Drops what was written after a checkpoint: returns the epochs before it, and fills the trace of the heads.
+
+        `steps` are those after which heads were recorded, up to the checkpoint's. A missing or damaged file raises
+        CheckpointError.
+        """
+        file, step = self.path / "metrics.jsonl", max(steps)
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+            kept = [metrics for metrics in map(json.loads, lines) if metrics["step"] <= step]
+            results = [EpochResult.from_metrics(metrics, measured) for metrics in kept]
+            if (self.path / "heads.parquet").is_file():
+                table = parquet.read_table(self.path / "heads.parquet", page_checksum_verification=True)
+                rows = table.select(HEAD_COLUMNS.names).cast(HEAD_COLUMNS).to_pylist()
+                heads.rows = [row for row in rows if row["step"] <= step]
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, pa.ArrowException) as error:
+            raise CheckpointError(f"cannot resume {self.path}: {type(error).__name__}: {error}") from None
+        if [result.epoch for result in results] != list(range(1, epoch + 1)):
+            raise CheckpointError(f"cannot resume {self.path}: {file.name} must hold {epoch} epochs, each once")
+        if (step > 0 or heads.rows) and not heads.complete(steps):
+            raise CheckpointError(
+                f"cannot resume {self.path}: heads.parquet must hold every head after {len(steps)} steps, each once, in"
+                " finite numbers"
+            )
+        self._metrics = [json.dumps(metrics) + "\n" for metrics in kept]
+        return results
+
+    def add_epoch(self, metrics: dict[str, float]) -> None:
+        """Writes the metrics of one more epoch."""
+        self._metrics.append(json.dumps(metrics) + "\n")
+        write_atomically(self.path / "metrics.jsonl", "".join(self._metrics))
+
+    def write_heads(self, heads: HeadTrace) -> None:
+        """Writes the trace of the heads, if any have centres."""
+        if heads.rows:
+            write_atomically(self.path / "heads.parquet", heads.to_parquet())
+
+    def finish(self, network: Network, record: RunRecord) -> None:
+        """Writes the network and its card, then the record, and drops the checkpoints."""
+        with hidden_folder(self.path, "model") as hidden:
+            folder = hidden / "network"
+            if record.recipe.get("convert"):
+                save_network(network, folder)
+            else:
+                network.save_pretrained(folder)
+            for name in ("model.safetensors", "config.json"):
+                os.replace(folder / name, self.path / name)
+        write_atomically(self.path / "README.md", model_card(record))
+        record.save(self.path / "record.json")
+        self.checkpoints.drop_all()

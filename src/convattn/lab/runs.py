@@ -1,0 +1,150 @@
+"""Finds training runs in a folder: finished ones with their records, and the state of the others."""
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from convattn.errors import ArgumentError, CheckpointError, must_be
+from convattn.provenance import RunRecord
+
+_DEPTH = 2
+_RECORD, _METRICS = "record.json", "metrics.jsonl"
+_SIGNS = (_RECORD, "recipe.toml", _METRICS)
+_IMAGE_SIZES = {"cifar10": 32, "digits": 8}
+_OF_ONE_RUN = ("seed", "claim", "data.folder", "start.folder")
+"""What runs of one recipe may differ in."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run: its folder and its record."""
+
+    folder: Path
+    record: RunRecord
+
+    @property
+    def scale(self) -> str:
+        """Scale of the recipe: "paper" where the record names none."""
+        return str(self.record.recipe.get("scale", "paper"))
+
+    @property
+    def image_size(self) -> int | None:
+        """Rows and columns of the images, in pixels; None for images that this version does not know."""
+        return _IMAGE_SIZES.get(str(self.record.recipe.get("data", {}).get("name")))
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What the run's command changed in the recipe, seed and folders apart."""
+        words = shlex.split(self.record.command)
+        if "recipe.toml" in words:
+            return ("by its own recipe.toml",)
+        values = [value for word, value in pairwise(words) if word == "--set"]
+        return tuple(value for value in values if value.partition("=")[0] not in _OF_ONE_RUN)
+
+    @property
+    def settings(self) -> str:
+        """Recipe without seed, claim and folders, and data: equal in runs that differ only in the seed."""
+        recipe = {key: value for key, value in self.record.recipe.items() if key not in _OF_ONE_RUN}
+        for key, value in recipe.items():
+            if isinstance(value, dict):
+                recipe[key] = {name: item for name, item in value.items() if f"{key}.{name}" not in _OF_ONE_RUN}
+        return json.dumps([recipe, self.record.data.name, self.record.data.hashes], sort_keys=True)
+
+
+@dataclass(frozen=True, eq=False)
+class RunGroup:
+    """Runs of one recipe with the same settings and data, one for each seed."""
+
+    runs: tuple[Run, ...]  # The runs, by seed
+    repeats: tuple[Run, ...]  # Further runs of the same seed, which add no evidence
+
+    @property
+    def first(self) -> Run:
+        """The run of the lowest seed."""
+        return self.runs[0]
+
+
+@dataclass(frozen=True, eq=False)
+class RunsFound:
+    """What a folder holds."""
+
+    finished: tuple[Run, ...]  # Runs with a record, by folder
+    unfinished: tuple[Path, ...]  # Folders of runs without one
+    unreadable: tuple[tuple[Path, str], ...]  # Folders whose record cannot be read, each with the reason
+
+
+def find_runs(folder: str | os.PathLike[str]) -> RunsFound:
+    """Finds the runs in a folder, at most two folders deep; hidden folders are left out.
+
+    A folder is a run if it holds a recipe.toml, a metrics.jsonl or a record.json.
+    """
+    if not Path(folder).is_dir():
+        raise ArgumentError(must_be("runs", "a folder that exists", str(folder)))
+    finished, unfinished, unreadable = [], [], []
+    for place in _run_folders(Path(folder), _DEPTH):
+        if not (place / _RECORD).exists():
+            unfinished.append(place)
+            continue
+        try:
+            finished.append(_read_run(place))
+        except CheckpointError as error:
+            unreadable.append((place, str(error)))
+    return RunsFound(tuple(finished), tuple(unfinished), tuple(unreadable))
+
+
+def group_runs(runs: Sequence[Run], recipe: str, scale: str) -> list[RunGroup]:
+    """Selects the runs of a recipe and a scale, and groups those that differ only in the seed.
+
+    The group with the fewest changes to the recipe is first, among equals the one with most seeds.
+    """
+    by_settings: dict[str, dict[int, list[Run]]] = {}
+    for run in runs:
+        if run.record.name == recipe and run.scale == scale:
+            by_settings.setdefault(run.settings, {}).setdefault(run.record.seed, []).append(run)
+    groups = [
+        RunGroup(
+            tuple(alike[seed][0] for seed in sorted(alike)),
+            tuple(run for seed in sorted(alike) for run in alike[seed][1:]),
+        )
+        for _, alike in sorted(by_settings.items())
+    ]
+    return sorted(groups, key=lambda group: (len(group.first.changes), -len(group.runs)))
+
+
+def read_metrics(run: Run) -> list[dict[str, float]]:
+    """Reads ``metrics.jsonl`` of a run: per epoch a dictionary with at least "epoch" and "test_accuracy".
+
+    A missing, empty or damaged file raises CheckpointError.
+    """
+    path = run.folder / _METRICS
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        pairs = [(int(row["epoch"]), float(row["test_accuracy"])) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise CheckpointError(f"cannot read metrics from {path}: {type(error).__name__}: {error}") from None
+    if not pairs:
+        raise CheckpointError(f"cannot read metrics from {path}: it holds no epoch")
+    return rows
+
+
+def _read_run(folder: Path) -> Run:
+    record = RunRecord.load(folder / _RECORD)
+    if record.measured != "test":
+        raise CheckpointError(f"{folder / _RECORD}: the run measured held-out training images, not the test images")
+    if "test_accuracy" not in record.results:
+        raise CheckpointError(f"{folder / _RECORD}: the results have no test_accuracy: {sorted(record.results)}")
+    return Run(folder, record)
+
+
+def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Yields the folders of runs, by name; the folders inside a run belong to it."""
+    if any((folder / name).exists() for name in _SIGNS):
+        yield folder
+    elif depth:
+        for inner in sorted(folder.iterdir()):
+            if inner.is_dir() and not inner.name.startswith("."):
+                yield from _run_folders(inner, depth - 1)

@@ -1,0 +1,407 @@
+"""Images for a network: read from files, prepared as it was trained, or taken from the package."""
+
+import io
+import json
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float
+from PIL import Image, ImageOps, UnidentifiedImageError
+from pyarrow import parquet
+from torch import Tensor, nn
+
+from convattn.convert.surgery import draw_image
+from convattn.data import load_digits, load_samples, normalise
+from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.errors import ArgumentError, DataError, MissingDependencyError, must_be
+from convattn.networks import timm, torchvision
+from convattn.networks.source import split_source
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats of pillow that are read; its others have readers that are seldom used, some of which start programs."""
+
+PIXELS = 120_000_000
+"""Pixels of one file; decoding takes up to 16 bytes for each."""
+
+_LONGEST = 100
+"""Length over width: a network's preparation may scale the shorter side up to hundreds of pixels."""
+
+_one_at_a_time = threading.Lock()
+
+
+class PictureError(DataError):
+    """A picture cannot be read.
+
+    Attributes:
+        reason: Whether the file is no picture, is damaged, or is larger than what is read.
+    """
+
+    def __init__(self, reason: Literal["none", "damaged", "large"], message: str) -> None:
+        """Takes the reason, and what was wrong."""
+        self.reason: Literal["none", "damaged", "large"] = reason
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Lets the error cross from one process to another."""
+        return type(self), (self.reason, str(self))
+
+
+def decode_picture(file: Any, *, formats: tuple[str, ...] = FORMATS, pixels: int = PIXELS) -> Any:
+    """Decodes the first picture of a file.
+
+    The size is read from the file's head, before anything is decoded. One picture is decoded at a time.
+
+    Args:
+        file: A path, or a file that is open.
+        formats: Names of the formats that are read.
+        pixels: The most pixels that are read.
+
+    Returns:
+        An RGB picture of pillow: upright where the file says how it was held, transparent parts on white.
+
+    Raises:
+        PictureError: It is none, is damaged, or is too large.
+    """
+    with _one_at_a_time, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pillow, about large pictures and about odd but readable files
+        try:
+            with Image.open(file, formats=formats) as picture:
+                _require_size(picture, pixels)
+                return _colours(ImageOps.exif_transpose(picture))
+        except UnidentifiedImageError:
+            raise PictureError("none", f"this is no picture that can be read ({', '.join(formats)})") from None
+        except Image.DecompressionBombError:
+            raise PictureError("large", f"the picture has more than {pixels:,} pixels") from None
+        except (PictureError, FileNotFoundError, PermissionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged files
+            raise PictureError("damaged", f"the picture is damaged ({type(error).__name__}: {error})") from None
+
+
+def _require_size(picture: Image.Image, pixels: int) -> None:
+    width, height = picture.size
+    if not (width and height):
+        raise PictureError("damaged", f"the picture has {width} × {height} pixels")
+    if width * height > pixels:
+        raise PictureError("large", f"the picture has {width} × {height} pixels; {pixels:,} may be read")
+    if max(width, height) > _LONGEST * min(width, height):
+        raise PictureError(
+            "large", f"the picture has {width} × {height} pixels; one side may be {_LONGEST} times as long as the other"
+        )
+
+
+def _colours(picture: Image.Image) -> Image.Image:
+    """Makes a picture RGB: what is transparent lies on white, and grey of 16 bits becomes grey of 8."""
+    if picture.mode == "F":
+        raise PictureError("none", "the picture has floating-point numbers, of which nobody says what is white")
+    if picture.mode.startswith("I"):
+        # Pillow's own conversion takes every value above 255 for white.
+        grey = np.asarray(picture)
+        if grey.min() < 0 or grey.max() > 65_535:
+            raise PictureError("none", "the picture has numbers of 32 bits, of which nobody says what is white")
+        return Image.fromarray(((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)).convert("RGB")
+    if picture.has_transparency_data:
+        whole = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole)
+    return picture.convert("RGB")
+
+
+Prepare = Callable[[Any], Tensor]
+"""Turns an RGB picture of pillow into a tensor."""
+
+Colour = tuple[float, ...]
+"""One number per channel."""
+
+
+def preparation(source: str | None, network: nn.Module, folder: Path | None = None) -> Prepare:
+    """Returns how a network's pictures are prepared.
+
+    Args:
+        source: What builds the network, or None. timm and torchvision say how the pictures of theirs are prepared.
+        network: The network.
+        folder: Its folder, or None. The record of a network that this library trained on CIFAR-10 or digits says what
+            it saw.
+
+    Returns:
+        The function that turns a picture into a tensor.
+
+    Raises:
+        ArgumentError: Neither the source nor the folder says how.
+        MissingDependencyError: The network was trained on digits, and scikit-learn is not installed.
+    """
+    data = trained_on(folder)
+    if data == "cifar10":
+        return _AsTrained("RGB", 32, CIFAR10_MEAN, CIFAR10_STD)
+    if data == "digits":
+        digits = load_digits()
+        return _AsTrained("L", digits.image_shape[1], digits.mean, digits.std)
+    home, name = split_source(source) if source else ("", "")
+    if home == "timm":
+        return timm.preparation(network)
+    if home == "torchvision":
+        return torchvision.preparation(name)
+    raise ArgumentError(
+        f"pictures cannot be prepared for this {type(network).__name__}: only timm, torchvision and the folder of a"
+        " network trained on CIFAR-10 or digits say how; prepare them yourself, in an array (.npy) or from Python"
+    )
+
+
+@dataclass(frozen=True)
+class _AsTrained:
+    """Makes a picture what networks of this library were trained on."""
+
+    mode: str  # of pillow: colours, or levels of grey
+    size: int  # pixels along each axis
+    mean: Colour
+    std: Colour
+
+    def __call__(self, picture: Any) -> Tensor:
+        small, sizes = picture.convert(self.mode), (self.size, self.size)
+        if small.size != sizes:
+            small = small.resize(sizes, Image.Resampling.BICUBIC)
+        pixels = torch.from_numpy(np.array(small)).reshape(*sizes, -1).movedim(2, 0).contiguous()
+        return normalise(pixels[None], self.mean, self.std)[0]
+
+
+def trained_on(folder: Path | None) -> str | None:
+    """Returns the name of the data that a network in a folder was trained on; None if nothing says it."""
+    for file in () if folder is None else (folder / "card.json", folder / "record.json"):
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            return str((content.get("run") or content)["recipe"]["data"]["name"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return None
+
+
+def normalisation(source: str | None, network: nn.Module, folder: Path | None) -> tuple[Colour, Colour] | None:
+    """Returns the mean and the standard deviation with which pictures are normalised, where pixels are between 0 and 1.
+
+    Args:
+        source: What builds the network, or None.
+        network: The network.
+        folder: Its folder, or None.
+
+    Returns:
+        Both, or None where its preparation does not say them.
+    """
+    try:
+        return _read_normalisation(preparation(source, network, folder))
+    except (ArgumentError, MissingDependencyError):  # nobody says how its pictures are prepared
+        return None
+
+
+def _read_normalisation(prepare: Any) -> tuple[Colour, Colour] | None:
+    """Reads the numbers of a transform, or of the last one in a chain."""
+    for step in (prepare, *reversed(getattr(prepare, "transforms", ()))):
+        mean, std = getattr(step, "mean", None), getattr(step, "std", None)
+        if mean is not None and std is not None:
+            return tuple(map(float, mean)), tuple(map(float, std))
+    return None
+
+
+def draw_images(network: nn.Module, shape: tuple[int, ...] | None = None) -> Float[Tensor, "images *sizes"]:
+    """Draws one image of standard normal numbers in the network's dtype; `shape` leaves out the batch.
+
+    Without a shape this is the size in `network.default_cfg`, for networks of this library the size that they were made
+    for, or else 3 x 224 x 224.
+    """
+    own = getattr(network, "_hub_mixin_config", None)
+    if shape is None and isinstance(own, Mapping) and not hasattr(network, "default_cfg"):
+        shape = (own.get("in_channels", 3), *2 * (own.get("image_size", 32),))
+    return draw_image(network, shape)
+
+
+ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+"""Endings of files that are read as pictures."""
+
+_IMAGE_COLUMNS, _TOKEN_COLUMNS = ("image", "img"), ("input_ids", "tokens", "token_ids")
+
+
+@final
+class Pictures(Sequence[Tensor]):
+    """Pictures that are decoded and prepared one by one."""
+
+    def __init__(self, sources: Sequence[tuple[str, Callable[[], Any]]], prepare: Prepare) -> None:
+        """Takes the name of each picture, for errors, with a function that returns a file or a path to open."""
+        self._sources, self._prepare = sources, prepare
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name of each picture: of its file, or where it is in a table."""
+        return tuple(Path(name).name for name, _ in self._sources)
+
+    def __len__(self) -> int:
+        """Returns the number of pictures."""
+        return len(self._sources)
+
+    def __getitem__(self, number: Any) -> Any:
+        """Returns a prepared picture; one that cannot be read raises DataError."""
+        name, source = self._sources[number]
+        try:
+            picture = decode_picture(source())
+        except (OSError, PictureError) as error:
+            raise DataError(f"cannot read the image {name}: {error}") from None
+        return self._prepare(picture)
+
+
+def open_images(path: Path, prepare: Callable[[], Prepare], *, limit: int | None = None) -> Sequence[Tensor] | Tensor:
+    """Opens a folder of pictures, a parquet file of pictures or token ids, or an array of numpy.
+
+    Args:
+        path: A folder; a file that ends in .parquet, with a column image or img of pictures or a column input_ids of
+            token ids; or one that ends in .npy: (images, rows, cols, 3) of bytes are pictures, whole numbers (texts,
+            length) are token ids, and floating-point numbers are what the network takes.
+        prepare: Returns how pictures are prepared; called only if there are any.
+        limit: How many to take, in the order of their names or rows; None takes all.
+
+    Returns:
+        The images, most of them read when they are asked for.
+
+    Raises:
+        ArgumentError: There is nothing at the path, or a file of another ending.
+        DataError: The file is damaged, or holds something else or nothing.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+        if not files:
+            raise DataError(f"{path} holds no images ({', '.join(sorted(ENDINGS))})")
+        return Pictures([(str(file), lambda file=file: file) for file in files[:limit]], prepare())
+    if not path.is_file() or path.suffix.lower() not in (".parquet", ".npy"):
+        raise ArgumentError(must_be("--images", "a folder, a .parquet or a .npy file", str(path)))
+    if path.suffix.lower() == ".parquet":
+        return _read_parquet(path, prepare, limit)
+    return _read_array(path, prepare, limit)
+
+
+def stack_images(opened: Sequence[Tensor] | Tensor, path: Path) -> Float[Tensor, "images channels rows cols"]:
+    """Returns opened images as one batch; ArgumentError if they are of several sizes, or no images."""
+    made = list(opened)
+    if made[0].ndim != 3 or not made[0].is_floating_point():
+        raise ArgumentError(f"--images must hold images, but {path} holds tensors of shape {tuple(made[0].shape)}")
+    if len({tuple(image.shape) for image in made}) > 1:
+        raise ArgumentError(f"the images in {path} have different sizes when prepared for this network")
+    return torch.stack(made)
+
+
+def _read_parquet(path: Path, prepare: Callable[[], Prepare], limit: int | None) -> Sequence[Tensor] | Tensor:
+    try:
+        names = parquet.read_schema(path).names
+        chosen = next((name for name in (*_IMAGE_COLUMNS, *_TOKEN_COLUMNS) if name in names), None)
+        if chosen is None:
+            wanted = ", ".join((*_IMAGE_COLUMNS, *_TOKEN_COLUMNS))
+            raise DataError(f"{path} must have a column {wanted}, but has {', '.join(names) or 'none'}")
+        rows = parquet.read_table(path, columns=[chosen])[chosen].slice(0, limit).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not a readable parquet file ({error})") from None
+    if not rows:
+        raise DataError(f"{path} has no rows")
+    if chosen in _TOKEN_COLUMNS:
+        return _token_ids(path, rows)
+    encoded = [row.get("bytes") if isinstance(row, dict) else row for row in rows]
+    sources = [(f"{path}, row {row}", lambda data=data: _file(data)) for row, data in enumerate(encoded)]
+    return Pictures(sources, prepare())
+
+
+def _file(data: Any) -> io.BytesIO:
+    if not isinstance(data, bytes):
+        raise OSError(f"no picture, but a {type(data).__name__}")
+    return io.BytesIO(data)
+
+
+def _token_ids(path: Path, rows: Sequence[Any]) -> Tensor:
+    lengths = {len(row) if isinstance(row, list) else -1 for row in rows}
+    if len(lengths) > 1 or -1 in lengths:
+        raise DataError(f"{path}: token ids must be lists of one length; cut or sort the texts, without padding")
+    try:
+        return torch.tensor(rows, dtype=torch.int64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: token ids must be whole numbers ({error})") from None
+
+
+def _read_array(path: Path, prepare: Callable[[], Prepare], limit: int | None) -> Sequence[Tensor] | Tensor:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # noqa: BLE001 - numpy may fail in any way on a damaged file
+        raise DataError(f"{path}: not a readable array of numpy ({error})") from None
+    if array.ndim < 2 or array.size == 0 or array.dtype.kind not in "fiu":
+        raise DataError(f"{path} must hold numbers of at least one image, but is {array.dtype} of shape {array.shape}")
+    array = array[:limit]
+    if array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] == 3:
+        make = prepare()
+        pictures = [(f"{path}, image {row}", lambda row=row: _encoded(array[row])) for row in range(len(array))]
+        return Pictures(pictures, make)
+    with np.errstate(over="ignore"):  # what is infinite then is refused later
+        return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
+
+
+def _encoded(pixels: np.ndarray) -> io.BytesIO:
+    """Returns a picture as a file in memory, without loss."""
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, "bmp")
+    file.seek(0)
+    return file
+
+
+@dataclass(frozen=True, eq=False)
+class OwnImages:
+    """A few test images of the data that a network was trained on."""
+
+    prepared: Float[Tensor, "images channels rows cols"]  # What the network takes
+    names: tuple[str, ...]
+    labels: tuple[str, ...]  # What each shows
+    what: str  # Where they are from, in words
+
+
+def own_images(folder: Path | None, limit: int) -> OwnImages | None:
+    """Returns test images of the data that a network was trained on: of CIFAR-10, or digits.
+
+    Args:
+        folder: Its folder, or None.
+        limit: How many images at most. Of CIFAR-10 there are two of each class.
+
+    Returns:
+        The images, in the order of the test set or of the classes, of as many classes as the limit lets; None where
+        nothing says that it was trained on one of them.
+
+    Raises:
+        MissingDependencyError: It was trained on digits, and scikit-learn is not installed.
+    """
+    data = trained_on(folder)
+    if data == "cifar10":
+        samples = load_samples()
+        places = sorted([*range(0, len(samples.rows), 2), *range(1, len(samples.rows), 2)][:limit])
+        split, rows, mean, std = samples.split, samples.rows, CIFAR10_MEAN, CIFAR10_STD
+        what = "the test set of CIFAR-10"
+    elif data == "digits":
+        digits = load_digits()
+        split, rows, mean, std = digits.test, range(len(digits.test)), digits.mean, digits.std
+        places, what = list(rows[:limit]), "the test set of digits"
+    else:
+        return None
+    classes = class_names(data)
+    labels = tuple(classes[label] for label in split.labels[places].tolist())
+    names = tuple(f"test image {rows[place]}" for place in places)
+    return OwnImages(normalise(split.images[places], mean, std), names, labels, what)
+
+
+def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages:
+    """Returns the same, or raises ArgumentError where nothing says what the network of that title was trained on."""
+    found = own_images(folder, limit)
+    if found is None:
+        raise ArgumentError(f"--images must be given: nothing says that {title} was trained on CIFAR-10 or digits")
+    return found
+
+
+def class_names(data: str | None) -> tuple[str, ...]:
+    """Returns the names of the classes of the data that a network was trained on; () where they are unknown."""
+    if data == "digits":
+        return tuple(map(str, range(10)))
+    return load_samples().classes if data == "cifar10" else ()
