@@ -21,9 +21,7 @@ import torch
 
 from benchmarks.setting import seeded
 from convattn import AttentionNet, load_network
-from convattn.data import normalise
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
-from convattn.data.embedded import load_samples
+from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.files import write_atomically
 from convattn.provenance import describe_hardware, describe_versions, find_revision
 from convattn.viewer import Exhibit, build_scene, write_page

@@ -14,10 +14,10 @@ from einops import rearrange
 from PIL import Image
 
 from convattn.data import ImageDataset, load_cifar10
-from convattn.data.embedded import DESCRIPTION, IMAGES
 from convattn.files import write_atomically
+from convattn.networks.datasets import DESCRIPTION, IMAGES
 
-TARGET = Path(__file__).parents[1] / "src" / "convattn" / "data"
+TARGET = Path(__file__).parents[1] / "src" / "convattn" / "networks"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 OF_EACH = 2
 CREDIT = (

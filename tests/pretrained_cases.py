@@ -3,8 +3,7 @@
 import runpy
 from pathlib import Path
 
-from convattn.data import ImageDataset, load_samples
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.data import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, load_samples
 from convattn.lab import Recipe, train
 from convattn.lab.recipe import DataRecipe, OptimRecipe, SpeedNetRecipe, TrainingRecipe
 from convattn.models.hub_model import PretrainedCard

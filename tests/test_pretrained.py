@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from tests.pretrained_cases import SCRIPT, made_by_script, sample_data, short_run
 
 from convattn import load_network
-from convattn.data import load_samples, normalise
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.heads import read_heads
 from convattn.lab.build import quadratic_encodings

@@ -12,8 +12,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from convattn.cli import main
-from convattn.data import normalise
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.errors import CheckpointError
 from convattn.heads import read_table
 from convattn.heads.compare import ReportComparison

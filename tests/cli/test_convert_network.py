@@ -18,8 +18,7 @@ from convattn import NetworkCertificate, convert, load_network, network_to_atten
 from convattn.cli import main
 from convattn.cli.convert import _value
 from convattn.convert.certificate import Certificate
-from convattn.data import normalise
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet, ResNet, pretrained_names
 from convattn.networks.forecast import ConversionForecast

@@ -10,8 +10,7 @@ from tests.analysis.run_cases import make_run
 
 from convattn.cli import main
 from convattn.cli.reproduce_view import figure_links, link_panels, write_views
-from convattn.data import load_samples
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples
 from convattn.lab.reproduction import TARGETS, Reproduction, TargetResult
 from convattn.models import AttentionNet, ConvNet
 from convattn.provenance import DataRecord, RunRecord

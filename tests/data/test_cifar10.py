@@ -8,10 +8,10 @@ from PIL import Image
 from pyarrow import parquet
 from tests.data.parquet_cases import FILES, WRONG_TABLES, good, png, table, write
 
-from convattn.data import cifar10 as hub
 from convattn.data import load_cifar10
 from convattn.errors import DataError
 from convattn.files import file_sha256
+from convattn.lab import cifar10 as hub
 
 REAL_COPY = Path(__file__).parents[3] / "shared" / "data" / "cifar10"
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from convattn.data import cutmix, mixup
-from convattn.data.augment import _symmetric_beta
 from convattn.errors import ArgumentError, ShapeError
+from convattn.lab.augment import _symmetric_beta
 from convattn.testing.budget import assert_within_budget, references
 
 ALPHAS = [1e-3, 0.2, 0.5, 1.0, 2.0, 300.0]

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 
-from convattn.data import ImageDataset, ImageSplit, load_samples
-from convattn.data import embedded as samples
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.data import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, ImageSplit, load_samples
+from convattn.networks import datasets as samples
 from convattn.provenance import DataRecord
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "samples.py"))
@@ -27,7 +26,7 @@ def test_two_images_of_each_class_with_their_names_and_source():
 
 
 def test_files_are_small():
-    folder = resources.files("convattn.data")
+    folder = resources.files("convattn.networks")
     sizes = [len((folder / name).read_bytes()) for name in (samples.IMAGES, samples.DESCRIPTION)]
     assert sum(sizes) <= MOST_BYTES
 
@@ -39,7 +38,7 @@ def test_script_writes_the_first_of_each_class_without_loss(tmp_path, monkeypatc
     record = DataRecord("many", "made here", hashes, {"train": 21, "test": 21}, "the same twice")
     split = ImageSplit(images, labels)
     SCRIPT["write"](ImageDataset(split, split, 10, CIFAR10_MEAN, CIFAR10_STD, record), tmp_path)
-    monkeypatch.setattr("convattn.data.embedded.resources.files", lambda _: tmp_path)
+    monkeypatch.setattr("convattn.networks.datasets.resources.files", lambda _: tmp_path)
     found = load_samples()
     assert found.rows[:4] == (9, 11, 8, 12)
     assert found.rows[6:8] == (6, 10)

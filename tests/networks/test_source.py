@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from convattn import load_network
-from convattn.data import normalise
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, UnknownNameError
 from convattn.models import AttentionNet, ConvNet
 from convattn.models.hub_model import network_folder

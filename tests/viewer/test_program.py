@@ -11,8 +11,7 @@ from tests.viewer.node import run_node
 from torch import Tensor, nn
 
 from convattn.convert import network_to_attention, network_to_conv
-from convattn.data import load_samples, normalise
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
+from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet, SpeedNet
 from convattn.networks import load_network

@@ -16,8 +16,8 @@ from convattn.wording import counted
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from convattn.data import SampleImages
     from convattn.layers import RelativeAttention
+    from convattn.networks.datasets import SampleImages
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def filter_bank() -> "nn.Conv2d":
 def show_conversions(folder: Path) -> list[Conversion]:
     """Converts the filters with hard heads, then with soft ones, saves the layers and draws both on a photograph."""
     from convattn.convert import conv_to_attention, save_layer
-    from convattn.data import load_photograph
+    from convattn.networks.datasets import load_photograph
 
     pixels = load_photograph("china").pixels.float()[None] / 255
     conv = filter_bank()
@@ -204,12 +204,11 @@ def show_network(folder: Path, source: Path) -> TrainedNetwork:
 
     The convolutions with as many taps as each layer needs are saved in `folder`.
     """
-    from convattn.data import load_samples, normalise
-    from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
     from convattn.heads import read_heads
     from convattn.lab.figures import head_moves
     from convattn.models.hub_model import CARD
     from convattn.networks import load_network, save_network
+    from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
     from convattn.networks.scores import class_scores
 
     card = PretrainedCard.load(source / CARD)
@@ -326,7 +325,7 @@ def demo(*, output: OutputOrDefault = None, json: AsJson = False) -> int:
 
 def demonstrate(folder: Path, network: Path, *, quiet: bool = False) -> Demonstration:
     """Makes everything that the demo shows in an empty folder, with the trained network in another."""
-    from convattn.data.embedded import PHOTOGRAPHS
+    from convattn.networks.datasets import PHOTOGRAPHS
 
     say = (lambda _: None) if quiet else print_text
     began = time.perf_counter()

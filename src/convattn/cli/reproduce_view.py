@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree as ET
 
 from convattn.cli.output import write_html
-from convattn.data import ImageDataset, load_samples, normalise
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.errors import ConvAttnError, UnsupportedModelError
 from convattn.files import write_atomically
 from convattn.heads.head_snapshots import HEADS, HeadSnapshot, read_heads
@@ -17,6 +15,7 @@ from convattn.lab.build import load_data
 from convattn.lab.recipe import load_recipe
 from convattn.lab.reproduction import TARGETS, Reproduction, TargetResult, choose_images, shown_layer, shown_moments
 from convattn.networks import load_network
+from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, load_samples, normalise
 from convattn.provenance import RunRecord
 from convattn.viewer import Exhibit, Scene, build_scene, write_page
 

@@ -12,9 +12,10 @@ from pyarrow import parquet
 from torch import nn
 
 from convattn.convert import network_to_attention
-from convattn.data import ImageDataset, load_cifar10, load_digits, normalise
 from convattn.encodings import GeneralizedQuadratic, Quadratic
 from convattn.errors import CheckpointError, ConversionError, RecipeError, must_be
+from convattn.lab.cifar10 import load_cifar10
+from convattn.lab.pruning import prune_heads
 from convattn.lab.recipe import (
     AttentionNetRecipe,
     ConvertRecipe,
@@ -29,8 +30,9 @@ from convattn.lab.recipe import (
     StepsRecipe,
     TriangleRecipe,
 )
-from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet, prune_heads
+from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet
 from convattn.networks import load_network
+from convattn.networks.datasets import ImageDataset, load_digits, normalise
 
 
 def warmup_cosine(step: int, *, total: int, warmup: int) -> float:

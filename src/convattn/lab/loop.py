@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors import SafetensorError
 
-from convattn.data import ImageDataset
 from convattn.errors import (
     ArgumentError,
     CheckpointError,
@@ -30,6 +29,7 @@ from convattn.lab.build import HeadTrace, Network, load_data, with_held_out
 from convattn.lab.recipe import Recipe, command_for, flat_values
 from convattn.lab.run_folder import Checkpoint, Checkpoints, RunFolder
 from convattn.lab.trainer import EpochResult, Trainer, forked_random_numbers, peak_memory
+from convattn.networks.datasets import ImageDataset
 from convattn.provenance import RunRecord, describe_hardware, describe_versions, find_revision
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from pyarrow import parquet
 
-from convattn.data import ImageDataset, normalise
 from convattn.errors import (
     ArgumentError,
     CheckpointError,
@@ -43,6 +42,7 @@ from convattn.lab.runs import Run, RunGroup, RunsFound, find_runs, group_runs, r
 from convattn.lab.sheets import csv_text
 from convattn.models import AttentionNet, FlopCount
 from convattn.networks import load_network
+from convattn.networks.datasets import ImageDataset, normalise
 from convattn.record import Record
 
 

@@ -17,19 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from convattn.data import (
-    ImageDataset,
-    ImageSplit,
-    cutmix,
-    cutout,
-    horizontal_flip,
-    mirror,
-    mixup,
-    normalise,
-    random_crop,
-)
 from convattn.errors import RecipeError, TrainingError, must_be
 from convattn.fields import read
+from convattn.lab.augment import cutmix, cutout, horizontal_flip, mirror, mixup, random_crop
 from convattn.lab.build import (
     Network,
     build_network,
@@ -38,8 +28,10 @@ from convattn.lab.build import (
     rate_of_group,
     require_quadratic_heads,
 )
+from convattn.lab.pruning import reinitialise_heads
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views, views
-from convattn.models import AttentionNet, reinitialise_heads
+from convattn.models import AttentionNet
+from convattn.networks.datasets import ImageDataset, ImageSplit, normalise
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -1,11 +1,16 @@
 """Image classifiers: the paper's attention network, its convolutional control, ResNet-18, and one that trains fast."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from convattn.models.attention_net import AttentionNet, ConvNet
 from convattn.models.hub_model import FlopCount, fetch, pretrained_card, pretrained_names
-from convattn.models.pruning import degenerate_heads, prune_heads, reinitialise_heads
 from convattn.models.resnet import ResNet, resnet18
 from convattn.models.saved import NETWORKS, load_network
 from convattn.models.speed_net import SpeedNet
+
+if TYPE_CHECKING:
+    from convattn.lab.pruning import degenerate_heads, prune_heads, reinitialise_heads
 
 __all__ = [
     "NETWORKS",
@@ -23,3 +28,12 @@ __all__ = [
     "reinitialise_heads",
     "resnet18",
 ]
+
+if not TYPE_CHECKING:  # a type checker that saw this function would accept any name at all
+
+    def __getattr__(name: str) -> object:
+        """Imports what belongs to the laboratory when it is first used."""
+        if name not in __all__:
+            message = f"module 'convattn.models' has no attribute {name!r}"
+            raise AttributeError(message)
+        return getattr(import_module("convattn.lab.pruning"), name)

@@ -18,10 +18,9 @@ from pyarrow import parquet
 from torch import Tensor, nn
 
 from convattn.convert.surgery import draw_image
-from convattn.data import load_digits, load_samples, normalise
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
 from convattn.errors import ArgumentError, DataError, MissingDependencyError, must_be
 from convattn.networks import timm, torchvision
+from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, load_digits, load_samples, normalise
 from convattn.networks.source import split_source
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")

@@ -16,9 +16,7 @@ from tests.viewer.browser.reading import PATIENCE
 from tests.viewer.hosts import served
 
 from convattn import load_network
-from convattn.data import normalise
-from convattn.data.cifar10 import CIFAR10_MEAN, CIFAR10_STD
-from convattn.data.embedded import load_samples
+from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.viewer import Exhibit, Scene, build_scene
 from convattn.viewer.live import Live
 from convattn.viewer.page import write_page

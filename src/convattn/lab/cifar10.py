@@ -16,9 +16,9 @@ from huggingface_hub import hf_hub_download
 from PIL import Image
 from pyarrow import parquet
 
-from convattn.data.dataset import ImageDataset, ImageSplit
 from convattn.errors import DataError
 from convattn.files import file_sha256
+from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, ImageSplit
 from convattn.provenance import DataRecord
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -60,8 +60,6 @@ def _check_content(path: Path) -> None:
         )
 
 
-CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
-CIFAR10_STD = (0.2023, 0.1994, 0.2010)
 _FILES = {"train": "train-00000-of-00001.parquet", "test": "test-00000-of-00001.parquet"}
 _REPOSITORY, _SUBFOLDER = "uoft-cs/cifar10", "plain_text"
 _SIZE = (32, 32)

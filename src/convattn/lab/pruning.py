@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from convattn.encodings import GeneralizedQuadratic, Quadratic
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.layers import RelativeAttention2d
-from convattn.models.attention_net import AttentionNet
+from convattn.models import AttentionNet
 
 _FLATTEST = 1 / 16**2
 """A standard deviation of 16 pixels, in 1/pixel²."""

@@ -1,0 +1,285 @@
+"""Labelled images in memory, their normalisation, and images that need no download.
+
+`load_samples` has twenty images of CIFAR-10; `load_digits` and `load_photograph` take theirs from scikit-learn.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int64, UInt8
+from PIL import Image
+from torch import Tensor
+
+from convattn.errors import DataError, MissingDependencyError, ShapeError, UnknownNameError
+from convattn.provenance import DataRecord
+
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR10_STD = (0.2023, 0.1994, 0.2010)
+"""Of the channels of CIFAR-10, as the paper normalises them."""
+
+_HELD_OUT_SEED = 0
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSplit:
+    """Images and their labels, in one fixed order.
+
+    Raises:
+        DataError: The split is empty, or the numbers of images and labels differ.
+    """
+
+    images: UInt8[Tensor, "images channels rows cols"]  # Pixel values 0 to 255, (images, channels, rows, cols)
+    labels: Int64[Tensor, " labels"]  # Class of each image, from 0
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels) or len(self.images) == 0:
+            raise DataError(
+                f"a split needs at least one image and one label for each: "
+                f"it has {len(self.images)} images and {len(self.labels)} labels"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def sha256(self) -> str:
+        """Returns the SHA-256 of the pixels followed by the labels (int64, little endian)."""
+        digest = hashlib.sha256(self.images.contiguous().cpu().numpy().tobytes())
+        digest.update(self.labels.cpu().numpy().astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def to(self, device: torch.device | str) -> "ImageSplit":
+        """Returns the split with both tensors on a device."""
+        return ImageSplit(self.images.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDataset:
+    """A training and a test split of labelled images.
+
+    Raises:
+        DataError: A label is outside [0, num_classes), or the splits differ in image shape.
+    """
+
+    train: ImageSplit  # Images to learn from
+    test: ImageSplit  # Images to measure on: of the test split, or held-out training images
+    num_classes: int  # Number of classes; labels are below it
+    mean: tuple[float, ...]  # Mean of each channel that normalises, in units of the full range [0, 1]
+    std: tuple[float, ...]  # Standard deviation of each channel, in the same units
+    record: DataRecord  # Name, source, hashes, counts and how the splits were made
+
+    def __post_init__(self) -> None:
+        for name, split in (("train", self.train), ("test", self.test)):
+            wrong = ((split.labels < 0) | (split.labels >= self.num_classes)).nonzero()
+            if len(wrong):
+                row = int(wrong[0])
+                raise DataError(
+                    f"{self.record.name}, {name} split: row {row}: label must be from 0 to {self.num_classes - 1}, "
+                    f"but is {int(split.labels[row])}"
+                )
+        if self.train.images.shape[1:] != self.test.images.shape[1:]:
+            raise DataError(
+                f"{self.record.name}: both splits must hold images of one shape, but train has "
+                f"{tuple(self.train.images.shape[1:])} and test {tuple(self.test.images.shape[1:])}"
+            )
+
+    def held_out(self, count: int) -> "ImageDataset":
+        """Returns a data set whose test split is `count` of the training images, and not in the training split.
+
+        They are the first of ``torch.randperm(len(train))`` with the seed 0; the others keep their order. The record
+        calls them "validation", and has their SHA-256. No image of the real test split is left.
+
+        Example:
+            >>> from convattn.data import load_digits
+            >>> held = load_digits().held_out(400)
+            >>> len(held.train), len(held.test), held.record.counts
+            (1037, 400, {'train': 1037, 'validation': 400})
+        """
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(_HELD_OUT_SEED))
+        measured, learnt = order[:count], order[count:].sort().values
+        train, validation = (
+            ImageSplit(self.train.images[rows], self.train.labels[rows]) for rows in (learnt, measured)
+        )
+        record = replace(
+            self.record,
+            hashes={**self.record.hashes, "validation": validation.sha256()},
+            counts={"train": len(train), "validation": len(validation)},
+            split=f"{self.record.split}; {count} training images held out: torch.randperm, seed {_HELD_OUT_SEED}",
+        )
+        return replace(self, train=train, test=validation, record=record)
+
+    @property
+    def name(self) -> str:
+        """Name of the data set and the copy."""
+        return self.record.name
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, rows and columns of every image."""
+        channels, rows, cols = self.train.images.shape[1:]
+        return channels, rows, cols
+
+
+def normalise(
+    images: UInt8[Tensor, "batch channels rows cols"], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float[Tensor, "batch channels rows cols"]:
+    """Scales bytes to numbers of about zero mean and unit variance, ``(x / 255 − mean_c) / std_c``, in float32.
+
+    Args:
+        images: Pixel values.
+        mean: Mean of each channel, in units of the full range [0, 1].
+        std: Standard deviation of each channel, positive, in the same units.
+
+    Returns:
+        What a network takes.
+
+    Raises:
+        ShapeError: The mean or the standard deviation has not one value for each channel.
+
+    Example:
+        >>> normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), (0.5,), (0.25,)).tolist()
+        [[[[-2.0, 2.0]]]]
+    """
+    channels = images.shape[1]
+    if not len(mean) == len(std) == channels:
+        raise ShapeError(f"mean and std need one value for each of {channels} channels: got {len(mean)} and {len(std)}")
+    shift = torch.tensor(mean, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
+    scale = torch.tensor(std, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
+    return (images - shift) / scale
+
+
+TEST_IMAGES = 360
+SPLIT_SEED = 0
+
+
+def load_digits() -> ImageDataset:
+    """Loads the 1797 grey 8 x 8 digits of the UCI test set, with a fixed split: 1437 to train, 360 to test.
+
+    The split is stratified by class (`sklearn.model_selection.train_test_split`, ``random_state=0``). Grey levels 0
+    to 16 are scaled to 0 to 255 by ``round(255 · level / 16)``, which loses nothing. The mean and the standard
+    deviation are those of the training split.
+
+    Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
+    1998.
+
+    Returns:
+        The data set, on the CPU.
+
+    Raises:
+        MissingDependencyError: scikit-learn is not installed.
+
+    Example:
+        >>> digits = load_digits()
+        >>> digits.image_shape, len(digits.train), len(digits.test), digits.num_classes
+        ((1, 8, 8), 1437, 360, 10)
+    """
+    try:
+        import sklearn
+        from sklearn import datasets, model_selection
+    except ImportError:
+        raise MissingDependencyError("scikit-learn", "train") from None
+    levels, labels = datasets.load_digits(return_X_y=True)
+    images = torch.from_numpy(levels).mul(255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
+    classes = torch.from_numpy(labels).to(torch.int64)
+    train_rows, test_rows = model_selection.train_test_split(
+        np.arange(len(classes)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
+    )
+    train, test = (ImageSplit(images[rows], classes[rows]) for rows in (train_rows, test_rows))
+    scaled = train.images.double() / 255
+    record = DataRecord(
+        name="digits",
+        source=f"scikit-learn {sklearn.__version__}, datasets.load_digits",
+        hashes={"train": train.sha256(), "test": test.sha256()},
+        counts={"train": len(train), "test": len(test)},
+        split=f"stratified by class, train_test_split(test_size={TEST_IMAGES}, random_state={SPLIT_SEED})",
+    )
+    return ImageDataset(train, test, 10, (float(scaled.mean()),), (float(scaled.std()),), record)
+
+
+PHOTOGRAPHS: Mapping[str, str] = MappingProxyType(
+    {
+        "china": "danielbuechele, flickr.com/photos/danielbuechele/6061409035, CC BY 2.0",
+        "flower": "vultilion, flickr.com/photos/vultilion/6056698931, CC BY 2.0",
+    }
+)
+"""Photographer, page and licence of each photograph, by its name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Photograph:
+    """A colour photograph."""
+
+    pixels: UInt8[Tensor, "3 rows cols"]  # Values 0 to 255, (channels, rows, cols), channels red, green, blue
+    name: str  # A key of `PHOTOGRAPHS`
+    credit: str  # Photographer, page and licence; to be shown with the photograph
+
+
+def load_photograph(name: str = "china") -> Photograph:
+    """Loads a photograph of 427 rows and 640 columns.
+
+    Args:
+        name: "china" (a pagoda by a lake) or "flower" (a dahlia).
+
+    Returns:
+        The photograph, on the CPU.
+
+    Raises:
+        UnknownNameError: There is no photograph of that name.
+        MissingDependencyError: scikit-learn is not installed.
+
+    Example:
+        >>> load_photograph("china").pixels.shape
+        torch.Size([3, 427, 640])
+    """
+    if name not in PHOTOGRAPHS:
+        raise UnknownNameError("photograph", name, PHOTOGRAPHS)
+    try:
+        from sklearn import datasets
+    except ImportError:
+        raise MissingDependencyError("scikit-learn", "train") from None
+    rows = torch.from_numpy(datasets.load_sample_image(f"{name}.jpg").copy())
+    return Photograph(rearrange(rows, "rows cols channels -> channels rows cols").contiguous(), name, PHOTOGRAPHS[name])
+
+
+IMAGES, DESCRIPTION = "cifar10-samples.png", "cifar10-samples.json"
+"""Files of the package: the images below one another, and what they show."""
+
+_SIZE = 32
+
+
+@dataclass(frozen=True, eq=False)
+class SampleImages:
+    """A few labelled images of a data set."""
+
+    split: ImageSplit  # The images and the class of each
+    classes: tuple[str, ...]  # Name of every class
+    rows: tuple[int, ...]  # Row of each image in the file that it is from
+    credit: str  # Where the images are from; to be shown with them
+
+
+def load_samples() -> SampleImages:
+    """Loads the first two images of each class in the test file of a copy of CIFAR-10, in the order of the classes.
+
+    Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
+
+    Returns:
+        The images, 32 x 32 and in colour, on the CPU.
+
+    Example:
+        >>> samples = load_samples()
+        >>> samples.split.images.shape, samples.classes[0]
+        (torch.Size([20, 3, 32, 32]), 'airplane')
+    """
+    folder = resources.files("convattn.networks")
+    told = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    with (folder / IMAGES).open("rb") as file, Image.open(file) as image:
+        pixels = torch.from_numpy(np.array(image))
+    images = rearrange(pixels, "(images rows) cols channels -> images channels rows cols", rows=_SIZE).contiguous()
+    split = ImageSplit(images, torch.tensor(told["labels"]))
+    return SampleImages(split, tuple(told["classes"]), tuple(told["rows"]), told["credit"])
