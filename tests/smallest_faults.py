@@ -124,21 +124,21 @@ def argument_off(argument: int) -> Callable[[float], Callable]:
     return lambda size: of_argument(argument, off(size))
 
 
-CHOICE, CONTENT_CODE, SEPARABLE_CODE = "layers.choice", "functional.content.attention", "functional.separable"
+CHOICE, CONTENT_CODE, SEPARABLE_CODE = "layers.plan", "functional.content", "functional.separable"
 FAULTS = [
-    Planted("reference", "softmax leaks", REFERENCE, "layers.weights:attention_weights", leak),
+    Planted("reference", "softmax leaks", REFERENCE, "layers.relative:attention_weights", leak),
     Planted("reference", "W_h off", REFERENCE, "layers.relative:attend", argument_off(2)),
     Planted("separable", "softmax of each axis leaks", SEPARABLE, f"{CHOICE}:position_weights", leak),
-    Planted("separable", "W_h off", SEPARABLE, f"{SEPARABLE_CODE}.weights_first:add_head", argument_off(2)),
+    Planted("separable", "W_h off", SEPARABLE, f"{SEPARABLE_CODE}:add_head", argument_off(2)),
     Planted("dense", "weights off", DENSE, f"{CHOICE}:position_weights", result_off),
-    Planted("dense", "one border row off", DENSE, f"{SEPARABLE_CODE}.weights_first:_Product.forward", border_row_off),
-    Planted("fourier", "kernels off", FOURIER, "functional.fourier.attention:_place", result_off),
+    Planted("dense", "one border row off", DENSE, f"{SEPARABLE_CODE}:_Product.forward", border_row_off),
+    Planted("fourier", "kernels off", FOURIER, "functional.fourier:_place", result_off),
     Planted("content", "softmax leaks", CONTENT, f"{CONTENT_CODE}:attention_weights", leak),
     Planted("content", "position off", CONTENT, f"{CONTENT_CODE}:_Call._along", result_off),
-    Planted("values", "W_out off", NARROW, f"{SEPARABLE_CODE}.values_first:combine_heads", argument_off(1)),
+    Planted("values", "W_out off", NARROW, f"{SEPARABLE_CODE}:combine_heads", argument_off(1)),
     Planted("values", "softmax leaks", NARROW, f"{CHOICE}:position_weights", leak),
-    Planted("conv_to_attention", "one weight off", None, "convert.layer.to_attention:certify_attention", weight_off),
-    Planted("attention_to_conv", "one weight off", None, "convert.layer.to_conv:certify_convolution", weight_off),
+    Planted("conv_to_attention", "one weight off", None, "convert.to_attention:certify_attention", weight_off),
+    Planted("attention_to_conv", "one weight off", None, "convert.to_conv:certify_convolution", weight_off),
 ]
 
 

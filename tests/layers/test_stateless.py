@@ -136,7 +136,7 @@ def test_hyper_networks_get_their_gradient():
     sums = Sums(len(terms), terms.abs().sum(0))
     assert_within_budget(gradient(layer, x, "auto"), hi, lows, sums=sums)
     with pytest.raises(AssertionError, match="above the budget"):
-        assert_within_budget(gradient(layer, x.half().float(), "auto"), hi, lows, sums=sums)
+        assert_within_budget(gradient(layer, x.bfloat16().float(), "auto"), hi, lows, sums=sums)
 
 
 @pytest.mark.parametrize("make", [kernel_layer, hard_layer, partial(hard_layer, sharpness=0.3)])

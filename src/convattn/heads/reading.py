@@ -140,7 +140,7 @@ def _first_tensor(frame: Frame) -> Any:
     return next((part for part in (*frame.args, *frame.kwargs.values()) if isinstance(part, Tensor)), None)
 
 
-_REPLACED = "convattn.heads.replace."
+_REPLACED = "convattn.heads.convolved_attention."
 """Where the modules lie that stand for replaced heads."""
 
 

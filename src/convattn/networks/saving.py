@@ -109,7 +109,7 @@ def _use(config: Mapping[str, Any]) -> str:
 
 
 _ADAPTERS = "convattn.heads."
-_REPLACEMENT = "convattn.heads.replace."
+_INITIALISED = "convattn.heads.patch_attention"
 
 SCHEMA = 1
 
@@ -216,7 +216,7 @@ def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certif
     rooms = {name: type(module).__module__ for name, module in network.named_modules()}
     made = [name for name, room in rooms.items() if room.startswith(_ADAPTERS)]
     if made:
-        replaced = any(room.startswith(_REPLACEMENT) for room in rooms.values())
+        replaced = not any(room == _INITIALISED for room in rooms.values())
         maker = "replace_convolutional_heads" if replaced else "convolutional_init"
         raise UnsupportedModelError(
             f"cannot save this {type(network).__name__}: {made[0]} was made by {maker}, which a saved network cannot"
