@@ -1,6 +1,7 @@
 """Counts what one meets on the way through the library, by following the calls: python scripts/walks.py.
 
-There are three walks: one image through a layer, one nn.Conv2d to its certificate, one recipe to its trained weights.
+There are five walks: one image through a layer, one nn.Conv2d to its certificate, a network to attention, a network's
+heads to their report, and a recipe to its trained weights.
 For each it counts the files of convattn that are entered, their functions, the calls of them (frames), and the classes
 of convattn that are passed to them or returned. Each walk is taken once before it is counted, so that imports do not
 count; what torch and other packages do is left out, and so are comprehensions.
@@ -17,7 +18,16 @@ import torch
 from torch import nn
 
 import convattn
-from convattn import RelativeAttention2d, conv_to_attention, load_recipe, train
+from convattn import (
+    AttentionNet,
+    RelativeAttention2d,
+    analyze,
+    conv_to_attention,
+    load_recipe,
+    network_to_attention,
+    resnet18,
+    train,
+)
 
 PACKAGE = Path(inspect.getfile(convattn)).parent
 TINY = {"model.width": "8", "model.depth": "1", "model.heads": "4", "model.ffn": "8", "training.epochs": "1"}
@@ -94,6 +104,19 @@ def image(encoding: str, *, training: bool) -> Callable[[], object]:
     return walk
 
 
+def conversion() -> Callable[[], object]:
+    """Makes the walk of a residual network to attention, checked on images."""
+    network, images = resnet18().eval(), torch.randn(2, 3, 32, 32)
+    return lambda: network_to_attention(network, images=images)
+
+
+def report() -> Callable[[], object]:
+    """Makes the walk of a small network's heads to their report, with the controls that `analyze` makes by itself."""
+    network = AttentionNet("quadratic", width=8, depth=2, ffn=8).eval()
+    images = torch.randn(4, 3, 16, 16)
+    return lambda: analyze(network, images, progress=False)
+
+
 def recipe() -> object:
     """Trains a tiny network for one epoch, by a recipe of the package."""
     return train(load_recipe("digits-quadratic", overrides=TINY), progress=False)
@@ -105,6 +128,8 @@ WALKS: dict[str, Callable[[], object]] = {
     "image, quadratic heads, evaluation": image("quadratic", training=False),
     "image, quadratic heads, training": image("quadratic", training=True),
     "nn.Conv2d to its certificate": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1)),
+    "network to attention": conversion(),
+    "heads to their report": report(),
     "recipe to its weights": recipe,
 }
 """Each walk by its name; an image walks from `forward` to the output."""
