@@ -31,8 +31,8 @@ from convattn.heads import HeadSnapshot, read_heads
 from convattn.lab.build import build_network, load_data
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.reproduction import reproduce
-from convattn.lab.run_folder import markdown_table
-from convattn.lab.studies import paired_difference
+from convattn.lab.study_record import paired_difference
+from convattn.lab.tables import markdown_table
 
 __all__ = ["draw", "drawn", "figures", "main", "page", "seen_by_layer"]
 

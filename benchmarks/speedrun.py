@@ -22,7 +22,7 @@ from convattn.files import write_atomically
 from convattn.heads import read_heads
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.lab.figures import head_centres
-from convattn.lab.run_folder import markdown_table
+from convattn.lab.tables import markdown_table
 from convattn.layers import RelativeAttention
 from convattn.models import SpeedNet
 

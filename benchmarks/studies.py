@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from convattn.lab.run_folder import markdown_table
+from convattn.lab.tables import markdown_table
 
 __all__ = ["TrainedRun", "difference_table", "provenance", "read_study", "spread"]
 

@@ -25,7 +25,8 @@ from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
 from convattn.files import new_folder, write_atomically
 from convattn.lab.build import HeadTrace, load_data
 from convattn.lab.recipe import load_recipe, views
-from convattn.lab.run_folder import markdown_table, model_card
+from convattn.lab.run_folder import model_card
+from convattn.lab.tables import markdown_table
 from convattn.models.hub_model import CARD, PretrainedCard
 from convattn.networks import load_network
 from convattn.networks.scores import class_scores

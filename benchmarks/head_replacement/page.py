@@ -7,7 +7,7 @@ from typing import Any
 
 from convattn.heads.head_report import CONVOLUTIONAL
 from convattn.lab.figures import COLOURS, figure_files
-from convattn.lab.run_folder import markdown_table
+from convattn.lab.tables import markdown_table
 
 AIM = 0.1
 """Points of accuracy that heads called convolutions may cost together."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from convattn.files import write_atomically
 from convattn.heads import analyze
 from convattn.heads.replace import random_heads, replace_convolutional_heads
-from convattn.lab.run_folder import markdown_table
+from convattn.lab.tables import markdown_table
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)

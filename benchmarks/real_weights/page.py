@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.real_weights.measure import BACK, CERTIFIED, PLANNED, SOFTMAX
 from benchmarks.real_weights.record import Conversion, Outcome, RealWeightsRecord, TaskResult
 from benchmarks.real_weights.subjects import SUBJECTS
-from convattn.lab.run_folder import markdown_table
+from convattn.lab.tables import markdown_table
 
 __all__ = ["page"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trained.measure import CERTIFIED, REFINED_ON
-from convattn.lab.run_folder import markdown_table
+from convattn.lab.tables import markdown_table
 
 __all__ = ["conversion_table", "page"]
 

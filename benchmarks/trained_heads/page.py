@@ -6,7 +6,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from convattn.heads.head_report import CONVOLUTIONAL, HeadReport, LayerStatistics
-from convattn.lab.run_folder import markdown_table
+from convattn.lab.tables import markdown_table
 
 NAME = "trained-heads"
 

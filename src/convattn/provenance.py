@@ -147,7 +147,7 @@ class RunRecord(Record):
         seconds: Wall time of training and evaluation, in seconds.
         peak_memory: Peak memory of the process (CPU) or of the device (GPU), in bytes.
         memory_estimate: What was expected of each device before the first step, in bytes; libraries are not in it.
-        energy: Energy of the device over the run, in joules; None where it does not report it.
+        energy: Energy of the device in joules, in some records of earlier versions; None in others.
         resumed: How often the run was resumed from a checkpoint.
         hardware: Processor or accelerator, cores, memory.
         versions: Versions of Python and of the packages that computed.

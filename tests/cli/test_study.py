@@ -8,9 +8,8 @@ import pytest
 
 from convattn.cli import main
 from convattn.cli.study import _make_engine
-from convattn.lab.ray_engine import RayEngine
-from convattn.lab.study_engines import LocalEngine
-from convattn.lab.study_plan import StudyRecord
+from convattn.lab.study_engines import LocalEngine, RayEngine
+from convattn.lab.study_record import StudyRecord
 from convattn.models import load_network
 from convattn.provenance import RunRecord
 

@@ -9,9 +9,9 @@ import torch
 
 from convattn.cli.threads import one_thread
 from convattn.lab import load_recipe
+from convattn.lab.run_process import threads_given
 from convattn.lab.study_engines import LocalEngine
 from convattn.lab.study_plan import PlannedRun
-from convattn.lab.threads import is_small, threads_given
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -53,7 +53,7 @@ def planned(scale, tmp_path):
 
 
 def test_only_tiny_images_are_small_work():
-    assert [is_small(load_recipe("sa-quadratic", scale=scale)) for scale in ("tiny", "small", "paper")] == [
+    assert [load_recipe("sa-quadratic", scale=scale).is_small for scale in ("tiny", "small", "paper")] == [
         True,
         False,
         False,

@@ -30,7 +30,6 @@ CHECKLIST = {
     "number of runs": "runs",
     "definition of the measure": "measure of accuracy",
     "run time": "time",
-    "energy": "energy",
     "infrastructure": "processor",
 }
 

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 from tests.training.study_fake import FakeTrain
 
-from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, RecipeError
-from convattn.lab import studies as statistics
+from convattn.errors import ArgumentError, CheckpointError, DataError, RecipeError
+from convattn.files import sole_use
 from convattn.lab import study
 from convattn.lab import study_engines as engines
-from convattn.lab.studies import last_line, locked
 from convattn.lab.study_engines import LocalEngine, _slots, sigterm_raises
-from convattn.lab.study_plan import StudyRecord, plan_runs
+from convattn.lab.study_plan import last_line, plan_runs
+from convattn.lab.study_record import StudyRecord
 from convattn.provenance import RunRecord
 
 RECIPE = "digits-quadratic"
@@ -153,7 +153,7 @@ def test_stopped_study_leaves_no_process_and_is_continued(tmp_path, number, rais
     assert signal.getsignal(signal.SIGTERM) is before
     assert not weights(stopped)
     assert not (stopped / "study.json").exists()
-    with locked(stopped):  # the study has let go
+    with sole_use(stopped):  # the study has let go
         size = [len(metrics(stopped / f"{RECIPE}-{seed}")) for seed in (0, 1)]
     _, told = run(stopped, epochs=40)
     assert f"{RECIPE}-1: to be continued from its last checkpoint" in told
@@ -162,7 +162,8 @@ def test_stopped_study_leaves_no_process_and_is_continued(tmp_path, number, rais
     for seed, count in zip((0, 1), size, strict=True):
         attempts = [row["began"] for row in metrics(stopped / f"{RECIPE}-{seed}")]
         assert sorted(set(attempts)) in ([0, count], [0, count - 1])  # the last line may lack its checkpoint
-        assert "stopped" in (stopped / f"{RECIPE}-{seed}.log").read_text().splitlines()
+        commands = [line for line in (stopped / f"{RECIPE}-{seed}.log").read_text().splitlines() if line[0] == "$"]
+        assert [line.endswith(" --resume") for line in commands] == [False, True]
 
 
 def test_runs_of_different_data_are_not_compared(tmp_path):
@@ -199,7 +200,7 @@ def test_other_threads_are_warned_of(tmp_path):
 
 
 def test_two_studies_in_one_folder_are_refused(tmp_path):
-    with locked(tmp_path), pytest.raises(CheckpointError, match="another study is using"):
+    with sole_use(tmp_path), pytest.raises(CheckpointError, match="is in use by process"):
         run(tmp_path)
 
 
@@ -208,13 +209,6 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
     with pytest.raises(ArgumentError, match=r"output must be new, empty or the folder of a study, but .* holds thesis"):
         run(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_missing_scipy_is_told_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(statistics, "find_spec", lambda _: None)
-    with pytest.raises(MissingDependencyError, match=r'pip install scipy \(or the extra "train"'):
-        run(tmp_path, grid={"model.heads": ("4", "9")})
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["workers", "threads"])

@@ -10,14 +10,14 @@ from convattn.cli.study import _summarise_study
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.lab import load_recipe, study
 from convattn.lab.study_engines import LocalEngine
-from convattn.lab.study_plan import (
+from convattn.lab.study_plan import plan_runs
+from convattn.lab.study_record import (
     StudyCandidate,
     StudyChoice,
     StudyRecord,
     Summary,
     _at_an_end,
     doubts,
-    plan_runs,
     read_search,
 )
 

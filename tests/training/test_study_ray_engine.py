@@ -1,10 +1,9 @@
 """Studies on a stand-in for Ray: what it is asked for, and what becomes of its answers."""
 
-import json
 import os
 import signal
-import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -12,9 +11,8 @@ from tests.training.study_fake import FakeTrain
 
 from convattn.errors import DeviceError
 from convattn.lab import study
-from convattn.lab.leash import lock
-from convattn.lab.ray_engine import RayEngine
-from convattn.lab.study_engines import LocalEngine
+from convattn.lab.run_process import carry_out
+from convattn.lab.study_engines import LocalEngine, RayEngine
 from convattn.lab.study_plan import plan_runs
 
 RECIPE = "digits-quadratic"
@@ -29,7 +27,7 @@ def weights(folder):
 class FakeRay(ModuleType):
     """Runs tasks here, the last one first, when they are waited for; keeps everything that it was asked for."""
 
-    def __init__(self, *sizes, work=subprocess.call, refused=None):
+    def __init__(self, *sizes, work=carry_out, refused=None):
         super().__init__("ray")
         self.exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
         self.nodes = lambda: [
@@ -53,7 +51,7 @@ class FakeRay(ModuleType):
         self.connected = False
 
     def remote(self, function):
-        assert function is subprocess.call
+        assert function is carry_out
 
         def set_options(**options):
             self.options = options
@@ -61,22 +59,23 @@ class FakeRay(ModuleType):
 
         return SimpleNamespace(options=set_options)
 
-    def _submit(self, words, **options):
+    def _submit(self, command):
         reference = f"task {len(self.tasks)}"
-        self.tasks[reference] = words, options
+        self.tasks[reference] = command
         return reference
 
     def wait(self, references, *, num_returns, timeout):
-        assert (num_returns, timeout) == (1, 1.0)
+        if num_returns > 1 or timeout > 1:
+            self.log.append(("wait", list(references), num_returns, timeout))
+            return references, []
         self.most = max(self.most, len(references))
         return references[-1:], references[:-1]
 
     def get(self, reference):
-        words, options = self.tasks[reference]
-        return self.work(words, **options)
+        return self.work(self.tasks[reference])
 
-    def cancel(self, reference, *, force):
-        self.log.append(("cancel", reference, force))
+    def cancel(self, reference):
+        self.log.append(("cancel", reference))
 
 
 @pytest.fixture
@@ -99,13 +98,8 @@ def planned(folder, seeds=SEEDS):
     return plan_runs([RECIPE], folder, seeds=seeds, scale=None, overrides={}, grid={})
 
 
-def nothing(words, **_):
+def nothing(_):
     return 0
-
-
-def task_of(ray, reference):
-    """Return what the leash of a task is told."""
-    return json.loads(ray.tasks[reference][0][-1])
 
 
 def test_tasks_write_what_local_processes_write(fake, tmp_path):
@@ -152,16 +146,15 @@ def test_task_asks_for_its_threads_and_a_gpu_if_there_is_one(
     assert len(list(RayEngine(threads=threads, retries=17).run(planned(tmp_path)))) == 3
     cpus, gpus = expected
     assert ray.options == {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 17, "scheduling_strategy": "SPREAD"}
-    assert [task_of(ray, reference)["environment"] for reference in ray.tasks] == [{"OMP_NUM_THREADS": str(cpus)}] * 3
+    assert [command.environment for command in ray.tasks.values()] == [{"OMP_NUM_THREADS": str(cpus)}] * 3
 
 
-def test_task_holds_the_leash_of_its_run(fake, tmp_path):
+def test_task_has_both_commands_of_its_run(fake, tmp_path):
     ray, runs = fake({"CPU": 1.0}, work=nothing), planned(tmp_path, seeds=(5,))
     assert list(RayEngine(command=lambda run, resume: [run.name, str(resume)]).run(runs)) == runs
-    (_, options), task = ray.tasks["task 0"], task_of(ray, "task 0")
-    assert options == {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "start_new_session": True}
-    assert (task["start"], task["resume"]) == ([runs[0].name, "False"], [runs[0].name, "True"])
-    assert (task["folder"], task["log"]) == (str(runs[0].folder), str(runs[0].log))
+    command = ray.tasks["task 0"]
+    assert (command.start, command.resume) == ([runs[0].name, "False"], [runs[0].name, "True"])
+    assert (command.folder, command.log, command.place) == (runs[0].folder, runs[0].log, Path.cwd())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +166,7 @@ def test_task_holds_the_leash_of_its_run(fake, tmp_path):
     ids=["started here", "at an address"],
 )
 def test_cluster_is_connected_to_quietly_and_left_also_after_an_error(fake, tmp_path, monkeypatch, address, asked):
-    def fail(words, **_):
+    def fail(_):
         raise OSError("no space")
 
     ray = fake({"CPU": 1.0}, work=fail)
@@ -181,7 +174,12 @@ def test_cluster_is_connected_to_quietly_and_left_also_after_an_error(fake, tmp_
     with pytest.raises(OSError, match=r"^no space$"):
         list(RayEngine(address=address).run(planned(tmp_path, seeds=(0,))))
     quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
-    assert ray.log == [("init", asked[0], {**asked[1], **quiet}), ("cancel", "task 0", True), "shutdown"]
+    assert ray.log == [
+        ("init", asked[0], {**asked[1], **quiet}),
+        ("cancel", "task 0"),
+        ("wait", ["task 0"], 1, 30.0),
+        "shutdown",
+    ]
     assert not ray.connected
     assert signal.getsignal(signal.SIGTERM) is before
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
@@ -198,7 +196,7 @@ def test_cluster_that_cannot_be_reached_is_named(fake, tmp_path, kind, address, 
 
 
 def test_reason_why_ray_gave_up_is_the_last_line_of_the_log(fake, tmp_path):
-    def give_up(words, **_):
+    def give_up(_):
         raise ray.exceptions.RayError("the node\n  died 4 times")
 
     ray, runs = fake({"CPU": 1.0}, work=give_up), planned(tmp_path, seeds=(0,))
@@ -208,19 +206,10 @@ def test_reason_why_ray_gave_up_is_the_last_line_of_the_log(fake, tmp_path):
     assert ray.log[1:] == ["shutdown"]
 
 
-def test_iteration_that_ends_early_cancels_what_runs_and_waits_for_its_log(fake, tmp_path, monkeypatch):
-    ray, runs, waited = fake({"CPU": 1.0}, work=nothing), planned(tmp_path), []
-    runs[0].log.touch()  # the second has not begun
-
-    def wait(log, patience):
-        waited.append(log.name)
-        assert 0 < patience <= 30
-        return lock(log, patience)
-
-    monkeypatch.setattr("convattn.lab.ray_engine.lock", wait)
+def test_iteration_that_ends_early_cancels_what_runs_and_waits_for_it(fake, tmp_path):
+    ray, runs = fake({"CPU": 1.0}, work=nothing), planned(tmp_path)
     iteration = RayEngine().run(runs)
     assert next(iteration) == runs[2]
     iteration.close()
-    assert ray.log[1:] == [("cancel", "task 0", True), ("cancel", "task 1", True), "shutdown"]
-    assert waited == [str(runs[0].log)]
-    assert not runs[1].log.exists()
+    rest = ["task 0", "task 1"]
+    assert ray.log[1:] == [*(("cancel", reference) for reference in rest), ("wait", rest, 2, 30.0), "shutdown"]

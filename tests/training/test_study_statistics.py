@@ -3,7 +3,7 @@ import statistics
 
 import pytest
 
-from convattn.lab.studies import bootstrap_interval, interval_worth, paired_difference, summarise
+from convattn.lab.study_record import bootstrap_interval, interval_worth, paired_difference, summarise
 
 
 def test_summary_has_the_sample_deviation():

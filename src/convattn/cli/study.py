@@ -11,7 +11,7 @@ from convattn.errors import ArgumentError, must_be
 
 if TYPE_CHECKING:
     from convattn.lab.study_engines import Engine
-    from convattn.lab.study_plan import StudyRecord
+    from convattn.lab.study_record import StudyRecord
 
 _Several = Parameter(negative="", show_default=False)
 _Optional = Parameter(show_default=False)
@@ -94,7 +94,7 @@ def _make_engine(name: str, workers: int | None, threads: int | None, address: s
         print(line, file=sys.stderr, flush=True)
 
     if name == "ray":
-        from convattn.lab.ray_engine import RayEngine
+        from convattn.lab.study_engines import RayEngine
 
         return RayEngine(workers=workers, threads=threads, tell=tell, address=address)
     if address is not None:

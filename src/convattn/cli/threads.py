@@ -21,7 +21,7 @@ def one_thread(small: bool = True) -> Iterator[None]:
     """
     import torch
 
-    from convattn.lab.threads import threads_given
+    from convattn.lab.run_process import threads_given
 
     if not small or threads_given() is not None:
         yield

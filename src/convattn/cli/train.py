@@ -51,13 +51,12 @@ def train(
     changes = key_values(overrides, "--set")
     from convattn.lab import load_recipe
     from convattn.lab import train as train_by
-    from convattn.lab.threads import is_small
 
     resolved = load_recipe(recipe, scale=scale, overrides=changes)
     words = [resolved.name, *([] if resolved.scale == "paper" else [resolved.scale]), str(resolved.seed)]
     default = Path("runs") / "-".join(words)
     folder = output or (default if resume else first_free(default))
-    with one_thread(is_small(resolved)):
+    with one_thread(resolved.is_small):
         record = train_by(
             resolved,
             output=folder,

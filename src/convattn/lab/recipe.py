@@ -295,6 +295,11 @@ class Recipe(Section):
         if self.lookahead is not None and self.training.ema is not None:
             raise RecipeError(must_be("training.ema", "left out with lookahead", self.training.ema))
 
+    @property
+    def is_small(self) -> bool:
+        """Whether steps take only microseconds, as for 8 x 8 digits, so that more threads would not help."""
+        return self.data.name == "digits"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the recipe as nested plain values; keys without a value are left out."""
         return dataclasses.asdict(

@@ -37,9 +37,8 @@ from convattn.heads.head_snapshots import HeadSnapshot, read_heads
 from convattn.lab.build import HEAD_COLUMNS, load_data
 from convattn.lab.figures import COLOURS, figure_files, head_layers, head_paths
 from convattn.lab.recipe import SCALES, DataRecipe, load_recipe
-from convattn.lab.run_folder import markdown_table
 from convattn.lab.runs import Run, RunGroup, RunsFound, find_runs, group_runs, read_metrics
-from convattn.lab.sheets import csv_text
+from convattn.lab.tables import csv_text, markdown_table
 from convattn.models import AttentionNet, FlopCount
 from convattn.networks import load_network
 from convattn.networks.datasets import ImageDataset, normalise

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,24 +27,10 @@ from convattn.files import (
 )
 from convattn.lab.build import HEAD_COLUMNS, HeadTrace, Network
 from convattn.lab.recipe import Recipe, differing_keys, load_recipe, recipe_to_toml
+from convattn.lab.tables import markdown_table
 from convattn.lab.trainer import EpochResult
 from convattn.networks import save_network
 from convattn.provenance import RunRecord
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    r"""Writes a table; special characters in a cell are escaped, line breaks become spaces.
-
-    Example:
-        >>> print(markdown_table(["key", "value"], [["choice", "a|b"]]))
-        | key | value |
-        | --- | --- |
-        | choice | a\|b |
-    """
-    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in (heads, *rows)]
-    cells.insert(1, ["---"] * len(heads))
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
-
 
 _PSEUDOCODE = {
     "attention_net": "docs/theory.md §1 to §6 (the operator and its paths); class AttentionNet",
@@ -64,8 +50,8 @@ def model_card(record: RunRecord) -> str:
     """Writes the model card of a run: Markdown with the front matter of the Hub.
 
     The items are those of the reproducibility checklist of J. Pineau et al., "Improving reproducibility in machine
-    learning research", JMLR 22 (2021), without those on theorems, on new data and on the spread over runs, which is on
-    the page of a study.
+    learning research", JMLR 22 (2021), without those on theorems, on new data, on energy, and on the spread over runs,
+    which is on the page of a study.
     """
     measured, accuracy = record.measured, record.accuracy
     images = record.data.counts[measured]
@@ -144,13 +130,11 @@ def _results(record: RunRecord) -> dict[str, str]:
 
 
 def _computation(record: RunRecord) -> dict[str, str]:
-    energy = "not reported by the device" if record.energy is None else f"{record.energy / 3.6e6:.4g} kWh of the device"
     return {
         "started": record.started,
         "time": f"{record.seconds:.1f} s, evaluation included; resumed {record.resumed} times from a checkpoint",
         "peak memory": f"{record.peak_memory / 2**20:,.0f} MiB",
         "memory estimated before": f"{record.memory_estimate / 2**20:,.0f} MiB on each device",
-        "energy": energy,
         **record.hardware,
         **{f"version of {name}": value for name, value in record.versions.items()},
     }

@@ -1,6 +1,5 @@
-"""Engines, which carry out the runs of a study: local processes here, a Ray cluster in `ray_engine`."""
+"""Engines, which carry out the runs of a study: as processes on this machine, or as tasks of a Ray cluster."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,19 +12,19 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from types import ModuleType
+from typing import Any, final
 
 import torch
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, DeviceError, MissingDependencyError, must_be
+from convattn.lab.run_process import RunCommand, carry_out, note_signal, start_run, stop_runs, threads_given
 from convattn.lab.study_plan import PlannedRun, train_command
-from convattn.lab.threads import is_small, threads_given
 
 CommandBuilder = Callable[[PlannedRun, bool], list[str]]
 """Makes the command of a run; the second argument says whether to continue it."""
 
 _POLL = 0.05
-_LEASH = Path(__file__).with_name("leash.py")
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,10 @@ class Engine(ABC):
             Each run when it has ended, successful or not.
         """
 
+    def _command_of(self, run: PlannedRun, environment: Mapping[str, str]) -> RunCommand:
+        start, resume = (self.command(run, resumed) for resumed in (False, True))
+        return RunCommand(run.folder, run.log, start, resume, Path.cwd(), environment)
+
 
 @final
 @dataclass(frozen=True)
@@ -70,43 +73,137 @@ class LocalEngine(Engine):
     def run(self, runs: Sequence[PlannedRun]) -> Generator[PlannedRun, None, None]:
         """Carries out runs, at most `workers` at a time, and yields each when it has ended."""
         workers = self.workers or 1
-        waiting, free, running = deque(runs), deque(_slots(workers)), {}
+        waiting, free = deque(runs), deque(_slots(workers))
+        running: dict[subprocess.Popen[bytes], tuple[PlannedRun, RunCommand, dict[str, str]]] = {}
         try:
             with sigterm_raises():
                 while waiting or running:
                     while waiting and free:
                         run, slot = waiting.popleft(), free.popleft()
-                        environment = {"OMP_NUM_THREADS": str(self._threads(run, workers)), **slot}
-                        running[_start(leash_command(run, self.command, environment))] = run, slot
+                        command = self._command_of(run, {"OMP_NUM_THREADS": str(self._threads(run, workers)), **slot})
+                        running[start_run(command)] = run, command, slot
                         self.tell(f"{run.name}: started")
                     for process in [process for process in running if process.poll() is not None]:
-                        run, slot = running.pop(process)
-                        _release(process)
+                        run, command, slot = running.pop(process)
+                        note_signal(command, process)
                         free.append(slot)
                         yield run
                     time.sleep(_POLL)
         finally:
-            for process in running:
-                _release(process)
-            for process in running:
-                process.wait()
+            stop_runs(list(running))
 
     def _threads(self, run: PlannedRun, workers: int) -> int:
         """Returns the threads of a run: as requested, as the environment says, or by the size of its images."""
-        return self.threads or threads_given() or (1 if is_small(run.recipe) else max(1, _cores() // workers))
+        return self.threads or threads_given() or (1 if run.recipe.is_small else max(1, _cores() // workers))
 
 
-def leash_command(run: PlannedRun, command: CommandBuilder, environment: Mapping[str, str]) -> list[str]:
-    """Returns the command that carries out a run for as long as its standard input is open."""
-    task = {
-        "folder": str(run.folder),
-        "log": str(run.log),
-        "start": command(run, False),
-        "resume": command(run, True),
-        "place": str(Path.cwd()),
-        "environment": dict(environment),
-    }
-    return [sys.executable, "-P", str(_LEASH), json.dumps(task)]
+_STORE = 100 * 2**20
+"""Bytes of the object store of a cluster started here; nothing but exit codes passes through it."""
+
+_PATIENCE = 30.0
+"""Seconds to wait until cancelled tasks have stopped their runs."""
+
+
+@final
+@dataclass(frozen=True)
+class RayEngine(Engine):
+    """Carries out runs as tasks of a Ray cluster, as many at a time as fit.
+
+    A run whose node dies is given to another node and continued from its last checkpoint. For that the study's folder
+    must lie on a file system that all nodes share, and Python, the package, the recipes' files and the data must have
+    the same paths on all of them.
+
+    If the cluster has GPUs, a run takes one. Without `threads` a run takes the processors of the smallest node divided
+    by its GPUs.
+    """
+
+    # Address of the cluster; "auto" for one that runs on this machine; None starts one here while the study lasts
+    address: str | None = None
+    retries: int = 3  # How often a run is given to another node when its own has died
+
+    def run(self, runs: Sequence[PlannedRun]) -> Generator[PlannedRun, None, None]:
+        """Carries out runs as tasks; see `Engine.run`.
+
+        Raises:
+            ArgumentError: No node has as many processors as a run has threads.
+            DeviceError: No cluster can be reached at the address.
+            MissingDependencyError: Ray is not installed.
+        """
+        ray = _import_ray()
+        waiting, running = deque(runs), {}
+        # Connecting sets a handler of Ray's own: the inner one comes after it, the outer one puts back what was before.
+        with sigterm_raises(), _connected(ray, self.address), sigterm_raises():
+            try:
+                submit = self._submitter(ray)
+                while waiting or running:
+                    while waiting and len(running) < (self.workers or len(runs)):
+                        run = waiting.popleft()
+                        running[submit(run)] = run
+                        self.tell(f"{run.name}: submitted")
+                    for reference in ray.wait(list(running), num_returns=1, timeout=1.0)[0]:
+                        _await(ray, reference, running[reference])
+                        yield running.pop(reference)
+            finally:
+                for reference in running:
+                    ray.cancel(reference)
+                if running:
+                    ray.wait(list(running), num_returns=len(running), timeout=_PATIENCE)
+
+    def _submitter(self, ray: Any) -> Callable[[PlannedRun], Any]:
+        """Returns a function that submits a run as a task with the resources of the study."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        shares = [int(node.get("CPU", 0) // max(1, node.get("GPU", 0))) for node in nodes]
+        threads = self.threads or threads_given() or min((share for share in shares if share), default=1)
+        largest = int(max(node.get("CPU", 0) for node in nodes))
+        if threads > largest:
+            raise ArgumentError(must_be("threads", f"at most {largest}, the processors of the largest node", threads))
+        task = ray.remote(carry_out).options(
+            num_cpus=threads,
+            num_gpus=1 if any(node.get("GPU", 0) for node in nodes) else 0,
+            max_retries=self.retries,
+            scheduling_strategy="SPREAD",
+        )
+        return lambda run: task.remote(self._command_of(run, {"OMP_NUM_THREADS": str(threads)}))
+
+
+def _import_ray() -> ModuleType:
+    """Imports Ray, with its usage reports switched off."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise MissingDependencyError("ray", "cluster") from None
+    return ray
+
+
+@contextmanager
+def _connected(ray: ModuleType, address: str | None) -> Iterator[None]:
+    """Connects to a cluster, or starts one, unless the caller has; disconnects at the end, also after an error."""
+    if ray.is_initialized():
+        yield
+        return
+    quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
+    try:
+        if address is None:
+            ray.init("local", include_dashboard=False, object_store_memory=_STORE, **quiet)
+        else:
+            ray.init(address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise DeviceError(f"cannot reach a Ray cluster at {address or 'this machine'}: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _await(ray: ModuleType, reference: Any, run: PlannedRun) -> None:
+    """Waits for a task. If Ray itself gave up, its reason is written to the log of the run."""
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayError as error:
+        with run.log.open("a", encoding="utf-8") as log:
+            log.write(f"Ray gave up: {' '.join(str(error).split())}\n")
 
 
 @contextmanager
@@ -134,17 +231,6 @@ def sigterm_raises() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    """Starts a leash in its own session, so that Ctrl-C at the terminal reaches only the study."""
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-
-
-def _release(process: subprocess.Popen[bytes]) -> None:
-    """Closes the standard input of a leash, which then ends its run."""
-    if process.stdin is not None:
-        process.stdin.close()
 
 
 def _cores() -> int:

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from convattn.lab.sheets import csv_text
+from convattn.lab.tables import csv_text
 
 
 @pytest.mark.parametrize("cell", ["=1+2", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", '=HYPERLINK("a","b")'])

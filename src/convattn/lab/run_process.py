@@ -1,0 +1,123 @@
+"""Carries out one training run as a process: starts it, or continues it from its last checkpoint.
+
+This file imports only Python's own modules, so that a worker of a cluster loads neither torch nor the trainer.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+_GRACE = 10.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+_POLL = 0.1
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """What starts or continues a run."""
+
+    folder: Path  # Folder of the run
+    log: Path  # File for everything that the run prints
+    start: Sequence[str]  # Command that starts it
+    resume: Sequence[str]  # Command that continues it from its last checkpoint
+    place: Path  # Folder in which the command runs
+    environment: Mapping[str, str]  # Variables that are added to the environment
+
+
+def threads_given() -> int | None:
+    """Returns the number of threads that the environment sets, in the variables that torch reads, or None.
+
+    Example:
+        >>> from unittest.mock import patch
+        >>> with patch.dict("os.environ", {"OMP_NUM_THREADS": "3,2"}):
+        ...     threads_given()
+        3
+    """
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        first = os.environ.get(name, "").partition(",")[0].strip()
+        if first.isdecimal() and int(first) > 0:
+            return int(first)
+    return None
+
+
+def is_finished(folder: Path) -> bool:
+    """Returns whether the folder of a run holds its record, which is written last."""
+    return (folder / "record.json").is_file()
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Returns whether the folder of a run holds a checkpoint to continue from."""
+    place = folder / "checkpoints"
+    return place.is_dir() and any(not item.name.startswith(".") for item in place.iterdir())
+
+
+def start_run(run: RunCommand) -> subprocess.Popen[bytes]:
+    """Starts a run in a session of its own, so that Ctrl-C at the terminal does not reach it.
+
+    A run with a checkpoint is continued. The folder of a run that stopped before its first checkpoint is renamed and
+    kept, because such a run cannot be continued. If the command cannot be started, this raises OSError.
+    """
+    command = run.resume
+    if not has_checkpoint(run.folder):
+        command = run.start
+        _set_aside(run.folder)
+    with run.log.open("ab", buffering=0) as log:
+        log.write(f"$ {shlex.join(command)}\n".encode())
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=run.place,
+            env={**os.environ, **run.environment},
+            start_new_session=True,
+        )
+
+
+def note_signal(run: RunCommand, process: subprocess.Popen[bytes]) -> None:
+    """Writes to the log which signal has ended a process; nothing if it has exited."""
+    if process.returncode < 0:
+        with run.log.open("ab") as log:
+            log.write(f"ended by {signal.Signals(-process.returncode).name}\n".encode())
+
+
+def stop_runs(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends runs with all of their processes: by SIGTERM, then by SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        living = [process for process in processes if process.poll() is None]
+        for process in living:
+            os.killpg(process.pid, number)
+        end = time.monotonic() + _GRACE
+        while time.monotonic() < end and any(process.poll() is None for process in living):
+            time.sleep(_POLL)
+
+
+def carry_out(run: RunCommand) -> int:
+    """Carries out a run to its end in a worker of a cluster, and returns its exit code.
+
+    If the worker is told to stop, the run is stopped first.
+    """
+    if is_finished(run.folder):
+        return 0
+    process = start_run(run)
+    try:
+        while process.poll() is None:
+            time.sleep(_POLL)
+    finally:
+        stop_runs([process])
+    note_signal(run, process)
+    return process.returncode
+
+
+def _set_aside(folder: Path) -> None:
+    """Renames a folder that is not empty to the first of NAME.stopped-1, NAME.stopped-2, … that is free."""
+    if folder.is_dir() and any(folder.iterdir()):
+        names = (folder.with_name(f"{folder.name}.stopped-{number}") for number in count(1))
+        folder.rename(next(name for name in names if not name.exists()))

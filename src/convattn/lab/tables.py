@@ -1,0 +1,43 @@
+"""Tables as Markdown, and as comma-separated values that spreadsheets read as what they are."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""A spreadsheet takes text that begins with one of these for a formula, which may run programs."""
+
+_QUOTED = re.compile(r'[",\r\n]')
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    r"""Writes a table; special characters in a cell are escaped, line breaks become spaces.
+
+    Example:
+        >>> print(markdown_table(["key", "value"], [["choice", "a|b"]]))
+        | key | value |
+        | --- | --- |
+        | choice | a\|b |
+    """
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in (heads, *rows)]
+    cells.insert(1, ["---"] * len(heads))
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    r"""Writes rows as comma-separated values.
+
+    Numbers stay as they are, and None is empty. Text that a spreadsheet would take for a formula gets an apostrophe in
+    front, which a spreadsheet does not show. Source: OWASP, CSV Injection.
+
+    Example:
+        >>> csv_text([["name", "mean"], ["=1+2", -0.5]])
+        "name,mean\n'=1+2,-0.5\n"
+    """
+    return "".join(",".join(map(_cell, row)) + "\n" for row in rows)
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else str(value)
+    if isinstance(value, str) and value.startswith(_FORMULAS):
+        text = f"'{value}"
+    return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text
