@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import uvicorn
 
-from convattn.viewer.live import Limits, RefusedError
+from convattn.viewer.live import Limits, Live, RefusedError, read_picture
 from convattn.viewer.server import listening, make_app
 
 
-class Toy:
-    """An exhibition that counts what it was asked."""
+class Toy(Live):
+    """Answers in words, and notes what it was asked."""
 
     title = "Toy"
 
@@ -25,14 +25,14 @@ class Toy:
     def scene_bytes(self):
         return b"scene"
 
-    def rows(self, asked):
-        if asked.network:
+    def rows(self, request):
+        if request.network:
             raise RefusedError(400, "network must be below 1")
-        self.asked.append(asked)
+        self.asked.append(request)
         return b"rows"
 
-    def add(self, picture, name):
-        self.added.append((picture.size, name))
+    def add(self, data, name):
+        self.added.append((read_picture(data, self.limits, name).size, name))
         return b"picture"
 
 

@@ -45,11 +45,11 @@ def test_what_is_no_list_of_numbers_is_refused(name, value, without_type_checks)
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("classes", (1, 2), "classes must be a list of texts"),
-        ("classes", "cat", "classes must be a list of texts"),
-        ("name", 3, "name must be text"),
-        ("title", None, "title must be text"),
-        ("note", b"", "note must be text"),
+        ("classes", (1, 2), "classes must be texts"),
+        ("classes", "cat", "classes must be texts"),
+        ("name", 3, "name, title and note must be texts"),
+        ("title", None, "name, title and note must be texts"),
+        ("note", b"", "name, title and note must be texts"),
     ],
 )
 def test_what_is_said_of_a_network_is_text(name, value, message, without_type_checks):
@@ -60,7 +60,7 @@ def test_what_is_said_of_a_network_is_text(name, value, message, without_type_ch
 @pytest.mark.parametrize("name", ["names", "labels"])
 @pytest.mark.parametrize("value", [[1], None, "a", [None]])
 def test_what_is_said_of_images_is_text(name, value, without_type_checks):
-    with pytest.raises(ArgumentError, match=f"{name} must be a list of texts"):
+    with pytest.raises(ArgumentError, match=f"{name} must be texts"):
         build_scene(Exhibit(_network(), torch.rand(1, 3, 8, 8)), **{name: value})
 
 

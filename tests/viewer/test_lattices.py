@@ -8,8 +8,10 @@ from torch import nn
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.layout import OUTSIDE, AttentionCall, global_layout
-from convattn.viewer.build import ReadMaps, StoredMaps, prefix_names, require_image_grid
-from convattn.viewer.scene import NOWHERE, key_lattice, query_indices
+from convattn.viewer.build import prefix_names
+from convattn.viewer.image_maps import PADDING, LayerCall, LayerMaps, require_image_grid
+from convattn.viewer.lattice import key_lattice
+from convattn.viewer.scene import SceneTensors
 
 IRREGULAR = torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 2.5]])
 
@@ -17,7 +19,7 @@ IRREGULAR = torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 2.5]])
 def _read(layout):
     weights = torch.ones(1, layout.groups, 2, layout.queries.shape[1], layout.keys.shape[1])
     call = AttentionCall("mix", "Mix", layout, weights, None, None, normalised=True, error=0.0, budget=0.0)
-    return ReadMaps("mix", call, {"both": weights[0]})
+    return LayerCall("mix", nn.Identity(), (), call, {"both": weights[0]})
 
 
 def test_keys_of_a_reduced_grid_are_cells_with_a_step():
@@ -39,7 +41,7 @@ def test_keys_that_are_on_no_lattice_are_refused_with_the_name_of_the_layer():
     with pytest.raises(UnsupportedModelError, match=r"^its keys are not on a regular lattice"):
         key_lattice(layout)
     with pytest.raises(UnsupportedModelError, match=r"^mix: its keys are not on a regular lattice"):
-        StoredMaps.begin(_read(layout))
+        LayerMaps(_read(layout))
 
 
 @pytest.mark.parametrize(("axes", "found"), [(1, "a sequence"), (3, "a grid of 3 axes")])
@@ -48,15 +50,12 @@ def test_what_is_no_image_is_refused(axes, found):
         require_image_grid("mix", axes)
 
 
-def test_a_layer_on_a_sequence_is_refused_before_its_keys_are_looked_at():
-    with pytest.raises(UnsupportedModelError, match="mix attends on a sequence"):
-        StoredMaps.begin(_read(global_layout((7,))))
-
-
 def test_queries_of_padding_are_nowhere():
     layout = global_layout((1, 3), prefix=1)
     padded = replace(layout, queries=torch.tensor([[-1, 0, OUTSIDE, 2]]))
-    assert query_indices(padded).tolist() == [[-1, 0, NOWHERE, 2]]
+    collected = SceneTensors(1000)
+    described = LayerMaps(_read(padded)).describe("mix", "0/0", None, collected)
+    assert collected.tensors[described["queries"]].tolist() == [[-1, 0, PADDING, 2]]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Networks in memory: what is asked of them, and pictures that are added."""
 
+import io
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,8 +15,14 @@ from convattn.errors import ArgumentError
 from convattn.heads.reading import watch
 from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d
 from convattn.viewer import Exhibit, Scene, build_scene
-from convattn.viewer.build import encode_rows
-from convattn.viewer.live import Asked, Limits, Live, RefusedError
+from convattn.viewer.image_maps import encode_rows
+from convattn.viewer.live import Limits, Live, RefusedError, RowsRequest
+
+
+def _file(picture):
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
 
 
 def _exhibit(channels=3):
@@ -26,24 +33,27 @@ def _exhibit(channels=3):
 @pytest.mark.parametrize(
     ("asked", "status"),
     [
-        (Asked(-1, 0, (0.0, 0.0)), 404),
-        (Asked(0, -1, (0.0, 0.0)), 404),
-        (Asked(0, "all", (0.0, 0.0)), 404),
-        (Asked(0, 0, (math.nan, 0.0)), 400),
-        (Asked(0, 0, (0.0, math.inf)), 400),
-        (Asked(0, 0, (0.0, 0.0), "value"), 400),
+        ({"network": 1}, 404),
+        ({"network": -1}, 400),
+        ({"image": 2}, 404),
+        ({"image": -1}, 400),
+        ({"image": "all"}, 400),
+        ({"row": math.nan}, 400),
+        ({"col": math.inf}, 400),
+        ({"part": "value"}, 400),
+        ({"prefix": 0.5}, 400),
     ],
 )
 def test_what_makes_no_sense_is_refused(asked, status):
     with pytest.raises(RefusedError, match=r"must be") as caught:
-        Live(_exhibit()).rows(asked)
+        Live(_exhibit()).rows(RowsRequest.read({"network": 0, "image": 0, "row": 0, "col": 0, **asked}))
     assert caught.value.status == status
 
 
 @pytest.mark.parametrize("token", [-1, 0, 2**31 - 1, 2**31, 10**30])
 def test_a_token_that_no_layer_has_is_in_no_row(token):
     live = Live(_exhibit())
-    assert len(live.rows(Asked(0, 0, token))) < len(live.rows(Asked(0, 0, (0.0, 0.0))))
+    assert len(live.rows(RowsRequest(0, 0, token))) < len(live.rows(RowsRequest(0, 0, (0.0, 0.0))))
 
 
 @pytest.mark.parametrize(
@@ -63,14 +73,14 @@ def test_a_picture_that_is_refused_leaves_no_trace(prepare, message):
     live = Live(_exhibit(), prepare=[lambda picture: good if works[0] else prepare(picture)])
     before = live.scene_bytes()
     with pytest.raises(RefusedError, match=message) as caught:
-        live.add(Image.new("RGB", (20, 20)), "picture")
+        live.add(_file(Image.new("RGB", (20, 20))), "picture")
     assert caught.value.status == 422
     assert live.scene_bytes() == before
     works[0] = True
-    live.add(Image.new("RGB", (20, 20)), "picture")
+    live.add(_file(Image.new("RGB", (20, 20))), "picture")
     own = Live(Exhibit(live._exhibits[0].network, good[None]))
     query = (3.0, 5.0)
-    assert live.rows(Asked(0, 2, query)) == own.rows(Asked(0, 0, query))
+    assert live.rows(RowsRequest(0, 2, query)) == own.rows(RowsRequest(0, 0, query))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -82,10 +92,10 @@ def test_there_is_one_preparation_for_each_network(count):
 
 def test_pictures_are_held_up_to_a_number(tmp_path):
     live = Live(_exhibit(), limits=Limits(pictures=1))
-    live.add(Image.new("RGB", (7, 5)), "first")
+    live.add(_file(Image.new("RGB", (7, 5))), "first")
     before = live.scene_bytes()
     with pytest.raises(RefusedError, match="no more than 1 added picture can be held") as caught:
-        live.add(Image.new("RGB", (7, 5)), "second")
+        live.add(_file(Image.new("RGB", (7, 5))), "second")
     assert caught.value.status == 507
     assert live.scene_bytes() == before
     (tmp_path / "scene").write_bytes(before)
@@ -98,15 +108,52 @@ def test_the_bytes_of_the_maps_are_those_of_one_image_after_another():
     assert live.map_bytes == 0
     held = 2 * 4 * 35 * (35 + 2 * 4)  # two parts
     for image, count in ((0, 1), (0, 1), (1, 2), ("mean", 3)):
-        live.rows(Asked(0, image, query))
+        live.rows(RowsRequest(0, image, query))
         assert live.map_bytes == count * held
+
+
+class _Counting(Live):
+    """Notes which maps were computed."""
+
+    def __init__(self, *args, **options):
+        self.computed = []
+        super().__init__(*args, **options)
+
+    def _read(self, network, image):
+        self.computed.append(image)
+        return super()._read(network, image)
+
+
+@pytest.mark.parametrize(
+    ("bound", "images", "computed"),
+    [
+        (2, [0, 1, 0, "mean", 1], [0, 1, "mean", 1]),  # image 1 was used longest ago, though computed after 0
+        (1.9, [0, 1, 1, 0], [0, 1, 0]),
+        (0.9, [0, 0], [0, 0]),  # maps that are larger than the bound alone are not held
+    ],
+)
+def test_the_maps_used_longest_ago_are_dropped(bound, images, computed):
+    size = 2 * 4 * 35 * (35 + 2 * 4)
+    live = _Counting(_exhibit(), limits=Limits(map_bytes=int(bound * size)))
+    for image in images:
+        assert load(live.rows(RowsRequest(0, image, (3.0, 5.0))))
+    assert live.computed == computed
+    assert live.map_bytes == int(bound) * size
+
+
+def test_concurrent_callers_wait_for_one_run():
+    live = _Counting(_exhibit())
+    with ThreadPoolExecutor(6) as pool:
+        rows = [pool.submit(live.rows, RowsRequest(0, 1, (3.0, 5.0))) for _ in range(6)]
+    assert len({one.result() for one in rows}) == 1
+    assert live.computed == [1]
 
 
 @pytest.mark.parametrize(("content", "part"), [(True, "position"), (False, "both")])
 def test_what_the_page_computes_itself_is_in_no_row(content, part):
     network = AttentionNet(width=8, depth=1, heads=4, ffn=8, content=content).eval()
     live = Live(Exhibit(network, torch.rand(1, 3, 10, 14)))
-    assert load(live.rows(Asked(0, 0, (0.0, 0.0), part))) == {}
+    assert load(live.rows(RowsRequest(0, 0, (0.0, 0.0), part))) == {}
     assert (live.map_bytes > 0) == content
 
 
@@ -119,12 +166,12 @@ def test_weights_below_zero_come_with_the_lowest_of_each_head():
         layer.gate.fill_(-5)
         layer.content.key.weight.mul_(97)
     watch(layer, image, lambda call: calls.append(encode_rows(call.weights[0])))
-    rows = load(Live(Exhibit(layer, image)).rows(Asked(0, 0, (2.0, 3.0))))
+    rows = load(Live(Exhibit(layer, image)).rows(RowsRequest(0, 0, (2.0, 3.0))))
     assert bool((rows["0/lows"] < 0).all())
     assert sorted(rows) == ["0/levels", "0/lows", "0/scales"]
     for kind, found in rows.items():
         assert torch.equal(found, getattr(calls[0], kind.removeprefix("0/"))[0, :, 2 * 7 + 3])
-    assert "0/lows" not in load(Live(_exhibit()).rows(Asked(0, 0, (2.0, 3.0))))
+    assert "0/lows" not in load(Live(_exhibit()).rows(RowsRequest(0, 0, (2.0, 3.0))))
 
 
 class _Fickle(nn.Module):
@@ -145,22 +192,22 @@ def test_a_call_that_the_first_image_does_not_have_is_left_out():
     network = _Fickle().eval()
     images = torch.stack([torch.zeros(3, 5, 7), torch.rand(3, 5, 7) + 1])
     live, alone = Live(Exhibit(network, images)), Live(Exhibit(network.layer, images))
-    assert live.rows(Asked(0, 1, (2.0, 3.0))) == alone.rows(Asked(0, 1, (2.0, 3.0)))
+    assert live.rows(RowsRequest(0, 1, (2.0, 3.0))) == alone.rows(RowsRequest(0, 1, (2.0, 3.0)))
     assert live.map_bytes == alone.map_bytes
 
 
 def test_a_network_that_fails_on_a_picture_is_told():
     live = Live(Exhibit(_Fickle().eval(), torch.zeros(1, 3, 5, 7)), prepare=[lambda _: torch.full((3, 5, 7), 3.0)])
-    live.add(Image.new("RGB", (7, 5)), "bright")
+    live.add(_file(Image.new("RGB", (7, 5))), "bright")
     with pytest.raises(RefusedError, match=r"the network does not take this image: .*ValueError: too bright") as caught:
-        live.rows(Asked(0, 1, (0.0, 0.0)))
+        live.rows(RowsRequest(0, 1, (0.0, 0.0)))
     assert caught.value.status == 422
-    live.rows(Asked(0, 0, (0.0, 0.0)))
+    live.rows(RowsRequest(0, 0, (0.0, 0.0)))
 
 
 def test_a_network_of_one_channel_sees_the_lightness():
     live = Live(_exhibit(channels=1))
-    live.add(Image.new("RGB", (20, 20), (10, 200, 90)), "green")
+    live.add(_file(Image.new("RGB", (20, 20), (10, 200, 90))), "green")
     lightness = Image.new("RGB", (1, 1), (10, 200, 90)).convert("L").getpixel((0, 0))
     assert torch.equal(live._images[0][2], ((torch.tensor(lightness) / 255 - 0.5) / 0.5).expand(1, 10, 14))
 
@@ -169,7 +216,7 @@ def test_a_picture_of_another_shape_is_seen_whole():
     live = Live(_exhibit())
     wide = Image.new("RGB", (56, 10), (255, 0, 0))
     wide.paste((0, 0, 255), (42, 0, 56, 10))
-    live.add(wide, "half")
+    live.add(_file(wide), "half")
     image = live._images[0][-1]
     assert image[0, :, :8].min() > 0.9  # red: the first half, of which a cut from the middle would take less
     assert image[2, :, -2:].min() > 0.9  # blue: the last quarter
@@ -177,7 +224,7 @@ def test_a_picture_of_another_shape_is_seen_whole():
 
 def test_what_is_no_picture_takes_none():
     with pytest.raises(RefusedError, match="not known how pictures are prepared"):
-        Live(_exhibit(channels=2)).add(Image.new("RGB", (20, 20)), "picture")
+        Live(_exhibit(channels=2)).add(_file(Image.new("RGB", (20, 20))), "picture")
 
 
 def test_threads_that_show_one_network_do_not_mix_up_what_they_read():

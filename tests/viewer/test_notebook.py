@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from PIL import Image
+from tests.viewer.test_server import picture
 
 from convattn import AttentionNet, view
 from convattn.errors import ArgumentError
@@ -10,6 +10,8 @@ from convattn.viewer import Exhibit, build_scene, notebook
 from convattn.viewer.live import RefusedError
 
 IMAGES = torch.rand(3, 3, 10, 14, generator=torch.Generator().manual_seed(0))
+
+PICTURE = picture(size=(7, 5))
 
 
 def _network(**options):
@@ -53,10 +55,10 @@ def test_own_pictures_are_prepared_for_every_network():
         return torch.zeros(3, 10, 14)
 
     shown = [_exhibit("one"), _exhibit("other")]
-    view(shown, prepare=prepare, copy=False)._shown.add(Image.new("RGB", (7, 5)), "mine")
+    view(shown, prepare=prepare, copy=False)._shown.add(PICTURE, "mine")
     assert seen == [(7, 5)] * 2
     with pytest.raises(RefusedError, match="not known how pictures are prepared"):
-        view(shown, copy=False)._shown.add(Image.new("RGB", (7, 5)), "mine")
+        view(shown, copy=False)._shown.add(PICTURE, "mine")
 
 
 @pytest.mark.parametrize(("kept", "less", "images"), [(3, 0, 3), (3, 1, 1), (1, 0, 1), (1, 1, None)])

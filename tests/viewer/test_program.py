@@ -17,7 +17,7 @@ from convattn.models import AttentionNet, SpeedNet
 from convattn.networks import load_network
 from convattn.testing.budget import assert_within_budget, roundings
 from convattn.viewer import Exhibit, build_scene
-from convattn.viewer.build import make_program
+from convattn.viewer.page_program import make_program
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
 

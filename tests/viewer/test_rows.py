@@ -13,9 +13,8 @@ from convattn.functional import attention_weights, pad_keys, position_weights
 from convattn.heads.layout import AttentionCall, Layout
 from convattn.heads.reading import watch
 from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d
-from convattn.viewer import Exhibit, Scene, build_scene
-from convattn.viewer import build as maps
-from convattn.viewer.build import encode_rows
+from convattn.viewer import Exhibit, Scene, build_scene, image_maps
+from convattn.viewer.image_maps import encode_rows
 
 timm = pytest.importorskip("timm")
 
@@ -89,7 +88,7 @@ def test_weights_of_position_alone_are_never_computed(monkeypatch):
 
         watch(network, image, note, **options)
 
-    monkeypatch.setattr(maps, "watch", noting)
+    monkeypatch.setattr(image_maps, "watch", noting)
     scene = build_scene(Exhibit(_Own().eval(), torch.randn(2, 3, 13, 17)))
     assert [layer["name"] for layer in scene.header["networks"][0]["layers"]] == ["added", "gated", "placed"]
     assert read == ["added", "gated"] * 2

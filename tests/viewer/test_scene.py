@@ -130,8 +130,8 @@ def test_damaged_files_are_refused(tmp_path):
         "other": "holds no scene",
         "text": "its header is no JSON",
         "newer": "must be a scene of version 1, but is of 2",
-        "empty": "its header has no images and networks",
-        "lacking": "does not hold tensors/pictures/0",
+        "empty": "images must be a list of at least one",
+        "lacking": "networks must be a list of at least one",
     }.items():
         with pytest.raises(CheckpointError, match=message):
             Scene.load(tmp_path / name)
@@ -184,7 +184,7 @@ def test_what_cannot_be_shown_is_refused():
         build_scene(Exhibit(network, IMAGES[:, :2]))
     foreign = nn.Sequential(nn.Conv2d(3, 4, 1), RelativeAttention2d(4, 5, 2, "quadratic"))
     with pytest.raises(
-        ArgumentError, match=r"images must fit the network, but on one of shape \(1, 2, 12, 10\) it raised Run"
+        ArgumentError, match=r"images must fit the network, but on those of shape \(1, 2, 12, 10\) it raised Run"
     ):
         build_scene(Exhibit(foreign, IMAGES[:, :2]))
     with pytest.raises(ArgumentError, match="take fewer images, or name the layers"):

@@ -1,11 +1,13 @@
 """The server: what it answers, and what it refuses."""
 
 import contextlib
+import importlib
 import io
 import pickle
 import re
 import socket
 import struct
+import sys
 import zlib
 
 import httpx
@@ -16,16 +18,8 @@ from tests.viewer.hosts import Toy, complete, served
 
 from convattn.errors import ArgumentError, DataError, MissingDependencyError
 from convattn.viewer import server
-from convattn.viewer.live import Asked, Limits, RefusedError
-from convattn.viewer.server import (
-    Guard,
-    impatient_protocol,
-    listening,
-    make_app,
-    names_this_machine,
-    require_packages,
-    serve,
-)
+from convattn.viewer.live import Limits, RefusedError, RowsRequest
+from convattn.viewer.server import Guard, ImpatientProtocol, listening, make_app, names_this_machine, serve
 
 ROWS = "/rows?network=0&image=0&row=3&col=4.5"
 
@@ -78,9 +72,9 @@ def test_it_serves_the_page_and_what_it_asks_for(client, toy):
     assert "<title>Toy</title>" in client.get("/").text
     assert client.get("/scene").content == b"scene"
     assert client.get(ROWS).content == b"rows"
-    assert toy.asked[-1] == Asked(0, 0, (3.0, 4.5), "both")
+    assert toy.asked[-1] == RowsRequest(0, 0, (3.0, 4.5), "both")
     client.get("/rows?network=0&image=mean&prefix=1&part=content")
-    assert toy.asked[-1] == Asked(0, "mean", 1, "content")
+    assert toy.asked[-1] == RowsRequest(0, "mean", 1, "content")
     assert client.get("/rows?network=1&image=0&row=0&col=0").status_code == 400
 
 
@@ -212,7 +206,7 @@ def test_a_file_that_does_not_come_is_not_waited_for():
 
 def test_connections_without_a_request_are_closed_and_lock_nobody_out(monkeypatch):
     monkeypatch.setattr(server, "HEADER_SECONDS", 1.0)
-    with served(Toy(), http=impatient_protocol(), limit_concurrency=7) as client, contextlib.ExitStack() as opened:
+    with served(Toy(), http=ImpatientProtocol, limit_concurrency=7) as client, contextlib.ExitStack() as opened:
         assert client.get("/scene").status_code == 200
         address = (client.base_url.host, client.base_url.port)
         idle = [opened.enter_context(socket.create_connection(address, timeout=30)) for _ in range(9)]
@@ -225,7 +219,7 @@ def test_connections_without_a_request_are_closed_and_lock_nobody_out(monkeypatc
 
 def test_headers_that_come_a_letter_at_a_time_are_not_waited_for(monkeypatch):
     monkeypatch.setattr(server, "HEADER_SECONDS", 0.2)
-    with served(Toy(), http=impatient_protocol()) as client:
+    with served(Toy(), http=ImpatientProtocol) as client:
         slow = socket.create_connection((client.base_url.host, client.base_url.port), timeout=0.02)
         assert drip(slow) == b""
         slow.close()
@@ -279,7 +273,7 @@ def test_a_server_that_is_stopped_by_ctrl_c_ends_in_silence(monkeypatch):
         serve(Toy(), opened)
         [(config, sockets)] = seen
         assert sockets == [opened]
-    assert config.http.__name__ == "Impatient"
+    assert config.http.__name__ == "ImpatientProtocol"
     assert (config.limit_concurrency, config.timeout_graceful_shutdown) == (server.CLIENTS, 5)
     assert (config.access_log, config.server_header, config.date_header) == (False, False, False)
     assert complete(_get(config.app, "/scene")).content == b"scene"
@@ -300,11 +294,12 @@ def test_an_error_that_is_no_refusal_is_one_of_the_server():
     assert (answer.status_code, answer.text) == (500, "the network is gone")
 
 
-@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
-def test_without_its_packages_it_says_what_to_install(missing, monkeypatch):
-    monkeypatch.setattr(server, "find_spec", lambda package: None if package == missing else package)
+@pytest.mark.parametrize(("missing", "module"), [("starlette", "starlette.applications"), ("uvicorn", "uvicorn")])
+def test_without_its_packages_it_says_what_to_install(missing, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "convattn.viewer.server")
     with pytest.raises(MissingDependencyError, match=f"this needs {missing}, which is not installed; run: pip install"):
-        require_packages()
+        importlib.import_module("convattn.viewer.server")
 
 
 def test_what_is_no_request_is_handed_on_as_it_is():

@@ -6,7 +6,7 @@ import torch
 
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.viewer.build import describe_timeline
-from convattn.viewer.scene import Collected
+from convattn.viewer.scene import SceneTensors
 
 
 def _shot(epoch, layer, heads):
@@ -17,7 +17,7 @@ def _shot(epoch, layer, heads):
 
 
 def _described(shots, layers, heads):
-    collected = Collected(10**6)
+    collected = SceneTensors(10**6)
     return describe_timeline(shots, layers, heads, "network", collected), collected.tensors
 
 

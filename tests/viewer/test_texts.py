@@ -1,5 +1,6 @@
 """Texts of a scene: those that no SVG could hold are made such that it can."""
 
+import io
 import json
 from xml.etree import ElementTree as ET
 
@@ -39,6 +40,8 @@ def test_every_text_of_a_scene_can_stand_in_a_saved_picture():
 def test_the_name_of_an_uploaded_picture_can_too():
     network = AttentionNet(width=8, depth=1, heads=4, ffn=8)
     live = Live(Exhibit(network, torch.rand(1, 3, 8, 8), mean=(0.5,) * 3, std=(0.5,) * 3))
-    added = live.add(Image.new("RGB", (8, 8)), ODD)
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    added = live.add(file.getvalue(), ODD)
     size = int.from_bytes(added[:8], "little")
     assert json.loads(json.loads(added[8 : 8 + size])["__metadata__"]["convattn.image"])["image"]["name"] == EVEN

@@ -9,7 +9,7 @@ from tests.viewer.hosts import Toy
 from tests.viewer.test_server import picture
 
 from convattn.errors import MissingDependencyError
-from convattn.viewer.live import Asked, Limits
+from convattn.viewer.live import Limits, RowsRequest
 from convattn.viewer.notebook import VIEW, _answer, _widget_class, frame
 
 
@@ -30,8 +30,8 @@ def test_what_is_no_message_has_no_answer(content):
     [
         {},
         {"kind": "rows"},
-        {"kind": "rows", "asked": {"network": "x", "image": 0, "query": [0, 0], "part": "both"}},
-        {"kind": "rows", "asked": {"network": 0, "image": 0, "query": [0], "part": "both"}},
+        {"kind": "rows", "asked": {"network": "x", "image": 0, "row": 0, "col": 0}},
+        {"kind": "rows", "asked": {"network": 0, "image": 0, "row": [0], "col": 0}},
         {"kind": "upload", "name": "x"},
         {"kind": ["rows"]},
     ],
@@ -55,8 +55,8 @@ def test_the_page_comes_with_the_scene():
 @pytest.mark.parametrize(
     ("asked", "understood"),
     [
-        ({"image": 5, "query": [3, 4.5], "part": "both"}, Asked(0, 5, (3.0, 4.5), "both")),
-        ({"image": "mean", "query": {"prefix": 1}, "part": "content"}, Asked(0, "mean", 1, "content")),
+        ({"image": 5, "row": 3, "col": 4.5, "part": "both"}, RowsRequest(0, 5, (3.0, 4.5), "both")),
+        ({"image": "mean", "prefix": 1, "part": "content"}, RowsRequest(0, "mean", 1, "content")),
     ],
 )
 def test_rows_are_those_that_were_asked_for(asked, understood):
@@ -65,11 +65,11 @@ def test_rows_are_those_that_were_asked_for(asked, understood):
     assert toy.asked == [understood]
 
 
-def test_a_picture_is_added_under_a_short_name():
+def test_a_picture_is_added():
     toy = Toy()
-    message = {"id": "5", "kind": "upload", "name": "n" * 101}
+    message = {"id": "5", "kind": "upload", "name": "one"}
     assert _told(message, [memoryview(picture(size=(13, 11)))], shown=toy) == [({"id": "5"}, [b"picture"])]
-    assert toy.added == [((13, 11), "n" * 100)]
+    assert toy.added == [((13, 11), "one")]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_picture_is_added_under_a_short_name():
     [
         ({"kind": "nonsense"}, [], "there is no 'nonsense'"),
         (
-            {"kind": "rows", "asked": {"network": 1, "image": 0, "query": [0, 0], "part": "both"}},
+            {"kind": "rows", "asked": {"network": 1, "image": 0, "row": 0, "col": 0}},
             [],
             "network must be below 1",
         ),
@@ -97,8 +97,8 @@ def test_a_message_reaches_the_widget_that_shows_it(monkeypatch):
     sent = []
     widget = _widget_class()(Toy(), None)
     monkeypatch.setattr(type(widget), "send", lambda _, answer, data: sent.append((answer, data)))
-    widget._handle_custom_msg({"id": "9", "kind": "rows", "asked": {"network": 0, "image": 0, "query": [0, 0]}}, [])
-    assert sent == [({"id": "9", "error": "KeyError: 'part'"}, [])]
+    widget._handle_custom_msg({"id": "9", "kind": "rows", "asked": {"network": 0, "image": 0, "row": 0}}, [])
+    assert sent == [({"id": "9", "error": "col is missing"}, [])]
     assert repr(widget) == "<attention maps: Toy>"
 
 

@@ -116,12 +116,12 @@ def view(  # noqa: PLR0913 - the options of the command
     from convattn.cli.view_networks import gather
     from convattn.files import require_new_folder
     from convattn.viewer import build_scene, write_page
-    from convattn.viewer.live import Live
-    from convattn.viewer.server import listening, require_packages, serve
 
     origin = Origin(source, weights, pretrained, random_weights, given, verify=not no_verify)
     if output is None:
-        require_packages()
+        from convattn.viewer.live import Live
+        from convattn.viewer.server import listening, serve
+
         with listening(host, port) as opened, one_thread():
             shown = gather(origin, images, limit=limit, layers=layer, compare=compare, kernel_size=kernel_size)
             live = Live(shown.exhibits_with(report), prepare=shown.prepare, names=shown.names, labels=shown.labels)

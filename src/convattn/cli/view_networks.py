@@ -32,7 +32,7 @@ from convattn.networks.images import (
 )
 from convattn.networks.source import HOMES
 from convattn.viewer import Exhibit
-from convattn.viewer.build import is_positional
+from convattn.viewer.image_maps import is_positional
 from convattn.wording import some
 
 UNTRAINED, CONVERTED = "untrained", "converted"

@@ -13,32 +13,12 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError
 from convattn.viewer.build import Exhibit, build_scene
-from convattn.viewer.live import Asked, Exhibition, Live, RefusedError, read_picture
+from convattn.viewer.live import Live, RowsRequest
 from convattn.viewer.page import page_html
 from convattn.viewer.scene import Scene, SceneSizeError
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 """What notebooks show by their own JavaScript; pages that are made of notebooks fetch that from the network."""
-
-
-def make_widget(shown: Exhibition, copy: Scene | None) -> Any:
-    """Makes the widget (a subclass of anywidget.AnyWidget).
-
-    Shown at the end of a cell, it writes two outputs: the live page, and below it a copy with everything inside. The
-    live page hides the copy; where no kernel runs, as in a page that nbconvert made, only the copy is seen.
-
-    Args:
-        shown: The networks and images.
-        copy: The scene of the copy; None writes none.
-
-    Returns:
-        The widget.
-
-    Raises:
-        MissingDependencyError: anywidget is not installed.
-    """
-    still = None if copy is None else page_html(shown.title, scene=copy.to_bytes())
-    return _widget_class()(shown, still)
 
 
 def frame(page: str, mark: str) -> str:
@@ -51,23 +31,27 @@ def frame(page: str, mark: str) -> str:
 
 
 @cache
-def _widget_class() -> Callable[[Exhibition, str | None], Any]:
-    """Makes the class when it is first needed: anywidget is optional."""
+def _widget_class() -> Callable[[Live, str | None], Any]:
+    """Makes the class when it is first needed, because anywidget is optional.
+
+    Shown at the end of a cell, a widget writes two outputs: the live page, and below it a copy with everything inside.
+    The live page hides the copy; where no kernel runs, as in a page that nbconvert made, only the copy is seen.
+    """
     try:
         import anywidget
         import traitlets
     except ImportError:
         raise MissingDependencyError("anywidget", "view") from None
 
-    static = resources.files("convattn.viewer") / "static"
+    script = resources.files("convattn.viewer") / "static/js/widget.js"
 
     class Widget(anywidget.AnyWidget):
         """Answers what the page asks."""
 
-        _esm = (static / "js/widget.js").read_text(encoding="utf-8")
+        _esm = script.read_text(encoding="utf-8")
         copy = traitlets.Unicode().tag(sync=True)
 
-        def __init__(self, shown: Exhibition, still: str | None) -> None:
+        def __init__(self, shown: Live, still: str | None) -> None:
             super().__init__(copy=uuid.uuid4().hex)
             self._shown, self._still = shown, still
             self.on_msg(_answer)
@@ -88,10 +72,10 @@ def _widget_class() -> Callable[[Exhibition, str | None], Any]:
 
 
 def _answer(widget: Any, content: Any, buffers: list[Any]) -> None:
-    """Answers one message; what goes wrong is told to the page. What is no question has no answer."""
+    """Answers one message; an error is an answer, too, or the page would wait for ever. Ignores unknown messages."""
     if not isinstance(content, dict):
         return
-    shown: Exhibition = widget._shown
+    shown: Live = widget._shown
     answer: dict[str, Any] = {"id": content.get("id")}
     data = []
     try:
@@ -100,15 +84,9 @@ def _answer(widget: Any, content: Any, buffers: list[Any]) -> None:
                 answer["text"] = page_html(shown.title, entry="start-notebook.js", start="awaitNotebook();")
                 data = [shown.scene_bytes()]
             case "rows":
-                data = [shown.rows(_asked(content["asked"]))]
+                data = [shown.rows(RowsRequest.read(content["asked"]))]
             case "upload":
-                file = bytes(buffers[0])
-                if len(file) > shown.limits.file_bytes:
-                    raise RefusedError(
-                        413, f"the file has {len(file):,} bytes; at most {shown.limits.file_bytes:,} are taken"
-                    )
-                name = str(content["name"])[:100]
-                data = [shown.add(read_picture(file, shown.limits, name), name)]
+                data = [shown.add(bytes(buffers[0]), str(content["name"]))]
             case kind:
                 answer["error"] = f"there is no {kind!r}"
     except ConvAttnError as error:
@@ -116,12 +94,6 @@ def _answer(widget: Any, content: Any, buffers: list[Any]) -> None:
     except Exception as error:  # noqa: BLE001 - the page would wait for ever
         answer["error"] = f"{type(error).__name__}: {error}"
     widget.send(answer, data)
-
-
-def _asked(content: dict[str, Any]) -> Asked:
-    query, image = content["query"], content["image"]
-    place = int(query["prefix"]) if isinstance(query, dict) else (float(query[0]), float(query[1]))
-    return Asked(int(content["network"]), "mean" if image == "mean" else int(image), place, str(content["part"]))
 
 
 COPY = 16 * 2**20
@@ -179,7 +151,8 @@ def view(
         if images is not None:
             raise ArgumentError("images must be None, because exhibits bring theirs")
     live = Live(shown, prepare=[prepare] * len(shown) if prepare else (), title=title)
-    return make_widget(live, _copy(shown, live.title) if copy else None)
+    still = _copy(shown, live.title) if copy else None
+    return _widget_class()(live, None if still is None else page_html(live.title, scene=still.to_bytes()))
 
 
 def _copy(shown: Sequence[Exhibit], title: str) -> Scene | None:

@@ -5,21 +5,41 @@ import base64
 import contextlib
 import hashlib
 import ipaddress
-import math
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, must_be
-from convattn.viewer.live import Asked, Exhibition, RefusedError, read_picture
+from convattn.viewer.live import Live, RefusedError, RowsRequest
 from convattn.viewer.page import page_html
 
-Message = MutableMapping[str, Any]
-App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+try:
+    import h11
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import HTMLResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as error:
+    raise MissingDependencyError((error.name or "starlette").partition(".")[0], "view") from None
 
+CLIENTS = 200
+"""Connections at a time; further ones are told to come later (503)."""
+
+HEADER_SECONDS = 10.0
+"""Time from the opening of a connection, or the end of an answer, in which a request's headers must have come."""
+
+_HEADERS = {
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
 _SCRIPT = re.compile(r'<script type="module">(.*?)</script>', re.DOTALL)
 
 
@@ -33,29 +53,16 @@ def policy(page: str) -> str:
     )
 
 
-HEADERS = {
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "cache-control": "no-store",
-}
-
-
 def names_this_machine(host: str) -> bool:
-    """Tells whether a Host header is one that a page of somebody else's cannot have sent.
+    """Tells whether a Host header is an IP address or localhost, which a hostile page cannot send.
 
-    A hostile page makes its own name point here (DNS rebinding) and its requests carry that name. An address, or
-    localhost, is nobody's to give away.
+    A hostile page makes its own name point here (DNS rebinding), and its requests carry that name. An address or
+    localhost cannot be rebound.
     """
     try:
         name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    if name == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name)
+        if name != "localhost":
+            ipaddress.ip_address(name)
     except ValueError:
         return False
     return True
@@ -64,18 +71,13 @@ def names_this_machine(host: str) -> bool:
 class Guard:
     """Middleware: refuses other names of this machine (421) and other pages (403), and adds the headers."""
 
-    def __init__(self, app: App, rule: str) -> None:
+    def __init__(self, app: ASGIApp, rule: str) -> None:
         """Takes the application that is behind, and the rule for browsers."""
         self._app = app
-        headers = {"content-security-policy": rule, **HEADERS}
+        headers = {"content-security-policy": rule, **_HEADERS}
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
-    async def __call__(
-        self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers, or hands the request on."""
 
         async def send_guarded(message: Message) -> None:
@@ -83,75 +85,43 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *self._headers]
             await send(message)
 
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if not names_this_machine(host):
-            return await _refuse(send_guarded, 421, f"this server does not answer for {host!r}; use its address")
-        if origin is not None and origin != f"http://{host}":
-            return await _refuse(send_guarded, 403, f"requests from pages of {origin!r} are not taken")
-        return await self._app(scope, receive, send_guarded)
+        app: ASGIApp = self._app
+        if scope["type"] == "http":
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            host, origin = headers.get("host", ""), headers.get("origin")
+            if not names_this_machine(host):
+                app = _refusal(421, f"this server does not answer for {host!r}; use its address")
+            elif origin is not None and origin != f"http://{host}":
+                app = _refusal(403, f"requests from pages of {origin!r} are not taken")
+        await app(scope, receive, send_guarded)
 
 
-async def _refuse(send: Callable[[Message], Awaitable[None]], status: int, message: str) -> None:
-    body = message.encode("utf-8", "replace")
-    headers = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def _refusal(status: int, message: str) -> Response:
+    return PlainTextResponse(message, status, {"connection": "close"})
 
 
-CLIENTS = 200
-"""Connections at a time; further ones are told to come later (503)."""
-
-
-HEADER_SECONDS = 10.0
-"""Time from the opening of a connection, or the end of an answer, in which a request's headers must have come."""
-
-
-def make_app(shown: Exhibition) -> Any:
+def make_app(shown: Live) -> ASGIApp:
     """Makes the application (ASGI): the page and what it asks for; nothing is read from the disk."""
-    require_packages()
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import HTMLResponse, PlainTextResponse, Response
-    from starlette.routing import Route
-
     page = page_html(shown.title, entry="start-server.js", start="openServerPage();")
     uploads = asyncio.Semaphore(shown.limits.uploads)
 
-    async def index(request: Request) -> Response:  # noqa: ARG001 - what starlette calls it with
+    async def index(_: Request) -> Response:
         return HTMLResponse(page)
 
-    async def scene(request: Request) -> Response:  # noqa: ARG001
+    async def scene(_: Request) -> Response:
         return _tensors(await run_in_threadpool(shown.scene_bytes))
 
     async def rows(request: Request) -> Response:
-        asked = read_asked(request.query_params)
-        return _tensors(await run_in_threadpool(shown.rows, asked))
+        return _tensors(await run_in_threadpool(shown.rows, RowsRequest.read(request.query_params)))
 
     async def images(request: Request) -> Response:
-        name = request.query_params.get("name", "picture")[:100]
         async with uploads:
-            try:
-                data = await _read_body(request, shown.limits.file_bytes, shown.limits.seconds)
-            except ClientDisconnect:
-                raise RefusedError(400, "the sender went away") from None  # and sees no answer
-            picture = await run_in_threadpool(read_picture, data, shown.limits, name)
-        return _tensors(await run_in_threadpool(shown.add, picture, name))
+            data = await _read_body(request, shown.limits.file_bytes, shown.limits.seconds)
+            return _tensors(await run_in_threadpool(shown.add, data, request.query_params.get("name", "picture")))
 
-    def _tensors(body: bytes) -> Response:
-        return Response(body, media_type="application/octet-stream")
-
-    async def refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    async def refuse(_: Request, error: Exception) -> Response:
         status = error.status if isinstance(error, RefusedError) else 500
-        headers = {"connection": "close"} if status in (408, 413) else None
-        return PlainTextResponse(str(error), status, headers)
+        return PlainTextResponse(str(error), status, {"connection": "close"} if status in (408, 413) else None)
 
     routes = [
         Route("/", index),
@@ -162,8 +132,12 @@ def make_app(shown: Exhibition) -> Any:
     return Guard(Starlette(routes=routes, exception_handlers={ConvAttnError: refuse}), policy(page))
 
 
-async def _read_body(request: Any, limit: int, seconds: float) -> bytes:
-    """Reads what is sent, and no more than allowed; raises RefusedError of 408 or 413."""
+def _tensors(body: bytes) -> Response:
+    return Response(body, media_type="application/octet-stream")
+
+
+async def _read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """Reads an upload, and holds no more than allowed; raises RefusedError of 400, 408 or 413."""
     data, count = bytearray(), 0
     try:
         async with asyncio.timeout(seconds):
@@ -172,35 +146,14 @@ async def _read_body(request: Any, limit: int, seconds: float) -> bytes:
                 if count <= limit:
                     data += chunk
                 else:
-                    data.clear()  # what is too large is read to its end all the same, or the sender sees no answer
+                    data.clear()  # the rest is read and dropped: the sender sees no answer before its end
     except TimeoutError:
         raise RefusedError(408, f"the file did not come within {seconds:g} s") from None
+    except ClientDisconnect:
+        raise RefusedError(400, "the sender went away") from None  # and sees no answer
     if count > limit:
         raise RefusedError(413, f"the file has {count:,} bytes; at most {limit:,} are taken")
     return bytes(data)
-
-
-def read_asked(given: Mapping[str, str]) -> Asked:
-    """Reads what the address of a request asks for, or raises RefusedError of 400."""
-
-    def number(name: str) -> float:
-        if name not in given:
-            raise RefusedError(400, f"{name} is missing")
-        with contextlib.suppress(ValueError):
-            if math.isfinite(found := float(given[name])):
-                return found
-        raise RefusedError(400, must_be(name, "a number", given[name][:40]))
-
-    def whole(name: str) -> int:
-        found = number(name)
-        if not (found.is_integer() and found >= 0):
-            raise RefusedError(400, must_be(name, "a whole number from 0", given[name][:40]))
-        return int(found)
-
-    network = whole("network")
-    query = whole("prefix") if "prefix" in given else (number("row"), number("col"))
-    image = "mean" if given.get("image") == "mean" else whole("image")
-    return Asked(network, image, query, given.get("part", "both"))
 
 
 @contextlib.contextmanager
@@ -226,65 +179,50 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield opened
 
 
-def require_packages() -> None:
-    """Raises MissingDependencyError unless what the server is made of is installed."""
-    for package in ("starlette", "uvicorn"):
-        if find_spec(package) is None:
-            raise MissingDependencyError(package, "view")
+class ImpatientProtocol(H11Protocol):
+    """HTTP with a time limit for headers: connections that wait count among the `CLIENTS`."""
 
+    deadline: asyncio.TimerHandle | None = None
 
-def impatient_protocol() -> type[asyncio.Protocol]:
-    """Makes uvicorn's HTTP protocol with a time limit for headers: connections that wait are counted in `CLIENTS`."""
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Starts the time of the first headers."""
+        super().connection_made(transport)
+        self._watch()
 
-    class Impatient(H11Protocol):
-        deadline: asyncio.TimerHandle | None = None
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the time."""
+        self._forget()
+        super().connection_lost(exc)
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            self._watch()
+    def handle_events(self) -> None:
+        """Handles data, and starts or stops the time."""
+        super().handle_events()
+        self._watch()
 
-        def connection_lost(self, exc: Exception | None) -> None:
+    def _watch(self) -> None:
+        """Lets time run while headers are awaited; parts of them do not prolong it."""
+        if self.conn.their_state is not h11.IDLE:
             self._forget()
-            super().connection_lost(exc)
+        elif self.deadline is None and not self.transport.is_closing():
+            self.deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
-        def handle_events(self) -> None:
-            super().handle_events()
-            self._watch()
-
-        def _watch(self) -> None:
-            """Lets time run while headers are awaited; what comes of them does not prolong it."""
-            if self.conn.their_state is not h11.IDLE:
-                self._forget()
-            elif self.deadline is None and not self.transport.is_closing():
-                self.deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
-
-        def _forget(self) -> None:
-            if self.deadline is not None:
-                self.deadline.cancel()
-                self.deadline = None
-
-    return Impatient
+    def _forget(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
 
 
-def serve(shown: Exhibition, opened: socket.socket) -> None:
+def serve(shown: Live, opened: socket.socket) -> None:
     """Serves until Ctrl-C or SIGTERM, and lets requests end before it returns.
 
     Args:
         shown: The networks and images.
         opened: A socket that listens.
-
-    Raises:
-        MissingDependencyError: uvicorn or starlette is not installed.
     """
-    require_packages()
-    import uvicorn
-
     config = uvicorn.Config(
         make_app(shown),
         loop="asyncio",
-        http=impatient_protocol(),
+        http=ImpatientProtocol,
         ws="none",
         lifespan="off",
         log_level="error",

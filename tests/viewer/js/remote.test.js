@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { remoteSource } from "../../../src/convattn/viewer/static/js/remote.js";
-import { rowsAddress } from "../../../src/convattn/viewer/static/js/server-source.js";
+import { remoteSource, rowsFields } from "../../../src/convattn/viewer/static/js/remote.js";
+import { withFields } from "../../../src/convattn/viewer/static/js/server-source.js";
 import { safetensorsFile } from "./files.js";
 
 const LAYER = {
@@ -142,7 +142,7 @@ test("pictures that other pages have sent come with one's own", async () => {
 
 test("what is asked is written into the address", () => {
   const address = (/** @type {import("../../../src/convattn/viewer/static/js/rows.js").Query} */ query) =>
-    rowsAddress(new URL("http://127.0.0.1/rows"), { ...ASKED, query }).search;
+    withFields(new URL("http://127.0.0.1/rows"), rowsFields({ ...ASKED, query })).search;
   assert.equal(address([3, 4]), "?network=0&image=0&part=both&row=3&col=4");
   assert.equal(address({ prefix: 1 }), "?network=0&image=0&part=both&prefix=1");
 });

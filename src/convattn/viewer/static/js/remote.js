@@ -11,9 +11,10 @@ import { rowsInPage } from "./source.js";
  * @typedef {import("./source.js").RowsAsked} RowsAsked
  * @typedef {import("./rows.js").LayerRows} LayerRows
  *
+ * @typedef {Record<string, number | string>} RowsFields  network, image, part, and row and col or prefix
  * @typedef {object} Transport  every answer is a safetensors file
  * @property {ArrayBuffer} scene
- * @property {(asked: RowsAsked) => Promise<ArrayBuffer>} rows  `{layer}/levels` (heads, keys), `scales` and `lows` (heads)
+ * @property {(fields: RowsFields) => Promise<ArrayBuffer>} rows  `{layer}/levels` (heads, keys), `scales` and `lows` (heads)
  * @property {() => Promise<ArrayBuffer>} again  the scene as it is now
  * @property {(file: File) => Promise<ArrayBuffer>} upload  the picture, and in the metadata its number and description
  */
@@ -43,6 +44,14 @@ export function remoteSource(transport) {
   return { scene, rows, upload: (file) => sendPicture(scene, transport, file) };
 }
 
+/** @param {RowsAsked} asked @returns {RowsFields} as a server or a kernel reads it */
+export const rowsFields = ({ network, image, query, part }) => ({
+  network,
+  image,
+  part,
+  ...("prefix" in query ? query : { row: query[0], col: query[1] }),
+});
+
 /**
  * Computes in the page what can be, and asks for the rest.
  *
@@ -56,7 +65,7 @@ async function askRows(scene, transport, asked) {
   const here = rowsInPage(scene, asked);
   const elsewhere = layers.some(({ attention }) => attention.kind === "maps" && !attention.stored);
   if (!elsewhere) return here;
-  const answer = readSafetensors(await transport.rows(asked)).tensors;
+  const answer = readSafetensors(await transport.rows(rowsFields(asked))).tensors;
   const came = layers.flatMap((layer, number) => {
     const levels = answer.get(`${number}/levels`);
     const found = levels && findQuery(scene, layer, asked.query);

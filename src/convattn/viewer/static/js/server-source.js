@@ -4,7 +4,6 @@ import { remoteSource } from "./remote.js";
  * The page on a local server.
  *
  * @typedef {import("./source.js").Source} Source
- * @typedef {import("./source.js").RowsAsked} RowsAsked
  */
 
 /**
@@ -17,33 +16,21 @@ export async function serverSource(base) {
   const at = (/** @type {string} */ name) => new URL(name, base);
   return remoteSource({
     scene: await fetchBytes(at("scene")),
-    rows: (asked) => fetchBytes(rowsAddress(at("rows"), asked)),
+    rows: (fields) => fetchBytes(withFields(at("rows"), fields)),
     again: () => fetchBytes(at("scene")),
-    upload: (file) => fetchBytes(pictureAddress(at("images"), file), { method: "POST", body: file }),
+    upload: (file) => fetchBytes(withFields(at("images"), { name: file.name }), { method: "POST", body: file }),
   });
 }
 
 /**
- * Writes what is asked into an address.
+ * Writes fields into an address.
  *
  * @param {URL} address
- * @param {RowsAsked} asked
+ * @param {object} fields
  * @returns {URL}
  */
-export function rowsAddress(address, { network, image, query, part }) {
-  const place = "prefix" in query ? { prefix: query.prefix } : { row: query[0], col: query[1] };
-  for (const [name, value] of Object.entries({ network, image, part, ...place }))
-    address.searchParams.set(name, `${value}`);
-  return address;
-}
-
-/**
- * @param {URL} address
- * @param {File} file
- * @returns {URL}
- */
-function pictureAddress(address, file) {
-  address.searchParams.set("name", file.name);
+export function withFields(address, fields) {
+  for (const [name, value] of Object.entries(fields)) address.searchParams.set(name, `${value}`);
   return address;
 }
 

@@ -2,7 +2,6 @@
  * The page in a notebook: a frame with the page, and messages to the kernel. This file is a module of its own; it runs in
  * the notebook, outside the frame, so that neither changes the other's style.
  *
- * @typedef {import("./source.js").RowsAsked} RowsAsked
  * @typedef {import("./remote.js").Transport} Transport
  *
  * @typedef {object} WidgetModel  what a notebook gives to a widget
