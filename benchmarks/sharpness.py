@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert import conv_to_attention, off_centre_mass
-from convattn.convert.classes import AnyConvolution
+from convattn.convert.taps import AnyConvolution
 from convattn.files import write_atomically
 from convattn.lab.figures import SharpnessCurve, sharpness_regimes
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path

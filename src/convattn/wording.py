@@ -1,18 +1,9 @@
-"""Words of messages and summaries: counts, lists of names, and what conversions lose."""
+"""Words of messages and summaries: counts and lists of names."""
 
 from collections.abc import Sequence
 
 ITSELF = "the network itself"
 """Shown in place of the empty name of a module."""
-
-DIFFERS = "by attention outside the window (the leak), and at borders, where attention keeps to pixels that exist"
-"""What a convolution loses of attention whose heads are not hard."""
-
-TO_CONV = "by a larger window, or none; at borders by layers that pad with zeros as far as their heads look"
-"""What makes a convolution closer to the attention that it stands for."""
-
-TO_ATTENTION = "by more sharpness, or none: hard heads are exact"
-"""What makes attention closer to the convolution that it stands for."""
 
 
 def counted(count: int, noun: str) -> str:

@@ -11,7 +11,7 @@ import torchvision
 import transformers
 from torch.nn import functional
 
-from convattn.convert.classes import full_name
+from convattn.convert.surgery import full_name
 from convattn.errors import UnsupportedModelError
 from convattn.heads.convolved_attention import ConvolvedAttention, read_attention
 from convattn.heads.head_report import Estimate, HeadReport, HeadStatistics, LayerReport, LayerStatistics

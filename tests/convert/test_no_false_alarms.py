@@ -14,7 +14,7 @@ from tests.convert.network.network_cases import filled
 from torch import nn
 
 from convattn.convert import attention_to_conv, conv_to_attention, network_to_attention, network_to_conv
-from convattn.convert.classes import TransposedConvolution
+from convattn.convert.taps import TransposedConvolution
 from convattn.encodings import ENCODINGS, create_encoding
 from convattn.grid import PADDING_MODES
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d

@@ -37,7 +37,7 @@ def test_forecast_says_what_the_conversion_does(impl, network, tmp_path):
     assert [layer.working_bytes for layer in forecast.layers] == [plan.bytes for plan in plans]
     forecast.save(tmp_path / "forecast.json")
     assert ConversionForecast.load(tmp_path / "forecast.json") == forecast
-    assert "left alone: 3 (Conv2d): left out by include or exclude" in forecast.summary()
+    assert "left alone: 3 (Conv2d): left out by exclude" in forecast.summary()
 
 
 def test_forecast_towards_convolutions(network):

@@ -2,30 +2,40 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import count
-from math import prod
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from einops import rearrange, reduce
+from einops import reduce
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from convattn.convert.classes import AnyConvolution, TransposedConvolution, full_name
-from convattn.convert.taps import Taps, read_taps
+from convattn.convert.taps import (
+    SEED,
+    AnyConvolution,
+    TransposedConvolution,
+    in_one_product,
+    read_taps,
+    summed_otherwise,
+    tap_by_tap,
+)
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ShapeError, must_be
-from convattn.fields import Range, fits
-from convattn.functional import combine_heads, pad_keys, query_pixels
 from convattn.functional.autocast import without_autocast
 from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
-from convattn.grid import Axis, Geometry
+from convattn.grid import Geometry
 from convattn.layers import RelativeAttention
 from convattn.record import Record
 from convattn.sealed import weights_digest
-from convattn.wording import DIFFERS, ITSELF, TO_ATTENTION, TO_CONV, counted, some
+from convattn.wording import ITSELF, counted, some
+
+CLOSE = 0.01
+"""Largest difference that is called close, as a share of the largest output, where the caller does not say.
+
+A decision can change only where its two largest scores are nearer than twice this share.
+"""
 
 Verdict = Literal["exact", "close", "different", "failed"]
 """The same up to rounding; within a stated limit, with no decision changed; neither; a promise was broken."""
@@ -50,18 +60,13 @@ class Judged(Record):
     def _upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
         """Reads a file with `passed` in place of the verdict; it stated no limit, so nothing is close."""
         if isinstance(content.get("passed"), bool):
-            kept = content.pop("passed")
-            content["verdict"] = "failed" if not kept else "exact" if content.get("exact") is True else "different"
+            passed = content.pop("passed")
+            content["verdict"] = "failed" if not passed else "exact" if content.get("exact") is True else "different"
         if cls.layer_kind is not None and isinstance(content.get("layers"), list):
             content["layers"] = [
                 cls.layer_kind._upgraded(one) if isinstance(one, dict) else one for one in content["layers"]
             ]
         return {**dict.fromkeys(cls.added), **content}
-
-
-def relative(error: float | None, largest: float | None) -> float | None:
-    """Returns an error as a share of the largest output; None where one is unknown or the output is zero."""
-    return error / largest if error is not None and largest else None
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ class Certificate(Judged):
     @property
     def difference(self) -> float | None:
         """Measured error as a share of the largest output; None if that is unknown or zero."""
-        return relative(self.measured_error, self.largest)
+        return self.measured_error / self.largest if self.measured_error is not None and self.largest else None
 
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text."""
@@ -155,17 +160,20 @@ class Certificate(Judged):
             worst = max(values[0] for values in self.discarded if values)
             lines.append(f"  discarded       singular values up to {worst:.3g} (limited head width)")
         if self.verdict == "different":
-            lines += remedies(self.direction, narrow=any(self.discarded))
+            lines += _remedies(self.direction)
+            if any(self.discarded):
+                lines.append("  made smaller    by a larger head width, or none")
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 
 
-def remedies(direction: str, *, narrow: bool = False) -> list[str]:
+def _remedies(direction: str) -> list[str]:
     """Returns the lines that say where a difference comes from, and what makes it smaller."""
-    if direction.endswith("to_conv"):
-        return [f"  differs         {DIFFERS}", f"  made smaller    {TO_CONV}"]
-    width = ["by a larger head width, or none"] if narrow else []
-    return [f"  made smaller    {way}" for way in (TO_ATTENTION, *width)]
+    if direction.endswith("to_attention"):
+        return ["  made smaller    by more sharpness, or none: hard heads are exact"]
+    source = "attention outside the window (the leak), and at borders, where attention keeps to pixels that exist"
+    remedy = "a larger window, or none; at borders by layers that pad with zeros as far as their heads look"
+    return [f"  differs         by {source}", f"  made smaller    by {remedy}"]
 
 
 @dataclass(frozen=True)
@@ -191,6 +199,27 @@ class LayerCertificate(Judged):
     largest: float | None  # Largest absolute value of the source's output there; None in files of schema version 2
     path: str | None  # "convolution", or the attention's path on the network's images; None if they did not reach it
     notes: tuple[str, ...] = ()  # What the result does not take over or does in another way, what was folded in
+
+    @classmethod
+    def of(
+        cls,
+        certificate: Certificate,
+        names: Sequence[str],
+        *,
+        kernel_size: tuple[int, ...],
+        path: str | None,
+        notes: Sequence[str],
+    ) -> "LayerCertificate":
+        """Shortens the certificate of a layer that has these names in the network."""
+        shared = {field.name for field in fields(cls)} & {field.name for field in fields(certificate)}
+        return cls(
+            name=names[0],
+            aliases=tuple(names[1:]),
+            kernel_size=kernel_size,
+            path=path,
+            notes=tuple(notes),
+            **{name: getattr(certificate, name) for name in shared},
+        )
 
     def summary(self) -> str:
         """Returns the layer in one line of plain text."""
@@ -299,7 +328,7 @@ class NetworkCertificate(Judged):
     @property
     def difference(self) -> float | None:
         """Measured error as a share of the largest output; None if that is unknown or zero."""
-        return relative(self.measured_error, self.largest)
+        return self.measured_error / self.largest if self.measured_error is not None and self.largest else None
 
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text: exact layers are counted, others have a line each."""
@@ -320,7 +349,7 @@ class NetworkCertificate(Judged):
         if self.accuracy_before is not None and self.accuracy_after is not None:
             lines.append(f"  accuracy        {self.accuracy_before:.2%} before, {self.accuracy_after:.2%} after")
         if self.verdict in ("close", "different"):
-            lines += remedies(self.direction)
+            lines += _remedies(self.direction)
         told = [layer for layer in self.layers if not (layer.exact and layer.verdict == "exact")]
         lines += [f"  layer           {layer.summary()}" for layer in told]
         for note in dict.fromkeys(note for layer in self.layers for note in layer.notes):
@@ -471,10 +500,6 @@ def _bound(conv: AnyConvolution, weights: float, source: float, terms: int, writ
     return RoundingBound(weights * lost + source * lost_by_source, bias * (lost + lost_by_source) + smallest)
 
 
-SEED = 0
-"""Seed of the random images."""
-
-
 def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Draws two standard normal images of given sizes for a layer, in float64, and rounds them."""
     shape = (2, layer.in_channels, *sizes)
@@ -529,46 +554,6 @@ def describe_attention(layer: RelativeAttention) -> str:
     return f"{type(layer).__name__}({layer.extra_repr()}, encoding={layer.encoding})"
 
 
-def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes a convolution in its own dtype as a sum over taps."""
-    y = None
-    for pixels, weight in zip(tap_pixels(taps, x), taps.maps, strict=True):
-        term = combine_heads(pixels[:, None], weight[None], taps.groups)
-        y = term if y is None else y + term
-    assert y is not None
-    return _with_bias(taps, y)
-
-
-def in_one_product(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes a convolution in its own dtype as one matrix product, with a copy of the image for every tap."""
-    every = rearrange(
-        torch.stack(list(tap_pixels(taps, x)), 1),
-        "b taps (groups c) ... -> b 1 (groups taps c) ...",
-        groups=taps.groups,
-    )
-    maps = rearrange(taps.maps, "taps outputs c -> 1 outputs (taps c)")
-    return _with_bias(taps, combine_heads(every, maps, taps.groups))
-
-
-def tap_pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
-    """Yields, for each tap, the pixels that all queries see there."""
-    axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
-    for displacement in taps.displacements:
-        shifted = [
-            Axis(range(axis.queries.start + d, axis.queries.stop + d, axis.queries.step), axis.keys)
-            for axis, d in zip(axes, displacement, strict=True)
-        ]
-        yield query_pixels(keys, shifted)
-
-
-def _with_bias(taps: Taps, y: Tensor) -> Tensor:
-    return y if taps.bias is None else y + taps.bias.view(-1, *(1,) * (y.ndim - 2))
-
-
-_MANY_TAPS = 400
-"""Taps beyond which a computation tap by tap takes too long."""
-
-
 class Promise(NamedTuple):
     """What a conversion promises before anything is measured."""
 
@@ -583,9 +568,8 @@ def certify_attention(
 ) -> Certificate:
     """Runs a convolution and the layer made from it on random images, and records how much they differ.
 
-    The layer runs twice: as a real softmax, and by the path that it takes by itself.
-
-    `discarded` holds the singular values left out, per head.
+    The layer runs twice: as a real softmax, and by the path that it takes by itself. `discarded` holds the singular
+    values left out, per head.
     """
     sizes = [size + 3 + axis for axis, size in enumerate(smallest_image(layer.geometry))]  # all different
     x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
@@ -594,11 +578,9 @@ def certify_attention(
         attention.impl = "reference"
     with torch.no_grad(), without_autocast(x.device):
         high = copy.deepcopy(conv).double().cpu()(x.double().cpu())
-        made, ran, taps = attention(x), layer(x), read_taps(conv)
+        made, by_itself, taps = attention(x), layer(x), read_taps(conv)
         lows = [tap_by_tap(taps, x), in_one_product(taps, x), conv(x), *(conv(other) for other in _moved(x))]
-    limit, bound = attention_rounding(layer, conv), promise.per_unit * largest(x)
-    measured = max(largest(y.double().cpu() - high) for y in (made, ran))
-    rounding = min(rounding_budget(high, lows), limit.on(largest(x)))
+    limit = attention_rounding(layer, conv)
     not_covered = []
     if lowest_sharpness(layer) is not None:
         not_covered.append("centres rounded when the layer is cast to a narrower dtype")
@@ -608,15 +590,17 @@ def certify_attention(
         direction="conv_to_attention",
         source=repr(conv),
         result=describe_attention(layer),
-        bound=bound,
-        measured_error=measured,
-        rounding=rounding,
         discarded=discarded,
-        largest=largest(high),
-        verdict=_verdict(promise, measured, bound, rounding),
         not_covered=tuple(not_covered),
         weights=weights_digest(layer),
-        **_common_fields(layer, x, promise, limit),
+        **_promised(layer, x, promise, limit),
+        **_measured(
+            promise.exact,
+            largest=largest(high),
+            bound=promise.per_unit * largest(x),
+            measured_error=max(largest(y.double().cpu() - high) for y in (made, by_itself)),
+            rounding=min(rounding_budget(high, lows), limit.on(largest(x))),
+        ),
     )
 
 
@@ -647,9 +631,16 @@ def certify_convolution(
     unit, limit = largest(x), convolution_rounding(conv, kernel, rows)
     budget = max(rounding_budget(high, lows), rounding_budget(high_conv, roads))
     rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * unit
-    measured, moved, bound = largest(made.double() - high), largest(high_conv - high), promise.per_unit * unit
-    rounding = min(budget + rounded, limit.on(unit))
-    same = moved <= bound + rounded + convolution_rounding(exact_conv, kernel, rows).on(unit)
+    measured = _measured(
+        promise.exact,
+        largest=largest(high),
+        bound=promise.per_unit * unit,
+        measured_error=largest(made.double() - high),
+        rounding=min(budget + rounded, limit.on(unit)),
+    )
+    allowed = measured["bound"] + rounded + convolution_rounding(exact_conv, kernel, rows).on(unit)
+    if not largest(high_conv - high) <= allowed:
+        measured["verdict"] = "failed"
     not_covered = [] if promise.any_size else [f"images of other sizes than {' x '.join(map(str, sizes))}"]
     if layer.dropout:
         not_covered.append("dropout of attention weights in training, which a convolution does not have")
@@ -657,23 +648,12 @@ def certify_convolution(
         direction="attention_to_conv",
         source=describe_attention(layer),
         result=repr(conv),
-        bound=bound,
-        measured_error=measured,
-        rounding=rounding,
         discarded=(),
-        largest=largest(high),
-        verdict=_verdict(promise, measured, bound, rounding) if same else "failed",
         not_covered=tuple(not_covered),
         weights=weights_digest(conv),
-        **_common_fields(layer, x, promise, limit),
+        **_promised(layer, x, promise, limit),
+        **measured,
     )
-
-
-def _verdict(promise: Promise, measured: float, bound: float, rounding: float) -> Verdict:
-    """Judges a layer by its promise; a bound that is hidden by rounding counts as exact."""
-    if not measured <= bound + rounding:
-        return "failed"
-    return "exact" if promise.exact or bound <= rounding else "different"
 
 
 def _moved(x: Tensor) -> list[Tensor]:
@@ -681,8 +661,8 @@ def _moved(x: Tensor) -> list[Tensor]:
     return [rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)]
 
 
-def _common_fields(layer: RelativeAttention, x: Tensor, promise: Promise, limit: RoundingBound) -> dict[str, Any]:
-    """Returns the fields of a certificate that both directions fill alike."""
+def _promised(layer: RelativeAttention, x: Tensor, promise: Promise, limit: RoundingBound) -> dict[str, Any]:
+    """Returns the fields of a certificate that say what is promised, and for which layer and image."""
     return {
         "dtype": str(x.dtype).removeprefix("torch."),
         "heads": layer.num_heads,
@@ -697,150 +677,21 @@ def _common_fields(layer: RelativeAttention, x: Tensor, promise: Promise, limit:
     }
 
 
-def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
-    """Computes a convolution in another order: tap by tap, or for large kernels from an image rounded differently."""
-    few = prod(conv.kernel_size) <= _MANY_TAPS
-    return tap_by_tap(read_taps(conv), x) if few else conv(rounded_differently(x, SEED))
+def _measured(exact: bool, *, bound: float, measured_error: float, rounding: float, largest: float) -> dict[str, Any]:
+    """Returns the fields that say what was measured, with the verdict: a bound hidden by rounding counts as exact."""
+    verdict: Verdict = "exact" if exact or bound <= rounding else "different"
+    if not measured_error <= bound + rounding:
+        verdict = "failed"
+    return {
+        "verdict": verdict,
+        "bound": bound,
+        "measured_error": measured_error,
+        "rounding": rounding,
+        "largest": largest,
+    }
 
 
-_MEASURED = ("images", "reference", "top1_total", "top1_changed", "accuracy_before", "accuracy_after")
-"""Fields of a comparison that a certificate repeats; None where the networks were not compared."""
-
-CLOSE = 0.01
-"""Largest difference that is called close, as a share of the largest output, where the caller does not say.
-
-A decision can change only where its two largest scores are nearer than twice this share.
-"""
-
-
-class Difference(NamedTuple):
-    """How far one output of a network is from the reference."""
-
-    error: float  # Largest difference
-    rounding: float  # Largest difference that rounding explains
-    largest: float  # Largest absolute value of the reference
-    same: bool = True  # Whether the reference was met again in float64, where that was asked
-
-    @property
-    def relative(self) -> float:
-        """Error over largest value; not a number counts as infinite."""
-        share = self.error / self.largest if self.largest else math.inf * self.error
-        return 0.0 if self.error == 0 else math.inf if math.isnan(share) else share
-
-    @property
-    def share(self) -> float:
-        """Error over rounding; infinite where the networks differ in float64 or rounding exceeds the values."""
-        if not self.same or self.rounding > self.largest or not math.isfinite(self.error + self.rounding):
-            return math.inf
-        return self.error / self.rounding if self.rounding else math.inf if self.error else 0.0
-
-
-@dataclass(frozen=True)
-class NetworkComparison:
-    """How far a network is from its source on some images."""
-
-    images: str  # What the networks were run on, in words
-    shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
-    reference: str  # Dtype in which the source computes the reference
-    outputs: tuple[Difference, ...]  # One difference per output, at least one
-    differing: tuple[str, ...]  # Parts of the output beside floating-point numbers that differ
-    top1_total: int | None  # Number of predictions; None where the first output is not one row of scores per image
-    top1_changed: int | None  # How many predictions differ from those of the source
-    accuracy_before: float | None  # Share of the labels that the source predicts; None without labels
-    accuracy_after: float | None  # The same for the converted network
-    not_covered: tuple[str, ...]  # What the comparison could not show
-
-    def worst(self, *, exact: bool) -> Difference:
-        """Returns the output nearest to its budget or beyond; where layers are not exact, that of largest error."""
-        return max(self.outputs, key=lambda one: one.share if exact else one.relative)
-
-
-def certify_network(  # noqa: PLR0913 - what a certificate consists of
-    direction: str,
-    source: nn.Module,
-    made: nn.Module,
-    layers: Sequence[LayerCertificate],
-    left_alone: Sequence[LeftAlone],
-    comparison: NetworkComparison | None,
-    *,
-    tolerance: float | None,
-    impl: str | None = None,
-    not_covered: Sequence[str] = (),
-) -> NetworkCertificate:
-    """Puts the certificate of a network together and judges it.
-
-    `comparison` is None where the networks were not compared. `tolerance` is the share of the largest output up to
-    which a difference may be called close, or None.
-    """
-    exact = all(layer.exact for layer in layers)
-    verdict, worst = _judge(layers, comparison, tolerance)
-    dtypes = dict.fromkeys(str(parameter.dtype).removeprefix("torch.") for parameter in made.parameters())
-    return NetworkCertificate(
-        direction=direction,
-        source=full_name(type(source)),
-        result=full_name(type(made)),
-        dtype=", ".join(dtypes),
-        impl=impl,
-        layers=tuple(layers),
-        left_alone=tuple(left_alone),
-        exact=exact,
-        measured_error=worst.error if worst else None,
-        rounding=worst.rounding if worst else None,
-        largest=worst.largest if worst else None,
-        tolerance=tolerance,
-        verdict=verdict,
-        not_covered=(*not_covered, *(comparison.not_covered if comparison else ())),
-        weights=weights_digest(made),
-        shapes=comparison.shapes if comparison else (),
-        **{name: getattr(comparison, name, None) for name in _MEASURED},
-    )
-
-
-def require_tolerance(tolerance: float | None) -> None:
-    """Raises ArgumentError unless `tolerance` is None or a share in (0, 1)."""
-    if tolerance is not None and not fits(
-        tolerance, Annotated[float, Range(0, 1, without_low=True, without_high=True)]
-    ):
-        raise ArgumentError(must_be("tolerance", "a share in (0, 1), or None", tolerance))
-
-
-def _judge(
-    layers: Sequence[LayerCertificate], comparison: NetworkComparison | None, tolerance: float | None
-) -> tuple[Verdict, Difference | None]:
-    """Returns the verdict on a network, and the output by which it is judged."""
-    verdicts = {layer.verdict for layer in layers}
-    if comparison is None:
-        return "failed" if "failed" in verdicts else "exact" if verdicts == {"exact"} else "different", None
-    by_rounding, by_size = comparison.worst(exact=True), comparison.worst(exact=False)
-    exact = all(layer.exact for layer in layers)
-    if "failed" in verdicts or not math.isfinite(by_size.error):
-        return "failed", by_rounding if exact else by_size
-    if verdicts == {"exact"} and by_rounding.share <= 1 and not comparison.differing:
-        return "exact", by_rounding
-    if exact:
-        return "failed", by_rounding
-    close = tolerance is not None and by_size.largest > 0 and by_size.relative <= tolerance
-    return "close" if close and not comparison.top1_changed and not comparison.differing else "different", by_size
-
-
-def shorten(
-    certificate: Certificate,
-    names: Sequence[str],
-    *,
-    kernel_size: tuple[int, ...],
-    path: str | None,
-    notes: tuple[str, ...],
-) -> LayerCertificate:
-    """Shortens a layer's certificate to its entry in the certificate of a network.
-
-    `names` are its dotted names in the network. `path` is None where the network's images did not reach the layer.
-    """
-    shared = {field.name for field in fields(LayerCertificate)} & {field.name for field in fields(Certificate)}
-    return LayerCertificate(
-        name=names[0],
-        aliases=tuple(names[1:]),
-        kernel_size=kernel_size,
-        path=path,
-        notes=notes,
-        **{name: getattr(certificate, name) for name in shared},
-    )
+def require_share(argument: str, share: float | None) -> None:
+    """Raises ArgumentError unless `share` is None or a number in (0, 1)."""
+    if share is not None and (isinstance(share, bool) or not (isinstance(share, int | float) and 0 < share < 1)):
+        raise ArgumentError(must_be(argument, "a share in (0, 1), or None", share))

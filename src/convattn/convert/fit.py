@@ -12,10 +12,9 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.convert.certificate import LeftAlone, tap_pixels
-from convattn.convert.classes import CONVOLUTIONS, Convolution
-from convattn.convert.surgery import Arguments, copy_network, names_by_module, run, shapes_met
-from convattn.convert.taps import read_taps
+from convattn.convert.certificate import LeftAlone
+from convattn.convert.surgery import Arguments, copy_network, input_shapes, names_by_module, run
+from convattn.convert.taps import CONVOLUTIONS, Convolution, read_taps, tap_pixels
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.functional.autocast import without_autocast
 from convattn.layers import RelativeAttention
@@ -189,7 +188,7 @@ def fit_layers(
         before = _end_to_end(model, teacher, rest, output)
         if not math.isfinite(before[0]):
             raise ArgumentError(_NOT_FINITE.format(argument))
-        order = shapes_met(model, Arguments((fit[:1],), {}, "one of the images"), layers)
+        order = input_shapes(model, Arguments((fit[:1],), {}, "one of the images"), layers)
         fitted = [_fit_layer(model, teacher, layers[place], fit, rest, ridge, argument) for place in order]
         after = _end_to_end(model, teacher, rest, output)
     return Refinement(

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convattn.convert.classes import CONVOLUTIONS
-from convattn.convert.surgery import copy_network, graft, names_by_module, read_arguments, shapes_met
+from convattn.convert.surgery import copy_network, graft, input_shapes, names_by_module, read_arguments
+from convattn.convert.taps import CONVOLUTIONS
 from convattn.errors import ArgumentError, ConversionError, must_be_a
 from convattn.layers import FrozenAttention, RelativeAttention
 
@@ -55,7 +55,7 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
             for module, named in names_by_module(model).items()
             if isinstance(module, RelativeAttention) and not module.needs_content()
         ]
-    met = shapes_met(model, given, names)
+    met = input_shapes(model, given, names)
     if not met:
         raise ConversionError("cannot freeze: the images reach no attention layer without content")
     made = copy_network(model).eval()

@@ -12,8 +12,8 @@ from torch import nn
 
 from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate
-from convattn.convert.classes import ATTENTION_LAYERS, SUPPORTED_CONVOLUTIONS, TransposedConvolution
-from convattn.convert.to_attention import SamePaddedAttention
+from convattn.convert.taps import SUPPORTED_CONVOLUTIONS, TransposedConvolution
+from convattn.convert.to_attention import ATTENTION_LAYERS, SamePaddedAttention
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
 from convattn.errors import (
     ArgumentError,

@@ -16,14 +16,33 @@ from convattn.convert.certificate import (
     off_centre_mass,
     underflows,
 )
-from convattn.convert.classes import GATED_ATTENTION, PLAIN_ATTENTION, AnyConvolution
 from convattn.convert.surgery import keep_random_state
-from convattn.convert.taps import Taps, read_taps, require_supported
+from convattn.convert.taps import AnyConvolution, Taps, read_taps, require_supported
 from convattn.encodings import Encoding, Quadratic, Shift
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.grid import Geometry, whole_number
-from convattn.layers import Content, FactoredValues, MergedValues, RelativeAttention
+from convattn.layers import (
+    Content,
+    FactoredValues,
+    GatedRelativeAttention1d,
+    GatedRelativeAttention2d,
+    GatedRelativeAttention3d,
+    MergedValues,
+    RelativeAttention,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
+
+_PLAIN: dict[int, type[RelativeAttention]] = {
+    kind.dims: kind for kind in (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d)
+}
+_GATED: dict[int, type[RelativeAttention]] = {
+    kind.dims: kind for kind in (GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d)
+}
+ATTENTION_LAYERS: tuple[type[RelativeAttention], ...] = (*_PLAIN.values(), *_GATED.values())
+"""The attention layers of this library. Subclasses may compute something else."""
 
 
 def conv_to_attention(
@@ -113,7 +132,7 @@ def _make_layer(
     heads, outputs, _ = taps.maps.shape
     geometry, dims = taps.geometry, len(taps.geometry.kernel_size)
     gated = {"gate": "tanh", **({"content": content} if isinstance(content, Content) else {})}
-    layer = (GATED_ATTENTION if content else PLAIN_ATTENTION)[dims](
+    layer = (_GATED if content else _PLAIN)[dims](
         taps.inputs,
         outputs,
         heads,

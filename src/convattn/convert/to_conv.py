@@ -1,25 +1,593 @@
-"""From attention to convolution: exact for hard heads, else up to borders and distant attention."""
+"""From attention to convolution: exact for hard heads, else up to borders and distant attention.
+
+Read downwards: the windows that torch's convolutions can have, the attention of a layer's heads, hard heads, the choice
+of a kernel, and the conversion.
+"""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from math import prod
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
-from einops import reduce
-from torch import nn
+from einops import einsum, rearrange, reduce
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
-from convattn.convert.certificate import Certificate, Promise, certify_convolution
-from convattn.convert.classes import ATTENTION_LAYERS, AnyConvolution
-from convattn.convert.kernel_choice import choose_kernel, choose_sizes, make_convolution, padding_modes
+from convattn.convert.certificate import (
+    Certificate,
+    Promise,
+    certify_convolution,
+    draw_images,
+    require_share,
+    smallest_image,
+    softmax_copy,
+)
 from convattn.convert.surgery import keep_random_state
-from convattn.convert.taps import require_numbers
-from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, lacks_memory, must_be
-from convattn.grid import PerAxis, axis_lists
+from convattn.convert.taps import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, AnyConvolution, require_numbers
+from convattn.convert.to_attention import ATTENTION_LAYERS
+from convattn.encodings import AxisAdditiveEncoding, Encoding, LearnedAxial, LearnedTable, Quadratic, Shift
+from convattn.errors import (
+    ArgumentError,
+    ConversionError,
+    UnknownNameError,
+    UnsupportedModelError,
+    lacks_memory,
+    must_be,
+)
+from convattn.functional import find_shifts
+from convattn.functional.autocast import without_autocast
+from convattn.grid import PADDING_MODES, Axis, Geometry, PerAxis, axis_lists
 from convattn.layers import FactoredValues, MergedValues, RelativeAttention
 
-_MOST = 1 << 28
+_MOST_NUMBERS = 1 << 28
 """Numbers of a kernel, which takes 2 GiB in float64."""
+
+_HARD = 1 / 8
+"""Attention that a hard head may give to other pixels, as a share of the eps of the weights' dtype."""
+
+_FARTHEST = 1 << 20
+"""Displacement in pixels beyond which float32 does not tell neighbouring pixels apart."""
+
+_MOST_DISPLACEMENTS = 1 << 18
+_LONGEST = 1 << 10
+"""Limits of the search for an image size: displacements of a grid, and keys along an axis."""
+
+
+class Window(NamedTuple):
+    """A convolution's taps, seen from the attention layer's queries, and its arguments."""
+
+    first: tuple[int, ...]  # Displacement of the first tap from the query, in pixels per axis
+    taps: tuple[int, ...]  # Number of taps per axis
+    steps: tuple[int, ...]  # Step from one tap to the next, in pixels per axis
+    padding: tuple[int, ...] | Literal["same"]  # Argument of torch's convolution
+    output_padding: tuple[int, ...] | None  # Argument of torch's transposed convolution; None for a plain one
+
+    def within(self, geometry: Geometry) -> bool:
+        """Tells whether no tap leads out of the keys, from any query of any image."""
+        return all(
+            low >= -anchor and low + (taps - 1) * step <= d * (k - 1) - anchor
+            for low, taps, step, anchor, d, k in zip(
+                *self[:3], geometry.anchor, geometry.dilation, geometry.kernel_size, strict=True
+            )
+        )
+
+
+def own_window(geometry: Geometry) -> Window | None:
+    """Returns the layer's own window, or None if no torch convolution has it with the layer's padding."""
+    first, taps, steps = tuple(-anchor for anchor in geometry.anchor), geometry.kernel_size, geometry.dilation
+    if not _transposed(geometry):
+        plain = _fit_window(geometry, first, taps, steps, transposed=False)
+        if plain is not None:
+            return plain
+        totals = [d * (k - 1) for d, k in zip(steps, taps, strict=True)]
+        same = [(total // 2, total - total // 2) for total in totals]
+        if set(geometry.stride) == {1} and list(geometry.padding) == same:
+            return Window(first, taps, steps, "same", None)
+    return _fit_window(geometry, first, taps, steps, transposed=True)
+
+
+def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> Window | None:
+    """Returns the smallest window without gaps that contains the displacements and keeps the layer's output size.
+
+    `low` and `high` are the smallest and largest displacements per axis. torch pads both sides equally, so the window
+    may be larger than needed on one side. None means that no torch convolution has the layer's stride and input
+    dilation.
+    """
+    transposed, first, taps = _transposed(geometry), [], []
+    for axis, (start, stop) in enumerate(zip(low, high, strict=True)):
+        middle, reach = _middle(geometry, axis), _reach(geometry, axis)
+        if transposed:
+            end = max(stop, reach, middle - start)
+            begin = min(start, middle + geometry.input_dilation[axis] - 1 - end)
+        else:
+            begin = min(start, middle - stop, reach)
+            end = middle - begin
+        first.append(begin)
+        taps.append(end - begin + 1)
+    return _fit_window(geometry, tuple(first), tuple(taps), (1,) * len(taps), transposed=transposed)
+
+
+def sized_windows(geometry: Geometry, kernel_size: tuple[int, ...]) -> list[Window]:
+    """Returns the windows of a given size that keep the layer's output size, with its dilation and without it."""
+    own, transposed = own_window(geometry), _transposed(geometry)
+    windows = [own if own is not None and own.taps == kernel_size else None]
+    for steps in dict.fromkeys([geometry.dilation, (1,) * len(kernel_size)]):
+        starts = [
+            _start(geometry, axis, steps[axis] * (taps - 1), transposed=transposed)
+            for axis, taps in enumerate(kernel_size)
+        ]
+        first = tuple(start for start in starts if start is not None)
+        if len(first) == len(starts):
+            windows.append(_fit_window(geometry, first, kernel_size, steps, transposed=transposed))
+    return [window for window in windows if window is not None]
+
+
+def _transposed(geometry: Geometry) -> bool:
+    return set(geometry.input_dilation) != {1}
+
+
+def _middle(geometry: Geometry, axis: int) -> int:
+    """Returns the sum of first and last displacement with which a plain convolution keeps the output size."""
+    (before, after), anchor = geometry.padding[axis], geometry.anchor[axis]
+    return before - after + geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) - 2 * anchor
+
+
+def _reach(geometry: Geometry, axis: int) -> int:
+    """Returns the displacement from the first query to the first input pixel, where an unpadded window begins."""
+    return geometry.padding[axis][0] - geometry.anchor[axis]
+
+
+def _start(geometry: Geometry, axis: int, span: int, *, transposed: bool) -> int | None:
+    """Returns the first displacement of a window of a given span, or None if there is no such window."""
+    for extra in range(geometry.input_dilation[axis] if transposed else 1):
+        start, odd = divmod(_middle(geometry, axis) + extra - span, 2)
+        fits = start + span >= _reach(geometry, axis) if transposed else start <= _reach(geometry, axis)
+        if not odd and fits:
+            return start
+    return None
+
+
+def _fit_window(
+    geometry: Geometry, first: tuple[int, ...], taps: tuple[int, ...], steps: tuple[int, ...], *, transposed: bool
+) -> Window | None:
+    """Returns the window with the padding that puts its first tap there; None if torch has no such convolution."""
+    padded = any(pixels > 0 for pair in geometry.padding for pixels in pair)
+    if transposed and (set(geometry.stride) != {1} or (padded and geometry.padding_mode != "zeros")):
+        return None
+    padding, output_padding = [], []
+    for axis, (low, n, step) in enumerate(zip(first, taps, steps, strict=True)):
+        high, reach = low + (n - 1) * step, _reach(geometry, axis)
+        padding.append(high - reach if transposed else reach - low)
+        output_padding.append(low + high - _middle(geometry, axis))
+        most = max(geometry.input_dilation[axis], step) if transposed else 1
+        if padding[-1] < 0 or not 0 <= output_padding[-1] < most:
+            return None
+    return Window(first, taps, steps, tuple(padding), tuple(output_padding) if transposed else None)
+
+
+def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:
+    """Returns a layer's axes for images of given sizes, with a query at every pixel, whatever its stride."""
+    axes = geometry.axes(spatial)
+    spans = [d * (k - 1) for d, k in zip(geometry.dilation, geometry.kernel_size, strict=True)]
+    return tuple(
+        Axis(range(axis.queries[0], axis.queries[0] + axis.keys - span), axis.keys)
+        for axis, span in zip(axes, spans, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """ā_h(δ) = g_h(δ) / max_q Z_h(q), with g = exp s and Z_h(q) the sum of g_h over the keys that query q sees.
+
+    The query that sees most of a head attends exactly like this. Any other query gives at least as much to each key
+    that it sees. Far from borders, all queries of heads that fall off with distance attend like this.
+    """
+
+    axes: tuple[Axis, ...]  # Queries, at every pixel, and keys
+    # ā in float64, (heads, *displacements), from the lowest to the highest displacement of each axis
+    weights: Float[Tensor, "heads *displacements"]
+    totals: Float[Tensor, "heads *queries"]  # Z_h(q) / max_q Z_h(q), (heads, *queries), at most 1
+
+    def mask(self, window: Window) -> Bool[Tensor, " *displacements"]:
+        """Marks the displacements that are taps of a window."""
+        marks = []
+        for axis, low, taps, step in zip(self.axes, window.first, window.taps, window.steps, strict=True):
+            offset = axis.displacements() - low
+            marks.append((offset % step == 0) & (offset >= 0) & (offset <= (taps - 1) * step))
+        grids = torch.meshgrid(*marks, indexing="ij")
+        return torch.stack(grids).all(0).to(self.weights.device)
+
+    def leak(self, window: Window) -> float:
+        """Returns the largest share of ā that any query of any head sees outside a window."""
+        return _sum_over_keys(self.weights * ~self.mask(window), self.axes).max().item()
+
+    def left_out(self, window: Window) -> float:
+        """Returns the largest share of ā of any head outside a window, over all displacements."""
+        return (self.weights * ~self.mask(window)).flatten(1).sum(1).max().item()
+
+    def errors(self, window: Window, geometry: Geometry, *, zeros: bool) -> Float[Tensor, "heads *queries"]:
+        """Bounds Σ_k |A_h[q, k] − Ã_h[q, k]| per unit of the largest pixel; Ã is ā in the window and 0 elsewhere.
+
+        `zeros` says that the image is padded with zeros; otherwise it is padded with other pixels.
+        """
+        inside = self.mask(window)
+        pads = geometry.padding if zeros else ((0, 0),) * len(self.axes)
+        held, missed = (_sum_over_keys(self.weights * mask, self.axes, pads) for mask in (inside, ~inside))
+        # A ≥ ā on the keys: in the window it is too large by held (1/Z − 1), outside by missed / Z
+        error = torch.where(self.totals > 0, (held * (1 - self.totals) + missed) / self.totals, 1.0)
+        if zeros or window.within(geometry):
+            return error
+        kernel = (self.weights * inside).flatten(1).sum(1).view(-1, *(1,) * len(self.axes))
+        return error + (kernel - _sum_over_keys(self.weights * inside, self.axes)).clamp(min=0)  # taps beyond the keys
+
+    def kernel(
+        self, window: Window, maps: Float[Tensor, "heads outputs channels"]
+    ) -> Float[Tensor, "outputs channels *taps"]:
+        """Returns K[δ] = Σ_h ā_h(δ) W_h at the taps of a window; 0 where no query sees δ."""
+        weights = self.weights
+        for dim, (axis, low, taps, step) in enumerate(
+            zip(self.axes, window.first, window.taps, window.steps, strict=True), start=1
+        ):
+            index = torch.arange(taps) * step + low - axis.lowest
+            seen = (index >= 0) & (index < weights.shape[dim])
+            shape = [1] * weights.ndim
+            shape[dim] = taps
+            place = index.clamp(0, weights.shape[dim] - 1).to(weights.device)
+            weights = weights.index_select(dim, place) * seen.to(weights).view(shape)
+        return einsum(weights, maps, "heads ..., heads outputs channels -> outputs channels ...")
+
+    def trimmed(self, mass: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the lowest and highest displacements of a box that leaves at most `mass` of each head outside.
+
+        No side of the box can be moved inwards.
+        """
+        rest = torch.full((len(self.weights),), mass, dtype=torch.float64, device=self.weights.device)
+        box = self.weights
+        low, high = [axis.lowest for axis in self.axes], [axis.highest for axis in self.axes]
+        while True:
+            faces = [
+                (box.select(dim, end).reshape(len(box), -1).sum(1), dim, end)
+                for dim in range(1, box.ndim)
+                for end in (0, -1)
+                if box.shape[dim] > 1
+            ]
+            faces = [(face, dim, end) for face, dim, end in faces if bool((face <= rest).all())]
+            if not faces:
+                return tuple(low), tuple(high)
+            face, dim, end = min(faces, key=lambda item: item[0].max().item())
+            rest, box = rest - face, box.narrow(dim, 1 if end == 0 else 0, box.shape[dim] - 1)
+            if end == 0:
+                low[dim - 1] += 1
+            else:
+                high[dim - 1] -= 1
+
+    def falls_off(self, mass: float) -> bool:
+        """Tells whether half of this grid's displacements hold all but `mass` of each head."""
+        low, high = self.trimmed(mass)
+        return all(
+            2 * first >= axis.lowest and 2 * last <= axis.highest
+            for first, last, axis in zip(low, high, self.axes, strict=True)
+        )
+
+
+def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> AttentionMap:
+    """Computes the attention of an encoding's heads in float64, for given queries and keys."""
+    with torch.no_grad(), without_autocast(device):
+        scores = _scores(encoding, axes, device)
+        heads = (-1, *(1,) * len(axes))
+        table = torch.exp(scores - scores.flatten(1).amax(1).view(heads))
+        totals = _sum_over_keys(table, axes)
+        most = totals.flatten(1).amax(1).view(heads)
+    return AttentionMap(axes, table / most, totals / most)
+
+
+def _scores(encoding: Encoding, axes: Sequence[Axis], device: torch.device) -> Float[Tensor, "heads *displacements"]:
+    """Scores all displacements; scores that are sums over axes need only one small table per axis."""
+    if not isinstance(encoding, AxisAdditiveEncoding):
+        return encoding.table(axes, torch.float64, device)
+    scores = None
+    for dim, table in enumerate(encoding.axis_tables(axes, torch.float64, device), start=1):
+        shape = [len(table)] + [1] * len(axes)
+        shape[dim] = -1
+        along = table.view(shape)
+        scores = along if scores is None else scores + along
+    assert scores is not None
+    return scores
+
+
+def _sum_over_keys(table: Tensor, axes: Sequence[Axis], pads: Sequence[tuple[int, int]] | None = None) -> Tensor:
+    """Sums a table, for each query, over the displacements to the keys that it sees, without padding."""
+    for dim, (axis, (before, after)) in enumerate(zip(axes, pads or [(0, 0)] * len(axes), strict=True), start=1):
+        queries, delta = torch.tensor(list(axis.queries))[:, None], axis.displacements()[None]
+        key = queries + delta
+        sees = ((key >= max(before, 0)) & (key < axis.keys - max(after, 0))).to(table)
+        table = (table.movedim(dim, -1) @ sees.mT).movedim(-1, dim)
+    return table
+
+
+class HardHeads(NamedTuple):
+    """Heads that attend to one displacement each; where it leads beyond the keys, to the nearest key."""
+
+    displacements: tuple[tuple[int, ...], ...]  # From the query to the pixel, one integer per axis for each head
+    leak: float  # Largest share of attention at other pixels
+    any_size: bool  # Whether this holds for images of any size, or only for the size that was examined
+
+    def window(self, geometry: Geometry, taps: tuple[int, ...] | None) -> Window | None:
+        """Chooses a window that contains the displacements of all heads; None if no torch convolution has one.
+
+        Where `taps` is None this is the layer's own window if it contains them, else the smallest one without gaps.
+        """
+        own = own_window(geometry)
+        windows = sized_windows(geometry, taps) if taps is not None else [own] if own is not None else []
+        held = next((window for window in windows if self._are_taps_of(window)), None)
+        if held is not None or taps is not None:
+            return held
+        along = list(zip(*self.displacements, strict=True))
+        return box_window(geometry, [min(one) for one in along], [max(one) for one in along])
+
+    def kernel(
+        self, window: Window, maps: Float[Tensor, "heads outputs channels"]
+    ) -> Float[Tensor, "outputs channels *taps"]:
+        """Returns the kernel: each head's matrix at its tap, summed where heads share a tap."""
+        kernel = maps.new_zeros(*maps.shape[1:], *window.taps)
+        for displacement, matrix in zip(self.displacements, maps, strict=True):
+            steps = zip(displacement, window.first, window.steps, strict=True)
+            kernel[(..., *((d - low) // step for d, low, step in steps))] += matrix
+        return kernel
+
+    def sides(self, geometry: Geometry) -> set[tuple[int, int]]:
+        """Lists the sides (axis, 0 before or 1 after) where a head of some query leads beyond the keys."""
+        sides = set()
+        for axis, along in enumerate(zip(*self.displacements, strict=True)):
+            anchor = geometry.anchor[axis]
+            if min(along) < -anchor:
+                sides.add((axis, 0))
+            if max(along) > geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) - anchor:
+                sides.add((axis, 1))
+        return sides
+
+    def seen(self, axes: tuple[Axis, ...]) -> bool:
+        """Tells whether each displacement leads from some query to a key."""
+        along = zip(*self.displacements, strict=True)
+        return all(axis.lowest <= min(one) and max(one) <= axis.highest for one, axis in zip(along, axes, strict=True))
+
+    def _are_taps_of(self, window: Window) -> bool:
+        return all(
+            (d - low) % step == 0 and 0 <= (d - low) // step < taps
+            for displacement in self.displacements
+            for d, low, step, taps in zip(displacement, window.first, window.steps, window.taps, strict=True)
+        )
+
+
+def find_hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str) -> HardHeads | None:
+    """Returns the heads if all are hard and padding in `mode` gives the same as attention beyond the keys, else None.
+
+    Displacements that the encoding itself determines hold for images of every size. Otherwise, or if one of them leads
+    to no key at these sizes, the attention is examined, and the result holds for these sizes only.
+    """
+    weight = next(layer.values.parameters())
+    heads = fixed_heads(layer.encoding, weight.dtype)
+    if heads is None or not heads.seen(axes):
+        heads = _examined(layer.encoding, axes, weight)
+    if heads is None or not _padding_agrees(layer.geometry, heads.sides(layer.geometry), mode):
+        return None
+    return heads
+
+
+def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
+    """Returns heads that are hard for images of any size, as the encoding alone shows, or None.
+
+    A quadratic head f ≤ ½ from a pixel along an axis gives its other pixels, at distances m on both sides, at most
+    `Σ_{m≥1} e^{−α(m² − 2mf)} + e^{−α(m² + 2mf)}` of what that pixel has. Beyond the keys the nearest key takes its
+    place, and the others are farther still. With m² ≥ 3m − 2 the sums are at most geometric ones. The leak must stay
+    below the rounding of `dtype`, that of the weights.
+    """
+    if isinstance(encoding, Shift):
+        return HardHeads(encoding.displacements, 0.0, any_size=True)
+    if not isinstance(encoding, Quadratic):
+        return None
+    centres, alpha = encoding.centres.detach().double().cpu(), encoding.sharpness.detach().double().cpu()[:, None]
+    nearest = centres.round()
+    away = (centres - nearest).abs()
+    near = torch.exp(-alpha * (1 - 2 * away)) / -torch.expm1(-alpha * (3 - 2 * away))
+    far = torch.exp(-alpha * (1 + 2 * away)) / -torch.expm1(-3 * alpha)
+    leak = (near + far).sum(1).max().item()
+    if not (leak <= torch.finfo(dtype).eps * _HARD and nearest.abs().max().item() <= _FARTHEST):
+        return None
+    return HardHeads(tuple(tuple(int(d) for d in head) for head in nearest.tolist()), leak, any_size=True)
+
+
+def _examined(encoding: Encoding, axes: tuple[Axis, ...], weight: Tensor) -> HardHeads | None:
+    """Returns heads that are hard on images of one size, judged in the dtype and on the device of a weight."""
+    if not isinstance(encoding, AxisAdditiveEncoding):
+        return None
+    with torch.no_grad(), without_autocast(weight.device):
+        tables = encoding.axis_tables(axes, torch.float64, weight.device)
+    shifts = find_shifts(tables, axes, torch.finfo(weight.dtype).eps * _HARD)
+    return None if shifts is None else HardHeads(shifts.offsets, shifts.leak, any_size=False)
+
+
+def _padding_agrees(geometry: Geometry, sides: set[tuple[int, int]], mode: str) -> bool:
+    """Tells whether padding holds the same beyond the keys as the nearest key."""
+    if not sides:
+        return True
+    if any(pixels < 0 for pair in geometry.padding for pixels in pair):
+        return False
+    if mode == "replicate":
+        return set(geometry.input_dilation) == {1}
+    return mode == "zeros" and all(geometry.padding[axis][end] > 0 for axis, end in sides)
+
+
+class KernelChoice(NamedTuple):
+    """A kernel in float64, its window, how the image is padded, and the attention that the kernel misses."""
+
+    kernel: Float[Tensor, "outputs channels *taps"]
+    window: Window
+    padding_mode: str
+    errors: Float[Tensor, "heads *queries"]
+    leak: float
+    any_size: bool
+
+
+def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None) -> tuple[int, ...]:
+    """Chooses the sizes of the images for which a kernel is computed and measured; those of the user if given.
+
+    For tables: the sizes that just use the whole table. For hard heads: sizes at which each head's displacement leads
+    to a key. For others: growing sizes until the heads use only half of the displacements; if they use more than half
+    of any grid, ArgumentError asks the user for sizes.
+    """
+    geometry = layer.geometry
+    if spatial is not None:
+        sizes = axis_lists("spatial", spatial, layer.dims, least=1)
+        layer.encoding.require_axes(unit_steps(geometry, sizes))
+        return sizes
+    if isinstance(layer.encoding, LearnedAxial | LearnedTable):
+        pads, steps = (sum(pair) for pair in geometry.padding), geometry.input_dilation
+        held = zip(layer.encoding.extent, pads, steps, strict=True)
+        return tuple(max(1, (extent - pad - 1) // step + 1) for extent, pad, step in held)
+    weight = next(layer.values.parameters())
+    least, extra, own = smallest_image(geometry), 4, own_window(geometry)
+    heads = fixed_heads(layer.encoding, weight.dtype)
+    while True:
+        sizes = tuple(size + extra + axis for axis, size in enumerate(least))
+        axes = unit_steps(geometry, sizes)
+        many = heads is None and math.prod(2 * axis.keys for axis in axes) > _MOST_DISPLACEMENTS
+        if extra > 4 and (many or max(sizes) > _LONGEST):
+            expectation = (
+                "given, because the heads do not fall off with distance, so that the kernel depends on the image's size"
+            )
+            raise ArgumentError(must_be("spatial", expectation, spatial))
+        if heads is not None:
+            shown = heads.seen(axes)
+        else:
+            attention = map_attention(layer.encoding, axes, weight.device)
+            shown = (own is not None and attention.left_out(own) <= mass) or attention.falls_off(mass)
+        if shown:
+            return sizes
+        extra += extra // 2
+
+
+def padding_modes(geometry: Geometry, asked: str | None) -> tuple[str, ...]:
+    """Returns the padding modes to try; a layer that pads has only its own."""
+    if asked is not None and asked not in PADDING_MODES:
+        raise UnknownNameError("padding_mode", asked, PADDING_MODES)
+    if geometry.keeps_grid:
+        return ("zeros", "replicate") if asked is None else (asked,)
+    if asked not in (None, geometry.padding_mode):
+        raise ArgumentError(must_be("padding_mode", f"None or the layer's own {geometry.padding_mode!r}", asked))
+    return (geometry.padding_mode,)
+
+
+def choose_kernel(
+    layer: RelativeAttention,
+    sizes: tuple[int, ...],
+    maps: Float[Tensor, "heads outputs channels"],
+    taps: tuple[int, ...] | None,
+    mass: float,
+    modes: Sequence[str],
+) -> KernelChoice:
+    """Returns the kernel of one padding mode: one for any image size, or else the closest to the layer.
+
+    Closeness is measured on random pixels of mean 1 and deviation 1.
+    """
+    choices = [_kernel_for(layer, sizes, maps, taps, mass, mode) for mode in modes]
+    for choice in choices:
+        if choice.any_size or len(choices) == 1:
+            return choice
+    exact, x = softmax_copy(layer, torch.float64), 1 + draw_images(layer, sizes, torch.float64)
+    expected = exact(x)
+    return min(choices, key=lambda choice: (make_convolution(exact, choice)(x) - expected).square().mean().item())
+
+
+def _kernel_for(
+    layer: RelativeAttention,
+    sizes: tuple[int, ...],
+    maps: Float[Tensor, "heads outputs channels"],
+    taps: tuple[int, ...] | None,
+    mass: float,
+    mode: str,
+) -> KernelChoice:
+    """Returns the kernel of hard heads if all are hard and a window holds them, else that of the attention itself."""
+    geometry, axes = layer.geometry, unit_steps(layer.geometry, sizes)
+    hard = find_hard_heads(layer, axes, mode)
+    window = None if hard is None else hard.window(geometry, taps)
+    if hard is not None and window is not None:
+        mode = _paddable_mode(window, geometry, mode, sizes)
+        errors = maps.new_full((len(maps), 1), 2 * hard.leak)
+        return KernelChoice(hard.kernel(window, maps), window, mode, errors, hard.leak, hard.any_size)
+    attention = map_attention(layer.encoding, axes, next(layer.parameters()).device)
+    window = _window_of_heads(attention, geometry, taps, mass)
+    mode = _paddable_mode(window, geometry, mode, sizes)
+    zeros = mode == "zeros" and all(pixels >= 0 for pair in geometry.padding for pixels in pair)
+    errors = attention.errors(window, geometry, zeros=zeros)
+    return KernelChoice(attention.kernel(window, maps), window, mode, errors, attention.leak(window), any_size=False)
+
+
+def _window_of_heads(attention: AttentionMap, geometry: Geometry, taps: tuple[int, ...] | None, mass: float) -> Window:
+    """Chooses the window for heads that are not hard."""
+    if taps is not None:
+        windows = sized_windows(geometry, taps)
+        if not windows:
+            expectation = (
+                "one with which a torch convolution gives the layer's output size (odd instead of even, or even instead"
+                " of odd)"
+            )
+            raise ArgumentError(must_be("kernel_size", expectation, taps))
+        return min(windows, key=attention.left_out)
+    own = own_window(geometry)
+    if own is not None and attention.left_out(own) <= mass:
+        return own
+    window = box_window(geometry, *attention.trimmed(mass))
+    if window is None:
+        raise ConversionError(f"cannot convert: no torch convolution has this geometry: {geometry}")
+    return window
+
+
+def _paddable_mode(window: Window, geometry: Geometry, mode: str, sizes: Sequence[int]) -> str:
+    """Returns the padding mode, the layer's own if no tap needs another; raises if torch cannot pad such images so."""
+    if window.within(geometry):
+        mode = geometry.padding_mode
+    slack = {"reflect": 1, "circular": 0}.get(mode)
+    if slack is None or window.padding == "same":
+        return mode
+    for axis, (pixels, size) in enumerate(zip(window.padding, sizes, strict=True)):
+        if pixels > size - slack:
+            raise ConversionError(
+                f"cannot convert: {mode} padding of {pixels} along axis {axis} needs images of at least"
+                f" {pixels + slack} pixels, but spatial is {tuple(sizes)}; give a smaller kernel_size"
+            )
+    return mode
+
+
+def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvolution:
+    """Makes the convolution with a chosen kernel."""
+    window, kernel = choice.window, choice.kernel
+    parameter = next(layer.values.parameters())
+    options = {
+        "kernel_size": window.taps,
+        "padding": window.padding,
+        "dilation": window.steps,
+        "groups": layer.groups,
+        "bias": layer.bias is not None,
+        "device": parameter.device,
+        "dtype": parameter.dtype,
+    }
+    if window.output_padding is not None:
+        options |= {"stride": layer.geometry.input_dilation, "output_padding": window.output_padding}
+        conv: AnyConvolution = TRANSPOSED_CONVOLUTIONS[layer.dims](layer.in_channels, layer.out_channels, **options)
+        flipped = kernel.flip(list(range(2, kernel.ndim)))
+        weight = rearrange(flipped, "(groups o) i ... -> (groups i) o ...", groups=layer.groups)
+    else:
+        options |= {"stride": layer.geometry.stride, "padding_mode": choice.padding_mode}
+        conv, weight = CONVOLUTIONS[layer.dims](layer.in_channels, layer.out_channels, **options), kernel
+    if not math.isfinite(weight.to(parameter.dtype).abs().max().item()):
+        raise ConversionError(f"cannot convert: the kernel would not be finite in {parameter.dtype}")
+    conv.weight.copy_(weight).requires_grad_(parameter.requires_grad)
+    if layer.bias is not None and conv.bias is not None:
+        conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
+    return conv.train(layer.training)
 
 
 def attention_to_conv(
@@ -75,48 +643,33 @@ def attention_to_conv(
     content_share = _closed_gate(layer)
     dtype = next(layer.values.parameters()).dtype
     taps = None if kernel_size is None else axis_lists("kernel_size", kernel_size, layer.dims, least=1)
-    if taps is not None and prod(taps) * layer.in_channels * layer.out_channels > _MOST:
-        raise ArgumentError(must_be("kernel_size", f"one whose kernel has at most {_MOST:,} numbers", taps))
-    if mass is None:
-        mass = torch.finfo(dtype).eps
-    else:
-        require_mass(mass)
+    if taps is not None and math.prod(taps) * layer.in_channels * layer.out_channels > _MOST_NUMBERS:
+        raise ArgumentError(must_be("kernel_size", f"one whose kernel has at most {_MOST_NUMBERS:,} numbers", taps))
+    require_share("mass", mass)
+    mass = torch.finfo(dtype).eps if mass is None else mass
     modes = padding_modes(layer.geometry, padding_mode)
     sizes = choose_sizes(layer, mass, spatial)
-    with _memory_to_compare(layer), torch.no_grad(), keep_random_state(layer):
-        maps = copy.deepcopy(layer.values).double().maps()
-        choice = choose_kernel(layer, sizes, maps, taps, mass, modes)
-        conv = make_convolution(layer, choice)
-        rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
-        shares = choice.errors.flatten(1) + 2 * content_share
-        promise = Promise(
-            leak=choice.leak + content_share,
-            per_unit=(shares.mT @ rows).max().item(),
-            exact=shares.max().item() <= torch.finfo(dtype).eps,
-            any_size=choice.any_size,
-        )
-        certificate = certify_convolution(layer, conv, choice.kernel, rows, sizes, promise)
-    return conv, certificate
-
-
-@contextmanager
-def _memory_to_compare(layer: RelativeAttention) -> Iterator[None]:
-    """Turns a lack of memory into a ConversionError: torch unfolds large kernels of volumes, pixel by pixel."""
     try:
-        yield
-    except (RuntimeError, MemoryError) as error:
+        with torch.no_grad(), keep_random_state(layer):
+            maps = copy.deepcopy(layer.values).double().maps()
+            choice = choose_kernel(layer, sizes, maps, taps, mass, modes)
+            conv = make_convolution(layer, choice)
+            rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
+            shares = choice.errors.flatten(1) + 2 * content_share
+            promise = Promise(
+                leak=choice.leak + content_share,
+                per_unit=(shares.mT @ rows).max().item(),
+                exact=shares.max().item() <= torch.finfo(dtype).eps,
+                any_size=choice.any_size,
+            )
+            return conv, certify_convolution(layer, conv, choice.kernel, rows, sizes, promise)
+    except (RuntimeError, MemoryError) as error:  # torch unfolds large kernels of volumes, pixel by pixel
         if not lacks_memory(error):
             raise
         raise ConversionError(
             f"cannot convert {type(layer).__name__}: there is not enough memory to compare it with the convolution that"
             " holds its attention; give a kernel_size, a larger mass or a smaller spatial size"
         ) from error
-
-
-def require_mass(mass: float) -> None:
-    """Raises ArgumentError unless `mass` is a number in (0, 1)."""
-    if isinstance(mass, bool) or not (isinstance(mass, int | float) and 0 < mass < 1):
-        raise ArgumentError(must_be("mass", "a share in (0, 1)", mass))
 
 
 def _require_convertible(layer: nn.Module) -> RelativeAttention:

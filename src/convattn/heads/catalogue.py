@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from convattn.convert.classes import full_name
-from convattn.convert.surgery import matches, names_by_module, patterns, require_matches
+from convattn.convert.surgery import full_name, matches, names_by_module, patterns, require_matches
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.global_families import TIMM_GLOBAL, TORCHVISION_VIT, TRANSFORMERS
 from convattn.heads.layout import AttentionModule, Read

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.convert.classes import ATTENTION_LAYERS, full_name
+from convattn.convert.surgery import full_name
+from convattn.convert.to_attention import ATTENTION_LAYERS
 from convattn.errors import ArgumentError, ShapeError, UnsupportedModelError, must_be
 from convattn.heads.foreign_vits import (
     NativeAttention,

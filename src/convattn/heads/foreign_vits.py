@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from convattn.convert.certificate import LeftAlone
-from convattn.convert.classes import full_name
-from convattn.convert.surgery import names_by_module
+from convattn.convert.surgery import full_name, names_by_module
 from convattn.errors import ArgumentError, ShapeError, UnsupportedModelError, must_be
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from convattn.convert.classes import full_name
+from convattn.convert.surgery import full_name
 from convattn.errors import UnsupportedModelError
 from convattn.heads.layout import Frame, Layout, Read, Seen, global_layout
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from convattn.convert import attention_to_conv
 from convattn.convert.certificate import Judged, LeftAlone, underflows
-from convattn.convert.classes import full_name
-from convattn.convert.surgery import graft, keep_modes
+from convattn.convert.surgery import full_name, graft, keep_modes
 from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from convattn.convert.classes import full_name
+from convattn.convert.surgery import full_name
 from convattn.errors import UnsupportedModelError
 
 OUTSIDE = torch.iinfo(torch.int64).min

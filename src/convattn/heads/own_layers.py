@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.classes import ATTENTION_LAYERS
+from convattn.convert.to_attention import ATTENTION_LAYERS
 from convattn.functional import attend, pad_keys
 from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.grid import Axis

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convattn.convert.classes import full_name
-from convattn.convert.surgery import Arguments, keep_random_state, names_by_module, read_arguments
+from convattn.convert.surgery import Arguments, full_name, keep_random_state, names_by_module, read_arguments
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit
 from convattn.functional.autocast import without_autocast

@@ -12,9 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert.certificate import LeftAlone
-from convattn.convert.classes import full_name
 from convattn.convert.fit import Fitted, Refinement, fit_layers, require_batch
-from convattn.convert.surgery import Arguments, copy_module, copy_network, graft, keep_modes, read_arguments, run
+from convattn.convert.surgery import (
+    Arguments,
+    copy_module,
+    copy_network,
+    full_name,
+    graft,
+    keep_modes,
+    read_arguments,
+    run,
+)
 from convattn.errors import (
     ArgumentError,
     ShapeError,

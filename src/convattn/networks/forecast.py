@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from convattn.convert import SamePaddedAttention, conv_to_attention, network_to_conv
 from convattn.convert.certificate import LeftAlone
-from convattn.convert.classes import full_name
-from convattn.convert.networks_to_attention import find_convolutions, require_path
-from convattn.convert.surgery import Arguments, shapes_met
+from convattn.convert.network import find_convolutions, require_path
+from convattn.convert.surgery import Arguments, full_name, input_shapes
 from convattn.convert.to_attention import pad_same
 from convattn.layers import RelativeAttention
 from convattn.record import Record
@@ -116,15 +115,15 @@ def forecast_attention(
     """Tells what `network_to_attention` would change in a network, which is run once on the images."""
     require_path(impl, content=content)
     found, left = find_convolutions(network, include, exclude)
-    met = shapes_met(network, Arguments((images,), {}, "the images given"), [item.names[0] for item in found])
+    met = input_shapes(network, Arguments((images,), {}, "the images given"), [item.names[0] for item in found])
     layers = []
     for item in found:
-        conv = item.plain.conv
+        conv = item.conv
         layer, _ = conv_to_attention(conv, sharpness=sharpness, content=content, impl=impl)
         shape = next(iter(met.get(item.names[0], ())), None)
-        if shape is not None and item.plain.same:
+        if shape is not None and item.same:
             shape = tuple(pad_same(torch.empty(shape, device="meta"), layer.geometry).shape)
-        result = SamePaddedAttention if item.plain.same else type(layer)
+        result = SamePaddedAttention if item.same else type(layer)
         kinds = type(item.module).__name__, result.__name__
         layers.append(_forecast_layer(item.names, *kinds, layer, conv, shape, to_conv=False))
     after = _parameters(network) + sum(one.parameters_after - one.parameters_before for one in layers)
@@ -135,7 +134,7 @@ def forecast_conv(network: nn.Module, images: Tensor, **options: Any) -> Convers
     """Tells what `network_to_conv` with these options would change, by converting without measuring."""
     made, certificate = network_to_conv(network, **options)
     given = Arguments((images,), {}, "the images given")
-    met = shapes_met(network, given, [layer.name for layer in certificate.layers])
+    met = input_shapes(network, given, [layer.name for layer in certificate.layers])
     layers = []
     for entry in certificate.layers:
         layer, conv = network.get_submodule(entry.name), made.get_submodule(entry.name)

@@ -14,8 +14,8 @@ from torch import nn
 
 from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate, NetworkCertificate
-from convattn.convert.classes import full_name
 from convattn.convert.saved import KINDS
+from convattn.convert.surgery import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.files import new_folder, require_new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention

@@ -12,7 +12,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.classes import AnyConvolution, TransposedConvolution
+from convattn.convert.taps import AnyConvolution, TransposedConvolution
 from convattn.functional.rounding import rounded_differently
 from convattn.testing.budget import Sums, assert_within_budget, roundings
 from convattn.testing.keys import key_index, take_keys

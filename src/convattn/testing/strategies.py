@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from convattn.convert.classes import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, AnyConvolution, TransposedConvolution
+from convattn.convert.taps import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, AnyConvolution, TransposedConvolution
 from convattn.grid import PADDING_MODES
 
 __all__ = ["convolutions", "convolutions_with_images", "images_for"]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from convattn.convert.classes import full_name
+from convattn.convert.surgery import full_name
 from convattn.encodings import AxisAdditiveEncoding, Encoding, GeneralizedQuadratic, Quadratic, Shift
 from convattn.encodings.registry import ENCODINGS
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a

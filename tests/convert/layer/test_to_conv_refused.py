@@ -84,7 +84,7 @@ def test_layers_that_are_no_convolution_are_refused(make, error, message):
             ArgumentError,
             "kernel_size must be one whose kernel has at most 268,435,456 num",
         ),
-        ({"mass": 0}, ArgumentError, r"mass must be a share in \(0, 1\), but is 0"),
+        ({"mass": 0}, ArgumentError, r"mass must be a share in \(0, 1\), or None, but is 0"),
         ({"mass": True}, ArgumentError, "mass must be a share"),
         ({"spatial": 0}, ArgumentError, "spatial must be an integer of at least 1"),
         ({"padding_mode": "mirror"}, UnknownNameError, "unknown padding_mode 'mirror'"),

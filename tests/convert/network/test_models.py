@@ -89,7 +89,7 @@ def test_a_network_with_a_wrong_weight_fails_its_certificate(monkeypatch):
                 layer.values.weight[2, 1, 1, 1] *= 1.01
         return layer, certificate
 
-    monkeypatch.setattr("convattn.convert.networks_to_attention.conv_to_attention", convert)
+    monkeypatch.setattr("convattn.convert.network.conv_to_attention", convert)
     built = Built(timm.create_model("test_resnet", num_classes=11), (images(1, 3, 64, 64),))
     randomise(built)
     certificate = network_to_attention(built.network, images=built.arguments)[1]

@@ -11,8 +11,8 @@ from torch import nn
 
 from convattn import network_to_attention, network_to_conv
 from convattn.convert.comparison import compare_networks
-from convattn.convert.kernel_choice import HardHeads
 from convattn.convert.surgery import Arguments
+from convattn.convert.to_conv import HardHeads
 from convattn.networks import create_network
 
 SMALL = [

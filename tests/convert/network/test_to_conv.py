@@ -213,7 +213,7 @@ def test_numbers_that_are_not_finite_do_not_pass():
     [
         ({"kernel_size": 0}, "kernel_size must be an integer of at least 1"),
         ({"mass": 2.0}, r"mass must be a share in \(0, 1\)"),
-        ({"mass": "half"}, r"mass must be a share in \(0, 1\), but is 'half'"),
+        ({"mass": "half"}, r"mass must be a share in \(0, 1\), or None, but is 'half'"),
         ({"include": []}, "include must be a name pattern or a sequence of them"),
         ({"exclude": ()}, "exclude must be a name pattern or a sequence of them"),
         (

@@ -1,0 +1,596 @@
+"""Whole networks: from convolutions to attention layers that compute the same, and back."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+from einops import rearrange
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from convattn.convert.certificate import (
+    CLOSE,
+    Certificate,
+    LayerCertificate,
+    LeftAlone,
+    NetworkCertificate,
+    require_share,
+)
+from convattn.convert.comparison import certify_network, compare_networks
+from convattn.convert.surgery import (
+    CALLS,
+    Arguments,
+    Watch,
+    copy_module,
+    copy_network,
+    full_name,
+    graft,
+    input_shapes,
+    is_own_hook,
+    keep_random_state,
+    matches,
+    names_by_module,
+    patterns,
+    read_arguments,
+    require_matches,
+)
+from convattn.convert.taps import REFUSED, AnyConvolution, PlainConvolution, TransposedConvolution, read_plain
+from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention
+from convattn.convert.to_conv import attention_to_conv, fixed_heads, unit_steps
+from convattn.errors import (
+    ArgumentError,
+    ConvAttnError,
+    ConversionError,
+    UnknownNameError,
+    UnsupportedModelError,
+    must_be,
+    must_be_a,
+)
+from convattn.grid import PADDING_MODES, whole_number
+from convattn.layers import Content, MergedValues, RelativeAttention
+from convattn.layers.block import MixingBlock
+from convattn.wording import ITSELF, counted, some
+
+_PATHS = ("auto", "separable")
+"""How the layers of a converted network may compute."""
+
+_STATE_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""Attributes in which a module holds hooks on loading and saving."""
+
+_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+"""Batch normalisation by the number of axes."""
+
+_Patterns = str | Sequence[str] | None
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def network_to_attention(
+    model: nn.Module,
+    *,
+    sharpness: float | None = None,
+    impl: str = "auto",
+    content: bool | Content = False,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
+    tolerance: float | None = CLOSE,
+) -> tuple[nn.Module, NetworkCertificate]:
+    """Copies a network and replaces every convolution by a relative-attention layer that computes the same.
+
+    A module used in several places stays one module, tied parameters stay tied, and hooks, dtype, device, mode and
+    `requires_grad` are kept. With `sharpness`, the new centres are trained if the convolution's weight is. If a weight
+    is computed (weight or spectral normalisation, pruning, weight standardisation), its present value becomes the
+    layer's own weight, and the certificate says so.
+
+    To measure the result, copies of both networks run in evaluation mode on copies of the images; this calls hooks, and
+    takes about four times the memory of the network's parameters. Convolutions that are not modules are not converted.
+    If the network calls a torch convolution as a function, the certificate names the module that did. Convolutions made
+    of other operations (unfolding and a product, a Fourier transform) are not detected.
+
+    Source: `docs/theory.md` §3.
+
+    Args:
+        model: The network; it is not changed.
+        sharpness: α > 0 of every head in 1/pixel²; None makes hard heads, with no attention off the taps.
+        impl: "auto" (hard heads run as a convolution) or "separable" (softmax attention, axis by axis).
+        content: Whether layers also get gated scores that depend on the input, or which terms these have; see
+            `conv_to_attention`. While the gates are closed this costs nothing without gradients. With gradients, or
+            with open gates, the weights of all pairs of query and key are computed, in little memory but in time
+            that grows with the square of the pixels: for nine heads on one core milliseconds at 7 × 7, seconds at
+            56 × 56 and a minute at 112 × 112. So convert the last stages only, with `include`.
+        include: Names of the convolutions to convert, as patterns like "layer4.*"; None means all.
+        exclude: Name patterns of convolutions to leave alone; it takes precedence over `include`.
+        images: What the network is measured on: images, or a tuple or mapping of its arguments. None draws one standard
+            normal image of the size in `model.default_cfg`, or else 224 × 224.
+        tolerance: Largest difference that the certificate calls close, as a share in (0, 1) of the largest output, if
+            no prediction changes on the images given. None calls nothing close, as if no images were given.
+
+    Returns:
+        The new network and its certificate.
+
+    Raises:
+        UnsupportedModelError: Some modules cannot be converted (the message names them all), or the network cannot be
+            copied.
+        ConversionError: There is no convolution to convert, or the network does not run with attention layers in it.
+        ArgumentError: An argument is out of range, a pattern matches nothing, or the images do not fit the network.
+        UnknownNameError: `impl` is neither of the two.
+
+    Example:
+        >>> import torch
+        >>> net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 7, 1, groups=1))
+        >>> made, certificate = network_to_attention(net, images=torch.zeros(2, 3, 11, 13))
+        >>> certificate.passed, [type(layer).__name__ for layer in made]
+        (True, ['RelativeAttention2d', 'ReLU', 'RelativeAttention2d'])
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(must_be_a("model", "an nn.Module", model))
+    require_path(impl, content=bool(content))
+    require_share("tolerance", tolerance)
+    given = read_arguments(model, images)
+    with keep_random_state(model):
+        found, left = find_convolutions(model, include, exclude)
+        made, certificates = _with_attention(model, found, sharpness=sharpness, content=content, impl=impl)
+        copied = copy_module(made).eval()
+        watch = Watch(copied, [item.name for item in left])
+        convolutions = {plain.names[0]: (plain.conv, plain.same) for plain in found}
+        comparison = compare_networks(model, copied, given, convolutions, to_conv=False, watch=watch)
+    lost = _lost_ties(model, found)
+    layers = []
+    for plain, certificate in zip(found, certificates, strict=True):
+        place = copied.get_submodule(plain.names[0])
+        layer: RelativeAttention = place.attention if isinstance(place, SamePaddedAttention) else place  # type: ignore[assignment]
+        notes = [*plain.notes, *lost.get(plain.names[0], ())]
+        size = watch.content_bytes.get(layer)
+        if size is not None:
+            notes.append(f"with gradients, or once its gate is open, its content scores take {size / 2**20:.3g} MiB")
+        kernel, path = tuple(plain.conv.kernel_size), watch.paths.get(layer)
+        layers.append(LayerCertificate.of(certificate, plain.names, kernel_size=kernel, path=path, notes=notes))
+    for name, operation in watch.calls.items():
+        kind = type(copied.get_submodule(name)).__name__
+        left.append(LeftAlone(name, kind, f"it calls {operation} as a function, which is not converted"))
+    notes = ["training mode, where it differs from evaluation mode", "inputs that take another branch of the network"]
+    if not all(layer.exact for layer in layers):
+        notes.append("a bound for the whole network: at this sharpness only single layers have one")
+    limit = None if images is None else tolerance
+    return made, certify_network(
+        "network_to_attention", (model, made), layers, left, comparison, tolerance=limit, impl=impl, not_covered=notes
+    )
+
+
+def require_path(impl: str, *, content: bool) -> None:
+    """Raises if the layers of a network, with or without content, cannot compute on the path `impl`."""
+    if impl not in _PATHS:
+        raise UnknownNameError("impl", impl, _PATHS)
+    if content and impl != "auto":
+        raise ArgumentError(must_be("impl", '"auto" with content, whose softmax cannot be taken axis by axis', impl))
+
+
+def find_convolutions(
+    model: nn.Module, include: _Patterns, exclude: _Patterns
+) -> tuple[list[PlainConvolution], list[LeftAlone]]:
+    """Returns the convolutions of a network to convert, and those to leave alone.
+
+    Modules that cannot be converted raise one UnsupportedModelError that names them all; where nothing is left to
+    convert, ConversionError says why.
+    """
+    named = {m: names for m, names in names_by_module(model).items() if isinstance(m, _ConvNd) or _refusal(m)}
+    chosen, left = _select(named, "convolutions", include, exclude)
+    found, refused = [], []
+    for module in chosen:
+        try:
+            reason = _refusal(module)
+            if reason is not None:
+                raise UnsupportedModelError(reason)
+            plain = read_plain(module, named[module])
+            found.append(plain._replace(notes=(*plain.notes, *_hook_notes(module))))
+        except UnsupportedModelError as error:
+            refused.append(f"  {named[module][0] or ITSELF} ({type(module).__name__}): {error}")
+    if refused:
+        raise UnsupportedModelError(
+            f"cannot convert {counted(len(refused), 'module')} of {type(model).__name__}; leave them out with"
+            " `exclude`, or replace them:\n" + "\n".join(refused)
+        )
+    if not found:
+        raise ConversionError(
+            f"there is no convolution to convert in {type(model).__name__}: {_why_none_found(model, left)}"
+        )
+    return found, left
+
+
+def _select(
+    named: Mapping[_Module, list[str]], kind: str, include: _Patterns, exclude: _Patterns
+) -> tuple[list[_Module], list[LeftAlone]]:
+    """Splits modules by the patterns for their names into those to convert and those to leave alone."""
+    included, excluded = patterns("include", include), patterns("exclude", exclude)
+    every = [name for names in named.values() for name in names]
+    if every:
+        require_matches(every, kind, include=included, exclude=excluded)
+    chosen, left = [], []
+    for module, names in named.items():
+        if excluded is not None and matches(names, excluded):
+            left.append(LeftAlone(names[0], type(module).__name__, "left out by exclude"))
+        elif included is not None and not matches(names, included):
+            left.append(LeftAlone(names[0], type(module).__name__, "left out by include"))
+        else:
+            chosen.append(module)
+    return chosen, left
+
+
+def _why_none_found(model: nn.Module, left: Sequence[LeftAlone]) -> str:
+    if left:
+        return f"include and exclude leave out all of them ({some([item.name for item in left])})"
+    attention = sum(isinstance(module, RelativeAttention) for module in model.modules())
+    if attention:
+        are = "is" if attention == 1 else "are"
+        return f"{counted(attention, 'layer')} {are} attention already; `network_to_conv` (`--to conv`) converts back"
+    return "none of its modules is one, and those called as functions are not converted"
+
+
+def _refusal(module: nn.Module) -> str | None:
+    """Returns why a module cannot be converted, if its class alone shows it."""
+    name = full_name(type(module))
+    if name in REFUSED:
+        return REFUSED[name]
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is compiled by TorchScript; convert the network that it was made from"
+    if name.startswith("torch._dynamo."):
+        return "it is compiled; convert the network that it was made from, and compile the result"
+    if name.startswith("torch.ao.nn.") and "Conv" in type(module).__name__:
+        return "it is quantised; convert the network before quantising"
+    if isinstance(module, LazyModuleMixin):
+        return "it is lazy and not initialised; run the network once first"
+    held = {**module._parameters, **module._buffers}
+    empty = next((name for name, tensor in held.items() if tensor is not None and tensor.is_meta), None)
+    return None if empty is None else f"its {empty} is on the meta device and has no values"
+
+
+def _hook_notes(module: nn.Module) -> list[str]:
+    """Says what happens to a module's hooks."""
+    notes = []
+    before = [hook for hook in module._forward_pre_hooks.values() if not is_own_hook(hook)]
+    if before or module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
+        notes.append("its hooks were kept and are called with the attention layer")
+    own = parametrize.is_parametrized(module) or any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
+    if not own and any(getattr(module, name, None) for name in _STATE_HOOKS):
+        notes.append("its hooks on loading and saving were not kept")
+    return notes
+
+
+def _with_attention(
+    model: nn.Module, found: Sequence[PlainConvolution], **options: Any
+) -> tuple[nn.Module, list[Certificate]]:
+    """Copies a network with attention layers in the places of convolutions; returns it and their certificates."""
+    made = copy_network(model)
+    places = dict(made.named_modules(remove_duplicate=False))
+    replaced: dict[nn.Module, nn.Module] = {}
+    weights: dict[Any, nn.Parameter] = {}  # One for all layers that hold a shared weight in the same layout
+    certificates = []
+    for plain in found:
+        layer, certificate = conv_to_attention(plain.conv, **options)
+        old = places[plain.names[0]]
+        assert isinstance(layer.values, MergedValues)
+        if plain.bias_is_own:
+            layer.bias = old.bias  # type: ignore[assignment]
+        if plain.weight is not None:
+            layer.values.weight = weights.setdefault((plain.weight, _layout(plain)), layer.values.weight)
+        layer.train(old.training)
+        learns = [layer.values, layer.encoding, *([] if layer.gate is None else [layer.gate, layer.content])]
+        for part in learns:
+            part.requires_grad_(plain.conv.weight.requires_grad)
+        if layer.bias is not None and plain.conv.bias is not None:
+            layer.bias.requires_grad_(plain.conv.bias.requires_grad)
+        replaced[old] = SamePaddedAttention(layer) if plain.same else layer
+        certificates.append(certificate)
+    return graft(made, replaced), certificates
+
+
+def _layout(plain: PlainConvolution) -> tuple[type, int]:
+    """Returns a key; layers with equal keys hold a weight in the same layout."""
+    return type(plain.conv), plain.conv.groups
+
+
+def _lost_ties(model: nn.Module, found: Sequence[PlainConvolution]) -> dict[str, list[str]]:
+    """Says, by a convolution's name, which modules shared its weight and do not share that of the layer."""
+    owners: dict[nn.Parameter, list[str]] = {}
+    for name, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(parameter, []).append(f"{name}.{key}".lstrip("."))
+    with_weight = [(plain, plain.weight) for plain in found if plain.weight is not None]
+    layouts = {f"{plain.names[0]}.weight".lstrip("."): _layout(plain) for plain, _ in with_weight}
+    lost = {}
+    for plain, weight in with_weight:
+        others = [owner for owner in owners[weight] if layouts.get(owner) != _layout(plain)]
+        if others:
+            lost[plain.names[0]] = [f"it no longer shares its weight with {', '.join(others)}"]
+    return lost
+
+
+def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the network with a default
+    model: nn.Module,
+    *,
+    kernel_size: int | None = None,
+    mass: float | None = None,
+    padding_mode: str | None = None,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    images: Tensor | None = None,
+    labels: Int[Tensor, " images"] | None = None,
+    fold: bool = True,
+    tolerance: float | None = CLOSE,
+) -> tuple[nn.Module, NetworkCertificate]:
+    """Copies a network and replaces every attention layer that does not depend on content by a convolution.
+
+    Each layer is converted by `attention_to_conv`, and if `images` are given, for the sizes that it receives there. A
+    layer used in several places stays one layer. Layers that cannot be converted stay, and the certificate says why.
+    Layers that are not registered as modules, for instance in a plain list, are not found.
+
+    The copy of an `AttentionNet` holds convolutions and cannot be saved under that class; `ConvNet.of` turns it into a
+    `ConvNet`, which can be saved.
+
+    Args:
+        model: The network; it is not changed, and the copy shares nothing with it.
+        kernel_size: Taps per axis, ≥ 1; None chooses a window for each layer.
+        mass: Largest share in (0, 1) of a head's attention that may lie outside its window; None means rounding.
+        padding_mode: As in `attention_to_conv`, for layers that do not pad.
+        include: Name patterns of the layers to convert, like "blocks.*.mixer"; None means all.
+        exclude: Name patterns of layers to leave alone; it takes precedence over `include`.
+        images: Images on which both networks are compared, in evaluation mode.
+        labels: Class of each image.
+        fold: Whether to merge the module after a new convolution into it if that is safe: the linear map of a
+            `MixingBlock`, or batch normalisation in evaluation mode right after it in an `nn.Sequential` that runs as a
+            whole, which is seen with `images`, and is certain if the network is an `nn.Sequential` itself.
+        tolerance: As in `network_to_attention`.
+
+    Returns:
+        The network, and the certificate: each layer, what was left alone and why, and the comparison on the images.
+
+    Raises:
+        ConversionError: No layer could be converted, or the network does not run with convolutions in it.
+        UnsupportedModelError: The network cannot be copied, or has parameters without values.
+        ArgumentError: An argument is out of range, a pattern matches nothing, or the labels or the network do not fit
+            the images.
+        UnknownNameError: `padding_mode` is unknown.
+
+    Example:
+        >>> import torch
+        >>> from convattn.convert import conv_to_attention
+        >>> model = nn.Sequential(conv_to_attention(nn.Conv2d(3, 5, 3))[0], nn.ReLU())
+        >>> made, record = network_to_conv(model, images=torch.randn(2, 3, 7, 7))
+        >>> made[0], record.exact, record.passed
+        (Conv2d(3, 5, kernel_size=(3, 3), stride=(1, 1)), True, True)
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(must_be_a("model", "an nn.Module", model))
+    _require_options(kernel_size, mass, padding_mode, tolerance)
+    _require_images(model, images, labels)
+    named = {m: names for m, names in names_by_module(model).items() if isinstance(m, RelativeAttention)}
+    chosen, left = _select(named, "attention layers", include, exclude)
+    sizes, calls = {}, None
+    if images is not None:
+        names = {*(named[layer][0] for layer in chosen), *_in_sequences(model)}
+        shapes = input_shapes(model, Arguments((images[:1],), {}, "one of the images"), names)
+        calls = {name: len(several) for name, several in shapes.items()}
+        sizes = {name: _largest(shapes[name]) for layer in chosen if (name := named[layer][0]) in shapes}
+    convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
+    converted: list[tuple[list[str], AnyConvolution, Certificate]] = []
+    for layer in chosen:
+        name = named[layer][0]
+        try:
+            converted.append((named[layer], *_convert_layer(convert, layer, sizes.get(name))))
+        except ConvAttnError as error:
+            left.append(LeftAlone(name, type(layer).__name__, str(error)))
+    if not converted:
+        raise ConversionError(
+            f"cannot convert {type(model).__name__}: no layer could be converted ({_why_none_converted(left)})"
+        )
+    made = copy_network(model)
+    made = graft(made, {made.get_submodule(names[0]): conv for names, conv, _ in converted})
+    folded = fold_following(made, [conv for _, conv, _ in converted], calls) if fold else {}
+    layers = []
+    for names, conv, certificate in converted:
+        notes = [folded[conv]] if conv in folded else []
+        notes += [f"not covered: {item}" for item in certificate.not_covered if "dropout" not in item]
+        kernel = tuple(conv.kernel_size)
+        layers.append(LayerCertificate.of(certificate, names, kernel_size=kernel, path="convolution", notes=notes))
+    comparison, not_covered = None, ["training: attention weights are no longer dropped out"]
+    if images is None:
+        not_covered.insert(0, "the whole network: no images were given")
+    else:
+        given, copied = Arguments((images,), {}, "the images given"), copy_module(made).eval()
+        convolutions: Any = {names[0]: (copied.get_submodule(names[0]), False) for names, _, _ in converted}
+        comparison = compare_networks(model, copied, given, convolutions, to_conv=True, labels=labels)
+        if not all(layer.exact for layer in layers):
+            not_covered.insert(0, "other images: only single layers have a bound, the whole network has none")
+    limit = None if images is None else tolerance
+    return made, certify_network(
+        "network_to_conv", (model, made), layers, left, comparison, tolerance=limit, not_covered=not_covered
+    )
+
+
+def _require_options(
+    kernel_size: int | None, mass: float | None, padding_mode: str | None, tolerance: float | None
+) -> None:
+    """Raises if an option fits no layer."""
+    require_share("tolerance", tolerance)
+    if kernel_size is not None:
+        whole_number("kernel_size", kernel_size)
+    require_share("mass", mass)
+    if padding_mode is not None and padding_mode not in PADDING_MODES:
+        raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
+
+
+def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | None) -> None:
+    """Raises if images or labels are of the wrong type, number or device, or the network has no values."""
+    if images is not None and not isinstance(images, Tensor):
+        raise ArgumentError(must_be_a("images", "a tensor", images))
+    if images is not None and (images.ndim == 0 or not images.numel()):
+        raise ArgumentError(must_be("images", "a batch of at least one", tuple(images.shape)))
+    if labels is not None and (images is None or len(labels) != len(images)):
+        count = "no images were given" if images is None else f"there are {len(images)} images"
+        raise ArgumentError(f"labels must be one per image, but there are {len(labels)} labels and {count}")
+    if images is None:
+        return
+    held = [*model.named_parameters(), *model.named_buffers()]
+    empty = next((name for name, tensor in held if tensor.is_meta), None)
+    if empty is not None:
+        raise UnsupportedModelError(
+            f"cannot convert {type(model).__name__}: its {empty} is on the meta device and has no values"
+        )
+    parameter = next(iter(model.parameters()), None)
+    if parameter is not None and parameter.device != images.device:
+        raise ArgumentError(must_be("images", f"on the network's device {parameter.device}", images.device))
+
+
+def _in_sequences(model: nn.Module) -> Iterator[str]:
+    """Yields the names of each `nn.Sequential` and of the modules in it."""
+    for name, module in model.named_modules():
+        if type(module) is nn.Sequential:
+            yield name
+            yield from (f"{name}.{child}".lstrip(".") for child in module._modules if module._modules[child])
+
+
+def _largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the largest size along each axis."""
+    return tuple(max(sizes) for sizes in zip(*(shape[2:] for shape in shapes), strict=True))
+
+
+def _convert_layer(
+    convert: partial[tuple[AnyConvolution, Certificate]], layer: RelativeAttention, sizes: tuple[int, ...] | None
+) -> tuple[AnyConvolution, Certificate]:
+    """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
+    if sizes is None:
+        return convert(layer)
+    heads = fixed_heads(layer.encoding, next(layer.values.parameters()).dtype)
+    if heads is not None and heads.seen(unit_steps(layer.geometry, sizes)):
+        conv, certificate = convert(layer)
+        if not any("sizes" in item for item in certificate.not_covered):
+            return conv, certificate
+    return convert(layer, spatial=sizes)
+
+
+def _why_none_converted(left: Sequence[LeftAlone]) -> str:
+    reasons: dict[str, list[str]] = {}
+    for item in left:
+        reasons.setdefault(item.reason, []).append(item.name)
+    listed = "; ".join(f"{some(names)}: {reason}" for reason, names in reasons.items())
+    return listed or "it has no RelativeAttention layers; other kinds of attention are not converted"
+
+
+def fold_following(
+    model: nn.Module, convolutions: Sequence[AnyConvolution], calls: Mapping[str, int] | None = None
+) -> dict[nn.Module, str]:
+    """Folds linear maps and batch normalisation into the convolutions before them, in place.
+
+    The linear map of a `MixingBlock` is folded into its mixer; in an `nn.Sequential`, batch normalisation in evaluation
+    mode is folded into the module right before it. A linear map in an `nn.Sequential` acts on the last axis and not on
+    channels, and stays. Folded modules become `nn.Identity`. `W' = L W, b' = L b + c`, computed in float64 and rounded
+    once. Modules that are used in several places, have hooks, or have a method of their own are left alone.
+
+    A network may run a part of an `nn.Sequential`, or look between its modules. `calls` says how often each module of a
+    `nn.Sequential`, and itself, runs in one pass: all must run equally often. Without `calls`, only an `nn.Sequential`
+    that is the network, or lies in such ones alone, certainly runs as a whole. Returns, for a convolution, what was
+    folded into it, or what was not and why.
+    """
+    named = names_by_module(model)
+    wanted, notes = set(convolutions), {}
+    for parent, names in named.items():
+        for conv, follower, name in _consecutive_modules(parent):
+            if conv not in wanted or any(len(named[module]) > 1 for module in (parent, conv, follower)):
+                continue
+            assert isinstance(conv, AnyConvolution)
+            if type(parent) is MixingBlock:
+                linear = _matrix(conv, follower)
+            elif _run_together(model, names[0], named[conv] + named[follower], calls):
+                linear = _normalisation(conv, follower)
+            else:
+                continue
+            if linear is None:
+                continue
+            kind = type(follower).__name__
+            reason = next((why for module in (parent, conv, follower) if (why := _why_not(module))), None)
+            if reason is not None:
+                notes[conv] = f"{kind} not folded in: {reason}"
+                continue
+            _fold(conv, *linear)
+            setattr(parent, name, nn.Identity().train(follower.training))
+            notes[conv] = f"{kind} folded in"
+    return notes
+
+
+def _consecutive_modules(parent: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str]]:
+    """Yields pairs of modules of which one follows the other, and the name of the second one in its parent."""
+    if type(parent) is MixingBlock:
+        yield parent.mixer, parent.dense, "dense"
+    elif type(parent) is nn.Sequential:
+        for (_, first), (name, second) in pairwise(parent._modules.items()):
+            if first is not None and second is not None:
+                yield first, second, name
+
+
+def _run_together(model: nn.Module, parent: str, children: Sequence[str], calls: Mapping[str, int] | None) -> bool:
+    """Tells whether an `nn.Sequential` runs as a whole, and these modules in it only so."""
+    if calls is not None:
+        return calls.get(parent, 0) > 0 and all(calls.get(name) == calls[parent] for name in children)
+    parts = parent.split(".") if parent else []
+    return all(type(model.get_submodule(".".join(parts[:n]))) is nn.Sequential for n in range(len(parts)))
+
+
+def _matrix(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Returns the matrix (outputs, channels) and the bias of a linear map of channels; None if it is another module."""
+    if type(follower) is not nn.Linear or follower.in_features != conv.out_channels or conv.groups != 1:
+        return None
+    weight = follower.weight.detach().double()
+    return weight, weight.new_zeros(len(weight)) if follower.bias is None else follower.bias.detach().double()
+
+
+def _normalisation(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Returns the factor and the bias of each channel in batch normalisation; None if it is another module."""
+    if type(follower) is not _NORMS[len(conv.kernel_size)] or follower.training:
+        return None
+    mean, variance, scale, shift = (
+        getattr(follower, name) for name in ("running_mean", "running_var", "weight", "bias")
+    )
+    if mean is None or variance is None or len(mean) != conv.out_channels:
+        return None
+    factor = (variance.double() + follower.eps).rsqrt()
+    if scale is not None:
+        factor = factor * scale.detach().double()
+    bias = -mean.double() * factor
+    return factor, bias if shift is None else bias + shift.detach().double()
+
+
+def _why_not(module: nn.Module) -> str | None:
+    """Returns why folding would lose what a module does, for an end of a sentence; None if it would not."""
+    own = next((key for key, value in vars(module).items() if callable(value) and hasattr(type(module), key)), None)
+    if own is not None:
+        return f"{own} of a {type(module).__name__} was replaced on the instance"
+    return f"a {type(module).__name__} has hooks" if any(getattr(module, hooks) for hooks in CALLS) else None
+
+
+def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> None:
+    """Merges a linear map into the convolution before it."""
+    transposed = isinstance(conv, TransposedConvolution)
+    weight = conv.weight.detach().double()
+    old = bias.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().double()
+    if transposed:
+        weight = rearrange(weight, "(groups i) o ... -> (groups o) i ...", groups=conv.groups)
+    flat = weight.flatten(1)
+    flat = linear @ flat if linear.ndim == 2 else linear[:, None] * flat
+    weight = flat.view(-1, *weight.shape[1:])
+    if transposed:
+        weight = rearrange(weight, "(groups o) i ... -> (groups i) o ...", groups=conv.groups)
+    moved = bias + (linear @ old if linear.ndim == 2 else linear * old)
+    conv.out_channels = len(moved)
+    conv.weight = nn.Parameter(weight.to(conv.weight.dtype).contiguous(), requires_grad=conv.weight.requires_grad)
+    conv.bias = nn.Parameter(moved.to(conv.weight.dtype), requires_grad=conv.weight.requires_grad)
