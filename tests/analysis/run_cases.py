@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from convattn.lab import load_recipe, train
-from convattn.lab.reproduction import TABLE1
+from convattn.lab.paper_table import TABLE1
 
 SIZES = {"model.width": "8", "model.depth": "2", "model.ffn": "8", "model.dropout": "0", "data.name": "digits"}
 STEPS = {"optim.learning_rate": "0.01", "training.epochs": "2", "training.batch_size": "400"}

@@ -21,7 +21,7 @@ from convattn.lab.figures import (
     head_paths,
     sharpness_regimes,
 )
-from convattn.lab.reproduction import AccuracyCurve, QueryMaps, accuracy_curves, attention_grid
+from convattn.lab.paper_figures import QueryMaps, accuracy_curves, attention_grid
 
 RANDOM = np.random.default_rng(0)
 LEANING = np.array([[2.0, 1.5], [1.5, 2.0]])
@@ -61,7 +61,7 @@ def several_moments():
 def panels():
     epochs = np.arange(1.0, 4.0)
     return {
-        "one": {"quadratic": [AccuracyCurve(epochs, epochs / 9), AccuracyCurve(epochs[:2], epochs[:2] / 8)]},
+        "one": {"quadratic": [np.stack([epochs, epochs / 9], 1), np.stack([epochs, epochs / 8], 1)[:2]]},
         "none": {},
     }
 

@@ -228,7 +228,7 @@ def test_a_figure_that_fails_midway_leaves_nothing(runs, tmp_path, monkeypatch):
     def fail(*_):
         raise ArgumentError("the disc is full")
 
-    monkeypatch.setattr("convattn.lab.reproduction.write_parquet", fail)
+    monkeypatch.setattr("convattn.lab.paper_figures.write_parquet", fail)
     result = reproduce(["fig3"], runs, tmp_path / "out")
     assert result.targets[0].problem == "the disc is full"
     assert [item.name for item in (tmp_path / "out").iterdir()] == ["reproduction.json"]

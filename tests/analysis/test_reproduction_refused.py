@@ -7,7 +7,9 @@ from pyarrow import parquet
 from tests.analysis.run_cases import change_record, copy_run
 
 from convattn.errors import DataError
-from convattn.lab.reproduction import Material, TableRow, _to_markdown, make_one_image, reproduce
+from convattn.lab.paper_figures import Material, make_attention
+from convattn.lab.paper_table import table_page, table_rows
+from convattn.lab.reproduction import reproduce
 from convattn.lab.runs import find_runs, group_runs
 from convattn.models import load_network
 
@@ -40,12 +42,10 @@ def test_an_image_that_there_is_not_is_told(runs, tmp_path):
     recipe = "sa-learned-content"
     material = Material({recipe: group_runs(find_runs(runs).finished, recipe, "paper")}, "paper")
     with pytest.raises(DataError, match=r"has \d+ test images, but fig8 needs 1000001$"):
-        make_one_image(material, "fig8", tmp_path, recipe, 10**6)
+        make_attention(material, "fig8", tmp_path, recipe=recipe, image=10**6)
 
 
 def test_what_is_not_measured_is_left_open_in_the_table():
-    (empty, some) = (_to_markdown([TableRow("a model", "a recipe", n=n)], "paper") for n in (0, 1))
+    empty = table_page(table_rows({})[0], "paper")
     assert "not yet measured" in empty
     assert "## Runs" not in empty
-    (row,) = (line for line in some.partition("## Runs")[2].splitlines() if line.startswith("| a model"))
-    assert row.split(" | ")[-2:] == ["–", "– |"]

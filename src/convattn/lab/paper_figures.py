@@ -1,0 +1,374 @@
+"""The paper's figures, drawn from training runs: accuracy over epochs, where heads look, and what they attend to."""
+
+import dataclasses
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from pyarrow import parquet
+
+from convattn.errors import ArgumentError, CheckpointError, DataError
+from convattn.files import write_atomically
+from convattn.heads.attention_maps import mean_attention, position_attention
+from convattn.heads.head_snapshots import HEADS, HeadSnapshot, read_heads
+from convattn.lab.build import HEAD_COLUMNS, load_data
+from convattn.lab.figures import COLOURS, figure_files, head_layers, head_paths
+from convattn.lab.paper_table import TABLE1
+from convattn.lab.recipe import DataRecipe, load_recipe
+from convattn.lab.runs import Run, RunGroup, read_metrics
+from convattn.lab.tables import csv_text
+from convattn.models import AttentionNet
+from convattn.networks import load_network
+from convattn.networks.datasets import ImageDataset, normalise
+
+_SEED = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Runs of one scale, and the images that they were trained on."""
+
+    groups: Mapping[str, Sequence[RunGroup]]  # by recipe, the best group first; recipes without runs are left out
+    scale: str
+    folder: Path | None = None  # folder with the files of CIFAR-10, in place of the one that a run's recipe names
+    _loaded: dict[DataRecipe, ImageDataset] = field(default_factory=dict)  # each data set is loaded once
+
+    def run_of(self, recipe: str) -> Run:
+        """Returns the run that figures of a recipe show: the one with the lowest seed."""
+        return self.groups[recipe][0].first
+
+    def title(self, name: str, what: str, recipe: str) -> str:
+        """Returns the title of a figure of one run."""
+        run = self.run_of(recipe)
+        changed = ", settings changed" if run.changes else ""
+        seed = f"seed {run.record.seed}, one of n = {len(self.groups[recipe][0].runs)}"
+        return f"{figure_name(name)}: {what}\n{recipe}, scale {self.scale}{changed}, {seed}"
+
+    def attention_net(self, recipe: str) -> tuple[AttentionNet, int]:
+        """Loads the network of a recipe's first run, with the rows and columns of its feature maps.
+
+        A network without attention on images of a known size raises CheckpointError.
+        """
+        run = self.run_of(recipe)
+        network = load_network(run.folder)
+        if not isinstance(network, AttentionNet) or run.image_size is None:
+            kind = f"a {type(network).__name__} on {run.record.data.name}"
+            raise CheckpointError(f"{run.folder} must hold an AttentionNet on images of a known size, but holds {kind}")
+        return network, run.image_size // network.patch
+
+    def images(self, recipe: str) -> tuple[ImageDataset, list[str]]:
+        """Loads the data set of a recipe's first run; a note says if its files are not those that the run has seen."""
+        run = self.run_of(recipe)
+        data_recipe = load_recipe(run.folder / "recipe.toml").data
+        if self.folder is not None:
+            data_recipe = dataclasses.replace(data_recipe, folder=str(self.folder))
+        if data_recipe not in self._loaded:
+            self._loaded[data_recipe] = load_data(data_recipe)
+        data = self._loaded[data_recipe]
+        if data.record.hashes == run.record.data.hashes:
+            return data, []
+        return data, [f"the images are of {data.name}, but {run.folder} was trained on {run.record.data.name}"]
+
+
+def choose_images(data: ImageDataset, count: int) -> Int[np.ndarray, " images"]:
+    """Chooses test images at random, always the same ones; a larger choice begins with a smaller one.
+
+    They are the first of ``numpy.random.default_rng(0).permutation(len(data.test))``, or all where there are fewer.
+    """
+    return np.random.default_rng(_SEED).permutation(len(data.test))[:count]
+
+
+def figure_name(target: str) -> str:
+    """Returns a figure's name: "Figure 3" for "fig3"."""
+    return f"Figure {target.removeprefix('fig')}"
+
+
+def figure_paths(folder: Path, name: str) -> list[Path]:
+    """Returns the files that a figure is written to: for the screen and for print."""
+    return [folder / f"{name}.png", folder / f"{name}.svg"]
+
+
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+    """Writes rows as a parquet file, whole or not at all."""
+    buffer = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+_DASHES = ("-", "--", "-.", ":")
+
+
+def accuracy_curves(
+    paths: Sequence[str | os.PathLike[str]],
+    panels: Mapping[str, Mapping[str, Sequence[Float[np.ndarray, "epochs 2"]]]],
+    *,
+    title: str,
+) -> None:
+    """Draws test accuracy over epochs: a thin line for each seed, a thick one for their mean.
+
+    `panels` holds, by the panel's title and the model, one curve for each seed: epochs done, and test accuracy in
+    [0, 1] after them.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 2.
+    """
+    shown = {name: models for name, models in panels.items() if models}
+    if not shown:
+        raise ArgumentError("panels must hold at least one curve, but are empty")
+    rows = max(len(models) for models in shown.values())
+    with figure_files(paths, (max(4.6 * len(shown), 6.0), 3.9 + 0.2 * rows)) as figure:
+        figure.suptitle(title)
+        axes = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
+        for panel, (name, models) in zip(axes, shown.items(), strict=True):
+            for number, (model, curves) in enumerate(models.items()):
+                style = {"color": COLOURS[number % len(COLOURS)], "linestyle": _DASHES[number % len(_DASHES)]}
+                _draw_model(panel, model, curves, style)
+            panel.set(title=name, xlabel="epochs")
+            panel.locator_params(axis="x", integer=True)
+            panel.grid(axis="y", color="0.9", linewidth=0.8)
+            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=9)
+        axes[0].set_ylabel("test accuracy (%)")
+
+
+def _draw_model(panel: Any, model: str, curves: Sequence[Float[np.ndarray, "epochs 2"]], style: dict[str, str]) -> None:
+    """Draws the seeds of one model and, where there are several, their mean over the epochs that all have."""
+    for curve in curves:
+        dots = "o" if len(curve) < 3 else None  # a line of one or two points is seen by its points
+        thin = {"linewidth": 0.7, "alpha": 0.6, "marker": dots, "markersize": 3}
+        panel.plot(curve[:, 0], 100 * curve[:, 1], **thin, **style)
+    common = min(len(curve) for curve in curves)
+    mean = np.mean([curve[:common, 1] for curve in curves], axis=0)
+    label = f"{model} (n = {len(curves)})"
+    panel.plot(curves[0][:common, 0], 100 * mean, linewidth=2.2, label=label, **style)
+
+
+def make_curves(material: Material, name: str, folder: Path) -> list[str]:
+    """Draws test accuracy over epochs, and writes it as CSV; returns which runs have no readable metrics.
+
+    If none has, this raises CheckpointError.
+    """
+    panels: dict[str, dict[str, list[Any]]] = {"the paper's table 1": {}, "further models": {}}
+    rows, problems = [], []
+    for published in TABLE1:
+        curves = []
+        for run in material.groups[published.recipe][0].runs if published.recipe in material.groups else ():
+            try:
+                points = [(row["epoch"], row["test_accuracy"]) for row in read_metrics(run)]
+            except CheckpointError as error:
+                problems.append(f"left out: {error}")
+                continue
+            curves.append(np.array(points, dtype=float))
+            rows += [(published.recipe, run.record.seed, *point, str(run.folder)) for point in points]
+        if curves:
+            panels["further models" if published.accuracy is None else "the paper's table 1"][published.model] = curves
+    if not rows:
+        raise CheckpointError("; ".join(problems))
+    title = f"{figure_name(name)}: test accuracy over training, scale {material.scale}\nthin: seeds, thick: their mean"
+    accuracy_curves(figure_paths(folder, name), panels, title=title)
+    write_atomically(folder / f"{name}.csv", csv_text([("recipe", "seed", "epoch", "test_accuracy", "folder"), *rows]))
+    return problems
+
+
+_LAYER = 3
+"""The paper's layer 4, counted from 0."""
+
+_MOMENTS = (0.0, 0.05, 0.2, 0.5, 1.0)
+"""Shares of all steps at which figure 3 shows the heads."""
+
+
+def make_ways(material: Material, name: str, folder: Path, recipe: str) -> list[str]:
+    """Draws the heads of layer 4 over training, and writes where they were at every moment.
+
+    A network without a layer 4 shows its last layer, and a note says so.
+    """
+    snapshots = _read(material, recipe)
+    depth = 1 + max(snapshot.layer for snapshot in snapshots)
+    layer = shown_layer(depth)
+    shown = [snapshot for snapshot in snapshots if snapshot.layer == layer]
+    title = material.title(name, f"heads of layer {layer + 1} of {depth} over training", recipe)
+    head_paths(figure_paths(folder, name), shown, [shown[number] for number in shown_moments(shown)], title=title)
+    _write_heads(material, name, folder, recipe, layer=layer)
+    return [] if layer == _LAYER else [f"the network has {depth} layers: layer {layer + 1} stands for the paper's 4"]
+
+
+def make_end(material: Material, name: str, folder: Path, recipe: str, what: str) -> list[str]:
+    """Draws the heads of all layers at the end of training, and writes where they are; `what` is part of the title."""
+    snapshots = _read(material, recipe)
+    shown = [snapshot for snapshot in snapshots if snapshot.step == snapshots[-1].step]
+    head_layers(figure_paths(folder, name), shown, title=material.title(name, what, recipe))
+    _write_heads(material, name, folder, recipe, step=shown[0].step)
+    return []
+
+
+def _read(material: Material, recipe: str) -> list[HeadSnapshot]:
+    folder = material.run_of(recipe).folder
+    snapshots = read_heads(folder)
+    if not snapshots:
+        raise CheckpointError(f"{folder / 'heads.parquet'} holds no heads")
+    return snapshots
+
+
+def shown_layer(depth: int) -> int:
+    """Returns the layer of figure 3, from 0, in a network of so many layers."""
+    return min(_LAYER, depth - 1)
+
+
+def shown_moments(snapshots: Sequence[HeadSnapshot]) -> list[int]:
+    """Returns which moments of a layer figure 3 shows: those nearest to given shares of the steps, each once."""
+    last = snapshots[-1].step
+    nearest = {
+        min(range(len(snapshots)), key=lambda number: abs(snapshots[number].step - share * last)) for share in _MOMENTS
+    }
+    return sorted(nearest)
+
+
+def _write_heads(material: Material, name: str, folder: Path, recipe: str, **chosen: int) -> None:
+    """Writes the rows of a run's heads whose columns have the chosen values."""
+    table = parquet.read_table(material.run_of(recipe).folder / HEADS).to_pylist()
+    rows = [row for row in table if all(row[key] == value for key, value in chosen.items())]
+    write_parquet(folder / f"{name}.parquet", rows, HEAD_COLUMNS)
+
+
+_INDICES = ("layer", "head", "query_row", "query_col", "key_row", "key_col")
+_COLUMNS = pa.schema([*((name, pa.int64()) for name in _INDICES), ("attention", pa.float64())])
+"""Columns of the numbers behind a figure of attention; everything is counted from 0."""
+
+_PANEL = 0.86
+_LEAST_COLUMNS = 7
+"""Panels that a title is wide."""
+
+
+@dataclass(frozen=True, eq=False)
+class QueryMaps:
+    """Attention of one query pixel."""
+
+    title: str
+    query: tuple[int, int]  # row and column of the query pixel
+    layers: Sequence[Float[np.ndarray, "_ rows cols"]]  # weights over the keys, by head; layers may differ in heads
+
+
+def make_attention(
+    material: Material,
+    name: str,
+    folder: Path,
+    *,
+    recipe: str,
+    places: Sequence[tuple[float, float]] = ((0.5, 0.5),),
+    averaged: int = 0,
+    image: int | None = None,
+) -> list[str]:
+    """Draws attention of some queries: by position alone, averaged over test images, or on one of them.
+
+    `places` are the query pixels, as shares of rows and columns in [0, 1); `averaged` is the number of images, and
+    `image` the number of one of the chosen images, from 0. Returns which images were taken, and whether they are those
+    of the run.
+    """
+    network, size = material.attention_net(recipe)
+    queries = [(int(row * size), int(col * size)) for row, col in places]
+    if not averaged and image is None:
+        layers, what, notes, picture = (
+            position_attention(network, (size, size), queries),
+            "attention by position",
+            [],
+            None,
+        )
+    else:
+        data, notes = material.images(recipe)
+        if image is not None and image >= len(data.test):
+            raise DataError(f"{data.name} has {len(data.test)} test images, but {name} needs {image + 1}")
+        chosen = choose_images(data, averaged) if image is None else choose_images(data, image + 1)[image:]
+        images = data.test.images[torch.from_numpy(chosen)]
+        layers = mean_attention(network, normalise(images, data.mean, data.std), queries)
+        if image is None:
+            which = f"the test images numpy.random.default_rng(0).permutation({len(data.test)})[:{len(chosen)}], from 0"
+            what, picture = f"attention, mean of {len(chosen)} test images", None
+        else:
+            shown = f"test image {chosen[0]} (class {int(data.test.labels[chosen[0]])})"
+            what, which = f"attention on {shown}", f"{shown}, counted from 0"
+            picture = rearrange(images[0].numpy(), "channels rows cols -> rows cols channels") / 255
+        notes = [which, *notes]
+    maps = [
+        QueryMaps(f"query: row {row + 1}, column {col + 1} of {size} × {size}", (row, col), [one[at] for one in layers])
+        for at, (row, col) in enumerate(queries)
+    ]
+    attention_grid(figure_paths(folder, name), maps, title=material.title(name, what, recipe), image=picture)
+    write_parquet(folder / f"{name}.parquet", list(_weights_of(maps)), _COLUMNS)
+    return notes
+
+
+def attention_grid(
+    paths: Sequence[str | os.PathLike[str]],
+    maps: Sequence[QueryMaps],
+    *,
+    title: str,
+    image: Float[np.ndarray, "image_rows image_cols channels"] | None = None,
+) -> None:
+    """Draws the attention of each head (a column) of each layer (a row), for one query pixel or several.
+
+    Every map has its own scale, from 0 to the largest weight, which stands below it. `image` is what is attended to, in
+    [0, 1], with one channel or three.
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 5 to 10.
+    """
+    if not maps:
+        raise ArgumentError("maps must hold at least one query, but are empty")
+    columns = max(len(layer) for item in maps for layer in item.layers)
+    heights = [0.35 + (_PANEL + 0.16) * len(item.layers) for item in maps]
+    width = _PANEL * max(columns, _LEAST_COLUMNS) + 1.6 + (1.7 if image is not None else 0)
+    with figure_files(paths, (width, sum(heights) + 0.9)) as figure:
+        figure.suptitle(title)
+        place = figure
+        if image is not None:
+            left, place = figure.subfigures(1, 2, width_ratios=[1.7, width - 1.7])
+            _draw_image(left.subplots(), image, maps[0])
+        parts = place.subfigures(len(maps), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for part, item in zip(parts, maps, strict=True):
+            part.suptitle(item.title, fontsize=9)
+            _draw_maps(part, item, columns)
+
+
+def _draw_maps(part: Any, item: QueryMaps, columns: int) -> None:
+    """Draws the grid of one query pixel."""
+    axes = part.subplots(len(item.layers), columns, squeeze=False)
+    for row, layer in enumerate(item.layers):
+        for panel in axes[row, len(layer) :]:
+            panel.set_axis_off()
+        for head, weights in enumerate(layer):
+            panel = axes[row, head]
+            largest = float(weights.max())
+            panel.imshow(weights / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+            panel.plot(item.query[1], item.query[0], marker="s", color="none", markeredgecolor="#D55E00", markersize=4)
+            panel.set(xticks=[], yticks=[])
+            panel.set_xlabel(f"{largest:.3f}", fontsize=8, labelpad=1)
+            if row == 0:
+                panel.set_title(f"head {head + 1}", fontsize=9)
+        axes[row, 0].set_ylabel(f"layer {row + 1}", fontsize=9)
+    bar = part.colorbar(axes[0, 0].images[0], ax=axes, aspect=30, shrink=0.9, pad=0.02)
+    bar.set_label("attention / largest,\nwhich is below the map", fontsize=8)
+    bar.set_ticks([0, 0.5, 1])
+
+
+def _draw_image(panel: Any, image: Float[np.ndarray, "rows cols channels"], item: QueryMaps) -> None:
+    """Draws the image, and a frame around the patch that is the query pixel."""
+    from_rows, from_cols = (size / count for size, count in zip(image.shape[:2], item.layers[0].shape[1:], strict=True))
+    panel.imshow(image if image.shape[2] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=1)
+    rows = (item.query[0] + np.array([0, 1, 1, 0, 0])) * from_rows - 0.5
+    cols = (item.query[1] + np.array([0, 0, 1, 1, 0])) * from_cols - 0.5
+    panel.plot(cols, rows, color="#D55E00", linewidth=1.5)
+    panel.set(xticks=[], yticks=[])
+    panel.set_xlabel("image; framed: the query", fontsize=8)
+
+
+def _weights_of(maps: Sequence[QueryMaps]) -> Iterator[dict[str, float]]:
+    for item in maps:
+        for layer, heads in enumerate(item.layers):
+            for (head, row, col), weight in np.ndenumerate(heads):
+                indices = zip(_INDICES, (layer, head, *item.query, row, col), strict=True)
+                yield {**dict(indices), "attention": float(weight)}

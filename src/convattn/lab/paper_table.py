@@ -1,0 +1,213 @@
+"""Table 1 of the paper: its rows, and the same rows measured in training runs."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from convattn.errors import ConvAttnError
+from convattn.lab.runs import Run, RunGroup
+from convattn.lab.tables import csv_text, markdown_table
+from convattn.models import FlopCount
+from convattn.networks import load_network
+
+PAPER = (
+    "Cordonnier, Loukas, Jaggi: On the Relationship between Self-Attention and Convolutional Layers, ICLR 2020, table 1"
+)
+REPLICATION = "Varma, Prabhu 2020, an independent replication of the paper"
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """A row of table 1, one of the paper's or one that the paper leaves open."""
+
+    recipe: str  # Recipe that trains the row's network
+    model: str  # What the row is called
+    # The paper's test accuracy on CIFAR-10, one run, in [0, 1]; None where the paper has none
+    accuracy: float | None = None
+    parameters: str | None = None  # The paper's number of parameters, as printed
+    flops: str | None = None  # The paper's number of operations, as printed; of the linear maps only
+    replication: float | None = None  # Test accuracy of the replication, in [0, 1]; None where it has none
+
+
+TABLE1 = (
+    PublishedRow("resnet18", "ResNet18", 0.938, "11.2M", "1.1B", 0.9463),
+    PublishedRow("sa-quadratic", "SA quadratic", 0.938, "12.1M", "6.2B", 0.9365),
+    PublishedRow("sa-learned", "SA learned", 0.918, "12.3M", "6.2B", 0.9036),
+    PublishedRow("sa-learned-content", "SA learned + content", 0.871, "29.5M", "15B", 0.8636),
+    PublishedRow("sa-quadratic-16-heads", "SA quadratic, 16 heads", replication=0.9311),
+    PublishedRow("sa-quadratic-generalized", "SA generalised quadratic"),
+    PublishedRow("sa-quadratic-generalized-pruned", "SA generalised quadratic, pruned"),
+    PublishedRow("convnet", "3×3 convolutions (control)"),
+    PublishedRow("sa-sinusoidal", "SA sinusoidal"),
+    PublishedRow("sa-distance", "SA function of distance"),
+    PublishedRow("sa-distance-table-start", "SA function of distance, start of the table"),
+    PublishedRow("sa-distance-content-gated", "SA function of distance, gated content"),
+    PublishedRow("sa-quadratic-grid-init", "SA quadratic, centres start on a grid"),
+    PublishedRow("sa-quadratic-strong", "SA quadratic, present-day training"),
+)
+"""Rows of table 1: the paper's in its order, then those that the paper leaves open."""
+
+COLUMNS = (
+    "model",  # What the row is called
+    "recipe",  # The recipe that was trained
+    "changes",  # What was changed in it
+    "accuracy",  # Mean test accuracy over seeds, in [0, 1]
+    "accuracy_std",  # Standard deviation over seeds, with n − 1; None for one seed
+    "n",  # Number of seeds
+    "seeds",  # The seeds
+    "paper_accuracy",  # The paper's, in [0, 1]
+    "replication_accuracy",  # The replication's, in [0, 1]
+    "parameters",  # Number of trainable parameters, counted
+    "paper_parameters",  # The paper's, as printed
+    "flops_linear",  # Operations per image of the linear maps, which the paper counts
+    "flops_total",  # Those of mixing and scores as well
+    "paper_flops",  # The paper's, as printed
+    "data",  # Data set and copy
+    "seconds",  # Mean time of a run, in seconds
+    "hardware",  # What the runs ran on
+    "folders",  # The runs' folders
+)
+"""Columns of the table as CSV; None is "not measured", "not published" or "not countable"."""
+
+
+def table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Makes the rows in the order of `TABLE1`, and says which networks could not be read to count their operations.
+
+    A recipe with runs of several settings has a row for each, one without runs a row that says so.
+    """
+    problems: list[str] = []
+    rows = [
+        _row(published, group, problems) for published in TABLE1 for group in groups.get(published.recipe) or [None]
+    ]
+    return rows, problems
+
+
+def _row(published: PublishedRow, group: RunGroup | None, problems: list[str]) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= {
+        "model": published.model,
+        "recipe": published.recipe,
+        "n": 0,
+        "paper_accuracy": published.accuracy,
+        "replication_accuracy": published.replication,
+        "paper_parameters": published.parameters,
+        "paper_flops": published.flops,
+    }
+    if group is None:
+        return row
+    records = [run.record for run in group.runs]
+    accuracies = [record.results["test_accuracy"] for record in records]
+    flops = _flops(group.first, problems)
+    return row | {
+        "changes": "; ".join(group.first.changes) or "none",
+        "accuracy": statistics.fmean(accuracies),
+        "accuracy_std": statistics.stdev(accuracies) if len(records) > 1 else None,
+        "n": len(records),
+        "seeds": " ".join(str(record.seed) for record in records),
+        "parameters": records[0].parameters,
+        "flops_linear": flops and flops.linear,
+        "flops_total": flops and flops.total,
+        "data": records[0].data.name,
+        "seconds": statistics.fmean(record.seconds for record in records),
+        "hardware": "; ".join(sorted({_hardware(record.hardware) for record in records})),
+        "folders": "; ".join(str(run.folder) for run in group.runs),
+    }
+
+
+def table_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Writes the rows as comma-separated values; what is None stays empty."""
+    return csv_text([COLUMNS, *(row.values() for row in rows)])
+
+
+def table_page(rows: Sequence[Mapping[str, Any]], scale: str) -> str:
+    """Writes the rows as Markdown: accuracies and sizes, then what was run on what."""
+    numbers: dict[str, Sequence[str]] = {
+        "model": [row["model"] for row in rows],
+        "test accuracy (%)": [_accuracy(row) for row in rows],
+        "n": [str(row["n"]) for row in rows],
+        "paper (%)": [_percent(row["paper_accuracy"]) for row in rows],
+        "replication (%)": [_percent(row["replication_accuracy"]) for row in rows],
+        "parameters": ["–" if row["parameters"] is None else f"{row['parameters']:,}" for row in rows],
+        "paper's parameters": [row["paper_parameters"] or "–" for row in rows],
+        "operations, linear maps": [_operations(row["flops_linear"]) for row in rows],
+        "paper's operations": [row["paper_flops"] or "–" for row in rows],
+        "operations, all": [_operations(row["flops_total"]) for row in rows],
+    }
+    trained = [row for row in rows if row["n"]]
+    runs: dict[str, Sequence[str]] = {
+        "model": [row["model"] for row in trained],
+        "recipe": [f"`{row['recipe']}`" for row in trained],
+        "changed in the recipe": [row["changes"] for row in trained],
+        "seeds": [row["seeds"] for row in trained],
+        "data": [row["data"] for row in trained],
+        "time per run": [_time(row["seconds"]) for row in trained],
+        "hardware": [row["hardware"] for row in trained],
+    }
+    parts = [
+        f"# Table 1, scale {scale}",
+        _columns_table(numbers),
+        _WHAT_IS_COUNTED,
+        *([_FULL_SIZE] if scale != "paper" else []),
+        f"Paper: {PAPER}; one run each. Replication: {REPLICATION}.",
+        "Accuracies on different copies of the data are not comparable.",
+        *(["## Runs", _columns_table(runs)] if trained else []),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _columns_table(columns: Mapping[str, Sequence[str]]) -> str:
+    return markdown_table(list(columns), zip(*columns.values(), strict=True))
+
+
+_WHAT_IS_COUNTED = (
+    "Mean ± standard deviation (with n − 1) over n seeds. Operations are of one forward pass on one image, a "
+    "multiplication and its addition counted as two; the paper counts the linear maps only."
+)
+_FULL_SIZE = (
+    "**The paper's and the replication's numbers are of the full networks on CIFAR-10; the networks here are smaller "
+    "and trained for a shorter time, so that only the rows measured here compare with each other.**"
+)
+
+
+@runtime_checkable
+class _CountsFlops(Protocol):
+    def flops(self, image_size: int = 32) -> FlopCount: ...
+
+
+def _flops(run: Run, problems: list[str]) -> FlopCount | None:
+    """Counts the operations of a run's network, or says why that cannot be."""
+    try:
+        network = load_network(run.folder)
+    except ConvAttnError as error:
+        problems.append(f"operations of {run.folder} are not counted: {error}")
+        return None
+    return network.flops(run.image_size) if run.image_size and isinstance(network, _CountsFlops) else None
+
+
+def _hardware(hardware: Mapping[str, str]) -> str:
+    threads = f", threads: {hardware['threads']}" if "threads" in hardware else ""
+    return f"{hardware.get('accelerator') or hardware.get('processor', 'unknown')}{threads}"
+
+
+def _accuracy(row: Mapping[str, Any]) -> str:
+    if row["accuracy"] is None:
+        return "not yet measured"
+    spread = "" if row["accuracy_std"] is None else f" ± {100 * row['accuracy_std']:.2f}"
+    return f"{100 * row['accuracy']:.2f}{spread}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.4g}"
+
+
+def _operations(count: int | None) -> str:
+    if count is None:
+        return "–"
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36000 else f"{seconds / 3600:.1f} h"
