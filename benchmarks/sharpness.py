@@ -9,7 +9,7 @@ Writes sharpness.json, sharpness.png and the page sharpness.md:
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from convattn.convert import conv_to_attention, off_centre_mass
 from convattn.convert.taps import AnyConvolution
 from convattn.files import write_atomically
-from convattn.lab.figures import SharpnessCurve, sharpness_regimes
+from convattn.lab.figures import COLOURS, figure_files
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
+from convattn.record import Record
 from convattn.testing.budget import budget, roundings
 
 SHARPNESS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 23, 26, 30, 35, 40, 46, 60, 80, 100, 150, 200)
@@ -78,6 +79,32 @@ Convolutions 3 wide, from {channels[0]} to {channels[1]} channels as PyTorch ini
 
 Not covered: trained weights, other kernel widths, strides, dilations and padding modes, float16 and bfloat16.
 """
+
+
+@dataclass(frozen=True)
+class SharpnessCurve(Record):
+    """Errors of converted convolutions over the sharpness of their heads, largest over convolutions and inputs.
+
+    All errors are in units of `max|x̃| · max_o Σ_h ‖W_h[o]‖₁`, the largest output that an input of that size can have;
+    so the a-priori bound is 2ε(α) for every convolution.
+    """
+
+    dims: int  # Number of axes
+    dtype: str  # "float32" or "float64"
+    samples: int  # Number of convolutions, each with an input of its own
+    sharpness: tuple[float, ...]  # α in 1/pixel², rising
+    bound: tuple[float, ...]  # 2ε(α)
+    measured: tuple[float, ...]  # Largest difference to the convolution in float64, over samples and outputs
+    relative: tuple[float, ...]  # The same, in units of the convolution's own largest output
+    rounding: float  # Largest difference that rounding explains, by the error budget
+
+    def soft_until(self) -> float | None:
+        """α from which the bound is below 1: below, it promises nothing; None where that is never."""
+        return next((a for a, bound in zip(self.sharpness, self.bound, strict=True) if bound < 1), None)
+
+    def floor_from(self) -> float | None:
+        """α from which the bound is below rounding, so that a sharper head gains nothing; None where that is never."""
+        return next((a for a, bound in zip(self.sharpness, self.bound, strict=True) if bound < self.rounding), None)
 
 
 @dataclass(frozen=True)
@@ -138,6 +165,44 @@ def measure(dims: int, dtype: torch.dtype) -> SharpnessCurve:
     return SharpnessCurve(
         dims, name, SAMPLES, tuple(map(float, SHARPNESS)), tuple(bounds), tuple(measured), tuple(relative), rounding
     )
+
+
+def sharpness_regimes(path: Path, curves: Sequence[SharpnessCurve]) -> None:
+    """Draws measured error and a-priori bound over sharpness, and marks the regimes: soft, exponential decay, floor.
+
+    There is a panel for each number of axes, and a line for each dtype.
+    """
+    dims = sorted({curve.dims for curve in curves})
+    with figure_files([path], (3.6 * len(dims) + 0.4, 4.4)) as figure:
+        axes = figure.subplots(1, len(dims), squeeze=False, sharey=True)[0]
+        for panel, number in zip(axes, dims, strict=True):
+            _draw_regimes(panel, [curve for curve in curves if curve.dims == number])
+            panel.set_title(f"{number}-D, {3**number} heads")
+            panel.set_xlabel("sharpness α (1/pixel²)")
+        axes[0].set_ylabel("largest error / largest possible output")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+
+
+def _draw_regimes(panel: Any, curves: Sequence[SharpnessCurve]) -> None:
+    """Draws the curves of one number of axes, and the borders of the regimes."""
+    first = curves[0]
+    panel.set(xscale="log", yscale="log", ylim=(1e-18, 30), xlim=(first.sharpness[0], first.sharpness[-1]))
+    panel.set_xticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
+    panel.plot(first.sharpness, first.bound, color="black", linestyle="--", label="a-priori bound 2ε(α)")
+    start = first.soft_until()
+    if start is not None:
+        panel.axvspan(first.sharpness[0], start, color="0.9", linewidth=0)
+        panel.text(first.sharpness[0] * 1.05, 3e-18, "soft", rotation=90, va="bottom", fontsize=9)
+        panel.text(start * 1.1, 1e-14, "exponential\ndecay", va="bottom")
+    for curve, colour, size, height in zip(curves, COLOURS, (6, 3), (12, 4e-5), strict=False):
+        line = {"marker": "o", "markersize": size, "markerfacecolor": "white"}
+        panel.plot(curve.sharpness, curve.measured, color=colour, label=f"measured, {curve.dtype}", **line)
+        panel.axhline(curve.rounding, color=colour, linestyle=":", label=f"rounding, {curve.dtype}")
+        floor = curve.floor_from()
+        if floor is not None:
+            panel.axvline(floor, color=colour, linewidth=0.8)
+            panel.text(floor * 1.08, height, f"{curve.dtype}\nfloor", color=colour, fontsize=8, va="top")
 
 
 def table(curves: list[SharpnessCurve]) -> str:

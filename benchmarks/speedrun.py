@@ -21,7 +21,7 @@ from convattn.encodings import Shift
 from convattn.files import write_atomically
 from convattn.heads import read_heads
 from convattn.heads.head_snapshots import HeadSnapshot
-from convattn.lab.figures import head_centres
+from convattn.lab.figures import head_layers
 from convattn.lab.tables import markdown_table
 from convattn.layers import RelativeAttention
 from convattn.models import SpeedNet
@@ -134,7 +134,7 @@ def _heads(run: TrainedRun, figure: Path) -> str:
     snapshots = read_heads(run.folder)
     ends = (snapshots[0].step, snapshots[-1].step)
     kept = [item for item in snapshots if item.step in ends]
-    head_centres(figure, kept)
+    head_layers([figure], kept, title="heads before and after training", columns=len(kept) // 2)
     model = run.record["recipe"]["model"]
     sides = _sides(SpeedNet(model["mixing"], widths=model["widths"]), 32)
     pairs = zip((i for i in kept if i.step == ends[0]), (i for i in kept if i.step == ends[1]), strict=True)

@@ -12,14 +12,11 @@ from convattn.lab.figures import (
     FORMATS,
     ClassifiedImages,
     Comparison,
-    SharpnessCurve,
     classified_images,
     convolution_and_attention,
-    head_centres,
     head_layers,
     head_moves,
     head_paths,
-    sharpness_regimes,
 )
 from convattn.lab.paper_figures import QueryMaps, accuracy_curves, attention_grid
 
@@ -30,12 +27,6 @@ LEANING = np.array([[2.0, 1.5], [1.5, 2.0]])
 def snapshots():
     centres, precisions = RANDOM.normal(size=(3, 2)), np.stack([np.eye(2), LEANING, np.zeros((2, 2))])
     return [HeadSnapshot(epoch, 10 * epoch, layer, centres, precisions) for epoch in (0, 7) for layer in (0, 1)]
-
-
-def curves():
-    sharpness, bound = (1.0, 5.0, 20.0, 200.0), (4.0, 0.05, 1e-8, 1e-86)
-    kinds = [(dims, dtype, floor) for dims in (1, 2) for dtype, floor in (("float32", 1e-7), ("float64", 1e-16))]
-    return [SharpnessCurve(dims, dtype, 3, sharpness, bound, bound, bound, floor) for dims, dtype, floor in kinds]
 
 
 def comparison():
@@ -83,8 +74,7 @@ DRAWINGS = {
     "accuracy_curves": lambda path: accuracy_curves([path], panels(), title="curves"),
     "attention_grid": lambda path: attention_grid([path], query_maps(), title="maps", image=RANDOM.random((10, 14, 3))),
     "convolution_and_attention": lambda path: convolution_and_attention(path, comparison()),
-    "head_centres": lambda path: head_centres(path, snapshots()),
-    "sharpness_regimes": lambda path: sharpness_regimes(path, curves()),
+    "moments": lambda path: head_layers([path], snapshots(), title="moments", columns=2),
 }
 
 
@@ -101,13 +91,15 @@ def test_figure_is_written_and_not_empty(tmp_path, name):
 @pytest.mark.parametrize("form", FORMATS)
 def test_same_figure_has_same_bytes(tmp_path, form):
     snapshot = snapshots()[1]
-    first, second = (head_centres(tmp_path / f"{name}.{form}", [snapshot]).read_bytes() for name in "ab")
-    assert first == second
+    first, second = (tmp_path / f"{name}.{form}" for name in "ab")
+    for path in (first, second):
+        head_layers([path], [snapshot], title="heads")
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_matplotlib_is_left_as_it_was(tmp_path):
     before = dict(mpl.rcParams)
-    head_centres(tmp_path / "figure.png", snapshots())
+    head_moves(tmp_path / "figure.png", snapshots())
     assert dict(mpl.rcParams) == before
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
 
@@ -123,7 +115,7 @@ def test_ellipse_holds_the_mass_it_says(monkeypatch, tmp_path):
 
     monkeypatch.setattr(patches, "Ellipse", Spy)
     centre = np.array([[1.0, -2.0]])
-    head_centres(tmp_path / "figure.png", [HeadSnapshot(0, 0, 0, centre, LEANING[None])])
+    head_layers([tmp_path / "figure.png"], [HeadSnapshot(0, 0, 0, centre, LEANING[None])], title="")
     points = np.random.default_rng(0).multivariate_normal(centre[0], np.linalg.inv(LEANING), size=4000)
     half, most = drawn
     for ellipse, mass in ((half, 0.5), (most, 0.9)):
@@ -148,22 +140,7 @@ def test_missing_matplotlib_says_how_to_install(monkeypatch, tmp_path, name):
         DRAWINGS[name](tmp_path / "figure.png")
 
 
-@pytest.mark.parametrize(
-    ("bound", "drawn"),
-    [((4.0, 0.05, 1e-8, 1e-86), True), ((4.0, 3.0, 2.0, 1.5), False)],
-    ids=["all regimes", "soft all along"],
-)
-def test_borders_of_regimes_that_are_not_reached_are_not_drawn(tmp_path, bound, drawn):
-    sharpness_regimes(tmp_path / "figure.svg", [dataclasses.replace(curve, bound=bound) for curve in curves()[:1]])
-    written = (tmp_path / "figure.svg").read_text(encoding="utf-8")
-    assert [f"<!-- {name} -->" in written for name in ("soft", "floor")] == [drawn, drawn]
-
-
 def test_nothing_to_draw_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
-        head_centres(tmp_path / "figure.png", [])
-    with pytest.raises(ArgumentError, match="curves must hold at least one curve"):
-        sharpness_regimes(tmp_path / "figure.png", [])
     with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
         head_layers([tmp_path / "figure.png"], [], title="")
     with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):

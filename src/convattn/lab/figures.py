@@ -1,4 +1,4 @@
-"""Figures of conversions, and what they show: outputs on a photograph, errors over sharpness."""
+"""Figures of conversions and of trained heads; every figure is written whole or not at all."""
 
 import io
 import os
@@ -14,7 +14,6 @@ from jaxtyping import Float, Float64, UInt8
 from convattn.errors import ArgumentError, MissingDependencyError, must_be
 from convattn.files import write_atomically
 from convattn.heads.head_snapshots import HeadSnapshot
-from convattn.record import Record
 from convattn.wording import counted
 
 FORMATS = ("png", "svg", "pdf")
@@ -86,79 +85,20 @@ def patch_key(label: str, **style: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A convolution and the attention layer made from it, on one photograph.
+    """A convolution and the attention layer made from it, on one photograph."""
 
-    Attributes:
-        photograph: Red, green, blue in [0, 1].
-        names: What each output shows.
-        kernels: The kernel of each output on grey pixels (summed over the input's channels).
-        convolution: The convolution's outputs, in float64.
-        attention: The attention layer's outputs.
-        heads: Attention of one query pixel in the middle, by head; keys around that pixel.
-        sharpness: α of the heads, in 1/pixel²; None of hard heads.
-        unit: What rounding changes an output by, in units of the outputs.
-    """
-
-    photograph: Float[np.ndarray, "rows cols 3"]
-    names: Sequence[str]
-    kernels: Float[np.ndarray, "outputs kernel_rows kernel_cols"]
-    convolution: Float64[np.ndarray, "outputs rows cols"]
-    attention: Float[np.ndarray, "outputs rows cols"]
-    heads: Float[np.ndarray, "heads key_rows key_cols"]
-    sharpness: float | None
-    unit: float
-
-
-@dataclass(frozen=True)
-class SharpnessCurve(Record):
-    """Errors of converted convolutions over the sharpness of their heads, largest over convolutions and inputs.
-
-    All errors are in units of `max|x̃| · max_o Σ_h ‖W_h[o]‖₁`, the largest output that an input of that size can have;
-    so the a-priori bound is 2ε(α) for every convolution.
-
-    Attributes:
-        dims: Number of axes.
-        dtype: "float32" or "float64".
-        samples: Number of convolutions, each with an input of its own.
-        sharpness: α in 1/pixel², rising.
-        bound: 2ε(α).
-        measured: Largest difference to the convolution in float64, over samples and outputs.
-        relative: The same, in units of the convolution's own largest output.
-        rounding: Largest difference that rounding explains, by the error budget.
-    """
-
-    dims: int
-    dtype: str
-    samples: int
-    sharpness: tuple[float, ...]
-    bound: tuple[float, ...]
-    measured: tuple[float, ...]
-    relative: tuple[float, ...]
-    rounding: float
-
-    def soft_until(self) -> float | None:
-        """α from which the bound is below 1: below, it promises nothing; None where that is never."""
-        return next((a for a, bound in zip(self.sharpness, self.bound, strict=True) if bound < 1), None)
-
-    def floor_from(self) -> float | None:
-        """α from which the bound is below rounding, so that a sharper head gains nothing; None where that is never."""
-        return next((a for a, bound in zip(self.sharpness, self.bound, strict=True) if bound < self.rounding), None)
+    photograph: Float[np.ndarray, "rows cols 3"]  # Red, green, blue in [0, 1]
+    names: Sequence[str]  # What each output shows
+    kernels: Float[np.ndarray, "outputs kernel_rows kernel_cols"]  # On grey pixels: summed over the input's channels
+    convolution: Float64[np.ndarray, "outputs rows cols"]  # The convolution's outputs
+    attention: Float[np.ndarray, "outputs rows cols"]  # The attention layer's outputs
+    heads: Float[np.ndarray, "heads key_rows key_cols"]  # Attention of one query in the middle; keys around it
+    sharpness: float | None  # α of the heads, in 1/pixel²; None of hard heads
+    unit: float  # What rounding changes an output by, in units of the outputs
 
 
 def convolution_and_attention(path: str | os.PathLike[str], comparison: Comparison) -> Path:
-    """Draws photograph, attention of one pixel, and for each output kernel, convolution, attention and difference.
-
-    Args:
-        path: File to write; its ending is one of `FORMATS`.
-        comparison: What to draw.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: The ending is another.
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Draws photograph, attention of one pixel, and for each output kernel, convolution, attention and difference."""
     outputs = len(comparison.names)
     heights = (2.6, 1.65 * outputs + 0.2)
     with figure_files([path], (11, sum(heights))) as figure:
@@ -178,35 +118,6 @@ def convolution_and_attention(path: str | os.PathLike[str], comparison: Comparis
             last.set_axis_off()
         bar = below.colorbar(axes[0, 3].images[0], ax=axes[:, 3], aspect=40)
         bar.set_label(f"difference, in units of rounding (ε · largest output = {comparison.unit:.2g})")
-    return Path(path)
-
-
-def sharpness_regimes(path: str | os.PathLike[str], curves: Sequence[SharpnessCurve]) -> Path:
-    """Draws measured error and a-priori bound over sharpness, and marks the regimes: soft, exponential decay, floor.
-
-    Args:
-        path: File to write; its ending is one of `FORMATS`.
-        curves: A panel for each number of axes, a line for each dtype.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: There is no curve, or the ending is another.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    if not curves:
-        raise ArgumentError("curves must hold at least one curve, but is empty")
-    dims = sorted({curve.dims for curve in curves})
-    with figure_files([path], (3.6 * len(dims) + 0.4, 4.4)) as figure:
-        axes = figure.subplots(1, len(dims), squeeze=False, sharey=True)[0]
-        for panel, number in zip(axes, dims, strict=True):
-            _draw_regimes(panel, [curve for curve in curves if curve.dims == number])
-            panel.set_title(f"{number}-D, {3**number} heads")
-            panel.set_xlabel("sharpness α (1/pixel²)")
-        axes[0].set_ylabel("largest error / largest possible output")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return Path(path)
 
 
@@ -244,27 +155,6 @@ def _draw_output(panels: Sequence[Any], comparison: Comparison, output: int) -> 
         panel.set_axis_off()
 
 
-def _draw_regimes(panel: Any, curves: Sequence[SharpnessCurve]) -> None:
-    """Draws the curves of one number of axes, and the borders of the regimes."""
-    first = curves[0]
-    panel.set(xscale="log", yscale="log", ylim=(1e-18, 30), xlim=(first.sharpness[0], first.sharpness[-1]))
-    panel.set_xticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
-    panel.plot(first.sharpness, first.bound, color="black", linestyle="--", label="a-priori bound 2ε(α)")
-    start = first.soft_until()
-    if start is not None:
-        panel.axvspan(first.sharpness[0], start, color="0.9", linewidth=0)
-        panel.text(first.sharpness[0] * 1.05, 3e-18, "soft", rotation=90, va="bottom", fontsize=9)
-        panel.text(start * 1.1, 1e-14, "exponential\ndecay", va="bottom")
-    for curve, colour, size, height in zip(curves, COLOURS, (6, 3), (12, 4e-5), strict=False):
-        line = {"marker": "o", "markersize": size, "markerfacecolor": "white"}
-        panel.plot(curve.sharpness, curve.measured, color=colour, label=f"measured, {curve.dtype}", **line)
-        panel.axhline(curve.rounding, color=colour, linestyle=":", label=f"rounding, {curve.dtype}")
-        floor = curve.floor_from()
-        if floor is not None:
-            panel.axvline(floor, color=colour, linewidth=0.8)
-            panel.text(floor * 1.08, height, f"{curve.dtype}\nfloor", color=colour, fontsize=8, va="top")
-
-
 _COLUMNS = 10
 _PANEL_OF_IMAGE = (1.1, 1.55)
 """Width and height of an image with its words, in inches."""
@@ -272,32 +162,17 @@ _PANEL_OF_IMAGE = (1.1, 1.55)
 
 @dataclass(frozen=True, eq=False)
 class ClassifiedImages:
-    """Images, and two names for each.
+    """Images, and two names for each."""
 
-    Attributes:
-        images: The images.
-        shown: Name of the class that each image shows.
-        seen: Name of the class that a network gives it.
-    """
-
-    images: UInt8[np.ndarray, "images rows cols 3"]
-    shown: Sequence[str]
-    seen: Sequence[str]
+    images: UInt8[np.ndarray, "images rows cols 3"]  # The images
+    shown: Sequence[str]  # Name of the class that each image shows
+    seen: Sequence[str]  # Name of the class that a network gives it
 
 
 def classified_images(path: str | os.PathLike[str], classified: ClassifiedImages) -> Path:
     """Draws images, each with its class above it and the class that a network gives it below.
 
-    Args:
-        path: File to write; its ending is one of `FORMATS`.
-        classified: What to draw, at least one image.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: There is no image, or not one of each name for every image, or the ending is another.
-        MissingDependencyError: matplotlib is not installed.
+    Without images, or without two names for each, this raises ArgumentError.
     """
     count = len(classified.images)
     if not count == len(classified.shown) == len(classified.seen) > 0:
@@ -327,55 +202,11 @@ _PANEL, _FRAME = 3.3, 0.4
 """Side of a panel, and what the labels of a row or column of panels take, in inches."""
 
 
-def head_centres(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot]) -> Path:
-    """Draws where quadratic heads attend: their centres, and the ellipses that hold 50 % and 90 % of their attention.
-
-    The mass p of the attention exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) in the plane lies within
-    (δ − Δ)ᵀ Σ⁻¹ (δ − Δ) = −2 ln(1 − p).
-
-    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 3 and 4.
-
-    Args:
-        path: File to write; its ending is one of `FORMATS`.
-        snapshots: Layers at one or more moments, from `read_heads`: a row of panels for each moment, a column for each
-            layer.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: There is no snapshot, or the ending is another.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    _require_snapshots(snapshots)
-    steps = sorted({snapshot.step for snapshot in snapshots})
-    layers = sorted({snapshot.layer for snapshot in snapshots})
-    size = (_PANEL * len(layers) + _FRAME, (_PANEL + 0.25) * len(steps) + 1.2)
-    with figure_files([path], size) as figure:
-        axes = figure.subplots(len(steps), len(layers), squeeze=False, sharex=True, sharey=True)
-        for snapshot in snapshots:
-            panel = axes[steps.index(snapshot.step), layers.index(snapshot.layer)]
-            _draw_heads(panel, snapshot)
-            panel.set_title(f"layer {snapshot.layer + 1}, {_moment(snapshot, snapshots)}")
-        _set_axes(axes, _axis_limit([snapshot.centres for snapshot in snapshots]))
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=4)
-    return Path(path)
-
-
 def head_moves(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot], *, columns: int = 3) -> Path:
     """Draws where the heads of each layer attend at the last moment, and the way of their centres from the first.
 
-    Args:
-        path: File to write; its ending is one of `FORMATS`.
-        snapshots: Layers at one or more moments, from `read_heads`: a panel for each layer.
-        columns: Panels side by side, at most.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: There is no snapshot, or the ending is another.
-        MissingDependencyError: matplotlib is not installed.
+    Around each centre are the ellipses that hold 50 % and 90 % of the attention. The mass p of the attention
+    exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) in the plane lies within (δ − Δ)ᵀ Σ⁻¹ (δ − Δ) = −2 ln(1 − p).
     """
     layers = sorted({snapshot.layer for snapshot in snapshots})
     title = "heads at the end of the training, and the way of their centres from its start (○)"
@@ -392,14 +223,16 @@ def head_moves(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot], 
 def head_layers(
     paths: Sequence[str | os.PathLike[str]], snapshots: Sequence[HeadSnapshot], *, title: str, columns: int = 3
 ) -> None:
-    """Draws the heads of all layers at one moment, a panel for each snapshot, at most `columns` side by side.
+    """Draws a panel for each snapshot, at most `columns` side by side; those of several moments name theirs.
 
-    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 4 and 12 to 14.
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figures 3, 4 and 12 to 14.
     """
+    several = len({snapshot.step for snapshot in snapshots}) > 1
     with _sheet(paths, snapshots, len(snapshots), columns, title) as panels:
         for panel, snapshot in zip(panels, snapshots, strict=True):
             _draw_heads(panel, snapshot)
-            panel.set_title(f"layer {snapshot.layer + 1}: {counted(len(snapshot.centres), 'head')}")
+            heads = counted(len(snapshot.centres), "head")
+            panel.set_title(f"layer {snapshot.layer + 1}: {_moment(snapshot, snapshots) if several else heads}")
 
 
 def head_paths(

@@ -1,6 +1,6 @@
 import pytest
 
-from convattn.lab.figures import SharpnessCurve
+from benchmarks.sharpness import SharpnessCurve, sharpness_regimes
 
 
 def curve(bound, rounding):
@@ -24,3 +24,14 @@ def test_borders_are_the_first_sharpness_below(bound, rounding, soft_until, floo
 def test_curve_round_trips():
     measured = curve((4.0, 0.5, 1e-9), 1e-7)
     assert SharpnessCurve.from_json(measured.to_json()) == measured
+
+
+@pytest.mark.parametrize(
+    ("bound", "drawn"),
+    [((4.0, 0.05, 1e-9), True), ((4.0, 3.0, 1.5), False)],
+    ids=["all regimes", "soft all along"],
+)
+def test_borders_of_regimes_that_are_not_reached_are_not_drawn(tmp_path, bound, drawn):
+    sharpness_regimes(tmp_path / "figure.svg", [curve(bound, 1e-7)])
+    written = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert [f"<!-- {name} -->" in written for name in ("soft", "floor")] == [drawn, drawn]
