@@ -3,22 +3,26 @@ import math
 import numpy as np
 import pytest
 
-from convattn.lab.build import learning_rate_factor, step_decay, triangle, warmup_cosine
+from convattn.lab.build import learning_rate_factor
 from convattn.lab.recipe import CosineRecipe, StepsRecipe, TriangleRecipe
+
+
+def factor(recipe, step, total):
+    return learning_rate_factor(recipe, step, epochs=total, steps_per_epoch=1)
 
 
 @pytest.mark.parametrize("step", range(101))
 def test_cosine_follows_its_formula(step):
     expected = step / 7 if step < 7 else 0.5 + 0.5 * math.cos(math.pi * (step - 7) / 93)
-    assert warmup_cosine(step, total=100, warmup=7) == pytest.approx(expected, rel=1e-15, abs=1e-15)
+    assert factor(CosineRecipe(warmup=0.075), step, 100) == pytest.approx(expected, rel=1e-15, abs=1e-15)
 
 
 def test_cosine_without_warmup_starts_at_one():
-    assert warmup_cosine(0, total=10, warmup=0) == 1
+    assert factor(CosineRecipe(warmup=0.0), 0, 10) == 1
 
 
-def test_step_decay_multiplies_at_each_milestone():
-    factors = [step_decay(step, milestones=(3, 5), factor=0.1) for step in range(7)]
+def test_steps_multiply_at_each_milestone():
+    factors = [factor(StepsRecipe(milestones=(3, 5), factor=0.1), step, 7) for step in range(7)]
     assert factors == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01], rel=1e-15)
 
 
@@ -37,11 +41,12 @@ def test_warmup_is_a_share_of_all_steps():
 @pytest.mark.parametrize("step", range(101))
 def test_triangle_lies_on_two_straight_lines(step):
     expected = np.interp(step, [0, 23, 100], [0.2, 1, 0.07])
-    assert triangle(step, total=100, start=0.2, peak=0.23, end=0.07) == pytest.approx(expected, rel=1e-14)
+    found = factor(TriangleRecipe(start=0.2, peak=0.23, end=0.07), step, 100)
+    assert found == pytest.approx(expected, rel=1e-14)
 
 
 def test_triangle_without_a_rise_starts_at_one():
-    assert triangle(0, total=7, start=0.2, peak=0, end=0.5) == 1
+    assert factor(TriangleRecipe(start=0.2, peak=0.0, end=0.5), 0, 7) == 1
 
 
 def test_triangle_of_a_recipe_counts_all_steps():

@@ -3,7 +3,7 @@
 import io
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
@@ -33,46 +33,6 @@ from convattn.lab.recipe import (
 from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet
 from convattn.networks import load_network
 from convattn.networks.datasets import ImageDataset, load_digits, normalise
-
-
-def warmup_cosine(step: int, *, total: int, warmup: int) -> float:
-    """Rises linearly to 1 in W steps of warm-up, then falls to 0 along half a cosine until step T.
-
-    ``f(s) = s / W`` for s < W, then ``½ (1 + cos(π (s − W) / (T − W)))``; f(W) = 1 and f(T) = 0.
-
-    Example:
-        >>> [warmup_cosine(step, total=6, warmup=2) for step in (0, 1, 2, 4, 6)]
-        [0.0, 0.5, 1.0, 0.5, 0.0]
-    """
-    if step < warmup:
-        return step / warmup
-    return (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
-
-
-def step_decay(step: int, *, milestones: Sequence[int], factor: float) -> float:
-    """Multiplies by a factor at each milestone, a number of steps: ``f(s) = factor^|{m : m ≤ s}|``.
-
-    Example:
-        >>> [step_decay(step, milestones=(2, 4), factor=0.5) for step in (0, 1, 2, 3, 4, 5)]
-        [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
-    """
-    return factor ** sum(milestone <= step for milestone in milestones)
-
-
-def triangle(step: int, *, total: int, start: float, peak: float, end: float) -> float:
-    """Rises in a straight line to 1, then falls in a straight line; with a peak of 0 it only falls.
-
-    ``f(0) = start, f(peak · T) = 1, f(T) = end``, and straight between.
-
-    Example:
-        >>> [triangle(step, total=8, start=0.5, peak=0.25, end=0.25) for step in (0, 1, 2, 5, 8)]
-        [0.5, 0.75, 1.0, 0.625, 0.25]
-    """
-    highest = peak * total
-    if step < highest:
-        return start + (1 - start) * step / highest
-    return 1 + (end - 1) * (step - highest) / (total - highest)
-
 
 HEAD_COLUMNS = pa.schema(
     [
@@ -298,14 +258,23 @@ def learning_rate_factor(
 ) -> float:
     """Returns the learning rate of a step as a factor of the highest one, in [0, 1].
 
+    With T steps in all, a cosine rises in a straight line for W = ⌊warmup · T⌋ steps, and is then
+    ``½ (1 + cos(π (s − W) / (T − W)))``. Steps multiply by `factor` at each milestone. A triangle goes in straight
+    lines from `start` to 1 at step peak · T, and on to `end`.
+
     Example:
         >>> learning_rate_factor(StepsRecipe(milestones=(2,)), 10, epochs=3, steps_per_epoch=5)
         0.1
     """
     if isinstance(recipe, StepsRecipe):
-        milestones = [epoch * steps_per_epoch for epoch in recipe.milestones]
-        return step_decay(step, milestones=milestones, factor=recipe.factor)
+        return recipe.factor ** sum(epoch * steps_per_epoch <= step for epoch in recipe.milestones)
     total = epochs * steps_per_epoch
     if isinstance(recipe, TriangleRecipe):
-        return triangle(step, total=total, start=recipe.start, peak=recipe.peak, end=recipe.end)
-    return warmup_cosine(step, total=total, warmup=int(recipe.warmup * total))
+        highest = recipe.peak * total
+        if step < highest:
+            return recipe.start + (1 - recipe.start) * step / highest
+        return 1 + (recipe.end - 1) * (step - highest) / (total - highest)
+    warmup = int(recipe.warmup * total)
+    if step < warmup:
+        return step / warmup
+    return (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2

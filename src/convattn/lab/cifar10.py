@@ -24,42 +24,6 @@ from convattn.provenance import DataRecord
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def fetch_from_hub(repository: str, files: dict[str, str]) -> tuple[dict[str, Path], str]:
-    """Fetches files of a data set into the Hub's cache, unless they are there, and checks their content.
-
-    `files` gives each path inside the repository a name. Returns the local paths by these names, and where they came
-    from in words. The cache names each large file by the SHA-256 that the Hub states for it, so that the check needs
-    no connection; a file that cannot be fetched or fails the check raises DataError.
-    """
-    paths = {}
-    for name, file in files.items():
-        try:
-            paths[name] = Path(hf_hub_download(repository, file, repo_type="dataset"))
-        except OSError as error:
-            raise DataError(
-                f"cannot fetch {file} of {repository} from the Hub ({type(error).__name__}: {error}); "
-                f"give a local folder that holds {' and '.join(Path(item).name for item in files.values())} instead"
-            ) from None
-        _check_content(paths[name])
-    revisions = sorted(
-        {path.parents[file.count("/")].name for path, file in zip(paths.values(), files.values(), strict=True)}
-    )
-    return paths, f"Hugging Face Hub, {repository}, revision {' and '.join(revisions)}"
-
-
-def _check_content(path: Path) -> None:
-    """Compares the SHA-256 of a cached file with its name in the cache."""
-    stated, found = path.resolve().name, file_sha256(path)
-    if not _SHA256.fullmatch(stated):
-        raise DataError(
-            f"{path}: the Hub's cache states no SHA-256 for it; give the folder of a copy that you trust instead"
-        )
-    if stated != found:
-        raise DataError(
-            f"{path}: the Hub states SHA-256 {stated}, but the content has {found}; delete the file and fetch it again"
-        )
-
-
 _FILES = {"train": "train-00000-of-00001.parquet", "test": "test-00000-of-00001.parquet"}
 _REPOSITORY, _SUBFOLDER = "uoft-cs/cifar10", "plain_text"
 _SIZE = (32, 32)
@@ -92,7 +56,7 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
         convattn.errors.DataError: CIFAR-10: there is no folder no/such/folder
     """
     if folder is None:
-        paths, origin = fetch_from_hub(_REPOSITORY, {name: f"{_SUBFOLDER}/{file}" for name, file in _FILES.items()})
+        paths, origin = _fetch()
     else:
         paths, origin = {name: _existing(Path(folder), file) for name, file in _FILES.items()}, "local folder"
     splits = {name: _read_split(path) for name, path in paths.items()}
@@ -105,6 +69,38 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
         split="one parquet file for each split",
     )
     return ImageDataset(splits["train"], splits["test"], _CLASSES, CIFAR10_MEAN, CIFAR10_STD, record)
+
+
+def _fetch() -> tuple[dict[str, Path], str]:
+    """Fetches the files into the Hub's cache, unless they are there; returns their paths, and their origin in words.
+
+    The cache names each large file by the SHA-256 that the Hub states for it, so the check needs no connection.
+    """
+    paths = {}
+    for name, file in _FILES.items():
+        try:
+            paths[name] = Path(hf_hub_download(_REPOSITORY, f"{_SUBFOLDER}/{file}", repo_type="dataset"))
+        except OSError as error:
+            raise DataError(
+                f"cannot fetch {_SUBFOLDER}/{file} of {_REPOSITORY} from the Hub ({type(error).__name__}: {error}); "
+                f"give a local folder that holds {' and '.join(_FILES.values())} instead"
+            ) from None
+        _check_content(paths[name])
+    revisions = sorted({path.parents[1].name for path in paths.values()})
+    return paths, f"Hugging Face Hub, {_REPOSITORY}, revision {' and '.join(revisions)}"
+
+
+def _check_content(path: Path) -> None:
+    """Compares the SHA-256 of a cached file with its name in the cache."""
+    stated, found = path.resolve().name, file_sha256(path)
+    if not _SHA256.fullmatch(stated):
+        raise DataError(
+            f"{path}: the Hub's cache states no SHA-256 for it; give the folder of a copy that you trust instead"
+        )
+    if stated != found:
+        raise DataError(
+            f"{path}: the Hub states SHA-256 {stated}, but the content has {found}; delete the file and fetch it again"
+        )
 
 
 def _existing(folder: Path, name: str) -> Path:

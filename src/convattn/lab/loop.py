@@ -23,9 +23,9 @@ from convattn.errors import (
     UnknownNameError,
     must_be,
 )
-from convattn.lab.build import HeadTrace, Network, load_data, with_held_out
+from convattn.lab.build import HeadTrace, load_data, with_held_out
 from convattn.lab.recipe import Recipe, command_for, flat_values
-from convattn.lab.run_folder import Checkpoint, Checkpoints, RunFolder
+from convattn.lab.run_folder import Checkpoints, RunFolder
 from convattn.lab.trainer import EpochResult, Trainer, forked_random_numbers, peak_memory
 from convattn.networks.datasets import ImageDataset
 from convattn.provenance import RunRecord, describe_hardware, describe_versions, find_revision
@@ -103,7 +103,7 @@ class Session:
         self._accelerator.wait_for_everyone()  # the main process may now replace what all have read
 
     def _is_moment(self, step: int) -> bool:
-        """Tells whether the heads are recorded after a step."""
+        """Returns whether the heads are recorded after a step."""
         return step % self.trainer.steps_per_epoch == 0 or step % self._between_moments == 0
 
     def run(self, *, checkpoint_every: int | None, on_step: Callable[[], None]) -> Iterator[EpochResult]:
@@ -181,12 +181,10 @@ class Session:
             checkpoints.finish(written, step=step, processes=self._accelerator.num_processes)
         self._accelerator.wait_for_everyone()
 
-    def _load(self, place: Path, checkpoint: Checkpoint) -> None:
-        processes = self._accelerator.num_processes
-        if checkpoint.processes != processes:
-            raise CheckpointError(
-                f"checkpoint {place.name} was written by {checkpoint.processes} processes, but there are {processes}"
-            )
+    def _load(self, place: Path, processes: int) -> None:
+        now = self._accelerator.num_processes
+        if processes != now:
+            raise CheckpointError(f"checkpoint {place.name} was written by {processes} processes, but there are {now}")
         try:
             self._accelerator.load_state(str(place))
         except (OSError, RuntimeError, ValueError, KeyError, AttributeError, ImportError) as error:
@@ -267,8 +265,12 @@ def train(
         folder.require_new()
     if checkpoint_every is not None and checkpoint_every < 1:
         raise ArgumentError(must_be("checkpoint_every", "an integer of at least 1", checkpoint_every))
-    _require_trackers(trackers)
-    if resume and folder is not None and (finished := folder.find_unfinished(recipe)) is not None:
+    for name in trackers:
+        if name not in TRACKERS:
+            raise UnknownNameError("tracker", name, TRACKERS)
+        if importlib.util.find_spec(name) is None:
+            raise MissingDependencyError(name, TRACKERS[name])
+    if resume and folder is not None and (finished := folder.find_finished(recipe)) is not None:
         return finished
     try:
         return _train(
@@ -325,18 +327,9 @@ def _train(
         not_covered=_not_covered(session, accelerator.num_processes),
     )
     if folder is not None and accelerator.is_main_process:
-        _write_results(folder, session.trainer.result, record)
+        folder.finish(session.trainer.result, record)
     accelerator.wait_for_everyone()
     return record
-
-
-def _require_trackers(names: Sequence[str]) -> None:
-    """Raises if a tracker is unknown or not installed."""
-    for name in names:
-        if name not in TRACKERS:
-            raise UnknownNameError("tracker", name, TRACKERS)
-        if importlib.util.find_spec(name) is None:
-            raise MissingDependencyError(name, TRACKERS[name])
 
 
 def _run_epochs(
@@ -386,15 +379,6 @@ def _tracked(accelerator: "Accelerator", recipe: Recipe) -> Iterator[None]:
     finally:
         for tracker in accelerator.trackers:  # end_training would part the processes, which meet once more
             tracker.finish()
-
-
-def _write_results(folder: RunFolder, network: Network, record: RunRecord) -> None:
-    try:
-        folder.finish(network, record)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot write the network and the record to {folder.path} ({error}); resume the run to write them again"
-        ) from None
 
 
 def _not_covered(session: Session, processes: int) -> tuple[str, ...]:

@@ -27,11 +27,8 @@ def degenerate_heads(
     `λ₁ > condition · λ_n`. Its attention has the standard deviation 1/√λ₁ pixels in the direction where it is sharpest.
 
     The default of `flattest` is 1/16²: on the paper's grid of 16 x 16 pixels such a head is wider than the image in
-    every direction. At the bound, a query in the middle (8 pixels to each border) with its centre on itself gives all
-    pixels the same weight up to a factor exp(2 · 8² / (2 · 16²)) = 1.28. Of the 256 pixels its attention covers, as the
-    exponential of its entropy, at least 251 from any query, and 245 with a centre up to 4 pixels away on each axis
-    (twice the standard deviation of the start): it takes the mean of the image. Centres far outside the image tilt it
-    still. On grids of another side N take 1/N².
+    every direction. At the bound, a query in the middle with its centre on itself gives all pixels the same weight up
+    to a factor exp(2 · 8² / (2 · 16²)) = 1.28: the head takes the mean of the image. On grids of side N take 1/N².
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, appendix on the generalised quadratic encoding.
 

@@ -6,13 +6,13 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
 import pyarrow as pa
 from huggingface_hub import EvalResult, ModelCardData
 from pyarrow import parquet
+from safetensors import SafetensorError
 
 from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning, RecipeError
 from convattn.files import (
@@ -159,15 +159,6 @@ _MANIFEST = "checkpoint.json"
 _KEPT = 2
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The description of a checkpoint."""
-
-    step: int  # Optimizer steps done
-    processes: int  # Number of processes that wrote it
-    files: dict[str, str]  # SHA-256 of each file, by its path inside the checkpoint
-
-
 @final
 class Checkpoints:
     """The checkpoints of one run, ``step-00000123`` and so on in a folder; the newest two are kept.
@@ -196,35 +187,36 @@ class Checkpoints:
 
         Checkpoints of later steps are dropped too: they must be damaged, or the run would have resumed there.
         """
-        for path in _files(written):
+        files = sorted(path for path in written.rglob("*") if path.is_file())
+        for path in files:
             path.chmod(written.stat().st_mode & 0o666)  # safetensors keeps its files to their owner
-        files = {str(path.relative_to(written)): file_sha256(path) for path in _files(written)}
-        write_atomically(written / _MANIFEST, json.dumps(asdict(Checkpoint(step, processes, files)), indent=2) + "\n")
+        hashes = {str(path.relative_to(written)): file_sha256(path) for path in files}
+        manifest = {"step": step, "processes": processes, "files": hashes}
+        write_atomically(written / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
         place = self.folder / _name(step)
         if place.exists():
             _drop(place)
         os.replace(written, place)
         places = self._newest_first()
-        kept = places[places.index(place) :][:_KEPT]
-        for other in places:
-            if other not in kept:
-                _drop(other)
+        newest = places.index(place)
+        for other in places[:newest] + places[newest + _KEPT :]:
+            _drop(other)
 
-    def load_newest(self, load: Callable[[Path, Checkpoint], None]) -> Checkpoint:
-        """Calls `load` with the newest undamaged checkpoint and its folder, and warns of newer ones that are damaged.
+    def load_newest(self, load: Callable[[Path, int], None]) -> None:
+        """Calls `load` with the folder of the newest undamaged checkpoint and the number of processes that wrote it.
 
-        Returns the description of the checkpoint; if none is left, this raises CheckpointError.
+        Newer checkpoints that are damaged give a warning; if none is left, this raises CheckpointError.
         """
         damaged = []
         for place in self._newest_first():
             try:
-                checkpoint = read_checkpoint(place)
+                processes = _check(place)
             except CheckpointError as error:
                 damaged.append(str(error))
                 warnings.warn(f"{error}; the one before it is used", CheckpointWarning, stacklevel=2)
                 continue
-            load(place, checkpoint)
-            return checkpoint
+            load(place, processes)
+            return
         listed = f": {'; '.join(damaged)}" if damaged else ""
         raise CheckpointError(f"{self.folder} has no checkpoint to resume from{listed}")
 
@@ -236,25 +228,21 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*"), reverse=True)
 
 
-def read_checkpoint(place: Path) -> Checkpoint:
-    """Reads the description of a checkpoint and checks its files; a damaged one raises CheckpointError."""
+def _check(place: Path) -> int:
+    """Checks the files of a checkpoint and returns its number of processes; a damaged one raises CheckpointError."""
     try:
         content = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
-        checkpoint = Checkpoint(int(content["step"]), int(content["processes"]), dict(content["files"]))
-        wrong = [name for name, stated in checkpoint.files.items() if file_sha256(place / name) != stated]
+        processes, files = int(content["processes"]), dict(content["files"])
+        wrong = [name for name, stated in files.items() if file_sha256(place / name) != stated]
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {place.name} is damaged ({type(error).__name__}: {error})") from None
     if wrong:
         raise CheckpointError(f"checkpoint {place.name} is damaged (changed since it was written: {', '.join(wrong)})")
-    return checkpoint
+    return processes
 
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _drop(place: Path) -> None:
@@ -288,8 +276,8 @@ class RunFolder:
             )
         require_new_folder(self.path, "output")
 
-    def find_unfinished(self, recipe: Recipe) -> RunRecord | None:
-        """Returns the record of the run in the folder, or None if that run can be resumed.
+    def find_finished(self, recipe: Recipe) -> RunRecord | None:
+        """Returns the record of the finished run in the folder, or None if the run can be resumed.
 
         If the folder holds no run, one of another recipe, or files that cannot be read, this raises CheckpointError.
         """
@@ -360,15 +348,23 @@ class RunFolder:
             write_atomically(self.path / "heads.parquet", heads.to_parquet())
 
     def finish(self, network: Network, record: RunRecord) -> None:
-        """Writes the network and its card, then the record, and drops the checkpoints."""
-        with hidden_folder(self.path, "model") as hidden:
-            folder = hidden / "network"
-            if record.recipe.get("convert"):
-                save_network(network, folder)
-            else:
-                network.save_pretrained(folder)
-            for name in ("model.safetensors", "config.json"):
-                os.replace(folder / name, self.path / name)
-        write_atomically(self.path / "README.md", model_card(record))
-        record.save(self.path / "record.json")
+        """Writes the network and its card, then the record, and drops the checkpoints.
+
+        If a file cannot be written, this raises CheckpointError.
+        """
+        try:
+            with hidden_folder(self.path, "model") as hidden:
+                folder = hidden / "network"
+                if record.recipe.get("convert"):
+                    save_network(network, folder)
+                else:
+                    network.save_pretrained(folder)
+                for name in ("model.safetensors", "config.json"):
+                    os.replace(folder / name, self.path / name)
+            write_atomically(self.path / "README.md", model_card(record))
+            record.save(self.path / "record.json")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"cannot write the network and the record to {self.path} ({error}); resume the run to write them again"
+            ) from None
         self.checkpoints.drop_all()

@@ -55,21 +55,12 @@ def update_average(average: AveragedModel, network: nn.Module, recipe: Recipe, *
             own.copy_(averaged)
 
 
-def lookahead_decay(recipe: LookaheadRecipe, step: int, total: int) -> float:
-    """Returns the share of the average that is kept at step s of T: ``decay^steps · (s / T)³``.
-
-    Example:
-        >>> lookahead_decay(LookaheadRecipe(steps=1, decay=0.8), 5, 10)
-        0.1
-    """
-    return recipe.decay**recipe.steps * (step / total) ** 3
-
-
 def _return_to(recipe: LookaheadRecipe, total: int) -> Callable[[Any, Any, Any], None]:
     """Returns the update of an average; before its first call, `AveragedModel` copies the weights."""
 
     def update(averages: list[Tensor], weights: list[Tensor], number: Tensor) -> None:
-        decay = lookahead_decay(recipe, min(recipe.steps * (int(number) + 1), total), total)
+        step = min(recipe.steps * (int(number) + 1), total)
+        decay = recipe.decay**recipe.steps * (step / total) ** 3
         for average, weight in zip(averages, weights, strict=True):
             if average.is_floating_point():
                 average.lerp_(weight, 1 - decay)
