@@ -32,7 +32,8 @@ from tests.layers.layer_cases import CaseContract, LayerCase
 from torch import Tensor, nn
 
 from convattn.convert import attention_to_conv, conv_to_attention
-from convattn.functional.cost import SLOWNESS
+from convattn.functional import separable
+from convattn.functional.plan import SLOWNESS
 from convattn.testing.encoding_contract import stir
 
 SIZES = [10 ** (-half / 2) for half in range(14, 3, -1)]  # 1e-7, 3.2e-7, …, 1e-2
@@ -94,8 +95,11 @@ class Planted:
         with pytest.MonkeyPatch.context() as patch:
             if self.path == "values":
                 patch.setitem(SLOWNESS, "own channels", 0)
+            fault = Fault(self.path, self.what, self.case, self.place, self.wrong(size))
+            if fault.in_tiles:
+                patch.setattr(separable, "SMALL_BYTES", -1)
             if size:
-                Fault(self.path, self.what, self.case, self.place, self.wrong(size)).inject(patch)
+                fault.inject(patch)
             return self._certificate_fails(seed) if self.case is None else self._contract_raises(seed)
 
     def _contract_raises(self, seed: int) -> bool:
@@ -124,7 +128,7 @@ def argument_off(argument: int) -> Callable[[float], Callable]:
     return lambda size: of_argument(argument, off(size))
 
 
-CHOICE, CONTENT_CODE, SEPARABLE_CODE = "layers.plan", "functional.content", "functional.separable"
+CHOICE, CONTENT_CODE, SEPARABLE_CODE = "functional.plan", "functional.content", "functional.separable"
 FAULTS = [
     Planted("reference", "softmax leaks", REFERENCE, "layers.relative:attention_weights", leak),
     Planted("reference", "W_h off", REFERENCE, "layers.relative:attend", argument_off(2)),

@@ -49,6 +49,11 @@ class Fault:
     def __str__(self):
         return f"{self.path}: {self.what}"
 
+    @property
+    def in_tiles(self):
+        """Whether the fault is in code that takes the pixels in tiles, as calls do that are larger than these."""
+        return any(name in self.place for name in ("add_head", "_Product", "head_backward"))
+
     def inject(self, monkeypatch):
         module, _, names = self.place.partition(":")
         *owner, name = names.split(".")
@@ -104,7 +109,9 @@ def one_head_per_pixel(right):
 VALUES = [
     Fault("reference", "the softmax leaks", REFERENCE, "layers.relative:attention_weights", of_result(leaky)),
     Fault("reference", "W_h in half precision", REFERENCE, "layers.relative:attend", of_argument(2, halved)),
-    Fault("separable", "the softmax of each axis leaks", SEPARABLE, "layers.plan:position_weights", of_result(leaky)),
+    Fault(
+        "separable", "the softmax of each axis leaks", SEPARABLE, "functional.plan:position_weights", of_result(leaky)
+    ),
     Fault(
         "separable",
         "W_h in half precision",
@@ -128,7 +135,7 @@ VALUES = [
         of_argument(0, three_digits),
         dtype=torch.bfloat16,
     ),
-    Fault("dense", "weights in half precision", DENSE, "layers.plan:position_weights", of_result(halved)),
+    Fault("dense", "weights in half precision", DENSE, "functional.plan:position_weights", of_result(halved)),
     Fault(
         "dense",
         "a wrong border row",
@@ -155,7 +162,7 @@ VALUES = [
         "functional.separable:combine_heads",
         of_argument(1, halved),
     ),
-    Fault("values", "the softmax leaks", NARROW, "layers.plan:position_weights", of_result(leaky)),
+    Fault("values", "the softmax leaks", NARROW, "functional.plan:position_weights", of_result(leaky)),
 ]
 """Faults that values show."""
 
@@ -237,7 +244,7 @@ GRADIENTS = [
         "shift",
         "hard heads that move",
         SHIFT,
-        "functional.paths:_NoGradient.backward",
+        "functional.shift:_NoGradient.backward",
         of_output(1, lambda gradient: gradient + 1e-30),
         "encoding.centres",
     ),
@@ -277,9 +284,9 @@ AUTOCAST = [
     Fault(path, "scores in bfloat16", between(**options), place, wrong)
     for path, options, place, wrong in [
         ("reference", {"impl": "reference"}, "layers.relative:attention_weights", of_argument(0, of_bfloat16)),
-        ("separable", {"impl": "separable"}, "layers.plan:position_weights", of_argument(0, of_bfloat16)),
-        ("dense", {"impl": "dense"}, "layers.plan:position_weights", of_argument(0, of_bfloat16)),
-        ("fourier", {"impl": "fourier"}, "layers.plan:_table", of_result(of_bfloat16)),
+        ("separable", {"impl": "separable"}, "functional.plan:position_weights", of_argument(0, of_bfloat16)),
+        ("dense", {"impl": "dense"}, "functional.plan:position_weights", of_argument(0, of_bfloat16)),
+        ("fourier", {"impl": "fourier"}, "functional.plan:_table", of_result(of_bfloat16)),
         (
             "content",
             {"content": Content(key_width=3)},
@@ -289,7 +296,7 @@ AUTOCAST = [
         (
             "values",
             {"impl": "separable", "head_width": 2},
-            "layers.plan:position_weights",
+            "functional.plan:position_weights",
             of_argument(0, of_bfloat16),
         ),
     ]

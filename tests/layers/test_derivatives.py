@@ -132,6 +132,7 @@ def test_a_gradient_that_is_no_longer_differentiated_by_torch_is_noticed(impl, m
     """Negative control: with the hand-written gradient alone, which torch sees as constant, a Hessian is wrong."""
     case = LayerCase("quadratic", options={"impl": impl})
     constant = derivatives.backward_to_differentiate
+    monkeypatch.setattr(weights_first, "SMALL_BYTES", -1)
     monkeypatch.setattr(weights_first, "backward_to_differentiate", lambda *args: _detached(constant(*args)))
     with pytest.raises((AssertionError, RuntimeError), match="error"):
         check(case, *layer_and_images(case), gradient_twice, [gradient_twice])

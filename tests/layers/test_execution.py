@@ -13,7 +13,7 @@ from convattn.encodings import Quadratic, Shift
 from convattn.errors import ArgumentError, ShapeError
 from convattn.functional import fourier
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convattn.layers.plan import Plan
+from convattn.layers.relative import Plan
 from convattn.testing.budget import assert_within_budget, references
 from convattn.testing.convolutions import convolve
 

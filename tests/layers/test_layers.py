@@ -2,9 +2,8 @@ import pytest
 import torch
 from tests.layers.layer_cases import HARD, LAYERS, VALUES_FIRST, CaseContract, LayerCase
 
-from convattn.functional import separable as cutting
-from convattn.functional import separable as weights_first
-from convattn.functional.cost import SLOWNESS
+from convattn.functional import separable
+from convattn.functional.plan import SLOWNESS
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 
 
@@ -95,24 +94,26 @@ class TestLargeImages(CaseContract):
 
 
 def make_pieces_small(monkeypatch):
-    monkeypatch.setattr(weights_first, "_CACHE", PIECE)
-    monkeypatch.setattr(cutting, "_SHORT", 2)
-    monkeypatch.setattr(cutting, "WORTHWHILE", 1)
+    monkeypatch.setattr(separable, "SMALL_BYTES", -1)
+    monkeypatch.setattr(separable, "_CACHE", PIECE)
+    monkeypatch.setattr(separable, "_SHORT", 2)
+    monkeypatch.setattr(separable, "WORTHWHILE", 1)
 
 
 @pytest.mark.parametrize("case", PIECEWISE, ids=str)
 def test_keys_are_left_out(case, monkeypatch):
     """Otherwise the class above would show nothing."""
-    left_out, right = [], cutting.axis_tiles
+    left_out, right = [], separable.axis_tiles
 
     def watched(weights, *args, **options):
         tiles = right(weights, *args, **options)
         left_out.extend(weights.shape[2] - (keys.stop - keys.start) for tile in tiles for keys in tile.keys)
         return tiles
 
-    monkeypatch.setattr(weights_first, "_CACHE", PIECE)
-    monkeypatch.setattr(cutting, "_SHORT", 2)
-    monkeypatch.setattr(cutting, "axis_tiles", watched)
+    monkeypatch.setattr(separable, "SMALL_BYTES", -1)
+    monkeypatch.setattr(separable, "_CACHE", PIECE)
+    monkeypatch.setattr(separable, "_SHORT", 2)
+    monkeypatch.setattr(separable, "axis_tiles", watched)
     contract = CaseContract()
     contract.case = case
     contract.made()(contract.images())
@@ -123,15 +124,15 @@ def test_the_pieces_are_pieces(monkeypatch):
     """Negative control of the class above: what it makes small is cut, and what is left out matters."""
     weights = torch.softmax(-((torch.arange(7.0) - torch.arange(7.0)[:, None]) ** 2) * 9, dim=-1)[None]
     make_pieces_small(monkeypatch)
-    tiles = cutting.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7)
+    tiles = separable.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7)
     assert [tile.queries for tile in tiles] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
     assert all(keys.stop - keys.start < 6 for tile in tiles for keys in tile.keys)
-    assert len(weights_first._image_tiles(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])) > 2
+    assert len(separable._image_tiles(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])) > 2
     contract = TestLargeImages()
     contract.case = PIECEWISE[1]
-    right = cutting.axis_tiles
+    right = separable.axis_tiles
     monkeypatch.setattr(
-        cutting, "axis_tiles", lambda weights, _, *rest, **options: right(weights, 1e-3, *rest, **options)
+        separable, "axis_tiles", lambda weights, _, *rest, **options: right(weights, 1e-3, *rest, **options)
     )
     with pytest.raises(AssertionError, match="result: error"):
         contract.test_output_is_attention_by_definition(torch.float32)

@@ -5,13 +5,16 @@ import torch
 from tests.layers.fault_cases import AUTOCAST, GRADIENTS, VALUES
 from tests.layers.layer_cases import CaseContract
 
-from convattn.functional.cost import SLOWNESS
+from convattn.functional import separable
+from convattn.functional.plan import SLOWNESS
 
 
 def contract_on(fault, monkeypatch):
     """The contract of a layer that goes by the path, as its plan says."""
     if fault.path == "values":
         monkeypatch.setitem(SLOWNESS, "own channels", 0)
+    if fault.in_tiles:
+        monkeypatch.setattr(separable, "SMALL_BYTES", -1)
     contract = CaseContract()
     contract.case = fault.case
     plan = contract.made().plan(contract.images().shape)

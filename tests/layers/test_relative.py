@@ -4,7 +4,7 @@ import torch
 from convattn.encodings import LearnedAxial, Quadratic, create_encoding
 from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, UnknownNameError
 from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
-from convattn.layers.checks import PATHS
+from convattn.layers.relative import PATHS
 
 LAYERS = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
 

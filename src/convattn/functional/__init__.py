@@ -9,10 +9,9 @@ from convattn.functional.content import (
     gated_weights,
     position_share,
 )
-from convattn.functional.cost import Cost, Work
 from convattn.functional.flex import flex_attention
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
-from convattn.functional.paths import BandPath, FourierPath, Path, SharedPath, ShiftPath, WeightsPath
+from convattn.functional.plan import Cost, Path, Work, find_shifts, make_path
 from convattn.functional.reference import (
     HeadMaps,
     attend,
@@ -24,12 +23,10 @@ from convattn.functional.reference import (
     query_pixels,
 )
 from convattn.functional.separable import separable_attention, values_first_attention
-from convattn.functional.shared import GridAttention, GridSizes, HeadGrid, find_head_grid, grid_attention
 from convattn.functional.shift import (
     ShiftConvolution,
     Shifts,
     WindowConvolution,
-    find_shifts,
     shift_attention,
     shift_convolution,
     take_every,
@@ -37,23 +34,15 @@ from convattn.functional.shift import (
 )
 
 __all__ = [
-    "BandPath",
     "Bands",
     "ContentMaps",
     "Cost",
     "Filters",
-    "FourierPath",
-    "GridAttention",
-    "GridSizes",
-    "HeadGrid",
     "HeadMaps",
     "Path",
     "PositionTables",
-    "SharedPath",
     "ShiftConvolution",
-    "ShiftPath",
     "Shifts",
-    "WeightsPath",
     "WindowConvolution",
     "Work",
     "attend",
@@ -64,13 +53,12 @@ __all__ = [
     "content_scores",
     "displacement_scores",
     "find_bands",
-    "find_head_grid",
     "find_shifts",
     "flex_attention",
     "fourier_attention",
     "fourier_filters",
     "gated_weights",
-    "grid_attention",
+    "make_path",
     "pad_keys",
     "position_share",
     "position_weights",

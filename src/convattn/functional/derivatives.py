@@ -23,14 +23,6 @@ def needs_own_operations(*tensors: Tensor) -> bool:
     return any(is_legacy_batchedtensor(t) or unpack_dual(t).tangent is not None for t in tensors)
 
 
-def can_be_read(tensor: Tensor) -> bool:
-    """Tells whether a computation may depend on the values of a tensor."""
-    # Not on the device "meta", while compiling, or under `torch.vmap`, where each member of the batch has other values.
-    if tensor.is_meta or torch.compiler.is_compiling():
-        return False
-    return torch.func.debug_unwrap(tensor, recurse=True).ndim == tensor.ndim  # vmap hides the axis it maps over
-
-
 def backward_to_differentiate(
     compute: Callable[..., Tensor], inputs: Sequence[Tensor], wanted: Sequence[bool], upstream: Tensor
 ) -> list[Tensor | None]:

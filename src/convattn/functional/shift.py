@@ -7,14 +7,15 @@ taps of a kernel, and W_h is its weight at the tap Δ_h.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from convattn.functional.derivatives import needs_own_operations
 from convattn.functional.reference import dilate, pad_keys
 from convattn.grid import Axis, Geometry
 
@@ -302,42 +303,6 @@ class Shifts(NamedTuple):
         return tuple(first), tuple(taps), tuple(steps)
 
 
-def find_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], most: float) -> Shifts | None:
-    """Finds out from scores alone whether all heads are hard, and where they look, in O(displacements).
-
-    A head looks at the displacement Δ of its highest score if that leads to a key. If Δ leads out of the image, it must
-    look at the nearest key, which has the highest or the lowest displacement that the query sees; exp s there, compared
-    with its sum over all displacements on the other side, bounds the leak.
-
-    Args:
-        tables: Scores of all displacements along each axis, from the lowest to the highest.
-        axes: Queries and keys along each axis.
-        most: Largest leak at which a head counts as hard.
-
-    Returns:
-        The shifts, with a bound on the leak of every query; None if that is larger than `most`.
-
-    Example:
-        >>> shifts = find_shifts([torch.tensor([[-1e3, -1e3, 0.0, -1e3]])], [Axis(range(2), 3)], most=0.0)
-        >>> shifts.offsets, shifts.leak
-        (((1,),), 0.0)
-    """
-    offsets, leak = [], torch.zeros(())
-    for table, axis in zip(tables, axes, strict=True):
-        scores = table.detach()
-        at = scores.argmax(-1, keepdim=True)
-        inside = torch.softmax(scores, -1).scatter(-1, at, 0.0).sum(-1).amax().cpu()
-        if not leak + inside <= most:
-            return None
-        along = at + axis.lowest
-        last, first = _leak_at_end(scores, along, axis), _leak_at_end(scores.flip(-1), -along, axis.mirrored)
-        leak = leak + torch.stack([inside.double(), last.double(), first.double()]).amax()
-        if not leak <= most:
-            return None
-        offsets.append(along[:, 0].tolist())
-    return Shifts(tuple(zip(*offsets, strict=True)), leak.item())
-
-
 def shift_attention(
     shifts: Shifts,
     axes: Sequence[Axis],
@@ -346,6 +311,8 @@ def shift_attention(
     maps: Float[Tensor, "heads outputs channels_per_group"],
     groups: int = 1,
     bias: Float[Tensor, " outputs"] | None = None,
+    *,
+    unmoved: Sequence[Tensor] = (),
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes attention with hard heads as one convolution.
 
@@ -357,26 +324,28 @@ def shift_attention(
         maps: W_h; with groups its block-diagonal.
         groups: Number of blocks.
         bias: Added to the output.
+        unmoved: Scores of heads that learn; they get a gradient of zero.
 
     Returns:
         Output channels at each query. Gradients with respect to `x`, `maps` and `bias` are exact.
     """
+    if unmoved and not needs_own_operations(maps):
+        maps = _NoGradient.apply(maps, *unmoved)
     return shift_convolution(shifts.offsets, shifts.window, axes, geometry)(x, maps, groups, bias)
 
 
-def _leak_at_end(
-    scores: Float[Tensor, "heads displacements"], offsets: Int[Tensor, "heads 1"], axis: Axis
-) -> Float[Tensor, ""]:
-    """Bounds the leak of queries whose displacement leads out after the last key, which they should look at."""
-    first, stop = axis.keys - 1, int(offsets.max()) - axis.lowest  # displacements to the last key are at first:stop
-    if first >= stop:
-        return torch.zeros(())
-    nearest, lower = scores[:, first:stop], scores[:, :first]
-    if first:  # all that lies below, as its largest score divided by the softmax there: quicker than its logarithm
-        below = lower.amax(-1, keepdim=True) - torch.softmax(lower, -1).amax(-1, keepdim=True).log()
-        lower = torch.cat([below, nearest], -1).logcumsumexp(-1)[:, :-1]
-    else:
-        lower = functional.pad(nearest.logcumsumexp(-1)[:, :-1], (1, 0), value=-math.inf)
-    displacements = axis.displacements(scores.device)[first:stop]
-    leads_out = (displacements < offsets)[:, :: axis.queries.step]
-    return (lower - nearest).exp()[:, :: axis.queries.step].masked_fill(~leads_out, 0.0).amax().cpu()
+class _NoGradient(torch.autograd.Function):
+    """Passes on the matrices of hard heads, and gives the heads' scores a gradient of zero.
+
+    The output cannot be passed instead: later code may change it in place, which torch forbids for the result of a
+    custom function.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, *scores: Tensor) -> Tensor:
+        ctx.save_for_backward(*scores)
+        return maps.view_as(maps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return gradient, *(torch.zeros_like(table) for table in ctx.saved_tensors)

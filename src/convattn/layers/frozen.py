@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, Path
-from convattn.layers.checks import require_images
-from convattn.layers.plan import path_of
-from convattn.layers.relative import HasKernel, RelativeAttention
+from convattn.layers.relative import HasKernel, RelativeAttention, require_images
 
 
 class _Ready(NamedTuple):
@@ -24,8 +22,8 @@ class _Ready(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of these numbers and of the path."""
-        numbers = (self.maps.value, self.maps.output, self.bias)
-        return self.path.nbytes + sum(number.nbytes for number in numbers if number is not None)
+        numbers = (*self.path.prepared, self.maps.value, self.maps.output, self.bias)
+        return sum(number.nbytes for number in numbers if isinstance(number, Tensor))
 
 
 @final
@@ -109,7 +107,9 @@ def _make_ready(layer: RelativeAttention, size: tuple[int, ...]) -> _Ready:
     """Prepares a copy of a layer in evaluation mode for images of one size."""
     weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
     still = copy.deepcopy(layer).eval()
-    path, maps = path_of(still, shape, weight.dtype, weight.device, layer.geometry.axes(size))
+    path, maps = still.path_of(shape, weight.dtype, weight.device)
     value, output, bias = (None if t is None else t.detach().clone() for t in (maps.value, maps.output, still.bias))
     assert value is not None
-    return _Ready(path, HeadMaps(path.laid_out(value) if output is None else value, output, maps.groups), bias)
+    if path.name == "shift" and output is None:  # as the kernel of a convolution lies in memory
+        value = value.movedim(0, -1).contiguous().movedim(-1, 0)
+    return _Ready(path, HeadMaps(value, output, maps.groups), bias)

@@ -3,31 +3,72 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import Encoding, Shift
-from convattn.errors import ArgumentError, must_be
+from convattn.encodings import Encoding, ScoreFunction, Shift, create_encoding
+from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be, must_be_a
 from convattn.functional import (
+    Cost,
+    HeadMaps,
+    Path,
     WindowConvolution,
+    Work,
     attend,
     attention_weights,
     displacement_scores,
     gated_weights,
+    make_path,
     pad_keys,
     position_share,
     window_convolution,
 )
-from convattn.functional.autocast import without_autocast
-from convattn.functional.derivatives import can_be_read
-from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists
-from convattn.layers.checks import fitting_encoding, fitting_path, is_window, require_images, require_sizes
+from convattn.functional.autocast import autocasts, without_autocast
+from convattn.functional.plan import REQUESTED, can_be_read
+from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_number
 from convattn.layers.content import Content, ContentScores
-from convattn.layers.plan import Plan, describe_layer, path_of
 from convattn.layers.values import make_values
+from convattn.record import Record
+
+PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
+"""Values of a layer's argument `impl`: the ways to compute it."""
+
+GateKind: TypeAlias = Literal["sigmoid", "tanh"]
+"""How a number per head becomes a share of attention; see `position_share`."""
+
+_CONVOLUTION_PATHS = ("auto", "shift")
+"""Paths on which hard heads run as a convolution."""
+
+
+@dataclass(frozen=True)
+class Plan(Record):
+    """How an attention layer computes its output for images of one shape, and what that costs."""
+
+    path: str  # "separable", "dense", "fourier", "shift", "content", "flex" or "reference"
+    order: str  # "weights" if pixels are mixed before they are multiplied with the heads' matrices, "values" if after
+    reason: str  # Why this path
+    flops: int  # Floating-point operations of a forward pass; a multiplication and an addition count as two
+    bytes: int  # Estimated working memory of a forward pass, beyond input, output and parameters
+    bound: float  # Largest error beyond rounding for inputs of absolute value ≤ 1
+    shape: tuple[int, ...]  # Shape of the images, (batch, channels, *spatial)
+    dtype: str  # Dtype of the images
+    device: str  # Device of the images
+
+    def summary(self) -> str:
+        """Returns the plan in a few lines of plain text."""
+        return "\n".join(
+            [
+                f"{self.path} path, {self.order} first: {self.reason}",
+                f"  images          {self.shape}, {self.dtype} on {self.device}",
+                f"  operations      {self.flops:,}",
+                f"  working memory  {self.bytes:,} bytes",
+                f"  error           at most {self.bound:.3g} per unit of the input, beyond rounding",
+            ]
+        )
 
 
 class HasKernel(nn.Module, ABC):
@@ -103,67 +144,6 @@ class HasKernel(nn.Module, ABC):
     def dilation(self) -> tuple[int, ...]:
         """Pixels from one tap of the window to the next."""
         return self.geometry.dilation
-
-
-def explicit_weights(
-    encoding: Encoding,
-    content: ContentScores | None,
-    share: Float[Tensor, " heads"] | None,
-    keys: Float[Tensor, "images channels *keys"] | None,
-    axes: Sequence[Axis],
-    like: Tensor,
-) -> Float[Tensor, "*images heads queries keys"]:
-    """Computes the weights of every query and key, in at least float32; with content one set for each image."""
-    # Without key images, content is left out and the dtype of `like` counts; its device always does.
-    dtype = torch.promote_types(like.dtype if keys is None else keys.dtype, torch.float32)
-    with without_autocast(like.device):
-        position = displacement_scores(encoding.table(axes, dtype, like.device), axes)
-    if content is None or keys is None:
-        return attention_weights(position)
-    scores = content(keys, axes, encoding)
-    if share is None:
-        return attention_weights(position + scores)
-    return gated_weights(attention_weights(scores), attention_weights(position), share)
-
-
-def layer_options(layer: "RelativeAttention") -> dict[str, Any]:
-    """Returns the arguments that rebuild a layer, except encoding and content, as JSON types."""
-    geometry = layer.geometry
-    return {
-        "in_channels": layer.in_channels,
-        "out_channels": layer.out_channels,
-        "num_heads": layer.num_heads,
-        "head_width": layer.head_width,
-        "kernel_size": list(geometry.kernel_size),
-        "stride": list(geometry.stride),
-        "padding": [list(pair) for pair in geometry.padding],
-        "padding_mode": geometry.padding_mode,
-        "dilation": list(geometry.dilation),
-        "input_dilation": list(geometry.input_dilation),
-        "groups": layer.groups,
-        "bias": layer.bias is not None,
-        "dropout": layer.dropout,
-        "impl": layer.impl,
-        "kernel_values": layer.values.kernel_size is not None,
-        **({} if layer.gate_kind is None else {"gate": layer.gate_kind}),
-    }
-
-
-def printed_options(layer: "RelativeAttention") -> str:
-    """Returns a layer's arguments on one line, without those at their defaults."""
-    plain = {"head_width": None, "groups": 1, "bias": True, "dropout": 0.0, "impl": "auto", "gate": "sigmoid"}
-    plain |= vars(Geometry.parse(layer.dims))
-    given = {**layer_options(layer), **vars(layer.geometry)}
-    shown = {name: value for name, value in given.items() if name in plain and value != plain[name]}
-    sizes = [str(layer.in_channels), str(layer.out_channels), f"num_heads={layer.num_heads}"]
-    return ", ".join(sizes + [f"{name}={value!r}" for name, value in shown.items()])
-
-
-GateKind: TypeAlias = Literal["sigmoid", "tanh"]
-"""How a number per head becomes a share of attention; see `position_share`."""
-
-_CONVOLUTION_PATHS = ("auto", "shift")
-"""Paths on which hard heads run as a convolution."""
 
 
 class RelativeAttention(HasKernel, ABC):
@@ -247,7 +227,7 @@ class RelativeAttention(HasKernel, ABC):
             UnknownNameError: The name of the encoding, the padding mode or the path is unknown.
         """
         super().__init__()
-        require_sizes(
+        _require_sizes(
             in_channels=in_channels, out_channels=out_channels, num_heads=num_heads, groups=groups, dropout=dropout
         )
         self.in_channels, self.out_channels, self.num_heads, self.groups = in_channels, out_channels, num_heads, groups
@@ -261,10 +241,10 @@ class RelativeAttention(HasKernel, ABC):
             dilation=dilation,
             input_dilation=input_dilation,
         )
-        self.encoding = fitting_encoding(encoding, num_heads, self.dims)
+        self.encoding = _fitting_encoding(encoding, num_heads, self.dims)
         self._window = window_convolution(geometry) if math.prod(geometry.kernel_size) == num_heads else None
         if kernel_values is None:
-            kernel_values = head_width is None and impl in _CONVOLUTION_PATHS and is_window(self.encoding, geometry)
+            kernel_values = head_width is None and impl in _CONVOLUTION_PATHS and _is_window(self.encoding, geometry)
         self.values = make_values(
             num_heads, in_channels, out_channels, groups, head_width, geometry.kernel_size if kernel_values else None
         )
@@ -299,7 +279,7 @@ class RelativeAttention(HasKernel, ABC):
     def impl(self, path: str) -> None:
         if path == "flex" and self.gate_kind is not None:
             raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with a gate', path))
-        self._impl = fitting_path(path, self.encoding, content=self.content is not None, dropout=self.dropout)
+        self._impl = _fitting_path(path, self.encoding, content=self.content is not None, dropout=self.dropout)
 
     def plan(
         self, shape: Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -323,7 +303,22 @@ class RelativeAttention(HasKernel, ABC):
             >>> RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic").plan((1, 3, 32, 32)).path
             'separable'
         """
-        return describe_layer(self, shape, dtype, device)
+        weight = self._like
+        sizes = _image_shape(shape, self.in_channels, self.dims)
+        x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
+        on = torch.device(device or weight.device)
+        require_images(x, self.in_channels, self.dims, weight.dtype, on)
+        if self.needs_content() or self.impl == "reference":
+            work = self._work(self.values.factors(), x.shape, x.dtype, on)
+            path, reason, cost = self._explicit_cost(work)
+            order, leak = "weights", 0.0
+        else:
+            chosen, maps = self.path_of(x.shape, x.dtype, on)
+            path, reason, order, leak, cost = chosen.name, chosen.reason, chosen.order, chosen.leak, chosen.cost()
+            whole = maps.whole().detach()
+            leak *= 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
+        kind = str(x.dtype).removeprefix("torch.")
+        return Plan(path, order, reason, cost.flops, cost.bytes, 2 * leak, sizes, kind, str(on))
 
     def attention(
         self, spatial: Sequence[int] | Float[Tensor, "batch channels *spatial"]
@@ -355,11 +350,34 @@ class RelativeAttention(HasKernel, ABC):
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments that rebuild the layer, except encoding and content, as JSON types."""
-        return layer_options(self)
+        geometry = self.geometry
+        return {
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels,
+            "num_heads": self.num_heads,
+            "head_width": self.head_width,
+            "kernel_size": list(geometry.kernel_size),
+            "stride": list(geometry.stride),
+            "padding": [list(pair) for pair in geometry.padding],
+            "padding_mode": geometry.padding_mode,
+            "dilation": list(geometry.dilation),
+            "input_dilation": list(geometry.input_dilation),
+            "groups": self.groups,
+            "bias": self.bias is not None,
+            "dropout": self.dropout,
+            "impl": self.impl,
+            "kernel_values": self.values.kernel_size is not None,
+            **({} if self.gate_kind is None else {"gate": self.gate_kind}),
+        }
 
     def extra_repr(self) -> str:
         """Returns the arguments for printing, without those at their defaults."""
-        return printed_options(self)
+        plain = {"head_width": None, "groups": 1, "bias": True, "dropout": 0.0, "impl": "auto", "gate": "sigmoid"}
+        plain |= vars(Geometry.parse(self.dims))
+        given = {**self.options(), **vars(self.geometry)}
+        shown = {name: value for name, value in given.items() if name in plain and value != plain[name]}
+        sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}"]
+        return ", ".join(sizes + [f"{name}={value!r}" for name, value in shown.items()])
 
     def needs_content(self) -> bool:
         """Tells whether content scores change the result of a call in the present mode, or have a gradient."""
@@ -380,40 +398,105 @@ class RelativeAttention(HasKernel, ABC):
             return None
         return None if self.content is not None and self.needs_content() else window
 
+    def path_of(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Path, HeadMaps]:
+        """Chooses how a call without content is computed in the present mode.
+
+        Args:
+            shape: Shape of the images, which are not looked at.
+            dtype: Their dtype.
+            device: Their device.
+
+        Returns:
+            The path, with gradients to the encoding, and W_h.
+        """
+        maps = self.values.factors()
+        impl = _fitting_path(self.impl, self.encoding, content=self.content is not None, dropout=self.dropout)
+        return make_path(self._work(maps, shape, dtype, device), self.encoding, impl, self._dropout), maps
+
     def _attend(self, x: Tensor) -> Tensor:
         """Computes the layer where its heads are not the taps of its window."""
         self._require_images(x)
-        axes, content = self.geometry.axes(x.shape[2:]), self.needs_content()
+        content = self.needs_content()
         if not content and self.impl != "reference":
-            path, maps = path_of(self, x.shape, x.dtype, x.device, axes)
+            path, maps = self.path_of(x.shape, x.dtype, x.device)
             return path.attend(x, maps, self.bias)
-        keys = pad_keys(x, self.geometry)
-        explicit = self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex")
-        y = self._reference(keys, axes, content=content) if explicit else self._content(keys, axes)
+        keys, axes = pad_keys(x, self.geometry), self.geometry.axes(x.shape[2:])
+        if self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex"):
+            weights = self._weights(keys if content else None, axes)
+            y = attend(weights, keys, self.values.maps(), self.groups, self._dropout)
+            y = y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))
+        else:
+            assert self.content is not None
+            share, maps = self._share(), self.values.maps()
+            y = self.content.attend(
+                keys, axes, self.encoding, maps, self.groups, share=share, dropout=self._dropout, path=self.impl
+            )
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
+    def _work(self, maps: HeadMaps, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Work:
+        """Describes a call by its sizes."""
+        return Work(
+            batch=shape[0],
+            channels=shape[1],
+            outputs=(maps.value if maps.output is None else maps.output).shape[1],
+            heads=len(maps.value),
+            groups=maps.groups,
+            inner=maps.value.shape[1],
+            factored=maps.output is not None,
+            axes=self.geometry.axes(shape[2:]),
+            geometry=self.geometry,
+            dtype=dtype,
+            device=device,
+        )
+
+    def _explicit_cost(self, work: Work) -> tuple[str, str, Cost]:
+        """Returns path, reason and cost of a call with content, or of the definition."""
+        path, reason = (self.impl, REQUESTED) if self.impl != "auto" else ("content", "the scores depend on the input")
+        if self.content is None or not self.needs_content():
+            return path, reason, work.reference()
+        key_width = self.content.query.out_features // self.num_heads
+        along = [axis.highest - axis.lowest + 1 for axis in work.axes]
+        displacements = sum(along) if self.encoding.axis_additive else math.prod(along)
+        features = self.content.uses_position
+        if path == "reference":
+            return path, reason, work.explicit_content(key_width, features=features)
+        if path != "flex":
+            return path, reason, work.content(key_width, displacements if features else 0)
+        fused = work.device.type == "cuda"
+        slow = ", without gradients and with all weights in memory: the device is not CUDA"
+        reason += ", in one kernel" if fused else slow
+        return path, reason, work.flex(key_width, displacements if features else 0, fused=fused)
+
+    @property
+    def _like(self) -> Tensor:
+        """A tensor with the dtype and the device of the weights."""
+        return next(self.values.parameters())
+
+    @property
+    def _dropout(self) -> float:
+        """Probability of dropping a weight in the present mode."""
+        return self.dropout if self.training else 0.0
+
     def _require_images(self, x: Tensor) -> None:
-        require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)
+        require_images(x, self.in_channels, self.dims, self._like.dtype)
 
     def _share(self) -> Float[Tensor, " heads"] | None:
         """Computes the share of position per head; None without a gate."""
         return None if self.gate is None or self.gate_kind is None else position_share(self.gate, self.gate_kind)
 
-    def _weights(self, keys: Tensor | None, axes: Sequence[Axis]) -> Tensor:
-        """Weights in at least float32: (heads, queries, keys), with content (images, heads, queries, keys)."""
-        return explicit_weights(self.encoding, self.content, self._share(), keys, axes, next(self.values.parameters()))
-
-    def _reference(self, keys: Tensor, axes: Sequence[Axis], *, content: bool) -> Tensor:
-        weights, dropout = self._weights(keys if content else None, axes), self.dropout if self.training else 0.0
-        y = attend(weights, keys, self.values.maps(), self.groups, dropout)
-        return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))
-
-    def _content(self, keys: Tensor, axes: Sequence[Axis]) -> Tensor:
-        assert self.content is not None
-        share, dropout, maps = self._share(), self.dropout if self.training else 0.0, self.values.maps()
-        return self.content.attend(
-            keys, axes, self.encoding, maps, self.groups, share=share, dropout=dropout, path=self.impl
-        )
+    def _weights(self, keys: Tensor | None, axes: Sequence[Axis]) -> Float[Tensor, "*images heads queries keys"]:
+        """Computes the weights of every query and key, in at least float32; with content one set for each image."""
+        # Without key images, content is left out and the dtype of the weights counts.
+        like, share = self._like, self._share()
+        dtype = torch.promote_types(like.dtype if keys is None else keys.dtype, torch.float32)
+        with without_autocast(like.device):
+            position = displacement_scores(self.encoding.table(axes, dtype, like.device), axes)
+        if self.content is None or keys is None:
+            return attention_weights(position)
+        scores = self.content(keys, axes, self.encoding)
+        if share is None:
+            return attention_weights(position + scores)
+        return gated_weights(attention_weights(scores), attention_weights(position), share)
 
     def _maps(self) -> Tensor:
         return self.values.maps()
@@ -457,3 +540,80 @@ class RelativeAttention3d(RelativeAttention):
     """
 
     dims = 3
+
+
+def _require_sizes(*, in_channels: int, out_channels: int, num_heads: int, groups: int, dropout: float) -> None:
+    """Raises ArgumentError if a size is not positive, groups do not divide channels, or dropout is out of range."""
+    channels = {"in_channels": in_channels, "out_channels": out_channels}
+    for name, value in {**channels, "num_heads": num_heads, "groups": groups}.items():
+        whole_number(name, value)
+    for name, value in channels.items():
+        if value % groups:
+            raise ArgumentError(must_be(name, f"divisible by groups={groups}", value))
+    if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
+        raise ArgumentError(must_be("dropout", "a probability in [0, 1)", dropout))
+
+
+def _fitting_encoding(encoding: str | Encoding | Callable[[Tensor], Tensor], num_heads: int, dims: int) -> Encoding:
+    """Builds an encoding from a name or a function; checks that a ready one fits the heads and axes."""
+    if isinstance(encoding, str):
+        return create_encoding(encoding, num_heads, dims)
+    if not isinstance(encoding, Encoding):
+        if isinstance(encoding, type) or not callable(encoding):
+            expected = "the name of an encoding, an Encoding, or a function of displacements"
+            raise ArgumentError(must_be("encoding", expected, encoding))
+        return ScoreFunction(num_heads, dims, function=encoding)
+    if (encoding.num_heads, encoding.dims) != (num_heads, dims):
+        raise ArgumentError(must_be("encoding", f"for {num_heads} heads and {dims} axes", encoding))
+    return encoding
+
+
+def _fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: float) -> str:
+    """Returns `impl` if that path can compute the layer; raises UnknownNameError or ArgumentError otherwise."""
+    if impl not in PATHS:
+        raise UnknownNameError("impl", impl, PATHS)
+    if content and impl not in ("auto", "content", "flex", "reference"):
+        raise ArgumentError(must_be("impl", '"auto", "content", "flex" or "reference" with content', impl))
+    if content and dropout and impl == "flex":
+        raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with content and dropout', impl))
+    if not content and impl in ("content", "flex"):
+        others = ", ".join(path for path in PATHS if path not in ("content", "flex"))
+        raise ArgumentError(must_be("impl", f"one of {others} without content", impl))
+    if dropout and impl in ("fourier", "separable", "shift"):
+        raise ArgumentError(must_be("impl", '"auto", "dense" or "reference" with dropout', impl))
+    if impl in ("separable", "shift") and not encoding.axis_additive:
+        raise ArgumentError(
+            must_be("impl", '"auto", "dense", "fourier" or "reference" unless the encoding is axis-additive', impl)
+        )
+    return impl
+
+
+def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
+    """Tells whether the heads are fixed, and are the taps of the window, one for each, row by row."""
+    if not isinstance(encoding, Shift) or len(encoding.displacements) != math.prod(geometry.kernel_size):
+        return False
+    return encoding.displacements == tuple(displacement for _, displacement in geometry.taps())
+
+
+_AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
+
+
+def _image_shape(shape: Sequence[int], channels: int, dims: int) -> tuple[int, ...]:
+    """Returns the shape of images as a tuple; raises ArgumentError if it is not (batch, channels, *spatial)."""
+    valid = isinstance(shape, Sequence) and not isinstance(shape, str) and len(shape) == dims + 2
+    if not valid or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape):
+        raise ArgumentError(must_be("shape", f"{dims + 2} whole numbers (batch, {channels}, {_AXES[dims]})", shape))
+    return tuple(shape)
+
+
+def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
+    """Checks images: ShapeError for a wrong shape; ArgumentError for no tensor or another dtype than the weights."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(must_be_a("x", "a tensor", x))
+    if x.ndim != dims + 2 or x.shape[1] != channels:
+        raise ShapeError(must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape)))
+    if x.dtype is not dtype:
+        # Under autocast, images and weights may differ in dtype, unless one is float64, which it leaves as it is.
+        autocast = autocasts(x.device if device is None else device) and torch.float64 not in (x.dtype, dtype)
+        if not (autocast and x.is_floating_point()):
+            raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))
