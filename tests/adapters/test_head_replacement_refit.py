@@ -125,7 +125,7 @@ def test_a_fit_that_does_not_help_is_undone():
     network, report, x = measured("timm")
     name = report.layers[0].name
     noise = x.clone()
-    noise[4::5] *= 100  # what is held out is nothing like what is fitted
+    noise[:4] = 1  # what is held out, the fifth, is nothing like what is fitted
     plain, _ = replace_convolutional_heads(network, report, heads=[(name, 0)])
     made, record = replace_convolutional_heads(network, report, heads=[(name, 0)], refit=noise[:6])
     assert record.refinement is not None

@@ -126,7 +126,7 @@ DIFFERENT = {
     "close, on random numbers alone": lambda: to_attention(sharpness=10.0, images=None),
     "back, without images": lambda: to_conv(cifar_like(10.0), images=None, kernel_size=3),
     "within a wide limit, with decisions changed": lambda: to_attention(sharpness=1.0, tolerance=0.99),
-    "sure, but far": lambda: to_attention("sure", sharpness=3.0),
+    "sure, but far": lambda: to_attention("sure", sharpness=2.0),
     "network with borders": lambda: to_conv(soft_network(2.25)),
     "network with narrow windows": lambda: to_conv(soft_network(0.5, padding=6), kernel_size=3),
 }
