@@ -214,7 +214,7 @@ def test_dropout_keeps_the_mean_and_is_off_in_evaluation(impl):
     assert torch.equal(layer(x), exact)
     layer.train()
     draws = torch.cat([layer(x).detach() for _ in range(400)])
-    assert draws.std(0).min() > 0.1
+    assert (draws.std(0) > 0.1 * exact[0].abs()).all()
     # the mean of n draws is known to 1/√n of their spread; five of those
     assert ((draws.mean(0) - exact[0]).abs() <= 5 * draws.std(0) / len(draws) ** 0.5).all()
 
