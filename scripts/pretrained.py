@@ -27,7 +27,7 @@ from convattn.lab.build import HeadTrace, load_data
 from convattn.lab.recipe import load_recipe, views
 from convattn.lab.run_folder import model_card
 from convattn.lab.tables import markdown_table
-from convattn.models.hub_model import CARD, PretrainedCard
+from convattn.models.pretrained import CARD, PretrainedCard
 from convattn.networks import load_network
 from convattn.networks.scores import class_scores
 from convattn.provenance import RunRecord, find_revision, portable_path

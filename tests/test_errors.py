@@ -41,7 +41,7 @@ def test_the_tree_that_is_drawn_is_the_tree_that_is():
 
 def test_everything_is_exported():
     assert sorted(errors.__all__) == sorted(
-        [*(kind.__name__ for kind in CLASSES), "install_hint", "must_be", "must_be_a"]
+        [*(kind.__name__ for kind in CLASSES), "install_hint", "must_be", "must_be_a", "optional_module"]
     )
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,9 +13,18 @@ from packaging.version import Version
 from convattn.lab.loop import TRACKERS
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 BUNDLES = {"all", "dev"}
-MODULES = {"scikit-learn": "sklearn"}
+OUTSIDE_THE_CORE = {"lab", "testing"}
+"""Rooms that need an extra, or the tools of tests."""
+
+MODULES = {
+    "huggingface-hub": "huggingface_hub",
+    "pillow": "PIL",
+    "scikit-learn": "sklearn",
+    "tomli-w": "tomli_w",
+}
 """Packages whose module has another name."""
 
 BY_TORCH = {"onnx", "onnxscript"}
@@ -31,13 +41,15 @@ PAIRS = [(extra, one) for extra in EXTRAS if extra not in BUNDLES for one in req
 
 
 def imported_modules(text: str) -> set[str]:
-    """List the packages that a file's code imports."""
+    """List the packages that a file's code imports, by a statement or by `optional_module`."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "optional_module":
+            found.add(ast.literal_eval(node.args[0]).partition(".")[0])
     return found
 
 
@@ -53,6 +65,26 @@ def used() -> set[str]:
 @pytest.mark.parametrize(("extra", "requirement"), PAIRS, ids=lambda one: getattr(one, "name", one))
 def test_code_uses_what_an_extra_brings(extra, requirement, used):
     assert MODULES.get(requirement.name, requirement.name) in used
+
+
+def module_level_imports(text: str) -> set[str]:
+    """List the packages that importing a file imports, whatever stands in functions and under TYPE_CHECKING."""
+    plain = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return imported_modules("\n".join(map(ast.unparse, plain)))
+
+
+def test_the_core_imports_what_is_always_installed_and_no_more():
+    always = {Requirement(line).name for line in PROJECT["dependencies"]} | sys.stdlib_module_names | {"convattn"}
+    for path in sorted((ROOT / "src" / "convattn").rglob("*.py")):
+        room = path.relative_to(ROOT / "src" / "convattn").parts[0]
+        if room not in OUTSIDE_THE_CORE:
+            surplus = module_level_imports(path.read_text(encoding="utf-8")) - always
+            assert not surplus, f"{path} needs {surplus}: use optional_module in a function"
+
+
+def test_what_a_file_imports_is_seen():
+    text = "import PIL.Image\nfrom pyarrow import parquet\ndef later():\n    import scipy"
+    assert module_level_imports(text) == {"PIL", "pyarrow"}
 
 
 def test_pins_are_within_what_extras_ask():

@@ -19,7 +19,7 @@ from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelErro
 from convattn.heads import read_heads
 from convattn.lab.build import quadratic_encodings
 from convattn.models import NETWORKS
-from convattn.models.hub_model import PretrainedCard
+from convattn.models.pretrained import PretrainedCard
 from convattn.networks.scores import class_scores
 from convattn.sealed import read_sealed
 

@@ -24,7 +24,7 @@ from convattn import network_to_attention, network_to_conv, refine
 from convattn.data import load_cifar10
 from convattn.files import write_atomically
 from convattn.layers import RelativeAttention
-from convattn.models.hub_model import pretrained_names
+from convattn.models.pretrained import pretrained_names
 from convattn.networks import load_network
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 

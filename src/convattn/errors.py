@@ -23,6 +23,7 @@ Two warnings are given: `CheckpointWarning` if a damaged checkpoint is skipped a
 
 import difflib
 from collections.abc import Iterable
+from types import ModuleType
 
 __all__ = [
     "ArgumentError",
@@ -44,6 +45,7 @@ __all__ = [
     "install_hint",
     "must_be",
     "must_be_a",
+    "optional_module",
 ]
 
 
@@ -227,3 +229,27 @@ class MissingDependencyError(ConvAttnError, ImportError):
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         """Lets the error cross from one process to another."""
         return type(self), (self.package, self.extra)
+
+
+def optional_module(name: str, package: str, extra: str) -> ModuleType:
+    """Imports a module of an optional package, and returns the outermost package, as `import` does.
+
+    Args:
+        name: The module.
+        package: The package that it belongs to, as it is installed.
+        extra: Extra of convattn that installs it.
+
+    Returns:
+        The outermost package of the module.
+
+    Raises:
+        MissingDependencyError: The package is not installed; the message gives the line to type.
+
+    Example:
+        >>> optional_module("xml.dom", "xml", "none").dom.__name__
+        'xml.dom'
+    """
+    try:
+        return __import__(name)
+    except ImportError:
+        raise MissingDependencyError(package, extra) from None

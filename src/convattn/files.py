@@ -1,6 +1,11 @@
-"""Writes files and folders that are either whole or not there, even if the disk is full or the process is killed."""
+"""Writes files and folders that are either whole or not there, even if the disk is full or the process is killed.
+
+Everything is written to a hidden folder beside its place, and renamed when it is complete. A lock on the hidden folder
+shows that a process is using it. The lock ends with the process, so that the next one can remove what is left.
+"""
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -10,20 +15,6 @@ from pathlib import Path
 
 from convattn.errors import ArgumentError, CheckpointError, WriteError, must_be
 
-__all__ = [
-    "FULL",
-    "as_path",
-    "clear_leftovers",
-    "file_sha256",
-    "hidden_folder",
-    "new_file",
-    "new_files",
-    "new_folder",
-    "require_new_folder",
-    "sole_use",
-    "write_atomically",
-]
-
 _MARK = ".convattn"
 """Ending of the names of our hidden folders."""
 
@@ -32,32 +23,22 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROF
 
 
 def as_path(value: object, argument: str = "folder") -> Path:
-    """Reads an argument that names a file or a folder.
-
-    Args:
-        value: What the user gave.
-        argument: Name of the argument, for the error.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: It is neither text nor a path, or holds a character that a path cannot.
-    """
+    """Returns an argument of that name as a path; raises ArgumentError unless it is a path or text that can be one."""
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or "\0" in os.fspath(value):
         raise ArgumentError(must_be(argument, "a path", value))
     return Path(value)
 
 
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's content, in lower-case hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path:
-    """Writes a file that is either whole or not there.
+    """Writes text (as UTF-8) or bytes to a file that is either whole or not there, and returns its path.
 
-    Args:
-        path: File to write; its folder must exist.
-        content: Text (written as UTF-8) or bytes.
-
-    Returns:
-        The path written.
+    Its folder must exist; otherwise ArgumentError is raised, and WriteError if the file cannot be written.
 
     Example:
         >>> import tempfile
@@ -70,35 +51,11 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path
     return Path(path)
 
 
-def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's content, in lower-case hexadecimal digits.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = (file := Path(folder, "empty")).write_bytes(b"")
-        ...     file_sha256(file)[:16]
-        'e3b0c44298fc1c14'
-    """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 @contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Makes a file that appears, or takes the place of another, when the block ends, and not at all when it raises.
+    """Yields where to write a file that appears when the block ends, in place of an older one, or not if it raises.
 
-    The umask decides who may read it, whatever permissions the block gave it.
-
-    Args:
-        path: The file to make; its folder must exist.
-
-    Yields:
-        Where to write it.
-
-    Raises:
-        ArgumentError: Its folder does not exist.
-        WriteError: It cannot be written.
+    The umask decides who may read it, whatever permissions the block gave it. Errors are those of `write_atomically`.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -113,23 +70,16 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Path:
-    """Raises unless a folder can be made: the path must not exist, or be an empty folder.
+    """Returns the path of a folder to be made; raises ArgumentError unless it is absent or empty.
 
-    Args:
-        path: The folder to be made.
-        argument: Name of the argument that the path came in, for the error.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: It is not a path, a file or a folder with contents is there, or it is the current folder.
+    The message names the argument in which the path came. The current folder is refused: replacing it would leave the
+    user's shell in a deleted one.
     """
     path = as_path(path, argument)
     try:
         if path.is_dir() and any(path.iterdir()):
             raise ArgumentError(f"{argument} must be new or empty, but {str(path)!r} is not empty")
-        if path.is_dir() and path.samefile("."):  # what replaces it would leave the user's shell in a deleted folder
+        if path.is_dir() and path.samefile("."):
             raise ArgumentError(f"{argument} must not be the current folder: name a new one")
         if path.exists() and not path.is_dir():
             raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
@@ -140,18 +90,10 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterator[Path]:
-    """Makes a folder that appears with all its contents when the block ends, and not at all if the block raises.
+    """Yields a folder to be filled, which appears at the path when the block ends, or not at all if the block raises.
 
-    Args:
-        path: The folder to make; parents are made where missing, and leftovers of killed processes beside it go.
-        argument: Name of the argument that the path came in, for the error.
-
-    Yields:
-        A temporary folder beside it, to be filled.
-
-    Raises:
-        ArgumentError: A file or a folder with contents is there already, or a parent is a file.
-        WriteError: The folder cannot be made, or the disk is full.
+    Missing parents are made. Raises ArgumentError as `require_new_folder` does, and WriteError if the folder cannot be
+    written.
 
     Example:
         >>> import tempfile
@@ -176,118 +118,89 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterat
 
 
 @contextmanager
-def new_files(folder: Path, last: str, keep: str) -> Iterator[Path]:
-    """Makes files that appear in an existing folder when the block ends, and leaves it as it is when the block raises.
+def new_files(folder: Path, last: str) -> Iterator[Path]:
+    """Yields a folder to be filled, whose files replace those of an existing folder when the block ends.
 
-    Args:
-        folder: The folder; files of the same names are replaced.
-        last: The file that is moved last.
-        keep: The file that is not replaced.
-
-    Yields:
-        A temporary folder, to be filled.
-
-    Raises:
-        WriteError: The folder cannot be written, or the disk is full.
+    They are moved one by one, the file named `last` at the end. If the block raises, the existing folder stays as it
+    is. Raises WriteError if it cannot be written.
     """
     with _as_write_error(folder):
         clear_leftovers(folder)
         with hidden_folder(folder, "new") as temporary:
             yield temporary
             for file in sorted(temporary.iterdir(), key=lambda file: file.name == last):
-                if file.name != keep or not (folder / keep).exists():
-                    os.replace(file, folder / file.name)
+                os.replace(file, folder / file.name)
 
 
 @contextmanager
 def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Makes a hidden folder that is removed when the block ends; if the process is killed, at the next start.
-
-    A lock on the folder shows that a process is using it; the lock ends with the process, however it dies.
-
-    Args:
-        parent: Where to make it.
-        name: What it is for; a part of its name.
-
-    Yields:
-        The folder, which the block may rename.
-    """
+    """Yields a new hidden folder, which is removed when the block ends unless the block has renamed it."""
     folder = parent / f".{name[:40]}.{os.urandom(4).hex()}{_MARK}"
     folder.mkdir()
-    held = os.open(folder, os.O_RDONLY)
+    opened = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks: what is left there stays
-            _lock(held)
+        with suppress(OSError):  # on a file system without locks, folders of killed processes stay
+            _lock(opened)
         yield folder
     finally:
-        os.close(held)
+        os.close(opened)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Removes the hidden folders of killed processes from a folder; those of running processes stay."""
+    for left in folder.glob(f".*.????????{_MARK}"):
+        with suppress(OSError):
+            opened = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if _lock(opened):
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(opened)
 
 
 @contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
-    """Locks a folder for one process; the lock ends with the process, however it dies.
+    """Locks an existing folder for this process by a file `.lock` in it; the lock ends with the process.
 
-    Args:
-        folder: An existing folder; the file `.lock` in it says which process uses it.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        CheckpointError: Another process is using it; the message says which.
+    Raises CheckpointError, which names the other process, if the folder is locked already.
     """
-    import socket
-
-    held = _locked(folder / ".lock")
+    file = folder / ".lock"
+    opened = _open_locked(file)
     try:
-        os.truncate(held, 0)
-        os.write(held, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        os.truncate(opened, 0)
+        os.write(opened, f"process {os.getpid()} on {os.uname().nodename}".encode())
         yield
     finally:
-        (folder / ".lock").unlink(missing_ok=True)
-        os.close(held)
+        file.unlink(missing_ok=True)
+        os.close(opened)
 
 
-def _locked(file: Path) -> int:
-    """Opens and locks a file; if its last owner has just removed it, it is created again."""
+def _open_locked(file: Path) -> int:
+    """Opens and locks a file, and makes it anew if its last owner removed it in between."""
     while True:
-        held = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        if not _lock(held):
-            holder = os.read(held, 200).decode(errors="replace") or "another process"
-            os.close(held)
-            raise CheckpointError(f"{file.parent} is in use by {holder}")
-        if os.fstat(held).st_nlink:
-            return held
-        os.close(held)
+        opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        if not _lock(opened):
+            owner = os.read(opened, 200).decode(errors="replace") or "another process"
+            os.close(opened)
+            raise CheckpointError(f"{file.parent} is in use by {owner}")
+        if os.fstat(opened).st_nlink:
+            return opened
+        os.close(opened)
 
 
-def _lock(held: int) -> bool:
-    """Locks an open file or folder for this process; returns whether it was free."""
-    from filelock import lock_descriptor  # here, because `--help` does without
-
-    return lock_descriptor(held, blocking=False)
-
-
-def clear_leftovers(folder: Path) -> None:
-    """Removes hidden folders left by killed processes; those of running processes stay.
-
-    Args:
-        folder: Where to look, not deeper.
-    """
-    for left in folder.glob(f".*.????????{_MARK}"):
-        with suppress(OSError):
-            held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if _lock(held):
-                    shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(held)
+def _lock(opened: int) -> bool:
+    """Locks an open file or folder for this process, and returns whether it was free."""
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager
 def _as_write_error(path: Path) -> Iterator[None]:
-    """Turns errors of the block into a WriteError if the disk is full or the place cannot be written."""
+    """Raises WriteError in place of an OSError that says that the disk is full or the path cannot be written."""
     try:
         yield
     except WriteError:

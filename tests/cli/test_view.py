@@ -16,7 +16,7 @@ from convattn.cli import main
 from convattn.cli.view import ServedPage, WrittenPage, _address
 from convattn.heads import analyze
 from convattn.models import AttentionNet
-from convattn.models.hub_model import network_folder
+from convattn.models.pretrained import network_folder
 from convattn.viewer import Scene
 from convattn.viewer.server import listening
 

@@ -11,7 +11,6 @@ from tests.data.parquet_cases import FILES, WRONG_TABLES, good, png, table, writ
 from convattn.data import load_cifar10
 from convattn.errors import DataError
 from convattn.files import file_sha256
-from convattn.lab import cifar10 as hub
 
 REAL_COPY = Path(__file__).parents[3] / "shared" / "data" / "cifar10"
 
@@ -93,20 +92,20 @@ def source(tmp_path):
 
 
 def test_hub_copy_is_checked_and_its_revision_recorded(tmp_path, source, monkeypatch):
-    monkeypatch.setattr(hub, "hf_hub_download", Cache(tmp_path / "cache", source).download)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", Cache(tmp_path / "cache", source).download)
     dataset = load_cifar10()
     assert dataset.record.source == "Hugging Face Hub, uoft-cs/cifar10, revision 0123abcd"
     assert dataset.record.hashes == load_cifar10(source).record.hashes
 
 
 def test_hub_copy_with_other_content_is_refused(tmp_path, source, monkeypatch):
-    monkeypatch.setattr(hub, "hf_hub_download", Cache(tmp_path / "cache", source, damaged=FILES[1]).download)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", Cache(tmp_path / "cache", source, damaged=FILES[1]).download)
     with pytest.raises(DataError, match=r"the Hub states SHA-256 [0-9a-f]{64}, but the content has [0-9a-f]{64}"):
         load_cifar10()
 
 
 def test_hub_copy_that_cannot_be_checked_is_refused(tmp_path, source, monkeypatch):
-    monkeypatch.setattr(hub, "hf_hub_download", Cache(tmp_path / "cache", source, links=False).download)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", Cache(tmp_path / "cache", source, links=False).download)
     with pytest.raises(DataError, match="states no SHA-256 for it"):
         load_cifar10()
 

@@ -8,8 +8,7 @@ import torch
 
 from convattn import from_pretrained, load_network
 from convattn.errors import ArgumentError, CheckpointError, UnknownNameError
-from convattn.models import NETWORKS, pretrained_card, pretrained_names
-from convattn.models import hub_model as pretrained
+from convattn.models import NETWORKS, pretrained, pretrained_card, pretrained_names
 from convattn.networks.loading import saved_config
 
 NAMES = pretrained_names()

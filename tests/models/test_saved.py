@@ -78,7 +78,7 @@ def test_push_to_hub_uploads_the_saved_files(monkeypatch):
             sent[repo_id] = sorted(path.name for path in folder_path.iterdir())
             return "done"
 
-    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
     assert ResNet(1).push_to_hub("someone/network") == "done"
     assert sent == {"someone/network": ["README.md", "config.json", "model.safetensors"]}
 

@@ -17,7 +17,7 @@ from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.heads import analyze
 from convattn.heads.head_report import HeadReport
 from convattn.models import AttentionNet
-from convattn.models.hub_model import network_folder
+from convattn.models.pretrained import network_folder
 from convattn.networks import images as own_module
 from convattn.networks import images as preparations
 from convattn.networks import load_network

@@ -15,7 +15,7 @@ from convattn import load_network
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, UnknownNameError
 from convattn.models import AttentionNet, ConvNet
-from convattn.models.hub_model import network_folder
+from convattn.models.pretrained import network_folder
 from convattn.networks import create_network
 from convattn.networks.images import draw_images, normalisation, open_images, preparation, stack_images
 from convattn.networks.tensors import load_weights

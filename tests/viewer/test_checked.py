@@ -14,7 +14,7 @@ from tests.viewer.layer_cases import random_layer
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.heads import read_heads
 from convattn.models import AttentionNet, SpeedNet
-from convattn.models.hub_model import network_folder
+from convattn.models.pretrained import network_folder
 from convattn.networks import load_network
 from convattn.viewer import Exhibit, Scene, build_scene
 from convattn.viewer.scene import SceneSizeError, require_scene

@@ -11,7 +11,7 @@ from convattn.errors import ArgumentError, CheckpointError, ShapeError, UnknownN
 from convattn.heads import analyze, read_heads
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.models import AttentionNet, SpeedNet
-from convattn.models.hub_model import network_folder
+from convattn.models.pretrained import network_folder
 from convattn.networks import load_network
 from convattn.viewer import Exhibit, Scene, build_scene
 

@@ -101,7 +101,7 @@ class Origin:
 
     def _load_folder(self, given: Sequence[str]) -> _Loaded:
         """Loads a network; options `given` for networks of other libraries are refused."""
-        from convattn.models.hub_model import network_folder
+        from convattn.models.pretrained import network_folder
         from convattn.networks import load_network
         from convattn.networks.loading import saved_config
         from convattn.networks.source import own_source

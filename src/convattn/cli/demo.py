@@ -9,7 +9,7 @@ from convattn.cli.convert import Origin
 from convattn.cli.output import AsJson, OutputOrDefault, first_free, print_record, print_text, write_html
 from convattn.cli.threads import one_thread
 from convattn.convert.certificate import Certificate, NetworkCertificate
-from convattn.models.hub_model import PretrainedCard
+from convattn.models.pretrained import PretrainedCard
 from convattn.record import Record
 from convattn.wording import counted
 
@@ -206,7 +206,7 @@ def show_network(folder: Path, source: Path) -> TrainedNetwork:
     """
     from convattn.heads import read_heads
     from convattn.lab.figures import head_moves
-    from convattn.models.hub_model import CARD
+    from convattn.models.pretrained import CARD
     from convattn.networks import load_network, save_network
     from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
     from convattn.networks.scores import class_scores
@@ -314,7 +314,7 @@ def demo(*, output: OutputOrDefault = None, json: AsJson = False) -> int:
         0, or 1 if a certificate failed or the network sees something else than its card says.
     """
     from convattn.files import new_folder
-    from convattn.models.hub_model import network_folder
+    from convattn.models.pretrained import network_folder
 
     folder = first_free(Path("demo")) if output is None else output
     with new_folder(folder, "--output") as temporary:

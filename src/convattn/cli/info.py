@@ -13,7 +13,7 @@ from convattn.cli.output import AsJson, print_record
 from convattn.errors import install_hint
 from convattn.record import Record
 
-_PACKAGES = ("numpy", "einops", "jaxtyping", "safetensors", "huggingface-hub", "pyarrow", "pillow")
+_PACKAGES = ("numpy", "einops", "jaxtyping", "safetensors")
 _COLUMNS = 120
 _OTHERS = {"all", "bench", "dev"}
 """Extras that repeat others, or serve work on convattn itself."""

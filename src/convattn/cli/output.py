@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, optional_module
 from convattn.files import write_atomically
 from convattn.record import Record
 
@@ -115,11 +115,10 @@ def write_html(template: str, folder: Path, **shown: Any) -> Path:
     Returns:
         The page.
     """
-    from jinja2 import Environment, FunctionLoader, StrictUndefined  # here, because `--help` does without
-
-    loader = FunctionLoader(lambda name: (resources.files("convattn.cli") / name).read_text(encoding="utf-8"))
-    pages = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    jinja2 = optional_module("jinja2", "jinja2", "train")
+    loader = jinja2.FunctionLoader(lambda name: (resources.files("convattn.cli") / name).read_text(encoding="utf-8"))
+    pages = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     pages.filters["number"] = format
     pages.filters["embedded"] = lambda file: base64.b64encode((folder / file).read_bytes()).decode()

@@ -18,7 +18,7 @@ from convattn.heads.catalogue import attention_layers
 from convattn.heads.head_report import HeadReport
 from convattn.heads.head_snapshots import HEADS, read_heads
 from convattn.layers import RelativeAttention
-from convattn.models.hub_model import pretrained_names
+from convattn.models.pretrained import pretrained_names
 from convattn.networks import create_network
 from convattn.networks.images import (
     Pictures,

@@ -6,20 +6,16 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Float
-from pyarrow import parquet
 
-from convattn.errors import CheckpointError
+from convattn.errors import CheckpointError, optional_module
 
 HEADS = "heads.parquet"
 """The file in the folder of a run of quadratic heads."""
 
 _PRECISION = ("precision_row_row", "precision_row_col", "precision_row_col", "precision_col_col")
-_COLUMNS = pa.schema(
-    [(name, pa.int64()) for name in ("step", "epoch", "layer", "head")]
-    + [(name, pa.float64()) for name in ("centre_row", "centre_col", *dict.fromkeys(_PRECISION))]
-)
+_WHOLE, _REAL = ("step", "epoch", "layer", "head"), ("centre_row", "centre_col", *dict.fromkeys(_PRECISION))
+"""Columns of whole and of real numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +49,14 @@ def read_heads(run: str | os.PathLike[str]) -> list[HeadSnapshot]:
 
     Raises:
         CheckpointError: The folder has no such file (as runs of networks without quadratic heads), or it is damaged.
+        MissingDependencyError: pyarrow is not installed.
     """
     path = Path(run) / HEADS
+    pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
+    columns = pa.schema([(name, pa.int64()) for name in _WHOLE] + [(name, pa.float64()) for name in _REAL])
     try:
-        table = parquet.read_table(path, page_checksum_verification=True)
-        rows = table.select(_COLUMNS.names).cast(_COLUMNS).to_pylist()
+        table = pa.parquet.read_table(path, page_checksum_verification=True)
+        rows = table.select(columns.names).cast(columns).to_pylist()
         rows.sort(key=lambda row: (row["step"], row["layer"], row["head"]))
         moments = groupby(rows, key=lambda row: (row["epoch"], row["step"], row["layer"]))
         return [_snapshot(*moment, list(heads)) for moment, heads in moments]

@@ -8,13 +8,12 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import pyarrow as pa
-from pyarrow import parquet
 from torch import nn
 
-from convattn.errors import CheckpointError
+from convattn.errors import CheckpointError, optional_module
 from convattn.files import write_atomically
 from convattn.heads.head_report import (
     HEAD_NUMBERS,
@@ -204,27 +203,32 @@ _DIGEST = b"convattn.sha256"
 
 _MEASURED = "measured"
 _LIST_NAMES = ("hard_shift", "prefix_weights", "prefix_maps", "kernel", "position_kernel")
-_LISTS = pa.list_(pa.float64())
-_SCHEMA = pa.schema(
-    [
-        ("layer", pa.string()),
-        ("depth", pa.int64()),
-        ("condition", pa.string()),
-        ("head", pa.int64()),
-        *((name, pa.float64()) for number in HEAD_NUMBERS for name in (number, f"{number}_error")),
-        ("shift", _LISTS),
-        ("shift_error", _LISTS),
-        ("hard_shift", _LISTS),
-        ("prefix_weights", _LISTS),
-        ("prefix_maps", pa.list_(_LISTS)),
-        ("kernel", _LISTS),
-        ("position_kernel", _LISTS),
-    ]
-)
+
+
+def _schema(pa: ModuleType) -> Any:
+    """Returns the columns of the table."""
+    lists = pa.list_(pa.float64())
+    return pa.schema(
+        [
+            ("layer", pa.string()),
+            ("depth", pa.int64()),
+            ("condition", pa.string()),
+            ("head", pa.int64()),
+            *((name, pa.float64()) for number in HEAD_NUMBERS for name in (number, f"{number}_error")),
+            ("shift", lists),
+            ("shift_error", lists),
+            ("hard_shift", lists),
+            ("prefix_weights", lists),
+            ("prefix_maps", pa.list_(lists)),
+            ("kernel", lists),
+            ("position_kernel", lists),
+        ]
+    )
 
 
 def write_table(report: HeadReport, path: str | os.PathLike[str]) -> Path:
     """Writes a report as a parquet file: a row for each head, the rest in the metadata."""
+    pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
     rows = []
     for depth, layer in enumerate(report.layers):
         parts = {_MEASURED: layer.measured, **{item.name: item.measured for item in layer.controls}}
@@ -233,17 +237,18 @@ def write_table(report: HeadReport, path: str | os.PathLike[str]) -> Path:
             rows += [{**place, **_row(head)} for head in part.heads]
     rest = _map_statistics(json.loads(report.to_json()), lambda part, *_: {**part, "heads": []})
     text = json.dumps(rest).encode()
-    table = pa.Table.from_pylist(rows, schema=_SCHEMA)
+    table = pa.Table.from_pylist(rows, schema=_schema(pa))
     table = table.replace_schema_metadata({_REPORT: text, _DIGEST: hashlib.sha256(text).hexdigest()})
     buffer = io.BytesIO()
-    parquet.write_table(table, buffer, write_page_checksum=True)
+    pa.parquet.write_table(table, buffer, write_page_checksum=True)
     return write_atomically(path, buffer.getvalue())
 
 
 def read_table(path: str | os.PathLike[str]) -> HeadReport:
     """Reads a report from a parquet file that `write_table` wrote; another file raises CheckpointError."""
+    pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
     try:
-        table = parquet.read_table(path, page_checksum_verification=True)
+        table = pa.parquet.read_table(path, page_checksum_verification=True)
         known = table.schema.metadata or {}
         digest = hashlib.sha256(known[_REPORT]).hexdigest().encode()
         if known.get(_DIGEST, digest) != digest:  # older tables have none

@@ -6,14 +6,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
-import pyarrow as pa
 import torch
-from pyarrow import parquet
 from torch import nn
 
 from convattn.convert import network_to_attention
 from convattn.encodings import GeneralizedQuadratic, Quadratic
-from convattn.errors import CheckpointError, ConversionError, RecipeError, must_be
+from convattn.errors import CheckpointError, ConversionError, RecipeError, must_be, optional_module
 from convattn.lab.cifar10 import load_cifar10
 from convattn.lab.pruning import prune_heads
 from convattn.lab.recipe import (
@@ -33,6 +31,8 @@ from convattn.lab.recipe import (
 from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet
 from convattn.networks import load_network
 from convattn.networks.datasets import ImageDataset, load_digits, normalise
+
+pa = optional_module("pyarrow.parquet", "pyarrow", "train")
 
 HEAD_COLUMNS = pa.schema(
     [
@@ -97,7 +97,7 @@ class HeadTrace:
     def to_parquet(self) -> bytes:
         """Returns the rows as a parquet file with `HEAD_COLUMNS`."""
         buffer = io.BytesIO()
-        parquet.write_table(pa.Table.from_pylist(self.rows, schema=HEAD_COLUMNS), buffer, write_page_checksum=True)
+        pa.parquet.write_table(pa.Table.from_pylist(self.rows, schema=HEAD_COLUMNS), buffer, write_page_checksum=True)
         return buffer.getvalue()
 
 

@@ -7,19 +7,20 @@ import io
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from einops import rearrange
-from huggingface_hub import hf_hub_download
-from PIL import Image
-from pyarrow import parquet
 
-from convattn.errors import DataError
+from convattn.errors import DataError, optional_module
 from convattn.files import file_sha256
 from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, ImageSplit
 from convattn.provenance import DataRecord
+
+pa = optional_module("pyarrow.parquet", "pyarrow", "train")
+pil = optional_module("PIL.Image", "pillow", "train")
+hub = optional_module("huggingface_hub", "huggingface-hub", "train")
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -79,7 +80,7 @@ def _fetch() -> tuple[dict[str, Path], str]:
     paths = {}
     for name, file in _FILES.items():
         try:
-            paths[name] = Path(hf_hub_download(_REPOSITORY, f"{_SUBFOLDER}/{file}", repo_type="dataset"))
+            paths[name] = Path(hub.hf_hub_download(_REPOSITORY, f"{_SUBFOLDER}/{file}", repo_type="dataset"))
         except OSError as error:
             raise DataError(
                 f"cannot fetch {_SUBFOLDER}/{file} of {_REPOSITORY} from the Hub ({type(error).__name__}: {error}); "
@@ -113,7 +114,7 @@ def _existing(folder: Path, name: str) -> Path:
 
 def _read_split(path: Path) -> ImageSplit:
     try:
-        table = parquet.read_table(path)
+        table = pa.parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from None
     _check_schema(path, table.schema)
@@ -139,7 +140,7 @@ def _labels(path: Path, labels: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(labels.astype(np.int64))
 
 
-def _check_schema(path: Path, schema: pa.Schema) -> None:
+def _check_schema(path: Path, schema: Any) -> None:
     """Raises if the columns are not those of the Hub's copy."""
     found = {field.name: field.type for field in schema}
     image, label = found.get("img"), found.get("label")
@@ -156,7 +157,7 @@ def _check_schema(path: Path, schema: pa.Schema) -> None:
 def _decode(path: Path, row: int, encoded: bytes | None) -> np.ndarray:
     """Decodes one image to (rows, cols, 3) bytes."""
     try:
-        with Image.open(io.BytesIO(encoded or b"")) as image:
+        with pil.Image.open(io.BytesIO(encoded or b"")) as image:
             pixels = np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path}: row {row}: cannot decode the image ({error})") from None

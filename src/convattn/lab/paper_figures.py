@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
-from pyarrow import parquet
 
-from convattn.errors import ArgumentError, CheckpointError, DataError
+from convattn.errors import ArgumentError, CheckpointError, DataError, optional_module
 from convattn.files import write_atomically
 from convattn.heads.attention_maps import mean_attention, position_attention
 from convattn.heads.head_snapshots import HEADS, HeadSnapshot, read_heads
@@ -28,6 +26,8 @@ from convattn.lab.tables import csv_text
 from convattn.models import AttentionNet
 from convattn.networks import load_network
 from convattn.networks.datasets import ImageDataset, normalise
+
+pa = optional_module("pyarrow.parquet", "pyarrow", "train")
 
 _SEED = 0
 
@@ -96,10 +96,10 @@ def figure_paths(folder: Path, name: str) -> list[Path]:
     return [folder / f"{name}.png", folder / f"{name}.svg"]
 
 
-def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], schema: Any) -> None:
     """Writes rows as a parquet file, whole or not at all."""
     buffer = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer)
+    pa.parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer)
     write_atomically(path, buffer.getvalue())
 
 
@@ -231,7 +231,7 @@ def shown_moments(snapshots: Sequence[HeadSnapshot]) -> list[int]:
 
 def _write_heads(material: Material, name: str, folder: Path, recipe: str, **chosen: int) -> None:
     """Writes the rows of a run's heads whose columns have the chosen values."""
-    table = parquet.read_table(material.run_of(recipe).folder / HEADS).to_pylist()
+    table = pa.parquet.read_table(material.run_of(recipe).folder / HEADS).to_pylist()
     rows = [row for row in table if all(row[key] == value for key, value in chosen.items())]
     write_parquet(folder / f"{name}.parquet", rows, HEAD_COLUMNS)
 

@@ -10,12 +10,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tomli_w
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_be
+from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_be, optional_module
 from convattn.fields import Range, Text, explain, fits, hints, read
 from convattn.files import as_path
 
@@ -369,6 +368,7 @@ def load_recipe(
 
 def recipe_to_toml(recipe: Recipe) -> str:
     """Returns a recipe as TOML with every value; `load_recipe` reads the same recipe back."""
+    tomli_w = optional_module("tomli_w", "tomli-w", "train")
     return tomli_w.dumps(recipe.to_dict(), multiline_strings=True)
 
 

@@ -9,12 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import final
 
-import pyarrow as pa
-from huggingface_hub import EvalResult, ModelCardData
-from pyarrow import parquet
 from safetensors import SafetensorError
 
-from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning, RecipeError
+from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning, RecipeError, optional_module
 from convattn.files import (
     as_path,
     clear_leftovers,
@@ -31,6 +28,9 @@ from convattn.lab.tables import markdown_table
 from convattn.lab.trainer import EpochResult
 from convattn.networks import save_network
 from convattn.provenance import RunRecord
+
+pa = optional_module("pyarrow.parquet", "pyarrow", "train")
+hub = optional_module("huggingface_hub", "huggingface-hub", "train")
 
 _PSEUDOCODE = {
     "attention_net": "docs/theory.md §1 to §6 (the operator and its paths); class AttentionNet",
@@ -58,7 +58,7 @@ def model_card(record: RunRecord) -> str:
     right = f"{round(accuracy * images)} of {images} images"
     scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
     dataset = record.recipe["data"]["name"]
-    data = ModelCardData(
+    data = hub.ModelCardData(
         library_name="convattn",
         license="apache-2.0",
         pipeline_tag="image-classification",
@@ -67,7 +67,7 @@ def model_card(record: RunRecord) -> str:
         tags=["attention", "convolution", "relative-position"],
         model_name=record.name,
         eval_results=[
-            EvalResult(
+            hub.EvalResult(
                 task_type="image-classification",
                 dataset_type=dataset,
                 dataset_name=record.data.name,
@@ -322,7 +322,7 @@ class RunFolder:
             kept = [metrics for metrics in map(json.loads, lines) if metrics["step"] <= step]
             results = [EpochResult.from_metrics(metrics, measured) for metrics in kept]
             if (self.path / "heads.parquet").is_file():
-                table = parquet.read_table(self.path / "heads.parquet", page_checksum_verification=True)
+                table = pa.parquet.read_table(self.path / "heads.parquet", page_checksum_verification=True)
                 rows = table.select(HEAD_COLUMNS.names).cast(HEAD_COLUMNS).to_pylist()
                 heads.rows = [row for row in rows if row["step"] <= step]
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, pa.ArrowException) as error:

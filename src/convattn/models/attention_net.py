@@ -19,10 +19,10 @@ from convattn.errors import ArgumentError, ConversionError, ShapeError, UnknownN
 from convattn.grid import PADDING_MODES, axis_lists, whole_number
 from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention, RelativeAttention2d, fuse
 from convattn.layers.block import MixingBlock
-from convattn.models.hub_model import FlopCount, HubModel, matmul_flops
+from convattn.models.classifier import FlopCount, ImageClassifier, matmul_flops
 
 
-class MixingNet(HubModel, ABC):
+class MixingNet(ImageClassifier, ABC):
     """Patches to pixels, post-normalised blocks, mean over pixels, class scores.
 
     ``images → p x p space-to-depth → Linear to width → blocks → mean over pixels → Linear to classes``. Weights of
@@ -235,8 +235,6 @@ class AttentionNet(MixingNet):
             _set_start(mixer.encoding, position_start, size=extent, width=width)
         self.heads, self.content = block_heads, content
         self.has_position_scores = content and not gated and mixers[0].encoding.feature_width > 0
-        arguments = cast(dict[str, Any], self._hub_mixin_config)
-        arguments["heads"] = heads if isinstance(heads, int) else list(block_heads)  # JSON knows no other sequence
 
     def fused(self) -> "AttentionNet":
         """Merges the linear map after the attention of each block into the attention, for inference.

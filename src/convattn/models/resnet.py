@@ -9,14 +9,14 @@ from torch.nn import functional as F
 from convattn.errors import ShapeError
 from convattn.functional import take_every
 from convattn.grid import whole_number
-from convattn.models.hub_model import FlopCount, HubModel, matmul_flops
+from convattn.models.classifier import FlopCount, ImageClassifier, matmul_flops
 
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 """Width of each stage, as a multiple of the first one's, and stride of its first block."""
 
 
 @final
-class ResNet(HubModel):
+class ResNet(ImageClassifier):
     """A residual network of basic blocks in four stages, with a 3 x 3 stem and no pooling before the end.
 
     Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016; the variant for 32 x 32

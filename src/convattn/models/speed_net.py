@@ -14,7 +14,7 @@ from convattn.encodings.quadratic import grid_centres
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 from convattn.grid import whole_number
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention, RelativeAttention2d
-from convattn.models.hub_model import FlopCount, HubModel, matmul_flops
+from convattn.models.classifier import FlopCount, ImageClassifier, matmul_flops
 
 _SIDE = 2
 _LEAST = 5e-4
@@ -78,7 +78,7 @@ _NORM_MOMENTUM = 0.4
 
 
 @final
-class SpeedNet(HubModel):
+class SpeedNet(ImageClassifier):
     """Whitened patches, stages of two mixing layers, maximum over pixels, class scores.
 
     ``images → 2 x 2 patches → GELU → stages → maximum over pixels → Linear / 9``, and a stage is ``mix → maximum of
@@ -154,7 +154,6 @@ class SpeedNet(HubModel):
             channels = width
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(channels, num_classes, bias=False)
-        cast(dict[str, Any], self._hub_mixin_config)["widths"] = list(widths)  # JSON knows no other sequence
 
     def forward(self, images: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch classes"]:
         """Scores the classes.

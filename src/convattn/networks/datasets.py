@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int64, UInt8
-from PIL import Image
 from torch import Tensor
 
-from convattn.errors import DataError, MissingDependencyError, ShapeError, UnknownNameError
+from convattn.errors import DataError, MissingDependencyError, ShapeError, UnknownNameError, optional_module
 from convattn.provenance import DataRecord
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -271,14 +270,18 @@ def load_samples() -> SampleImages:
     Returns:
         The images, 32 x 32 and in colour, on the CPU.
 
+    Raises:
+        MissingDependencyError: pillow is not installed.
+
     Example:
         >>> samples = load_samples()
         >>> samples.split.images.shape, samples.classes[0]
         (torch.Size([20, 3, 32, 32]), 'airplane')
     """
+    pil = optional_module("PIL.Image", "pillow", "pictures")
     folder = resources.files("convattn.networks")
     told = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-    with (folder / IMAGES).open("rb") as file, Image.open(file) as image:
+    with (folder / IMAGES).open("rb") as file, pil.Image.open(file) as image:
         pixels = torch.from_numpy(np.array(image))
     images = rearrange(pixels, "(images rows) cols channels -> images channels rows cols", rows=_SIZE).contiguous()
     split = ImageSplit(images, torch.tensor(told["labels"]))

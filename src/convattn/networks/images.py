@@ -4,21 +4,19 @@ import io
 import json
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
-import pyarrow as pa
 import torch
 from jaxtyping import Float
-from PIL import Image, ImageOps, UnidentifiedImageError
-from pyarrow import parquet
 from torch import Tensor, nn
 
 from convattn.convert.surgery import draw_image
-from convattn.errors import ArgumentError, DataError, MissingDependencyError, must_be
+from convattn.errors import ArgumentError, DataError, MissingDependencyError, must_be, optional_module
+from convattn.models.classifier import ImageClassifier
 from convattn.networks import timm, torchvision
 from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, load_digits, load_samples, normalise
 from convattn.networks.source import split_source
@@ -68,15 +66,16 @@ def decode_picture(file: Any, *, formats: tuple[str, ...] = FORMATS, pixels: int
     Raises:
         PictureError: It is none, is damaged, or is too large.
     """
+    pil = _pillow()
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pillow, about large pictures and about odd but readable files
         try:
-            with Image.open(file, formats=formats) as picture:
+            with pil.Image.open(file, formats=formats) as picture:
                 _require_size(picture, pixels)
-                return _colours(ImageOps.exif_transpose(picture))
-        except UnidentifiedImageError:
+                return _colours(pil.ImageOps.exif_transpose(picture))
+        except pil.UnidentifiedImageError:
             raise PictureError("none", f"this is no picture that can be read ({', '.join(formats)})") from None
-        except Image.DecompressionBombError:
+        except pil.Image.DecompressionBombError:
             raise PictureError("large", f"the picture has more than {pixels:,} pixels") from None
         except (PictureError, FileNotFoundError, PermissionError):
             raise
@@ -84,7 +83,13 @@ def decode_picture(file: Any, *, formats: tuple[str, ...] = FORMATS, pixels: int
             raise PictureError("damaged", f"the picture is damaged ({type(error).__name__}: {error})") from None
 
 
-def _require_size(picture: Image.Image, pixels: int) -> None:
+def _pillow() -> Any:
+    """Imports pillow."""
+    optional_module("PIL.ImageOps", "pillow", "pictures")
+    return optional_module("PIL.Image", "pillow", "pictures")
+
+
+def _require_size(picture: Any, pixels: int) -> None:
     width, height = picture.size
     if not (width and height):
         raise PictureError("damaged", f"the picture has {width} × {height} pixels")
@@ -96,7 +101,7 @@ def _require_size(picture: Image.Image, pixels: int) -> None:
         )
 
 
-def _colours(picture: Image.Image) -> Image.Image:
+def _colours(picture: Any) -> Any:
     """Makes a picture RGB: what is transparent lies on white, and grey of 16 bits becomes grey of 8."""
     if picture.mode == "F":
         raise PictureError("none", "the picture has floating-point numbers, of which nobody says what is white")
@@ -105,10 +110,10 @@ def _colours(picture: Image.Image) -> Image.Image:
         grey = np.asarray(picture)
         if grey.min() < 0 or grey.max() > 65_535:
             raise PictureError("none", "the picture has numbers of 32 bits, of which nobody says what is white")
-        return Image.fromarray(((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)).convert("RGB")
+        return _pillow().Image.fromarray(((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)).convert("RGB")
     if picture.has_transparency_data:
-        whole = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole)
+        image, whole = _pillow().Image, picture.convert("RGBA")
+        picture = image.alpha_composite(image.new("RGBA", whole.size, "white"), whole)
     return picture.convert("RGB")
 
 
@@ -164,7 +169,7 @@ class _AsTrained:
     def __call__(self, picture: Any) -> Tensor:
         small, sizes = picture.convert(self.mode), (self.size, self.size)
         if small.size != sizes:
-            small = small.resize(sizes, Image.Resampling.BICUBIC)
+            small = small.resize(sizes, _pillow().Image.Resampling.BICUBIC)
         pixels = torch.from_numpy(np.array(small)).reshape(*sizes, -1).movedim(2, 0).contiguous()
         return normalise(pixels[None], self.mean, self.std)[0]
 
@@ -212,9 +217,8 @@ def draw_images(network: nn.Module, shape: tuple[int, ...] | None = None) -> Flo
     Without a shape this is the size in `network.default_cfg`, for networks of this library the size that they were made
     for, or else 3 x 224 x 224.
     """
-    own = getattr(network, "_hub_mixin_config", None)
-    if shape is None and isinstance(own, Mapping) and not hasattr(network, "default_cfg"):
-        shape = (own.get("in_channels", 3), *2 * (own.get("image_size", 32),))
+    if shape is None and isinstance(network, ImageClassifier):
+        shape = (network.arguments.get("in_channels", 3), *2 * (network.arguments.get("image_size", 32),))
     return draw_image(network, shape)
 
 
@@ -291,13 +295,14 @@ def stack_images(opened: Sequence[Tensor] | Tensor, path: Path) -> Float[Tensor,
 
 
 def _read_parquet(path: Path, prepare: Callable[[], Prepare], limit: int | None) -> Sequence[Tensor] | Tensor:
+    pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
     try:
-        names = parquet.read_schema(path).names
+        names = pa.parquet.read_schema(path).names
         chosen = next((name for name in (*_IMAGE_COLUMNS, *_TOKEN_COLUMNS) if name in names), None)
         if chosen is None:
             wanted = ", ".join((*_IMAGE_COLUMNS, *_TOKEN_COLUMNS))
             raise DataError(f"{path} must have a column {wanted}, but has {', '.join(names) or 'none'}")
-        rows = parquet.read_table(path, columns=[chosen])[chosen].slice(0, limit).to_pylist()
+        rows = pa.parquet.read_table(path, columns=[chosen])[chosen].slice(0, limit).to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from None
     if not rows:
@@ -344,7 +349,7 @@ def _read_array(path: Path, prepare: Callable[[], Prepare], limit: int | None) -
 def _encoded(pixels: np.ndarray) -> io.BytesIO:
     """Returns a picture as a file in memory, without loss."""
     file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(file, "bmp")
+    _pillow().Image.fromarray(np.ascontiguousarray(pixels)).save(file, "bmp")
     file.seek(0)
     return file
 

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from convattn.convert import load_layer
 from convattn.convert.saved import KINDS
 from convattn.errors import ArgumentError, CheckpointError, must_be_a
+from convattn.models import fetch
 from convattn.models import load_network as load_own_network
-from convattn.models.hub_model import network_folder
-from convattn.networks.saving import SCHEMA
+from convattn.models.pretrained import network_folder
 from convattn.networks.source import create_network
 from convattn.networks.tensors import load_tensors, put_layers
 from convattn.sealed import CONFIG, read_config, read_sealed, require_sizes
+
+SCHEMA = 1
 
 _FIELDS: dict[str, Any] = {
     "class": str,
@@ -70,6 +72,50 @@ def load_network(
     if config.get("kind") in [*KINDS]:
         return load_layer(folder, verify=verify).eval()
     return load_own_network(folder, verify=verify)
+
+
+def from_pretrained(
+    folder_or_repository: str | os.PathLike[str],
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    force_download: bool = False,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
+    verify: bool = True,
+) -> nn.Module:
+    """Loads a network from a folder or, if there is no such folder, from the Hugging Face Hub.
+
+    Args:
+        folder_or_repository: Folder, "convattn:NAME" for a network that comes with the package, or repository
+            "owner/name" on the Hub.
+        model: As in `load_network`.
+        revision: Branch, tag or commit of the repository; None takes its main branch.
+        cache_dir: Folder for downloads; None takes the Hub's own cache.
+        force_download: Whether to download again what is in the cache.
+        local_files_only: Whether to use the cache only, and download nothing.
+        token: Token for the Hub; None takes the one stored by `hf auth login`.
+        verify: As in `load_network`.
+
+    Returns:
+        The network on the CPU, in evaluation mode.
+
+    Raises:
+        CheckpointError: The repository cannot be fetched, or its files are not what was saved.
+        ArgumentError: As in `load_network`.
+        MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed; or
+            huggingface-hub, for a repository.
+    """
+    folder = fetch(
+        folder_or_repository,
+        revision=revision,
+        cache_dir=cache_dir,
+        force_download=force_download,
+        local_files_only=local_files_only,
+        token=token,
+    )
+    return load_network(folder, model=model, verify=verify)
 
 
 def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -9,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData
 from torch import nn
 
 from convattn.__about__ import __version__
@@ -17,8 +17,10 @@ from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.convert.saved import KINDS
 from convattn.convert.surgery import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
-from convattn.files import new_folder, require_new_folder, write_atomically
+from convattn.files import as_path, new_folder, require_new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
+from convattn.models.hub import front_matter, upload
+from convattn.networks.loading import SCHEMA, saved_config
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import (
     describe_layers,
@@ -53,9 +55,8 @@ def network_card(
     tags = ["attention", "convolution", "relative-position"] if attention else ["convolution"]
     source = config["source"]
     name = source.partition(":")[2] if source else config["class"].rpartition(".")[2]
-    data = ModelCardData(library_name="convattn", tags=tags, model_name=name)
     sections = [
-        f"---\n{data.to_yaml()}\n---",
+        front_matter(library_name="convattn", model_name=name, tags=tags),
         f"# {name}",
         _what_it_is(config, network, certificate),
         "## Certificate\n\n" + _certificate(certificate, of_other_weights=of_other_weights),
@@ -110,8 +111,6 @@ def _use(config: Mapping[str, Any]) -> str:
 
 _ADAPTERS = "convattn.heads."
 _INITIALISED = "convattn.heads.patch_attention"
-
-SCHEMA = 1
 
 
 def save_network(
@@ -209,6 +208,70 @@ def save_network(
         card = network_card(config, network, certificate, of_other_weights=same is False)
         write_atomically(temporary / "README.md", card)
     return Path(folder)
+
+
+def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the Hub asks
+    network: nn.Module | str | os.PathLike[str],
+    repo_id: str,
+    *,
+    source: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    certificate: NetworkCertificate | Certificate | None = None,
+    same_weights: bool = True,
+    commit_message: str = "Upload network by convattn",
+    private: bool | None = None,
+    token: str | None = None,
+    branch: str | None = None,
+    create_pr: bool | None = None,
+) -> str:
+    """Uploads a network to the Hugging Face Hub, with its card.
+
+    Args:
+        network: The network, or a folder that `save_network` or `convattn convert` wrote.
+        repo_id: Repository "owner/name"; it is created if it does not exist.
+        source: As in `save_network`.
+        options: As in `save_network`.
+        certificate: As in `save_network`.
+        same_weights: As in `save_network`.
+        commit_message: Message of the commit.
+        private: Whether a new repository is private; None takes the owner's default.
+        token: Token for the Hub; None takes the one stored by `hf auth login`.
+        branch: Branch to upload to; None means the main one.
+        create_pr: Whether to open a pull request in place of a commit.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ArgumentError: A folder was given, and a source, options or a certificate beside it.
+        UnsupportedModelError: The network would not come back as it is.
+        CheckpointError: The folder holds no network.
+        MissingDependencyError: huggingface-hub is not installed.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        if isinstance(network, nn.Module):
+            folder = save_network(
+                network,
+                Path(place) / "network",
+                source=source,
+                options=options,
+                certificate=certificate,
+                same_weights=same_weights,
+            )
+        else:
+            folder = as_path(network, "network")
+            saved_config(folder)
+            if source is not None or options or certificate is not None:
+                raise ArgumentError(f"source, options and certificate must be left out, because {folder} has its own")
+        return upload(
+            folder,
+            repo_id,
+            commit_message=commit_message,
+            private=private,
+            token=token,
+            branch=branch,
+            create_pr=create_pr,
+        )
 
 
 def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certificate | None) -> None:

@@ -1,13 +1,14 @@
 """Where the architecture of a network comes from: a name in timm or torchvision, or a class of this library."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from convattn.errors import ArgumentError, CheckpointError, ConvAttnError, UnknownNameError, must_be, without_trace
 from convattn.models import NETWORKS
+from convattn.models.classifier import ImageClassifier
 from convattn.networks import timm, torchvision
 
 HOMES = ("convattn", "timm", "torchvision")
@@ -73,6 +74,6 @@ def create_network(source: str, options: Mapping[str, Any] | None = None, *, pre
 def own_source(network: nn.Module) -> tuple[str, dict[str, Any]] | None:
     """Returns the source and the options of a network of this library; None of any other."""
     name = type(network).__name__
-    if NETWORKS.get(name) is not type(network):
+    if not isinstance(network, ImageClassifier) or NETWORKS.get(name) is not type(network):
         return None
-    return f"convattn:{name}", dict(cast(dict[str, Any], network._hub_mixin_config))
+    return f"convattn:{name}", dict(network.arguments)

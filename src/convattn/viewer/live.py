@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from PIL import Image
 from safetensors.torch import save
 from torch import Tensor
 
-from convattn.errors import ArgumentError, ConvAttnError, DataError, must_be
+from convattn.errors import ArgumentError, ConvAttnError, DataError, must_be, optional_module
 from convattn.networks.images import PictureError, decode_picture
 from convattn.viewer.build import Exhibit, build_scene
 from convattn.viewer.image_maps import LayerCall, Rows, encode_rows, read_layers
@@ -282,7 +281,8 @@ def _fitted(exhibit: Exhibit, picture: Any) -> Tensor:
     if not exhibit.shows_pictures:
         raise RefusedError(422, "it is not known how pictures are prepared for this network")
     (rows, cols), channels = exhibit.size, exhibit.images.shape[1]
-    fitted = picture.resize((cols, rows), Image.Resampling.BICUBIC).convert("L" if channels == 1 else "RGB")
+    bicubic = optional_module("PIL.Image", "pillow", "pictures").Image.Resampling.BICUBIC
+    fitted = picture.resize((cols, rows), bicubic).convert("L" if channels == 1 else "RGB")
     pixels = torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8).view(rows, cols, channels).movedim(2, 0)
     mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (exhibit.mean, exhibit.std))
     return ((pixels / 255 - mean) / std).to(exhibit.images)

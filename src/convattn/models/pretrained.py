@@ -1,0 +1,73 @@
+"""Trained networks that come with the package."""
+
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from convattn.errors import UnknownNameError
+from convattn.files import as_path
+from convattn.provenance import RunRecord
+from convattn.record import Record
+from convattn.sealed import CONFIG
+
+_HOME = "convattn:"
+CARD = "card.json"
+"""File of the folder of a trained network that holds its `PretrainedCard`."""
+
+
+@dataclass(frozen=True)
+class PretrainedCard(Record):
+    """What is known of a trained network that comes with the library: `card.json` in its folder."""
+
+    name: str  # Its name, and that of its folder
+    task: str  # What it was trained for, in a few words
+    file_dtype: str  # Dtype of the floating-point tensors in the file, to which the run's weights were rounded
+    dtype: str  # Dtype in which they are loaded
+    bytes: int  # Size of model.safetensors
+    accuracy: float  # Share of the test images that the network in the file classifies correctly, in [0, 1]
+    views_accuracy: float | None  # The same from several views of each image; None where the run took one view
+    tested: int  # Number of test images
+    sample_classes: tuple[int, ...]  # Class that it gives to each embedded CIFAR-10 image; empty for other data
+    command: str  # Command that made the folder from that of the run
+    revision: str | None  # Revision of the code that made the folder
+    run: RunRecord  # The training run
+
+    def summary(self) -> str:
+        """Returns the task, the accuracy and the size in one line of plain text."""
+        size = f"{self.bytes / 1024:,.0f} KiB"
+        return f"{self.task}: test accuracy {self.accuracy:.2%}, {self.run.parameters:,} trainable parameters, {size}"
+
+
+def pretrained_names() -> list[str]:
+    """Returns the names of the trained networks that come with the package, sorted."""
+    folder = _folder()
+    return sorted(item.name for item in folder.iterdir() if (item / CONFIG).is_file()) if folder.is_dir() else []
+
+
+def pretrained_card(name: str) -> PretrainedCard:
+    """Returns the card of a trained network that comes with the package."""
+    return PretrainedCard.load(network_folder(f"{_HOME}{name}") / CARD)
+
+
+def network_folder(value: str | os.PathLike[str], argument: str = "folder") -> Path:
+    """Returns the folder that a path or the name "convattn:NAME" of a trained network of the package stands for.
+
+    Raises ArgumentError, which names the argument, unless the value is a path, and UnknownNameError if the package has
+    no network of that name.
+
+    Example:
+        >>> network_folder("runs/first").as_posix()
+        'runs/first'
+    """
+    path = as_path(value, argument)
+    home, colon, name = str(path).partition(":")
+    if home + colon != _HOME:
+        return path
+    if name not in pretrained_names():
+        raise UnknownNameError("trained network", name, pretrained_names())
+    return _folder() / name
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("convattn") / "pretrained"))
