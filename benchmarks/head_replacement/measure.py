@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from convattn.heads.analysis import analyze
 from convattn.heads.head_report import HeadReport
-from convattn.heads.replace import random_heads, replace_convolutional_heads
+from convattn.heads.replace import replace_convolutional_heads
+from convattn.heads.replaceable_heads import random_heads
 
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01)
 _BATCH = 500

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from convattn.files import write_atomically
 from convattn.heads import analyze
-from convattn.heads.replace import random_heads, replace_convolutional_heads
+from convattn.heads.replace import replace_convolutional_heads
+from convattn.heads.replaceable_heads import random_heads
 from convattn.lab.tables import markdown_table
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     )
     from convattn.errors import ConvAttnError
     from convattn.heads import analyze, convolutional_init, random_heads, replace_convolutional_heads
-    from convattn.heads.head_replacement import HeadReplacement
     from convattn.heads.head_report import HeadReport
     from convattn.heads.initialise import ConvolutionalInit
+    from convattn.heads.replace import HeadReplacement
     from convattn.lab import load_recipe, train
     from convattn.layers import (
         Content,
@@ -128,7 +128,7 @@ _HOMES = {
     "GatedRelativeAttention2d": "convattn.layers",
     "GatedRelativeAttention3d": "convattn.layers",
     "GeneralizedQuadratic": "convattn.encodings",
-    "HeadReplacement": "convattn.heads.head_replacement",
+    "HeadReplacement": "convattn.heads.replace",
     "HeadReport": "convattn.heads.head_report",
     "LearnedAxial": "convattn.encodings",
     "LearnedTable": "convattn.encodings",

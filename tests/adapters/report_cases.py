@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from convattn.convert.surgery import full_name
 from convattn.errors import UnsupportedModelError
-from convattn.heads.convolved_attention import ConvolvedAttention, read_attention
+from convattn.heads.catalogue import read_matrices
+from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.head_report import Estimate, HeadReport, HeadStatistics, LayerReport, LayerStatistics
 
 UNKNOWN = Estimate(nan, nan)
@@ -76,7 +77,7 @@ def attention_maps(network, *arguments, **named):
 
     for name, module in list(network.named_modules()):
         with suppress(UnsupportedModelError):
-            found.append((module, note(name, read_attention(module))))
+            found.append((module, note(name, read_matrices(module))))
     handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in found]
     with torch.no_grad():
         network(*arguments, **named)
@@ -158,7 +159,7 @@ def head_statistics(head, weights, grid, prefix, shifts):
 
 def replaced_layer(network, name, weights, dtype=torch.float64):
     """What a layer gives whose heads all use these weights (heads, queries, keys), by the definition."""
-    layer = read_attention(network.get_submodule(name))
+    layer = read_matrices(network.get_submodule(name))
 
     def run(tokens):
         value = linear(layer.value, tokens.to(dtype)).unflatten(-1, (layer.heads, -1)).movedim(-2, 1)

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 
 from convattn.errors import UnsupportedModelError
-from convattn.heads.global_families import read_class_token, read_patches, read_sequence, read_tokens, read_tower
+from convattn.heads.families.attention_class import CallContext, Frame
+from convattn.heads.families.reduced_keys import cell_centres, read_pooled, read_reduced
+from convattn.heads.families.timm_vits import read_class_token, read_patches, read_tokens
+from convattn.heads.families.transformers_encoders import read_sequence, read_tower
+from convattn.heads.families.windows import read_sam
 from convattn.heads.kernels import factors_of_einsum
-from convattn.heads.layout import Frame, Layout, Seen, cell_centres, global_layout, on_grid
-from convattn.heads.pooled_families import read_pooled, read_reduced
-from convattn.heads.window_families import read_sam
+from convattn.heads.layout import Layout, global_layout, on_grid
 
 
 def module(**attributes):
@@ -26,7 +28,7 @@ def seen(queries, keys, *arguments, inside=None, around=(), given=(), features=N
     """A call with arguments, in a module, with modules around it, of which the first was given something."""
     parents = tuple(Frame("around", part, given, {}) for part in around)
     layer = module() if inside is None else inside
-    return Seen("layer", layer, arguments, named, parents, 2, (2, 3, queries, keys), None, features or {})
+    return CallContext("layer", layer, arguments, named, parents, 2, (2, 3, queries, keys), None, features or {})
 
 
 def pooling(**options):

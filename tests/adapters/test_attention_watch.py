@@ -247,7 +247,7 @@ def test_an_unknown_module_is_passed_over_if_others_are_named():
 def test_what_cannot_be_registered(without_type_checks):
     with pytest.raises(ArgumentError, match=r"^cls must be a subclass of nn\.Module"):
         register_attention(Layout, grid)
-    with pytest.raises(ArgumentError, match=r"^read must be a function from what was seen to a layout"):
+    with pytest.raises(ArgumentError, match=r"^read must be a function from a call to a layout"):
         register_attention(Tokens, "global")
 
 

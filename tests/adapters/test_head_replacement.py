@@ -22,10 +22,9 @@ from tests.adapters.report_cases import (
 from torch import nn
 
 from convattn.heads import analyze
-from convattn.heads.convolved_attention import read_attention
-from convattn.heads.head_replacement import HeadReplacement
-from convattn.heads.kernel_means import measured_heads
-from convattn.heads.replace import random_heads, replace_convolutional_heads
+from convattn.heads.catalogue import read_matrices
+from convattn.heads.replace import HeadReplacement, replace_convolutional_heads
+from convattn.heads.replaceable_heads import measured_heads, random_heads
 from convattn.testing.budget import assert_within_budget, roundings
 
 
@@ -139,7 +138,7 @@ def test_heads_that_stay_keep_a_changed_scale(name):
 
 def expected(layer, network, tokens):
     """The first layer on tokens with head 1 at its fixed weights, the others by the definition."""
-    read = read_attention(network.get_submodule(layer.name))
+    read = read_matrices(network.get_submodule(layer.name))
     with torch.no_grad():
         query, key, value = (
             part(tokens).unflatten(-1, (read.heads, -1)).movedim(-2, 1) for part in (read.query, read.key, read.value)

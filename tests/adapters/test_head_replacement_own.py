@@ -11,10 +11,10 @@ from tests.adapters.report_cases import every_head, fixed_weights
 from convattn.errors import ShapeError, UnsupportedModelError
 from convattn.functional import attend
 from convattn.heads import analyze
-from convattn.heads.convolved_attention import ConvolvedImages, require_replaceable
+from convattn.heads.convolved_attention import ConvolvedImages
 from convattn.heads.head_report import Estimate
-from convattn.heads.kernel_means import measured_heads
-from convattn.heads.replace import replace_convolutional_heads
+from convattn.heads.replace import replace_convolutional_heads, require_replaceable
+from convattn.heads.replaceable_heads import measured_heads
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
 from convattn.testing.budget import assert_within_budget, roundings

@@ -20,7 +20,7 @@ from torch import nn
 from convattn import analyze, replace_convolutional_heads
 from convattn.errors import ArgumentError
 from convattn.heads.convolved_attention import ConvolvedAttention
-from convattn.heads.head_replacement import HeadReplacement
+from convattn.heads.replace import HeadReplacement
 from convattn.models import AttentionNet
 
 NETWORKS = {

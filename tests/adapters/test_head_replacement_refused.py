@@ -23,7 +23,8 @@ from torch import nn
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.head_report import Estimate, HeadReport
-from convattn.heads.replace import MeasuredGrid, random_heads, replace_convolutional_heads
+from convattn.heads.replace import MeasuredGrid, replace_convolutional_heads
+from convattn.heads.replaceable_heads import random_heads
 
 
 @pytest.fixture

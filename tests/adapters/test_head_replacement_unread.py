@@ -11,7 +11,7 @@ from tests.adapters.report_cases import (
 from torch import nn
 
 from convattn.errors import ArgumentError, UnsupportedModelError
-from convattn.heads.convolved_attention import read_attention
+from convattn.heads.catalogue import read_matrices
 from convattn.heads.replace import replace_convolutional_heads
 
 
@@ -38,7 +38,7 @@ UNREAD = {
 @pytest.mark.parametrize(("build", "reason"), UNREAD.values(), ids=UNREAD)
 def test_layers_that_are_not_read_have_a_reason(build, reason):
     with pytest.raises(UnsupportedModelError) as caught:
-        read_attention(build())
+        read_matrices(build())
     assert str(caught.value) == reason
 
 

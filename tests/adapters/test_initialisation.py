@@ -210,7 +210,8 @@ def test_the_record_is_saved(tmp_path):
 def test_attention_that_pools_is_left_alone(pool):
     record = convolutional_init(vit(**VITS["9 heads of width 2"], global_pool=pool))[1]
     assert len(record.layers) == 2
-    assert [(item.name, item.reason) for item in record.left] == [("attn_pool", "it pools the tokens at the end")]
+    reason = "its queries are learned and have no position: it pools the tokens"
+    assert [(item.name, item.reason) for item in record.left] == [("attn_pool", reason)]
     assert "  left alone      attn_pool (AttentionPool" in record.summary()
 
 

@@ -7,8 +7,8 @@ from math import prod
 import pytest
 import torch
 
-from convattn.heads import kernel_means as file
-from convattn.heads.kernel_means import KernelMeans
+from convattn.heads import convolved_attention as file
+from convattn.heads.convolved_attention import KernelMeans
 from convattn.testing.budget import assert_within_budget, roundings
 
 CASES = {

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from convattn.errors import ShapeError
-from convattn.heads.foreign_vits import PatchGrid
+from convattn.heads.patch_attention import PatchGrid
 from convattn.heads.replace import MeasuredGrid
 
 

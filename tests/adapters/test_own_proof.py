@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from convattn.heads.own_layers import read_own
+from convattn.heads.reading import own_weights, prove_own
 from convattn.layers import RelativeAttention2d
 
 
@@ -16,12 +16,17 @@ def layer_of(seed, dtype, far=1.0):
     return layer.to(dtype), torch.randn(2, 4, 6, 9).to(dtype)
 
 
+def proof_of(layer, x, y):
+    """Proves the weights of the first image of x with the output y."""
+    return prove_own(layer, x[:1], y[:1], own_weights(layer, x)[:1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @torch.no_grad()
 def test_content_is_proved_in_every_dtype(dtype):
     for seed in range(10):
         layer, x = layer_of(seed, dtype)
-        proof = read_own(layer, x, layer(x)).proof
+        proof = proof_of(layer, x, layer(x))
         assert proof.error <= proof.budget, seed
 
 
@@ -39,5 +44,5 @@ def test_control_what_another_layer_computes_is_not(dtype):
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(other(x).square().sum(), keys)
         keys.view(-1)[(keys * gradient).abs().argmax()] *= 1 + 1000 * torch.finfo(dtype).eps
-        proof = read_own(layer, x, other(x)).proof
+        proof = proof_of(layer, x, other(x))
         assert proof.error > proof.budget, seed

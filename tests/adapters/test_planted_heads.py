@@ -10,8 +10,8 @@ import torch
 from tests.adapters.report_cases import GRID, attention_maps, every_head, outputs, report_of
 from torch import nn
 
-from convattn.heads.kernel_means import measured_heads
 from convattn.heads.replace import replace_convolutional_heads
+from convattn.heads.replaceable_heads import measured_heads
 from convattn.testing.budget import assert_within_budget, roundings
 
 

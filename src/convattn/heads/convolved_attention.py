@@ -1,236 +1,180 @@
-"""Multi-head attention of which some or all heads average by displacement."""
+"""Attention of which some or all heads average values by displacement, over tokens and over images."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isqrt, prod
-from typing import Any, final
+from typing import final
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.convert.surgery import full_name
-from convattn.convert.to_attention import ATTENTION_LAYERS
-from convattn.errors import ArgumentError, ShapeError, UnsupportedModelError, must_be
-from convattn.heads.foreign_vits import (
-    NativeAttention,
-    TimmAttention,
-    TokenAttention,
-    TransformersAttention,
-    linear,
-    read_timm_attention,
-    read_transformers_attention,
-    require_linear,
-    require_no_weights,
-    split_linear,
-)
-from convattn.heads.kernel_means import KernelMeans, MeasuredHeads
+from convattn.errors import ShapeError
+from convattn.functional.autocast import without_autocast
+from convattn.heads.families.attention_class import TokenAttention, linear
 from convattn.layers import FactoredValues, RelativeAttention
 
-
-@final
-class SequenceAttention(nn.Module):
-    """A layer with the call signature of transformers' attention over sequences, which takes masks of padding."""
-
-    def __init__(self, tokens: nn.Module, config: Any) -> None:
-        """Wraps the layer."""
-        super().__init__()
-        self.tokens, self.config = tokens, config
-
-    def forward(
-        self, hidden_states: Float[Tensor, "batch tokens width"], attention_mask: Tensor | None = None, **options: Any
-    ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
-        """Attends to the tokens that the mask leaves, and returns None in place of attention weights.
-
-        A mask that differs between queries, a cache, or a request for attention weights raises ArgumentError.
-        """
-        if options.get("past_key_values") is not None:
-            raise ArgumentError("past_key_values must be None, but a cache is given: kernels see both sides of a token")
-        require_no_weights(options, self.config)
-        return self.tokens(hidden_states, None if attention_mask is None else _present(attention_mask)), None
+_CONVOLVE = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+_PER_TAP = 8
+"""One tap of a depthwise convolution takes about as long as so many positions in a matrix product."""
 
 
 @final
-class TorchAttention(nn.Module):
-    """A layer with the call signature of `nn.MultiheadAttention`, for attention of tokens to themselves."""
+class KernelMeans(nn.Module):
+    """Heads that average values by displacement: y_h[q] = Σ_δ K_h(δ) v_h[q+δ] / Σ_δ K_h(δ), over δ with q + δ present.
 
-    def __init__(self, tokens: nn.Module) -> None:
-        """Wraps the layer."""
+    Positions beyond the grid's border, and masked ones, are not present: softmax leaves them out in the same way. If
+    no weight is left, the mean is 0. A kernel that is small beside the grid runs as a depthwise convolution, a larger
+    one as a product with the weights of all pairs of positions.
+
+    Attributes:
+        kernel: K, (heads, *box), in at least float32; in general of sum 1, but only ratios count.
+        first: Displacement of the kernel's first tap along each axis, ≤ 0.
+
+    Example:
+        >>> left = KernelMeans(torch.tensor([[1.0, 0.0]]), (-1,))
+        >>> left(torch.tensor([3.0, 5.0, 7.0]).view(1, 1, 3, 1), (3,)).flatten().tolist()
+        [0.0, 3.0, 5.0]
+    """
+
+    def __init__(self, kernel: Float[Tensor, "heads *box"], first: Sequence[int]) -> None:
+        """Copies the kernels of the heads, in a box that contains the displacement 0."""
         super().__init__()
-        self.tokens = tokens
+        self.kernel, self.first = nn.Parameter(kernel.clone()), tuple(first)
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.kernel.shape[0]
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """Taps along each axis."""
+        return tuple(self.kernel.shape[1:])
+
+    def convolves(self, sizes: Sequence[int]) -> bool:
+        """Tells whether grids of these sizes are averaged by a depthwise convolution."""
+        return prod(self.box) * _PER_TAP <= prod(sizes)
 
     def forward(
         self,
-        query: Float[Tensor, "batch tokens width"],
-        key: Float[Tensor, "batch tokens width"],
-        value: Float[Tensor, "batch tokens width"],
-        need_weights: bool = True,
-        **options: Any,
-    ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
-        """Attends, and returns None in place of attention weights.
+        values: Float[Tensor, "batch heads positions width"],
+        sizes: Sequence[int],
+        present: Bool[Tensor, "batch positions"] | None = None,
+    ) -> Float[Tensor, "batch heads positions width"]:
+        """Returns kernel-weighted means of the values.
 
-        Keys or values that are not the queries' tokens, a mask, or a request for weights raise ArgumentError.
+        Args:
+            values: Values at each position of the grid, row by row.
+            sizes: Sizes of the grid.
+            present: Positions that count; None means all.
+
+        Returns:
+            The means at each position.
         """
-        if not (key is query and value is query):
-            raise ArgumentError(
-                "query, key and value must be one tensor: heads that average by position have no others"
-            )
-        if need_weights:
-            raise ArgumentError(must_be("need_weights", "False", True, because="weights are never computed"))
-        for name, option in options.items():
-            if name not in ("average_attn_weights", "is_causal") and option is not None:
-                raise ArgumentError(f"{name} must be None, but is a {type(option).__name__}: no masks are taken here")
-        if options.get("is_causal"):
-            raise ArgumentError(must_be("is_causal", "False", True, because="kernels see both sides of a token"))
-        return self.tokens(query), None
+        if self.convolves(sizes):
+            return self._convolved(values, sizes, present)
+        weights = self.weights(sizes, present).to(values.dtype)
+        return torch.matmul(weights, values)
+
+    def weights(
+        self, sizes: Sequence[int], present: Bool[Tensor, "batch positions"] | None = None
+    ) -> Float[Tensor, "*batch heads positions positions"]:
+        """Returns the weight of each position for each query; rows sum to 1, or to 0 where no weight is left."""
+        taps = self._taps(sizes)
+        padded = functional.pad(self.kernel.flatten(1), (0, 1))  # one more tap, of weight 0
+        weights = padded[:, taps]
+        if present is not None:
+            weights = weights * present[:, None, None, :]
+        return weights / _divisor(weights.sum(-1, keepdim=True))
+
+    def _taps(self, sizes: Sequence[int]) -> Int64[Tensor, "positions positions"]:
+        """Returns the flat index of the tap for each pair of query and key; one past the last outside the kernel."""
+        index = torch.zeros(1, 1, dtype=torch.long, device=self.kernel.device)
+        inside = torch.ones(1, 1, dtype=torch.bool, device=self.kernel.device)
+        for size, taps, first in zip(sizes, self.box, self.first, strict=True):
+            places = torch.arange(size, device=self.kernel.device)
+            tap = places[None, :] - places[:, None] - first
+            within = (tap >= 0) & (tap < taps)
+            count = len(index) * size
+            index = (index[:, None, :, None] * taps + tap[None, :, None, :]).reshape(count, count)
+            inside = (inside[:, None, :, None] & within[None, :, None, :]).reshape(count, count)
+        return torch.where(inside, index, prod(self.box))
+
+    def _convolved(
+        self, values: Tensor, sizes: Sequence[int], present: Bool[Tensor, "batch positions"] | None
+    ) -> Float[Tensor, "batch heads positions width"]:
+        """Divides the depthwise convolution of the values, with zeros around, by that of ones."""
+        heads, width, convolve = values.shape[1], values.shape[3], _CONVOLVE[len(sizes)]
+        pads = [
+            n for size, first in zip(self.box[::-1], self.first[::-1], strict=True) for n in (-first, size - 1 + first)
+        ]
+        kernel = self.kernel[:, None]
+        if present is None:
+            ones = self.kernel.new_ones(1, 1, *sizes)
+        else:
+            ones = present.to(self.kernel.dtype).view(-1, 1, *sizes)
+            values = values * present[:, None, :, None]
+        with without_autocast(values.device):
+            total = convolve(functional.pad(ones, pads), kernel).flatten(2)
+        images = rearrange(values, "batch heads positions width -> batch (heads width) positions").unflatten(
+            2, tuple(sizes)
+        )
+        depthwise = kernel.repeat_interleave(width, 0).to(values.dtype)
+        sums = convolve(functional.pad(images, pads), depthwise, groups=heads * width)
+        y = rearrange(sums.flatten(2), "batch (heads width) positions -> batch heads positions width", width=width)
+        return y / _divisor(total).to(y.dtype)[..., None]
+
+    def extra_repr(self) -> str:
+        """Returns heads, box and its first displacement, for printing."""
+        return f"{self.heads} heads, {' x '.join(map(str, self.box))} from {self.first}"
 
 
-def _present(mask: Tensor) -> Bool[Tensor, "batch tokens"]:
-    """Reads which tokens may be attended to from a mask that is the same for all queries."""
-    if mask.ndim != 4:
-        raise ArgumentError(must_be("attention_mask", "of the shape (batch, 1, queries, keys)", tuple(mask.shape)))
-    allowed = mask if mask.dtype == torch.bool else mask == 0
-    rows = allowed[:, 0]
-    if not torch.compiler.is_compiling() and not bool((rows == rows[:, :1]).all()):
-        raise ArgumentError("attention_mask must be the same for all queries: a kernel sees both sides of a token")
-    return rows[:, 0]
+def _divisor(total: Tensor) -> Tensor:
+    """Returns sums of weights with 1 in place of 0."""
+    return torch.where(total == 0, torch.ones_like(total), total)
 
 
-@final
 @dataclass(frozen=True)
-class GatedPosition:
-    """Attention by position, which is mixed with that by content: σ(λ) of the former, 1 − σ(λ) of the latter."""
+class MeasuredHeads:
+    """Some heads of a layer with their kernels in one box."""
 
-    position: nn.Linear  # Scores of the heads from (columns, rows, columns² + rows²) of a displacement
-    gates: nn.Parameter  # λ, (heads,)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class ReadAttention(TokenAttention):
-    """One layer, whose W_out another module may apply."""
-
-    output: nn.Linear | None  # W_out with its bias; None if another module applies it
-    wrap: Callable[[nn.Module], nn.Module]  # Gives a module from tokens to tokens the call signature of this layer
-    gated: GatedPosition | None = None  # What is mixed with the attention by content
+    heads: tuple[int, ...]  # Their numbers in the layer
+    kernel: Float[Tensor, "heads *box"]  # K, of sum 1
+    first: tuple[int, ...]  # Displacement of the box's first tap
+    prefix_shares: Float[Tensor, "heads prefix"]  # Mean weight of a position for each prefix token
+    prefix_maps: Float[Tensor, "heads prefix tokens"]  # Weights of each prefix token's query, of sum 1
 
 
-def read_attention(attention: nn.Module) -> ReadAttention:
-    """Reads a layer by its class, or raises UnsupportedModelError with the reason alone."""
-    read = _READERS.get(full_name(type(attention)))
-    if read is None:
-        raise UnsupportedModelError("attention of its class is not replaced")
-    return read(attention)
+def _kernel_means(groups: Sequence[MeasuredHeads], like: Tensor) -> nn.ModuleList:
+    """Makes the heads that average, in at least float32; they learn if `like` does."""
+    kind = torch.promote_types(like.dtype, torch.float32)
+    means = nn.ModuleList(KernelMeans(group.kernel.to(like.device, kind), group.first) for group in groups)
+    return means.requires_grad_(like.requires_grad)
 
 
-def _timm(attention: nn.Module) -> ReadAttention:
-    return _from_native(read_timm_attention(("",), attention), TimmAttention)
-
-
-def _convit(attention: nn.Module) -> ReadAttention:
-    query, key, value = split_linear(require_linear(attention, "qkv"), 3)
-    return _from_convit(attention, query, key, value, None)
-
-
-def _gated(attention: nn.Module) -> ReadAttention:
-    query, key = split_linear(require_linear(attention, "qk"), 2)
-    value, position = require_linear(attention, "v"), require_linear(attention, "pos_proj")
-    gates = attention.gating_param
-    assert isinstance(gates, nn.Parameter)
-    return _from_convit(attention, query, key, value, GatedPosition(position, gates))
-
-
-def _from_convit(
-    attention: nn.Module, query: nn.Linear, key: nn.Linear, value: nn.Linear, gated: GatedPosition | None
-) -> ReadAttention:
-    proj = require_linear(attention, "proj")
-    return ReadAttention(
-        heads=int(attention.num_heads),  # type: ignore[arg-type]
-        query=query,
-        key=key,
-        value=value,
-        output=linear(proj.weight, proj.bias, like=proj),
-        dropout=float(attention.attn_drop.p),  # type: ignore[union-attr, arg-type]
-        scale=float(attention.scale),  # type: ignore[arg-type]
-        after=attention.proj_drop,  # type: ignore[arg-type]
-        wrap=TimmAttention,
-        gated=gated,
-    )
-
-
-def _transformers(attention: nn.Module) -> ReadAttention:
-    wrap = partial(TransformersAttention, config=attention.config)
-    return _from_native(read_transformers_attention(("",), attention), wrap)
-
-
-def _from_native(native: NativeAttention, wrap: Callable[[nn.Module], nn.Module]) -> ReadAttention:
-    same = {item.name: getattr(native, item.name) for item in fields(TokenAttention)}
-    return ReadAttention(**same, output=native.output, wrap=wrap)
-
-
-def _bert(attention: nn.Module) -> ReadAttention:
-    if attention.is_decoder or attention.is_causal:
-        raise UnsupportedModelError("it is a decoder's, which sees only what comes before")
-    query, key, value = (require_linear(attention, name) for name in ("query", "key", "value"))
-    return ReadAttention(
-        heads=int(attention.num_attention_heads),  # type: ignore[arg-type]
-        query=query,
-        key=key,
-        value=value,
-        output=None,
-        dropout=float(attention.dropout.p),  # type: ignore[union-attr, arg-type]
-        scale=float(attention.scaling),  # type: ignore[arg-type]
-        wrap=partial(SequenceAttention, config=attention.config),
-    )
-
-
-def _torch(attention: nn.Module) -> ReadAttention:
-    assert isinstance(attention, nn.MultiheadAttention)
-    refused = {
-        "its keys and values have widths of their own": attention.in_proj_weight is None,
-        "it has learned keys and values beside the tokens": attention.bias_k is not None or attention.add_zero_attn,
-        "its batch is the second axis": not attention.batch_first,
-    }
-    reasons = [reason for reason, found in refused.items() if found]
-    if reasons:
-        raise UnsupportedModelError(reasons[0])
-    out, width = attention.out_proj, attention.embed_dim
-    whole = nn.Linear(width, 3 * width, device="meta")
-    whole.weight, whole.bias = attention.in_proj_weight, attention.in_proj_bias
-    query, key, value = split_linear(whole, 3)
-    return ReadAttention(
-        heads=attention.num_heads,
-        query=query,
-        key=key,
-        value=value,
-        output=linear(out.weight, out.bias, like=out),
-        dropout=attention.dropout,
-        wrap=TorchAttention,
-    )
-
-
-_READERS: dict[str, Callable[[nn.Module], ReadAttention]] = {
-    "timm.layers.attention.Attention": _timm,
-    "timm.models.convit.GPSA": _gated,
-    "timm.models.convit.MHSA": _convit,
-    "transformers.models.vit.modeling_vit.ViTAttention": _transformers,
-    "transformers.models.bert.modeling_bert.BertSelfAttention": _bert,
-    "torch.nn.modules.activation.MultiheadAttention": _torch,
-}
+def _averaged(
+    means: nn.ModuleList,
+    values: Float[Tensor, "batch heads positions width"],
+    sizes: Sequence[int],
+    present: Bool[Tensor, "batch positions"] | None = None,
+) -> Float[Tensor, "batch heads positions width"]:
+    """Averages the values of all heads, group by group."""
+    parts = values.split([part.heads for part in means], dim=1)
+    return torch.cat([part(own, sizes, present) for part, own in zip(means, parts, strict=True)], dim=1)
 
 
 @final
 class ContentHeads(nn.Module):
     """Heads that attend by content as before: softmax(s q kᵀ) v, with the query and key rows of these heads only."""
 
-    def __init__(self, layer: ReadAttention, heads: Sequence[int]) -> None:
-        """Takes over some heads of a layer."""
+    def __init__(self, layer: TokenAttention, heads: Sequence[int]) -> None:
+        """Copies some heads of a layer."""
         super().__init__()
-        rows = head_rows(heads, layer.head_width)
-        self.query, self.key = some_rows(layer.query, rows), some_rows(layer.key, rows)
+        rows = _head_rows(heads, layer.head_width)
+        self.query, self.key = _some_rows(layer.query, rows), _some_rows(layer.key, rows)
         self.query_norm, self.key_norm = layer.query_norm, layer.key_norm
         self.heads, self.dropout, self.scale = len(heads), layer.dropout, layer.scale
 
@@ -241,8 +185,8 @@ class ContentHeads(nn.Module):
         present: Bool[Tensor, "batch tokens"] | None,
     ) -> Float[Tensor, "batch heads tokens head_width"]:
         """Attends to the tokens that are present."""
-        query = self.query_norm(split_heads(self.query(tokens), self.heads))
-        key = self.key_norm(split_heads(self.key(tokens), self.heads))
+        query = self.query_norm(_split_heads(self.query(tokens), self.heads))
+        key = self.key_norm(_split_heads(self.key(tokens), self.heads))
         mask = None if present is None else present[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
         return functional.scaled_dot_product_attention(query, key, values, mask, dropout, scale=self.scale)
@@ -257,14 +201,14 @@ class GatedHeads(nn.Module):
     Source: d'Ascoli et al. 2021 (ConViT), equations 6 and 7.
     """
 
-    def __init__(self, layer: ReadAttention, heads: Sequence[int]) -> None:
-        """Takes over some heads of a layer."""
+    def __init__(self, layer: TokenAttention, heads: Sequence[int]) -> None:
+        """Copies some heads of a layer."""
         super().__init__()
         assert layer.gated is not None
         assert layer.scale is not None
-        rows, position, gates = head_rows(heads, layer.head_width), layer.gated.position, layer.gated.gates
-        self.query, self.key = some_rows(layer.query, rows), some_rows(layer.key, rows)
-        self.position = some_rows(position, torch.tensor(list(heads)))
+        rows, position, gates = _head_rows(heads, layer.head_width), layer.gated.position, layer.gated.gates
+        self.query, self.key = _some_rows(layer.query, rows), _some_rows(layer.key, rows)
+        self.position = _some_rows(position, torch.tensor(list(heads)))
         self.gates = nn.Parameter(gates.detach()[list(heads)].clone(), requires_grad=gates.requires_grad)
         self.heads, self.dropout, self.scale = len(heads), layer.dropout, layer.scale
 
@@ -276,7 +220,7 @@ class GatedHeads(nn.Module):
     ) -> Float[Tensor, "batch heads tokens head_width"]:
         """Attends to the positions, all of which are present."""
         assert present is None
-        query, key = (split_heads(part(tokens), self.heads) for part in (self.query, self.key))
+        query, key = (_split_heads(part(tokens), self.heads) for part in (self.query, self.key))
         content = torch.matmul(query, key.mT * self.scale).softmax(-1)
         shifts = _shifts(isqrt(tokens.shape[1]), self.gates)
         position = rearrange(self.position(shifts), "query key heads -> heads query key")
@@ -293,18 +237,17 @@ def _shifts(side: int, like: Tensor) -> Float[Tensor, "positions positions 3"]:
     return torch.stack([right, down, right**2 + down**2], dim=-1)
 
 
-def head_rows(heads: Sequence[int], width: int) -> Tensor:
-    """Returns the rows of some heads."""
+def _head_rows(heads: Sequence[int], width: int) -> Tensor:
+    """Returns the rows of some heads in a matrix of queries, keys or values."""
     return (torch.tensor(list(heads))[:, None] * width + torch.arange(width)).flatten()
 
 
-def some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
+def _some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
     """Copies some rows of a linear map."""
     return linear(whole.weight[rows], None if whole.bias is None else whole.bias[rows], like=whole)
 
 
-def split_heads(tokens: Float[Tensor, "batch tokens inner"], heads: int) -> Float[Tensor, "batch heads tokens width"]:
-    """Splits the channels into heads, which stand one after the other."""
+def _split_heads(tokens: Float[Tensor, "batch tokens inner"], heads: int) -> Float[Tensor, "batch heads tokens width"]:
     return rearrange(tokens, "batch tokens (heads width) -> batch heads tokens width", heads=heads)
 
 
@@ -324,37 +267,33 @@ class ConvolvedAttention(nn.Module):
         prefix_shares: π, (heads that average, prefix tokens).
         prefix_maps: Weights of each prefix token's own query, (heads that average, prefix tokens, tokens).
         content: The heads that attend as before, or None.
-        back: Where each head of the layer is in that order, if no `output` is there to put them right.
+        back: Without `output`, the place of each head of the layer in that order; None if the order is the layer's.
         grid: Sizes of the grid of positions; None for a sequence of any length.
         after: What follows the output: its dropout.
     """
 
     back: Tensor | None
 
-    def __init__(self, layer: ReadAttention, groups: Sequence[MeasuredHeads], grid: tuple[int, ...] | None) -> None:
-        """Takes over a layer, with heads that average in groups of like size; the others attend as before."""
+    def __init__(self, layer: TokenAttention, groups: Sequence[MeasuredHeads], grid: tuple[int, ...] | None) -> None:
+        """Copies a layer, with heads that average in groups of similar size; the others attend as before."""
         super().__init__()
-        moved = [head for group in groups for head in group.heads]
-        kept = [head for head in range(layer.heads) if head not in moved]
-        order, width = [*moved, *kept], layer.head_width
-        rows = head_rows(order, width)
-        self.value = some_rows(layer.value, rows)
-        out, back = layer.output, torch.argsort(torch.tensor(order, device=layer.value.weight.device))
+        averaging = [head for group in groups for head in group.heads]
+        others = [head for head in range(layer.heads) if head not in averaging]
+        order, like, out = [*averaging, *others], layer.value.weight, layer.output
+        rows = _head_rows(order, layer.head_width)
+        self.value = _some_rows(layer.value, rows)
         self.output = None if out is None else linear(out.weight[:, rows], out.bias, like=out)
+        back = torch.argsort(torch.tensor(order, device=like.device))
         self.register_buffer("back", back if out is None and order != sorted(order) else None, persistent=False)
-        like = layer.value.weight
+        self.means = _kernel_means(groups, like)
         kind = {"device": like.device, "dtype": torch.promote_types(like.dtype, torch.float32)}
-        means = nn.ModuleList(KernelMeans(group.kernel.to(**kind), group.first) for group in groups)
-        self.means = means.requires_grad_(like.requires_grad)
-        shares, maps = (
-            torch.cat(parts).to(**kind)
-            for parts in zip(*((group.prefix_shares, group.prefix_maps) for group in groups), strict=True)
-        )
+        shares = torch.cat([group.prefix_shares for group in groups]).to(**kind)
+        maps = torch.cat([group.prefix_maps for group in groups]).to(**kind)
         self.prefix_shares = nn.Parameter(shares, requires_grad=like.requires_grad)
         self.prefix_maps = nn.Parameter(maps, requires_grad=like.requires_grad)
         attend = ContentHeads if layer.gated is None else GatedHeads
-        self.content = attend(layer, kept) if kept else None
-        self.heads, self.moved, self.grid, self.after = layer.heads, len(moved), grid, layer.after
+        self.content = attend(layer, others) if others else None
+        self.heads, self.averaging, self.grid, self.after = layer.heads, len(averaging), grid, layer.after
 
     @property
     def prefix(self) -> int:
@@ -377,26 +316,24 @@ class ConvolvedAttention(nn.Module):
             ShapeError: The number of tokens is not that of prefix tokens and positions.
         """
         sizes = self._sizes(tokens.shape[1])
-        values = split_heads(self.value(tokens), self.heads)
-        moved, kept = values.split([self.moved, self.heads - self.moved], dim=1)
-        parts = [self._averaged(moved, sizes, present)]
+        values = _split_heads(self.value(tokens), self.heads)
+        averaging, others = values.split([self.averaging, self.heads - self.averaging], dim=1)
+        parts = [self._by_displacement(averaging, sizes, present)]
         if self.content is not None:
-            parts.append(self.content(tokens, kept, present))
+            parts.append(self.content(tokens, others, present))
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         if self.back is not None:
             y = y[:, self.back]
         y = rearrange(y, "batch heads tokens width -> batch tokens (heads width)")
         return self.after(y if self.output is None else self.output(y))
 
-    def _averaged(
+    def _by_displacement(
         self, values: Float[Tensor, "batch heads tokens width"], sizes: tuple[int, ...], present: Tensor | None
     ) -> Float[Tensor, "batch heads tokens width"]:
-        """Averages values at positions, and those of all tokens for prefix tokens."""
-        prefix, cells = values.split([self.prefix, values.shape[2] - self.prefix], dim=2)
+        """Averages values at positions by displacement, and those of all tokens for prefix tokens."""
+        prefix, positions = values.split([self.prefix, values.shape[2] - self.prefix], dim=2)
         there = None if present is None else present[:, self.prefix :]
-        counts = [means.heads for means in self.means]
-        pairs = zip(self.means, cells.split(counts, dim=1), strict=True)
-        around = torch.cat([means(part, sizes, there) for means, part in pairs], dim=1)
+        around = _averaged(self.means, positions, sizes, there)
         if not self.prefix:
             return around
         shares = self.prefix_shares.to(values.dtype)
@@ -412,14 +349,10 @@ class ConvolvedAttention(nn.Module):
         if self.grid is None:
             return (tokens - self.prefix,)
         if tokens != self.prefix + prod(self.grid):
-            cells = " x ".join(map(str, self.grid))
-            expected = f"{self.prefix + prod(self.grid)} ({self.prefix} prefix and {cells} positions)"
+            grid = " x ".join(map(str, self.grid))
+            expected = f"{self.prefix + prod(self.grid)} ({self.prefix} prefix and {grid} positions)"
             raise ShapeError(f"tokens must be {expected}, as where the heads were measured, but are {tokens}")
         return self.grid
-
-
-OWN = ATTENTION_LAYERS
-"""Classes that `require_replaceable` takes."""
 
 
 @final
@@ -437,21 +370,19 @@ class ConvolvedImages(nn.Module):
     bias: Tensor | None
 
     def __init__(self, layer: RelativeAttention, groups: Sequence[MeasuredHeads]) -> None:
-        """Takes over the matrices of a layer, with all of its heads in groups of like size."""
+        """Copies the matrices of a layer, with all of its heads in groups of similar size."""
         super().__init__()
         order = torch.tensor([head for group in groups for head in group.heads])
         values, like = layer.values, next(layer.values.parameters())
         factored = isinstance(values, FactoredValues)
-        self.value = _taken(values.value[order], values.value) if factored else None
-        self.output = _taken(values.output[order], values.output) if factored else _taken(values.maps()[order], like)
-        self.bias = None if layer.bias is None else _taken(layer.bias, layer.bias)
-        kind = {"device": like.device, "dtype": torch.promote_types(like.dtype, torch.float32)}
-        means = nn.ModuleList(KernelMeans(group.kernel.to(**kind), group.first) for group in groups)
-        self.means = means.requires_grad_(like.requires_grad)
+        self.value = _copied(values.value[order], values.value) if factored else None
+        self.output = _copied(values.output[order], values.output) if factored else _copied(values.maps()[order], like)
+        self.bias = None if layer.bias is None else _copied(layer.bias, layer.bias)
+        self.means = _kernel_means(groups, like)
         self.dims = layer.dims
 
     def forward(self, x: Float[Tensor, "batch inputs *sizes"]) -> Float[Tensor, "batch outputs *sizes"]:
-        """Averages.
+        """Returns the images that the averages make.
 
         Args:
             x: Images.
@@ -469,32 +400,11 @@ class ConvolvedImages(nn.Module):
             values = pixels[:, None].expand(-1, len(self.output), -1, -1)
         else:
             values = einsum(self.value, pixels, "heads width inputs, batch n inputs -> batch heads n width")
-        pairs = zip(self.means, values.split([means.heads for means in self.means], dim=1), strict=True)
-        y = torch.cat([means(part, sizes) for means, part in pairs], dim=1)
+        y = _averaged(self.means, values, sizes)
         y = einsum(self.output, y, "heads outputs width, batch heads n width -> batch outputs n")
         return (y if self.bias is None else y + self.bias[:, None]).unflatten(2, sizes)
 
 
-def _taken(numbers: Tensor, like: nn.Parameter) -> nn.Parameter:
-    """Copies numbers of the old layer, which learn if the parameter does that they come from."""
+def _copied(numbers: Tensor, like: nn.Parameter) -> nn.Parameter:
+    """Copies numbers into a parameter, which learns if the parameter does that they come from."""
     return nn.Parameter(numbers.detach().clone(), requires_grad=like.requires_grad)
-
-
-def require_replaceable(layer: RelativeAttention, replaced: int) -> None:
-    """Raises UnsupportedModelError with the reason alone if a layer cannot be rebuilt with so many heads replaced."""
-    geometry = layer.geometry
-    sizes = tuple(size + 2 for size in geometry.kernel_size)
-    reasons = {
-        "it has no content: attention_to_conv makes a convolution of it": layer.content is None,
-        "its channels are in groups": layer.groups != 1,
-        "its keys are not the pixels that its queries are at": any(
-            axis.keys != size or axis.queries != range(size)
-            for axis, size in zip(geometry.axes(sizes), sizes, strict=True)
-        ),
-        "its other heads attend by content, and only whole layers of its class are replaced": 0
-        < replaced
-        < layer.num_heads,
-    }
-    found = [reason for reason, holds in reasons.items() if holds]
-    if found:
-        raise UnsupportedModelError(found[0])

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -16,16 +16,9 @@ from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
 from convattn.grid import Geometry, PerAxis, axis_lists
-from convattn.heads.foreign_vits import (
-    TIMM,
-    TRANSFORMERS,
-    NativeAttention,
-    NativeTransformer,
-    linear,
-    read_timm,
-    read_transformers,
-)
-from convattn.heads.patch_attention import GatedPatchAttention, PatchAttention, layer_by_position
+from convattn.heads.catalogue import PATCH_NETWORKS, attention_class, read_matrices, survey
+from convattn.heads.families.attention_class import PatchNetwork, TokenAttention, linear
+from convattn.heads.patch_attention import GatedPatchAttention, PatchAttention, PatchGrid, layer_by_position
 from convattn.layers import RelativeAttention2d
 from convattn.wording import counted
 
@@ -113,20 +106,6 @@ class ConvolutionalInit(Judged):
         return "\n".join(lines)
 
 
-_REASONS = {
-    "timm.models.swin_transformer.SwinTransformer": "it attends in windows, not over the grid of patches",
-    "timm.models.swin_transformer_v2.SwinTransformerV2": "it attends in windows, not over the grid of patches",
-    "timm.models.swin_transformer_v2_cr.SwinTransformerV2Cr": "it attends in windows, not over the grid of patches",
-    "timm.models.vision_transformer_sam.VisionTransformerSAM": "it attends in windows, not over the grid of patches",
-    "timm.models.vision_transformer_relpos.VisionTransformerRelPos": "it has its own relative positions",
-    "timm.models.beit.Beit": "it has its own relative positions",
-    "timm.models.eva.Eva": "it rotates queries and keys by their positions",
-    "timm.models.naflexvit.NaFlexVit": "its tokens do not form a whole grid of patches",
-    "transformers.models.swin.modeling_swin.SwinModel": "it attends in windows, not over the grid of patches",
-    "transformers.models.swinv2.modeling_swinv2.Swinv2Model": "it attends in windows, not over the grid of patches",
-}
-"""Why some transformers are refused, by the full names of their classes."""
-
 _HARD = {torch.float64: 800.0}
 """α at which e^{−α} is 0; elsewhere softmax is in float32, and 128 is enough."""
 
@@ -191,43 +170,75 @@ def convolutional_init(
         raise ArgumentError(must_be("content_share", "a share in [0, 1)", content_share))
     if content is False and content_share:
         raise ArgumentError(must_be("content_share", "0 without content", content_share))
-    read = _reader(vit)
+    describe = _description(vit)
     made = copy.deepcopy(vit)
-    native = read(made)
+    network = describe(made)
+    layers, left = _read_layers(made, network)
+    embedding = made.get_submodule(network.embedding)
+    grid = PatchGrid(network.grid, network.count)
     geometry = Geometry.parse(2, kernel_size=kernel, padding="same")
-    attentions: list[GatedPatchAttention | PatchAttention] = []
+    attentions: dict[str, GatedPatchAttention | PatchAttention] = {}
     replaced: dict[nn.Module, nn.Module] = {}
-    for before in native.layers:
+    for name, before in layers.items():
         layer = _add_heads(before, geometry, generator)
         encoding = _tap_encoding(layer, geometry, sharpness)
         if content == "gated":
             attention = GatedPatchAttention(
-                layer, encoding, native.grid, geometry, prefix=native.prefix, content_share=content_share
+                layer, encoding, grid, geometry, prefix=network.prefix, content_share=content_share
             )
         else:
-            made_layer = layer_by_position(encoding, geometry, layer.value, layer.output)
-            attention = PatchAttention(made_layer, native.grid, prefix=native.prefix, after=layer.after)
-        attentions.append(attention)
-        old = made.get_submodule(before.names[0])
-        replaced[old] = keep_modes(old, native.wrap(attention))
+            assert layer.output is not None
+            by_position = layer_by_position(encoding, geometry, layer.value, layer.output)
+            attention = PatchAttention(by_position, grid, prefix=network.prefix, after=layer.after)
+        attentions[name] = attention
+        old = made.get_submodule(name)
+        replaced[old] = keep_modes(old, layer.wrap(attention))
     made = graft(made, replaced)
-    made.get_submodule(native.embedding).register_forward_pre_hook(native.grid)
-    return made, _make_record(vit, made, native, geometry, attentions)
+    embedding.register_forward_pre_hook(grid)
+    return made, _make_record(vit, made, network, attentions, next(iter(layers.values())), left)
 
 
-def _reader(vit: nn.Module) -> Callable[[nn.Module], NativeTransformer]:
-    """Returns the function that reads networks of this class, or raises UnsupportedModelError."""
-    name = full_name(type(vit))
-    if name in TIMM:
-        return read_timm
-    if name in TRANSFORMERS:
-        return read_transformers
-    known = "VisionTransformer and VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
-    reason = _REASONS.get(name, f"supported are {known}")
+def _description(vit: nn.Module) -> Callable[[nn.Module], PatchNetwork]:
+    """Returns the function that describes networks of this class, or raises UnsupportedModelError."""
+    describe = PATCH_NETWORKS.get(full_name(type(vit)))
+    if describe is not None:
+        return describe
+    reason = (
+        "supported are VisionTransformer and VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
+    )
+    for module in vit.modules():
+        known = attention_class(module)
+        if known is not None and "windows" in known.pattern:
+            reason = "it attends in windows, not over the grid of patches"
+        elif known is not None and known.unchanged is not None:
+            reason = known.unchanged
     raise UnsupportedModelError(f"cannot initialise {type(vit).__name__} as a convolution: {reason}")
 
 
-def _add_heads(layer: NativeAttention, geometry: Geometry, generator: torch.Generator | None) -> NativeAttention:
+_NO_LAYERS = "no attention of a known class was found in its blocks (of transformers, version 5 is supported)"
+
+
+def _read_layers(model: nn.Module, network: PatchNetwork) -> tuple[dict[str, TokenAttention], tuple[LeftAlone, ...]]:
+    """Reads the attention in the blocks, by name, and lists that outside of them; or raises with all reasons."""
+    layers: dict[str, TokenAttention] = {}
+    refused, left = list(network.refused), []
+    for layer in survey(model):
+        module = model.get_submodule(layer.name)
+        kind = type(module).__name__
+        if not layer.name.startswith(network.blocks):
+            left.append(LeftAlone(layer.name, kind, layer.refused or "it is not in the blocks of the network"))
+            continue
+        try:
+            layers[layer.name] = read_matrices(module)
+        except UnsupportedModelError as error:
+            refused.append(f"{layer.name} ({kind}): {error}")
+    if refused or not layers:
+        listed = "\n".join(f"  {reason}" for reason in refused or [_NO_LAYERS])
+        raise UnsupportedModelError(f"cannot initialise {type(model).__name__} as a convolution:\n{listed}")
+    return layers, tuple(left)
+
+
+def _add_heads(layer: TokenAttention, geometry: Geometry, generator: torch.Generator | None) -> TokenAttention:
     """Adds heads of the same width after a layer's own until there is one for every tap; new biases are 0.
 
     The new matrices are normal with the deviation of the layer's own.
@@ -243,13 +254,14 @@ def _add_heads(layer: NativeAttention, geometry: Geometry, generator: torch.Gene
         return linear(weight, bias, like=old)
 
     value, out = wider(layer.value), layer.output
+    assert out is not None
     weight = torch.cat([out.weight, _draw_normal(out.weight, (out.out_features, inner), generator)], dim=1)
     output = linear(weight, out.bias, like=out)
     query, key = wider(layer.query), wider(layer.key)
     return replace(layer, heads=layer.heads + missing, query=query, key=key, value=value, output=output)
 
 
-def _tap_encoding(layer: NativeAttention, geometry: Geometry, sharpness: float | None) -> Quadratic:
+def _tap_encoding(layer: TokenAttention, geometry: Geometry, sharpness: float | None) -> Quadratic:
     """Centres the first heads on the taps, row by row, and the rest on the query's own patch, in at least float32.
 
     `sharpness` is α > 0 in 1/patch²; None makes weights off the taps exactly zero.
@@ -297,32 +309,31 @@ def _certify_layer(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]
 def _make_record(
     before: nn.Module,
     made: nn.Module,
-    native: NativeTransformer,
-    geometry: Geometry,
-    attentions: Sequence[GatedPatchAttention | PatchAttention],
+    network: PatchNetwork,
+    attentions: Mapping[str, GatedPatchAttention | PatchAttention],
+    layer_before: TokenAttention,
+    left: tuple[LeftAlone, ...],
 ) -> ConvolutionalInit:
     """Measures the layers and puts the record together; all layers of a vision transformer have the same size."""
-    layer, sizes, (rows, cols) = attentions[0].position_layer(), native.grid.sizes, geometry.kernel_size
+    first = next(iter(attentions.values()))
+    layer, sizes = first.position_layer(), network.grid
+    rows, cols = layer.geometry.kernel_size
     assert isinstance(layer.encoding, Quadratic)
     alpha = layer.encoding.sharpness.double().min().item()
     if underflows(alpha, next(layer.values.parameters()).dtype):  # then all sizes give the same
-        sizes = tuple(min(size, taps + 2) for size, taps in zip(sizes, geometry.kernel_size, strict=True))
-    names = [layer.names[0] for layer in native.layers]
-    layers = tuple(
-        _certify_layer(name, attention.position_layer(), sizes)
-        for name, attention in zip(names, attentions, strict=True)
-    )
-    gate = attentions[0].gate if isinstance(attentions[0], GatedPatchAttention) else None
+        sizes = tuple(min(size, taps + 2) for size, taps in zip(sizes, (rows, cols), strict=True))
+    layers = tuple(_certify_layer(name, attention.position_layer(), sizes) for name, attention in attentions.items())
+    gate = first.gate if isinstance(first, GatedPatchAttention) else None
     share = 0.0 if gate is None else torch.tanh(gate.detach().double()).max().item()
-    first, verdicts = native.layers[0], {layer.verdict for layer in layers}
+    verdicts = {layer.verdict for layer in layers}
     return ConvolutionalInit(
         model=type(before).__name__,
-        grid=native.grid.sizes,
-        prefix_tokens=native.prefix,
+        grid=network.grid,
+        prefix_tokens=network.prefix,
         kernel_size=(rows, cols),
         heads=layer.num_heads,
-        heads_before=first.heads,
-        head_width=first.head_width,
+        heads_before=layer_before.heads,
+        head_width=layer_before.head_width,
         heads_at_centre=layer.num_heads - rows * cols + 1,
         sharpness=alpha,
         content="none" if gate is None else "gated",
@@ -330,7 +341,7 @@ def _make_record(
         parameters=sum(parameter.numel() for parameter in made.parameters()),
         parameters_before=sum(parameter.numel() for parameter in before.parameters()),
         layers=layers,
-        left=native.left,
+        left=left,
         exact=share == 0 and all(layer.exact for layer in layers),
         verdict="failed" if "failed" in verdicts else "exact" if share == 0 and verdicts == {"exact"} else "different",
         not_covered=(

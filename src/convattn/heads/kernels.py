@@ -1,6 +1,6 @@
-"""What an attention module hands to its kernel, the weights that this makes, and the proof that they are the module's.
+"""Products of weights and values, seen while a module computes them, and the proof that the weights are the module's.
 
-Each kernel holds the tensors of one call, and its first axis has images outermost.
+Each kernel holds the tensors of one call. Along its first axis images are outermost.
 """
 
 import inspect
@@ -25,23 +25,22 @@ _SCORES_AT_ONCE = 2**19
 
 
 class Proof(NamedTuple):
-    """Weights × values against what the module computed."""
+    """Compares weights × values with what the module computed."""
 
-    error: float  # Largest difference; where the kernel made weights of its own, that of either side to float64
+    error: float  # Largest difference; of a fused kernel, the larger of both sides' differences to float64
     budget: float  # What rounding explains
 
 
 class Kernel(ABC):
-    """One product of weights and values, seen while it was computed."""
+    """One product of weights and values."""
 
     mask: Tensor | None = None  # What is added to the scores, or which pairs count
     causal: bool | None = False  # Whether a query sees itself and earlier keys only
     rounding: float  # How far a weight may be off, as a share of itself
-
     made: tuple[Tensor, Proof] | None = None  # The weights and their proof, once they are computed
 
     def settle(self, images: int) -> "Kernel":
-        """Computes weights and proof at once, before anything is changed in place; images are outermost."""
+        """Computes weights and proof now, before the module changes its tensors in place."""
         weights = self.weights()
         self.made = weights, self.proof(weights, max(1, self.shape()[0] // max(1, images)))
         return self
@@ -81,8 +80,10 @@ class FusedKernel(Kernel):
         return weights_of(self._q.to(dtype) * scale, self._k.to(dtype), self.mask, causal=bool(self.causal))
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
-        """Holds the product and the kernel's result, each, against torch's plain formula in float64."""
-        # Each has roundings of its own, so their difference may be larger than what rounding explains of one.
+        """Compares the product and the kernel's result, each, with torch's plain formula in float64.
+
+        Each has roundings of its own, so their difference may be larger than what rounding explains of one.
+        """
         y = self._out[:first]
         given = [part[:first] for part in (self._q, self._k, self._v)]
         moved = (
@@ -115,9 +116,9 @@ def weights_of(
     *,
     causal: bool,
 ) -> Float[Tensor, "*lead queries keys"]:
-    """Computes softmax(q kᵀ + mask), a few entries of the first axis at a time: their scores stay in a cache.
+    """Computes softmax(q kᵀ + mask), a few entries of the first axis at a time, so that scores stay in the cache.
 
-    A query that may see nothing has weights 0.
+    A query whose keys are all masked has weights 0.
     """
     if q.ndim == k.ndim == 2:
         return weights_of(q[None], k[None], mask, causal=causal)[0]
@@ -140,7 +141,7 @@ def weights_of(
 
 
 class PlainKernel(Kernel):
-    """A product of a softmax, or of what was made of it, with values; the weights are its left factor."""
+    """A product of values with a softmax, or with a tensor computed from one; the weights are its left factor."""
 
     def __init__(self, out: Tensor, weights: Tensor, values: Tensor) -> None:
         """Takes the result and the factors."""
@@ -156,7 +157,7 @@ class PlainKernel(Kernel):
         return self._weights.to(torch.promote_types(self._weights.dtype, torch.float32))
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
-        """Takes the product in float64 against the module's; one summed in another order gives the budget."""
+        """Compares the product in float64 with the module's; sums in another order give the budget."""
         y, values = self._out[:first], self._values[:first]
         hi = weights[:first].double() @ values.double()
         parts = (values, *(rounded_differently(values, seed) for seed in range(LEAST_ROUNDINGS - 1)))
@@ -167,7 +168,7 @@ class PlainKernel(Kernel):
 def factors_of_einsum(args: tuple[Any, ...], is_weights: Callable[[Any], bool]) -> tuple[Tensor, Tensor, bool] | None:
     """Finds the weights (…, queries, keys) and values (…, keys, width) of a product "… q k, … k d -> … q d".
 
-    Returns None if it is no product of one tensor of weights with another that is not, or of another form.
+    The third item is False: values stand to the right. Returns None for every other product.
     """
     if len(args) != 3 or not isinstance(args[0], str) or is_weights(args[1]) == is_weights(args[2]):
         return None
@@ -186,7 +187,7 @@ _LATER = ("out_proj_weight", "out_proj_bias")
 
 
 class TorchKernel(Kernel):
-    """A call of `multi_head_attention_forward`; queries, keys and values are projected again from its tokens."""
+    """A call of `multi_head_attention_forward`, which projects its tokens itself; they are projected again here."""
 
     def __init__(self, out: Tensor, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Takes the output and the arguments."""
@@ -233,8 +234,8 @@ class TorchKernel(Kernel):
         return tokens.unflatten(-1, (given["num_heads"], -1)).permute(1, 2, 0, 3)
 
     def _mask(self) -> Tensor | None:
-        """Sums the masks as what is added to the scores."""
-        found: Tensor | None = None
+        """Returns the sum of the masks, as numbers that are added to the scores."""
+        total: Tensor | None = None
         images, heads, queries, keys = self.shape()
         for mask in (self._given["attn_mask"], self._given["key_padding_mask"]):
             if mask is None:
@@ -246,11 +247,11 @@ class TorchKernel(Kernel):
                 added = added.view(images, 1, 1, keys)
             elif mask.ndim == 3:
                 added = added.view(images, heads, queries, keys)
-            found = added if found is None else found + added
-        return found
+            total = added if total is None else total + added
+        return total
 
     def _by_torch(self, first: int, dtype: torch.dtype, seed: int | None = None) -> Tensor:
-        """Computes the output again by torch's plain formula, from tokens as they are or rounded differently."""
+        """Computes the output again by torch's plain formula; with a seed, from tokens rounded differently."""
 
         def changed(name: str, value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -276,8 +277,7 @@ _FUSED_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 class Operations(TorchFunctionMode):
     """Reports each product of weights and values.
 
-    A tensor made of a softmax is followed through whatever is done to it (dropout, a mix of heads, a gate) up to the
-    product in which it is the one factor.
+    A softmax is followed through all operations (dropout, a mix of heads, a gate) up to the product with the values.
     """
 
     def __init__(self, report: Callable[[Kernel], None]) -> None:
@@ -290,7 +290,7 @@ class Operations(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Computes the operation, and looks at what it was."""
+        """Computes the operation, and reports it if it is a product."""
         named = dict(kwargs or {})
         if self.paused:
             return func(*args, **named)
@@ -319,7 +319,7 @@ class Operations(TorchFunctionMode):
         return tensor in self._weights
 
     def _product(self, func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor, bool] | None:
-        """Finds weights and values of a product, and whether it stands turned round (values to the left)."""
+        """Returns weights and values of a product, and whether the values stand to the left; None for others."""
         if not len(self._weights):
             return None
         if func is torch.einsum:
@@ -344,14 +344,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(list(value.values()))
 
 
-Allowed = Bool[Tensor, "images groups queries keys"] | None
-"""Pairs that are not excluded, if that differs between images."""
+def allowed_pairs(
+    kernel: Kernel, given: Tensor | None, layout: Layout, sizes: Sequence[int]
+) -> tuple[Layout, Bool[Tensor, "images groups queries keys"] | None]:
+    """Adds to a layout without a mask the pairs that the kernel's mask, or the mask `given` to the module, allows.
 
-
-def allowed_of(kernel: Kernel, given: Tensor | None, layout: Layout, sizes: Sequence[int]) -> tuple[Layout, Allowed]:
-    """Adds the pairs that the kernel's mask or the mask `given` to the module leaves, unless the layout has its own.
-
-    `sizes` are images, groups, heads, queries, keys. Masks that differ between images are returned apart.
+    `sizes` are images, groups, heads, queries, keys. Masks that differ between images are not added, but returned.
     """
     images, groups, heads, queries, keys = sizes
     if layout.allowed is not None:
@@ -364,10 +362,10 @@ def allowed_of(kernel: Kernel, given: Tensor | None, layout: Layout, sizes: Sequ
         left = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         whole = left.broadcast_to(kernel.shape()).reshape(images, groups, heads, queries, keys)
         allowed = allowed.to(whole.device) & whole.any(2, keepdim=True)
-    found = allowed.any(2).expand(-1, groups, -1, -1).cpu()
-    if bool((found == found[:1]).all()):
-        return layout.with_allowed(found[0]), None
-    return layout, found
+    pairs = allowed.any(2).expand(-1, groups, -1, -1).cpu()
+    if bool((pairs == pairs[:1]).all()):
+        return layout.with_allowed(pairs[0]), None
+    return layout, pairs
 
 
 def _excludes(mask: Tensor) -> bool:

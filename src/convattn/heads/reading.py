@@ -1,257 +1,50 @@
 """Reads the attention of every layer of a network in one watched pass: layout, weights, and the proof of both."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from convattn.convert.surgery import Arguments, full_name, keep_random_state, names_by_module, read_arguments
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit
+from convattn.functional import attend, pad_keys
 from convattn.functional.autocast import without_autocast
+from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
+from convattn.grid import Axis
 from convattn.heads.catalogue import (
+    AttentionModule,
+    attention_class,
+    attention_layers,
     chosen_layers,
-    is_known,
     is_own,
-    reader,
-    require_watchable,
+    register_attention,
 )
-from convattn.heads.kernels import Kernel, Operations, allowed_of
-from convattn.heads.layout import (
-    AttentionCall,
-    Frame,
-    Layout,
-    Seen,
-    on_grid,
-)
-from convattn.heads.own_layers import read_own
+from convattn.heads.families.attention_class import CallContext, Frame
+from convattn.heads.kernels import Kernel, Operations, Proof, allowed_pairs
+from convattn.heads.layout import OUTSIDE, AttentionCall, Layout, cells, global_layout, grouped_layout, on_grid
+from convattn.layers import RelativeAttention
 
-
-@contextmanager
-def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Puts a model in evaluation mode, without gradients and autocast; restores flags and random numbers on leaving."""
-    training = [(module, module.training) for module in model.modules()]
-    with ExitStack() as settings:
-        settings.enter_context(keep_random_state(model))
-        settings.enter_context(torch.no_grad())
-        for device in {torch.device("cpu"), *(parameter.device for parameter in model.parameters())}:
-            settings.enter_context(without_autocast(device))
-        try:
-            model.eval()
-            yield
-        finally:
-            for module, flag in training:
-                module.training = flag
-
-
-def read_call(
-    frame: Frame,
-    parents: tuple[Frame, ...],
-    kernels: list[Kernel],
-    out: Tensor,
-    *,
-    images: int,
-    features: Mapping[nn.Module, tuple[int, ...]],
-) -> AttentionCall:
-    """Reads a call, or raises UnsupportedModelError with the reason alone.
-
-    A registered `read` that returns no layout raises ArgumentError.
-    """
-    module, given = frame.module, _first_tensor(frame)
-    allowed = None
-    if is_own(module):
-        given = module.batch_of(*frame.args, **frame.kwargs)  # type: ignore[operator]
-        out = out if out.ndim == given.ndim else out[None]
-        layout, weights, proof = read_own(module, given, out)  # type: ignore[arg-type]
-        rounding = torch.finfo(weights.dtype).eps
-    else:
-        known, kernel = reader(module), _one(kernels)
-        assert known is not None
-        shape, rounding = kernel.shape(), kernel.rounding
-        seen = Seen(
-            name=frame.name,
-            module=module,
-            args=frame.args,
-            kwargs=frame.kwargs,
-            parents=parents,
-            images=images,
-            shape=shape,
-            mask=kernel.mask,
-            features=features,
-        )
-        layout = known.read(seen)
-        if not isinstance(layout, Layout):
-            raise ArgumentError(must_be_a(f"what `read` of {type(module).__name__} returns", "a Layout", layout))
-        groups, queries, keys = layout.groups, layout.queries.shape[1], layout.keys.shape[1]
-        lead = torch.Size(shape[:-2]).numel()
-        if (queries, keys) != shape[-2:] or not images or shape[0] % images or lead % (images * groups):
-            raise UnsupportedModelError(
-                f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
-                f" {queries} queries and {keys} keys"
-            )
-        assert kernel.made is not None
-        weights, proof = kernel.made
-        heads = lead // (images * groups)
-        sizes = (images, heads, groups) if known.heads_first else (images, groups, heads)
-        weights = weights.reshape(*sizes, queries, keys)
-        weights = weights.transpose(1, 2) if known.heads_first else weights
-        mask = frame.kwargs.get("attention_mask")
-        mask = mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
-        layout, allowed = allowed_of(kernel, mask, layout, weights.shape)
-    if not proof.error <= proof.budget:
-        raise UnsupportedModelError(
-            f"weights × values is {proof.error:.3g} off what it computed, and rounding explains {proof.budget:.3g}"
-        )
-    return AttentionCall(
-        name=frame.name,
-        kind=full_name(type(module)),
-        layout=layout,
-        weights=weights,
-        inputs=on_grid(given, layout, images),
-        outputs=on_grid(out, layout, images),
-        normalised=rows_sum_to_one(weights, rounding),
-        error=proof.error,
-        budget=proof.budget,
-        allowed=allowed,
-    )
-
-
-def _one(kernels: list[Kernel]) -> Kernel:
-    if len(kernels) == 1:
-        return kernels[0]
-    count = "no product" if not kernels else f"{len(kernels)} products"
-    raise UnsupportedModelError(f"{count} of weights and values was seen in it, where there must be one")
-
-
-def rows_sum_to_one(weights: Tensor, rounding: float) -> bool:
-    """Tells whether rows sum to one, if every weight is off by `rounding` of itself.
-
-    Two sums of n terms are rounded as well, that by which softmax divided and the one here. Each may be off by n · u,
-    u = eps / 2, in any order of summation.
-    """
-    off = (weights.sum(-1) - 1).abs().max().item()
-    return off <= rounding + weights.shape[-1] * torch.finfo(weights.dtype).eps
-
-
-def _first_tensor(frame: Frame) -> Any:
-    return next((part for part in (*frame.args, *frame.kwargs.values()) if isinstance(part, Tensor)), None)
-
+__all__ = [
+    "OUTSIDE",
+    "AttentionCall",
+    "AttentionModule",
+    "CallContext",
+    "Layout",
+    "attention_layers",
+    "global_layout",
+    "grouped_layout",
+    "register_attention",
+    "watch",
+]
 
 _REPLACED = "convattn.heads.convolved_attention."
 """Where the modules lie that stand for replaced heads."""
-
-
-class Run:
-    """Watches one call of a model. Hooks are set before it and removed after it."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        wanted: Mapping[nn.Module, str],
-        callback: Callable[[AttentionCall], None],
-        *,
-        strict: bool,
-    ) -> None:
-        """Prepares to read the layers `wanted`; `strict` refuses attention in modules that are not known."""
-        self._model, self._wanted, self._callback, self._strict = model, wanted, callback, strict
-        self._images = 0
-        self._stack: list[Frame] = []
-        self._kernels: list[list[Kernel]] = []
-        self._features: dict[nn.Module, tuple[int, ...]] = {}
-        self._operations = Operations(self._found)
-        self._raised: BaseException | None = None
-
-    def __call__(self, given: Arguments) -> None:
-        """Runs the model; if it raises, ArgumentError says on what."""
-        tensors = [
-            part for part in (*given.positional, *given.named.values()) if isinstance(part, Tensor) and part.ndim
-        ]
-        self._images = tensors[0].shape[0] if tensors else 0
-        with ExitStack() as watching:
-            every = names_by_module(self._model)
-            read = {part for layer in every if is_own(layer) for part in layer.modules() if part is not layer}
-            read |= {part for module in every if isinstance(module, Encoding) for part in module.modules()}
-            for module, names in every.items():
-                if module not in read:  # others are called, and may have hooks
-                    enter = module.register_forward_pre_hook(self._enter(names[0]), prepend=True, with_kwargs=True)
-                    watching.callback(enter.remove)
-                    watching.callback(module.register_forward_hook(self._leave).remove)
-            watching.enter_context(self._operations)
-            try:
-                self._model(*given.positional, **given.named)
-            except Exception as error:
-                if error is self._raised:
-                    raise
-                shapes = [tuple(tensor.shape) for tensor in tensors]
-                words = f"those of shape {shapes[0] if len(shapes) == 1 else shapes}"
-                raise ArgumentError(must_fit(words, error)) from error
-
-    def _enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not self._operations.paused:
-                self._stack.append(Frame(name, module, args, kwargs))
-                self._kernels.append([])
-
-        return hook
-
-    def _leave(self, module: nn.Module, _: tuple[Any, ...], out: Any) -> None:
-        if self._operations.paused:
-            return
-        while self._stack[-1].module is not module:  # a module that raised, and was caught
-            self._stack.pop()
-            self._kernels.pop()
-        frame, kernels = self._stack.pop(), self._kernels.pop()
-        if isinstance(module, nn.Conv2d) or (is_own(module) and module.dims == 2):  # it may stand for a convolution
-            self._features.pop(module, None)
-            self._features[module] = tuple(out.shape)
-        if module in self._wanted:
-            self._operations.paused = True
-            try:
-                with torch._C.DisableTorchFunction():
-                    self._hand_out(frame, kernels, out[0] if isinstance(out, tuple) else out)
-            except BaseException as error:
-                self._raised = error
-                raise
-            finally:
-                self._operations.paused = False
-
-    def _hand_out(self, frame: Frame, kernels: list[Kernel], out: Tensor) -> None:
-        """Reads one layer, and gives it to the callback."""
-        parents = tuple(reversed(self._stack))
-        try:
-            call = read_call(frame, parents, kernels, out, images=self._images, features=self._features)
-        except UnsupportedModelError as error:
-            raise _named(frame, error) from error
-        self._callback(call)
-
-    def _found(self, kernel: Kernel) -> None:
-        """Notes a product for the attention module that is running."""
-        for frame, kernels in zip(reversed(self._stack), reversed(self._kernels), strict=True):
-            if frame.module in self._wanted:
-                try:
-                    kernels.append(kernel.settle(self._images))
-                except UnsupportedModelError as error:
-                    self._raised = _named(frame, error)
-                    raise self._raised from error
-                return
-            if is_known(frame.module):
-                return
-        if self._strict:
-            frame = next((frame for frame in reversed(self._stack) if list(frame.module.children())), self._stack[-1])
-            sizes, kind = " × ".join(map(str, kernel.shape())), full_name(type(frame.module))
-            where = f"{frame.name or 'the model'} ({kind}) attends with weights of {sizes}, but"
-            if kind.startswith(_REPLACED):
-                where += " layers whose heads were replaced are not read; read the network before, or name other layers"
-            else:
-                where += " where its tokens lie is not known; say so by register_attention, or name the layers to read"
-            self._raised = UnsupportedModelError(where)
-            raise self._raised
-
-
-def _named(frame: Frame, error: UnsupportedModelError) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{frame.name} ({type(frame.module).__name__}): {error}")
 
 
 def watch(
@@ -271,7 +64,7 @@ def watch(
     Args:
         model: The network.
         images: What it is called with: a tensor of images or token ids, a tuple of arguments, or named arguments.
-        callback: Called with an `AttentionCall`; its tensors are valid during the call: copy what you keep.
+        callback: Called with an `AttentionCall`; its tensors are valid during the callback only: copy what you keep.
         layers: Names of the layers to read, or patterns as in `fnmatch`; None reads all that `attention_layers` does
             not refuse, and raises if another module attends.
         without: Names or patterns of layers whose weights are not computed; they run all the same.
@@ -287,10 +80,297 @@ def watch(
         >>> watch(layer, torch.zeros(2, 3, 4, 6), lambda call: print(tuple(call.weights.shape)))
         (2, 1, 9, 24, 24)
     """
-    require_watchable(model)
+    _require_watchable(model)
     if not callable(callback):
         raise ArgumentError(must_be_a("callback", "a function of an AttentionCall", callback))
     wanted = chosen_layers(model, layers, without)
     given = read_arguments(model, images)
     with as_it_was(model):
-        Run(model, wanted, callback, strict=layers is None)(given)
+        _Pass(model, wanted, callback, strict=layers is None).run(given)
+
+
+def _require_watchable(model: nn.Module) -> None:
+    """Raises an error if a model cannot run, or its operations cannot be seen."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(must_be_a("model", "an nn.Module", model))
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedModelError(f"{name or 'the model'} is scripted, and what it computes is not seen")
+        if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
+            raise UnsupportedModelError(f"{name or 'the model'} is compiled; pass it as it was before `torch.compile`")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(tensor, UninitializedParameter):
+            raise UnsupportedModelError(f"{name} has no size yet: run the model once")
+        if tensor.is_meta:
+            raise UnsupportedModelError(f"{name} is on the meta device and has no values")
+
+
+@contextmanager
+def as_it_was(model: nn.Module) -> Iterator[None]:
+    """Puts a model in evaluation mode, without gradients and autocast; restores flags and random numbers on leaving."""
+    training = [(module, module.training) for module in model.modules()]
+    with ExitStack() as settings:
+        settings.enter_context(keep_random_state(model))
+        settings.enter_context(torch.no_grad())
+        for device in {torch.device("cpu"), *(parameter.device for parameter in model.parameters())}:
+            settings.enter_context(without_autocast(device))
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, flag in training:
+                module.training = flag
+
+
+class _Pass:
+    """Watches one call of a model. Hooks are set before it and removed after it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        wanted: Mapping[nn.Module, str],
+        callback: Callable[[AttentionCall], None],
+        *,
+        strict: bool,
+    ) -> None:
+        """Prepares to read the layers `wanted`; `strict` refuses attention in modules that are not known."""
+        self._model, self._wanted, self._callback, self._strict = model, wanted, callback, strict
+        self._images = 0
+        self._stack: list[tuple[Frame, list[Kernel]]] = []  # The modules that run, with their products
+        self._features: dict[nn.Module, tuple[int, ...]] = {}
+        self._operations = Operations(self._note)
+        self._raised: BaseException | None = None
+
+    def run(self, given: Arguments) -> None:
+        """Runs the model; if it raises, ArgumentError says on what."""
+        tensors = [
+            part for part in (*given.positional, *given.named.values()) if isinstance(part, Tensor) and part.ndim
+        ]
+        self._images = tensors[0].shape[0] if tensors else 0
+        with ExitStack() as watching:
+            every = names_by_module(self._model)
+            uncalled = {part for layer in every if is_own(layer) for part in layer.modules() if part is not layer}
+            uncalled |= {part for module in every if isinstance(module, Encoding) for part in module.modules()}
+            for module, names in every.items():
+                if module not in uncalled:
+                    enter = module.register_forward_pre_hook(self._enter(names[0]), prepend=True, with_kwargs=True)
+                    watching.callback(enter.remove)
+                    watching.callback(module.register_forward_hook(self._leave).remove)
+            watching.enter_context(self._operations)
+            try:
+                self._model(*given.positional, **given.named)
+            except Exception as error:
+                if error is self._raised:
+                    raise
+                shapes = [tuple(tensor.shape) for tensor in tensors]
+                words = f"those of shape {shapes[0] if len(shapes) == 1 else shapes}"
+                raise ArgumentError(must_fit(words, error)) from error
+
+    def _enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._operations.paused:
+                self._stack.append((Frame(name, module, args, kwargs), []))
+
+        return hook
+
+    def _leave(self, module: nn.Module, _: tuple[Any, ...], out: Any) -> None:
+        if self._operations.paused:
+            return
+        while self._stack[-1][0].module is not module:  # a module that raised, and was caught
+            self._stack.pop()
+        frame, kernels = self._stack.pop()
+        if isinstance(module, nn.Conv2d) or (is_own(module) and module.dims == 2):  # it may stand for a convolution
+            self._features.pop(module, None)
+            self._features[module] = tuple(out.shape)
+        if module in self._wanted:
+            self._operations.paused = True
+            try:
+                with torch._C.DisableTorchFunction():
+                    self._callback(self._read(frame, kernels, out[0] if isinstance(out, tuple) else out))
+            except BaseException as error:
+                self._raised = error
+                raise
+            finally:
+                self._operations.paused = False
+
+    def _note(self, kernel: Kernel) -> None:
+        """Notes a product for the attention module that is running."""
+        for frame, kernels in reversed(self._stack):
+            if frame.module in self._wanted:
+                try:
+                    kernels.append(kernel.settle(self._images))
+                except UnsupportedModelError as error:
+                    self._raised = _prefixed(frame, error)
+                    raise self._raised from error
+                return
+            if is_own(frame.module) or attention_class(frame.module) is not None:
+                return
+        if self._strict:
+            running = [frame for frame, _ in reversed(self._stack)]
+            frame = next((frame for frame in running if list(frame.module.children())), running[0])
+            sizes, kind = " × ".join(map(str, kernel.shape())), full_name(type(frame.module))
+            where = f"{frame.name or 'the model'} ({kind}) attends with weights of {sizes}, but"
+            if kind.startswith(_REPLACED):
+                where += " layers whose heads were replaced are not read; read the network before, or name other layers"
+            else:
+                where += " where its tokens lie is not known; say so by register_attention, or name the layers to read"
+            self._raised = UnsupportedModelError(where)
+            raise self._raised
+
+    def _read(self, frame: Frame, kernels: list[Kernel], out: Tensor) -> AttentionCall:
+        """Reads one layer; UnsupportedModelError names it."""
+        try:
+            if is_own(frame.module):
+                return _read_own(frame, out, self._images)
+            return self._read_foreign(frame, kernels, out)
+        except UnsupportedModelError as error:
+            raise _prefixed(frame, error) from error
+
+    def _read_foreign(self, frame: Frame, kernels: list[Kernel], out: Tensor) -> AttentionCall:
+        """Reads a layer of the catalogue; a registered `read` that returns no layout raises ArgumentError."""
+        known, images = attention_class(frame.module), self._images
+        if len(kernels) != 1:
+            count = f"{len(kernels)} products" if kernels else "no product"
+            raise UnsupportedModelError(f"{count} of weights and values was seen in it, where there must be one")
+        (kernel,) = kernels
+        shape = kernel.shape()
+        assert known is not None
+        assert known.layout is not None
+        assert kernel.made is not None
+        context = CallContext(
+            name=frame.name,
+            module=frame.module,
+            args=frame.args,
+            kwargs=frame.kwargs,
+            parents=tuple(parent for parent, _ in reversed(self._stack)),
+            images=images,
+            shape=shape,
+            mask=kernel.mask,
+            features=self._features,
+        )
+        layout = known.layout(context)
+        if not isinstance(layout, Layout):
+            raise ArgumentError(must_be_a(f"what `read` of {type(frame.module).__name__} returns", "a Layout", layout))
+        groups, queries, keys = layout.groups, layout.queries.shape[1], layout.keys.shape[1]
+        lead = torch.Size(shape[:-2]).numel()
+        if (queries, keys) != shape[-2:] or not images or shape[0] % images or lead % (images * groups):
+            raise UnsupportedModelError(
+                f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
+                f" {queries} queries and {keys} keys"
+            )
+        weights, proof = kernel.made
+        heads = lead // (images * groups)
+        sizes = (images, heads, groups) if known.heads_first else (images, groups, heads)
+        weights = weights.reshape(*sizes, queries, keys)
+        weights = weights.transpose(1, 2) if known.heads_first else weights
+        mask = frame.kwargs.get("attention_mask")
+        mask = mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
+        layout, allowed = allowed_pairs(kernel, mask, layout, weights.shape)
+        given = next((part for part in (*frame.args, *frame.kwargs.values()) if isinstance(part, Tensor)), None)
+        ends = on_grid(given, layout, images), on_grid(out, layout, images)
+        return _proved(frame, layout, weights, proof, ends, rounding=kernel.rounding, allowed=allowed)
+
+
+def _prefixed(frame: Frame, error: UnsupportedModelError) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{frame.name} ({type(frame.module).__name__}): {error}")
+
+
+def _proved(
+    frame: Frame,
+    layout: Layout,
+    weights: Tensor,
+    proof: Proof,
+    ends: tuple[Tensor | None, Tensor | None],
+    *,
+    rounding: float,
+    allowed: Tensor | None = None,
+) -> AttentionCall:
+    """Describes a call with its inputs and outputs on the grid, unless the proof fails."""
+    if not proof.error <= proof.budget:
+        raise UnsupportedModelError(
+            f"weights × values is {proof.error:.3g} off what it computed, and rounding explains {proof.budget:.3g}"
+        )
+    return AttentionCall(
+        name=frame.name,
+        kind=full_name(type(frame.module)),
+        layout=layout,
+        weights=weights,
+        inputs=ends[0],
+        outputs=ends[1],
+        normalised=rows_sum_to_one(weights, rounding),
+        error=proof.error,
+        budget=proof.budget,
+        allowed=allowed,
+    )
+
+
+def rows_sum_to_one(weights: Tensor, rounding: float) -> bool:
+    """Tells whether rows sum to one, if every weight is off by `rounding` of itself.
+
+    Two sums of n terms are rounded as well, that by which softmax divided and the one here. Each may be off by n · u,
+    u = eps / 2, in any order of summation.
+    """
+    off = (weights.sum(-1) - 1).abs().max().item()
+    return off <= rounding + weights.shape[-1] * torch.finfo(weights.dtype).eps
+
+
+_ROUNDINGS = 8
+"""Further roundings for the proof of a layer of this library whose scores are computed in other steps."""
+
+
+def _read_own(frame: Frame, out: Tensor, images: int) -> AttentionCall:
+    """Reads a layer of this library, which computes its weights itself."""
+    layer = frame.module
+    assert isinstance(layer, RelativeAttention)
+    x = layer.batch_of(*frame.args, **frame.kwargs)
+    y = out if out.ndim == x.ndim else out[None]
+    layout = _own_layout(list(layer.geometry.axes(x.shape[2:])))
+    weights = own_weights(layer, x)
+    ends = on_grid(x, layout, images), on_grid(y, layout, images)
+    proof = prove_own(layer, x[:1], y[:1], weights[:1])
+    return _proved(frame, layout, weights[:, None], proof, ends, rounding=torch.finfo(weights.dtype).eps)
+
+
+def _own_layout(axes: list[Axis]) -> Layout:
+    """Makes the layout of a layer; keys are the pixels of the padded image, seen in steps of the queries."""
+    start = torch.tensor([axis.queries.start for axis in axes])
+    step = torch.tensor([axis.queries.step for axis in axes])
+    keys = (cells(tuple(axis.keys for axis in axes)) - start) / step
+    return global_layout(tuple(len(axis.queries) for axis in axes), keys=keys, source="the layer's own grid")
+
+
+def own_weights(layer: RelativeAttention, x: Tensor) -> Float[Tensor, "images heads queries keys"]:
+    """Computes the weights of images; without content all images have the same."""
+    dims = x.ndim - 2
+    weights = layer.attention(x if layer.content is not None else x.shape[2:])
+    weights = weights.flatten(-dims).flatten(-1 - dims, -2)
+    return weights if weights.ndim == 4 else weights.expand(len(x), *weights.shape)
+
+
+def prove_own(layer: RelativeAttention, x: Tensor, y: Tensor, weights: Tensor) -> Proof:
+    """Compares the definition with these weights, in float64, with the layer's output y on one of its paths.
+
+    Where that is not enough, each of the two is compared with the definition with weights computed in float64. Rounding
+    then explains what changes if input and parameters are rounded differently: the layer computes its scores in other
+    steps than the weights were computed in.
+    """
+
+    def computed(by: RelativeAttention, x: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        keys, maps = pad_keys(x, by.geometry).to(dtype), by.values.maps().to(dtype)
+        made = attend(weights.to(dtype), keys, maps, by.groups).mT
+        return made if by.bias is None else made + by.bias.to(dtype)
+
+    made, given = computed(layer, x, weights, torch.float64), y.flatten(2).mT.double()
+    parts = (x, *(rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)))
+    lows = [computed(layer, part, weights, y.dtype) for part in parts]
+    proof = Proof((made - given).abs().max().item(), rounding_budget(made, lows))
+    if proof.error <= proof.budget:
+        return proof
+    double = copy.deepcopy(layer).double()
+    exact = computed(double, x.double(), own_weights(double, x.double()), torch.float64)
+    for seed in range(_ROUNDINGS):
+        other, moved = copy.deepcopy(layer), rounded_differently(x, seed)
+        for parameter in other.parameters():
+            parameter.data = rounded_differently(parameter.data, seed)
+        lows.append(computed(other, moved, own_weights(other, moved), y.dtype))
+    return Proof((torch.stack([made, given]) - exact).abs().max().item(), rounding_budget(exact, lows))

@@ -1,0 +1,194 @@
+"""What a family says of its classes: where tokens lie, where the weight matrices are, and how a layer is called.
+
+Classes are given by full name, so that no other library is imported.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from convattn.convert.surgery import full_name
+from convattn.errors import UnsupportedModelError
+from convattn.heads.layout import Layout, global_layout
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A module while it runs."""
+
+    name: str  # Dotted name
+    module: nn.Module
+    args: tuple[Any, ...]  # Positional arguments
+    kwargs: Mapping[str, Any]  # Named ones
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """One attention call: the module, the modules that it runs in, and the sizes of its weights."""
+
+    name: str  # Dotted name of the module
+    module: nn.Module
+    args: tuple[Any, ...]  # What it was called with
+    kwargs: Mapping[str, Any]
+    parents: tuple[Frame, ...]  # The modules around it, innermost first
+    images: int  # Number of images in the batch
+    shape: tuple[int, ...]  # Sizes of the weights: leading axes, heads, queries, keys
+    mask: Tensor | None  # Mask or bias that the kernel was given
+    features: Mapping[nn.Module, tuple[int, ...]]  # Latest output size of each convolution, or of what it became
+
+    @property
+    def queries(self) -> int:
+        """Number of queries in a group."""
+        return self.shape[-2]
+
+    @property
+    def keys(self) -> int:
+        """Number of keys in a group."""
+        return self.shape[-1]
+
+    def argument(self, number: int, name: str) -> Any:
+        """Returns an argument of the call by its place or name; None if it was not given."""
+        return self.args[number] if len(self.args) > number else self.kwargs.get(name)
+
+    def parent(self, *attributes: str) -> Frame:
+        """Returns the innermost module around this one that has all these attributes."""
+        for frame in self.parents:
+            if all(getattr(frame.module, name, None) is not None for name in attributes):
+                return frame
+        raise UnsupportedModelError(f"no module around it has {' and '.join(attributes)}")
+
+    def parent_of_kind(self, *kinds: str) -> Frame:
+        """Returns the innermost module around this one of these classes, given by full name."""
+        for frame in self.parents:
+            if full_name(type(frame.module)) in kinds:
+                return frame
+        raise UnsupportedModelError(f"it runs in no {' or '.join(kind.rpartition('.')[2] for kind in kinds)}")
+
+    def grid_of(self, embedding: nn.Module) -> tuple[int, int]:
+        """Returns rows and columns of the output of the last convolution in a module."""
+        shapes = [shape for part, shape in self.features.items() if part in set(embedding.modules())]
+        if not shapes:
+            raise UnsupportedModelError(f"no convolution ran in {type(embedding).__name__}, so its grid is not known")
+        return shapes[-1][-2], shapes[-1][-1]
+
+    def global_layout(self, grid: tuple[int, ...], prefix: int = 0, source: str = "") -> Layout:
+        """Returns the layout of queries and keys that are prefix tokens and then a grid row by row, if they fit."""
+        tokens = prefix + torch.Size(grid).numel()
+        if (self.queries, self.keys) != (tokens, tokens):
+            sizes = " × ".join(map(str, grid))
+            raise UnsupportedModelError(
+                f"{self.queries} queries and {self.keys} keys are not {sizes} positions and {prefix} prefix tokens"
+            )
+        return global_layout(grid, prefix, source=source)
+
+
+ReadLayout: TypeAlias = Callable[[CallContext], Layout]
+"""Reads the layout of a call, or raises UnsupportedModelError with the reason alone."""
+
+
+@dataclass(frozen=True)
+class PositionScores:
+    """Attention by position, which is mixed with that by content: σ(λ) of the former, 1 − σ(λ) of the latter."""
+
+    position: nn.Linear  # Scores of the heads from (columns, rows, columns² + rows²) of a displacement
+    gates: nn.Parameter  # λ, (heads,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenAttention:
+    """Multi-head attention over tokens: y = W_out · concat_h softmax(s q_h k_hᵀ) v_h + b."""
+
+    heads: int  # N_h
+    query: nn.Linear  # W_q with its bias, D → N_h·D_h; heads stand one after the other
+    key: nn.Linear  # W_k with its bias
+    value: nn.Linear  # W_v with its bias
+    output: nn.Linear | None  # W_out with its bias, N_h·D_h → D_out; None if another module applies it
+    wrap: Callable[[nn.Module], nn.Module]  # Gives a module from tokens to tokens the call signature of this layer
+    dropout: float  # Probability with which an attention weight is dropped in training
+    scale: float | None = None  # s; None is 1/√D_h
+    query_norm: nn.Module = field(default_factory=nn.Identity)  # What is applied to each query before the product
+    key_norm: nn.Module = field(default_factory=nn.Identity)  # What is applied to each key
+    after: nn.Module = field(default_factory=nn.Identity)  # What follows W_out: the dropout of the output
+    gated: PositionScores | None = None  # What is mixed with the attention by content
+
+    @property
+    def head_width(self) -> int:
+        """D_h."""
+        return self.value.out_features // self.heads
+
+
+@dataclass(frozen=True)
+class AttentionClass:
+    """How one class of attention is read, replaced and initialised."""
+
+    pattern: str = "none"  # Family of layouts; the layout of a call says more
+    layout: ReadLayout | None = None  # Where queries and keys lie; None if the class is refused
+    heads_first: bool = False  # Whether the weights have their heads before their groups
+    # Copies the matrices out of a module, or raises UnsupportedModelError with the reason alone
+    matrices: Callable[[nn.Module], TokenAttention] | None = None
+    refused: str | None = None  # Why the weights of the class are not read
+    unchanged: str | None = None  # Why heads of the class are neither replaced nor initialised
+
+
+PatchCounter: TypeAlias = Callable[[nn.Module, tuple[int, int]], tuple[int, int]]
+"""Returns into how many rows and columns of patches a module cuts an image of some height and width."""
+
+
+@dataclass(frozen=True)
+class PatchNetwork:
+    """A vision transformer whose tokens are prefix tokens, then patches row by row."""
+
+    blocks: str  # Names of its attention layers over all tokens begin with this
+    prefix: int  # Number of tokens before the patches
+    embedding: str  # Name of the module that cuts images into patches
+    grid: tuple[int, int]  # Rows and columns of the patches of the network's own images
+    count: PatchCounter  # Rows and columns for images of other sizes, given that module
+    refused: tuple[str, ...] = ()  # Parts that compute something else, and what
+
+
+def linear(
+    weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"] | None, *, like: nn.Linear
+) -> nn.Linear:
+    """Makes a linear map from copied numbers, with the dtype, device and `requires_grad` of the map `like`."""
+    outputs, inputs = weight.shape
+    old = like.weight
+    made = nn.Linear(inputs, outputs, bias=bias is not None, device="meta", dtype=old.dtype)
+    made = made.to_empty(device=old.device)  # no random numbers are drawn
+    with torch.no_grad():
+        made.weight.copy_(weight).requires_grad_(old.requires_grad)
+        if bias is not None:
+            assert like.bias is not None
+            made.bias.copy_(bias).requires_grad_(like.bias.requires_grad)
+    return made
+
+
+def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
+    """Copies the outputs of a linear map into as many maps of equal size."""
+    biases = (None,) * parts if whole.bias is None else whole.bias.chunk(parts)
+    return tuple(linear(*part, like=whole) for part in zip(whole.weight.chunk(parts), biases, strict=True))
+
+
+_RECORDERS = "transformers.utils.output_capturing"
+"""Module of the hooks by which transformers records outputs; they belong to the network, not to its user."""
+
+
+def require_linear(attention: nn.Module, name: str) -> nn.Linear:
+    """Returns a linear map of an attention layer, or raises UnsupportedModelError.
+
+    The map must be an `nn.Linear` itself and its weight not computed; neither of the two may have hooks of the user.
+    """
+    part = getattr(attention, name, None)
+    if isinstance(part, nn.Module) and parametrize.is_parametrized(part):
+        raise UnsupportedModelError(f"its {name} has a parametrised weight; make it permanent first")
+    if type(part) is not nn.Linear:
+        raise UnsupportedModelError(f"its {name} must be an nn.Linear, but is a {type(part).__name__}")
+    for module, where in ((attention, "it"), (part, f"its {name}")):
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
+        if any(getattr(hook, "__module__", None) != _RECORDERS for hook in hooks):
+            raise UnsupportedModelError(f"{where} has hooks, which would be lost; remove them first")
+    return part

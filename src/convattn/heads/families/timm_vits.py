@@ -1,0 +1,170 @@
+"""timm's vision transformers, whose tokens attend to all others: ViT, DeiT, BEiT, EVA, PiT, ConViT, CaiT."""
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.convert.surgery import full_name
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.heads.families.attention_class import (
+    AttentionClass,
+    CallContext,
+    Frame,
+    PatchNetwork,
+    PositionScores,
+    TokenAttention,
+    linear,
+    require_linear,
+    split_linear,
+)
+from convattn.heads.layout import Layout, global_layout
+
+_PIT = "timm.models.pit.Transformer"
+_SOURCE = "the output of patch_embed"
+
+
+def read_tokens(call: CallContext) -> Layout:
+    """Reads tokens whose grid is that of the patch embedding, and whose prefix the network counts."""
+    stage = next((frame for frame in call.parents if full_name(type(frame.module)) == _PIT), None)
+    if stage is not None:
+        return _read_pit(call, stage)
+    network = call.parent("patch_embed", "num_prefix_tokens").module
+    prefix = int(network.num_prefix_tokens)  # type: ignore[arg-type]
+    return call.global_layout(_grid(call), prefix, f"{_SOURCE}, and num_prefix_tokens before it")
+
+
+def read_patches(call: CallContext) -> Layout:
+    """Reads patches without prefix tokens, which join in later layers only."""
+    return call.global_layout(_grid(call), 0, f"{_SOURCE}; the class token joins later")
+
+
+def read_class_token(call: CallContext) -> Layout:
+    """Reads a layer in which the class token looks at itself and all patches."""
+    grid = _grid(call)
+    if (call.queries, call.keys) != (1, 1 + torch.Size(grid).numel()):
+        raise UnsupportedModelError(
+            f"{call.queries} queries and {call.keys} keys are not a class token and its patches"
+        )
+    whole = global_layout(grid, 1)
+    return Layout("class token", grid, whole.queries[:, :1], whole.keys, whole.key_prefix, None, _SOURCE)
+
+
+def _read_pit(call: CallContext, stage: Frame) -> Layout:
+    """Reads a stage of PiT, which is given an image and its class tokens apart, and pools the image first."""
+    image, tokens = stage.args[0]
+    pool = stage.module.pool
+    grid = tuple(image.shape[2:]) if pool is None else call.grid_of(pool)  # type: ignore[arg-type]
+    return call.global_layout(grid, tokens.shape[1], "the image of its stage, and the class tokens beside it")
+
+
+def _grid(call: CallContext) -> tuple[int, int]:
+    return call.grid_of(call.parent("patch_embed").module.patch_embed)  # type: ignore[arg-type]
+
+
+@final
+class TimmAttention(nn.Module):
+    """A layer from tokens to tokens with the call signature of timm's attention."""
+
+    def __init__(self, tokens: nn.Module) -> None:
+        """Wraps the layer."""
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(
+        self, x: Float[Tensor, "batch tokens width"], attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Float[Tensor, "batch tokens outputs"]:
+        """Attends; a mask or causal attention raises ArgumentError."""
+        if attn_mask is not None:
+            raise ArgumentError("attn_mask must be None: heads that attend by position take no mask")
+        if is_causal:
+            raise ArgumentError(must_be("is_causal", "False", is_causal, because="patches have no order in time"))
+        return self.tokens(x)
+
+
+def attention_matrices(attention: nn.Module) -> TokenAttention:
+    """Copies the matrices of timm's `Attention`."""
+    if not isinstance(attention.norm, nn.Identity):
+        raise UnsupportedModelError("it normalises the heads' outputs, which no convolution does")
+    if attention.gate is not None:
+        raise UnsupportedModelError("it multiplies the heads' outputs by a gate, which no convolution does")
+    query, key, value = split_linear(require_linear(attention, "qkv"), 3)
+    proj = require_linear(attention, "proj")
+    return TokenAttention(
+        heads=int(attention.num_heads),  # type: ignore[arg-type]
+        query=query,
+        key=key,
+        value=value,
+        output=linear(proj.weight, proj.bias, like=proj),
+        wrap=TimmAttention,
+        dropout=float(attention.attn_drop.p),  # type: ignore[union-attr, arg-type]
+        scale=None if attention.fused_attn else float(attention.scale),  # type: ignore[arg-type]
+        query_norm=attention.q_norm,  # type: ignore[arg-type]
+        key_norm=attention.k_norm,  # type: ignore[arg-type]
+        after=attention.proj_drop,  # type: ignore[arg-type]
+    )
+
+
+def convit_matrices(attention: nn.Module) -> TokenAttention:
+    """Copies the matrices of ConViT's later layers, `MHSA`, or of its gated ones, `GPSA`."""
+    gates = getattr(attention, "gating_param", None)
+    if gates is None:
+        query, key, value = split_linear(require_linear(attention, "qkv"), 3)
+        gated = None
+    else:
+        query, key = split_linear(require_linear(attention, "qk"), 2)
+        value = require_linear(attention, "v")
+        gated = PositionScores(require_linear(attention, "pos_proj"), gates)
+    proj = require_linear(attention, "proj")
+    return TokenAttention(
+        heads=int(attention.num_heads),  # type: ignore[arg-type]
+        query=query,
+        key=key,
+        value=value,
+        output=linear(proj.weight, proj.bias, like=proj),
+        wrap=TimmAttention,
+        dropout=float(attention.attn_drop.p),  # type: ignore[union-attr, arg-type]
+        scale=float(attention.scale),  # type: ignore[arg-type]
+        after=attention.proj_drop,  # type: ignore[arg-type]
+        gated=gated,
+    )
+
+
+_BIASES = "it has its own relative positions"
+_ROTATES = "it rotates queries and keys by their positions"
+_ONE_PRODUCT = "it computes attention and feed-forward in one product"
+
+TIMM_VITS: dict[str, AttentionClass] = {
+    "timm.layers.attention.Attention": AttentionClass("global", read_tokens, matrices=attention_matrices),
+    "timm.layers.attention.AttentionRope": AttentionClass("global", read_tokens, unchanged=_ROTATES),
+    "timm.models.beit.Attention": AttentionClass("global", read_tokens, unchanged=_BIASES),
+    "timm.models.eva.EvaAttention": AttentionClass("global", read_tokens, unchanged=_ROTATES),
+    "timm.models.vision_transformer_relpos.RelPosAttention": AttentionClass("global", read_tokens, unchanged=_BIASES),
+    "timm.models.vision_transformer.ParallelScalingBlock": AttentionClass(refused=_ONE_PRODUCT),
+    "timm.models.convit.GPSA": AttentionClass("global", read_patches, matrices=convit_matrices),
+    "timm.models.convit.MHSA": AttentionClass("global", read_tokens, matrices=convit_matrices),
+    "timm.models.cait.TalkingHeadAttn": AttentionClass("global", read_patches),
+    "timm.models.cait.ClassAttn": AttentionClass("class token", read_class_token),
+}
+"""Classes of attention by full name."""
+
+
+def timm_network(vit: nn.Module) -> PatchNetwork:
+    """Describes timm's VisionTransformer or VisionTransformerDistilled."""
+    drops = not isinstance(vit.patch_drop, nn.Identity)
+    rows, cols = vit.patch_embed.grid_size  # type: ignore[union-attr, misc]
+    return PatchNetwork(
+        blocks="blocks.",
+        prefix=int(vit.num_prefix_tokens),  # type: ignore[arg-type]
+        embedding="patch_embed",
+        grid=(int(rows), int(cols)),
+        count=timm_patches,
+        refused=("patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid",) if drops else (),
+    )
+
+
+def timm_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+    """Returns rows and columns of the patches into which timm's embedding cuts an image of this height and width."""
+    rows, cols = embed.dynamic_feat_size(image)  # type: ignore[operator]
+    return int(rows), int(cols)

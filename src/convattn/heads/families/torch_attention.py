@@ -1,0 +1,91 @@
+"""torch's `nn.MultiheadAttention`, as it stands in torchvision's vision transformer."""
+
+from typing import Any, final
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.heads.families.attention_class import AttentionClass, CallContext, TokenAttention, linear, split_linear
+from convattn.heads.layout import Layout
+
+_VIT = "torchvision.models.vision_transformer.VisionTransformer"
+
+
+def read_torch_attention(call: CallContext) -> Layout:
+    """Reads torch's attention inside torchvision's network: a class token, then patches row by row."""
+    embedding: nn.Module = call.parent_of_kind(_VIT).module.conv_proj  # type: ignore[assignment]
+    return call.global_layout(call.grid_of(embedding), 1, "the output of conv_proj, and the class token before it")
+
+
+@final
+class TorchAttention(nn.Module):
+    """A layer with the call signature of `nn.MultiheadAttention`, for attention of tokens to themselves."""
+
+    def __init__(self, tokens: nn.Module) -> None:
+        """Wraps the layer."""
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch tokens width"],
+        key: Float[Tensor, "batch tokens width"],
+        value: Float[Tensor, "batch tokens width"],
+        need_weights: bool = True,
+        **options: Any,
+    ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
+        """Attends, and returns None in place of attention weights.
+
+        Keys or values that are not the queries' tokens, a mask, or a request for weights raise ArgumentError.
+        """
+        if not (key is query and value is query):
+            raise ArgumentError(
+                "query, key and value must be one tensor: heads that average by position have no others"
+            )
+        if need_weights:
+            raise ArgumentError(must_be("need_weights", "False", True, because="weights are never computed"))
+        for name, option in options.items():
+            if name not in ("average_attn_weights", "is_causal") and option is not None:
+                raise ArgumentError(f"{name} must be None, but is a {type(option).__name__}: no masks are taken here")
+        if options.get("is_causal"):
+            raise ArgumentError(must_be("is_causal", "False", True, because="kernels see both sides of a token"))
+        return self.tokens(query), None
+
+
+def torch_matrices(attention: nn.Module) -> TokenAttention:
+    """Copies the matrices of an `nn.MultiheadAttention`."""
+    assert isinstance(attention, nn.MultiheadAttention)
+    if attention.in_proj_weight is None:
+        raise UnsupportedModelError("its keys and values have widths of their own")
+    if attention.bias_k is not None or attention.add_zero_attn:
+        raise UnsupportedModelError("it has learned keys and values beside the tokens")
+    if not attention.batch_first:
+        raise UnsupportedModelError("its batch is the second axis")
+    out, width = attention.out_proj, attention.embed_dim
+    whole = nn.Linear(width, 3 * width, device="meta")
+    whole.weight, whole.bias = attention.in_proj_weight, attention.in_proj_bias
+    query, key, value = split_linear(whole, 3)
+    return TokenAttention(
+        heads=attention.num_heads,
+        query=query,
+        key=key,
+        value=value,
+        output=linear(out.weight, out.bias, like=out),
+        wrap=TorchAttention,
+        dropout=attention.dropout,
+    )
+
+
+TORCH_ATTENTION: dict[str, AttentionClass] = {
+    "torch.nn.modules.activation.MultiheadAttention": AttentionClass(
+        "global", read_torch_attention, matrices=torch_matrices
+    ),
+}
+"""Classes of attention by full name."""
+
+
+def torchvision_patches(network: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+    """Returns rows and columns of the patches into which torchvision's network cuts an image of this size."""
+    rows, cols = (size // int(network.patch_size) for size in image)  # type: ignore[call-overload, arg-type]
+    return rows, cols

@@ -1,0 +1,194 @@
+"""transformers' encoders, whose tokens attend to all others: vision towers, text and audio; and its decoders."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.heads.families.attention_class import (
+    AttentionClass,
+    CallContext,
+    PatchNetwork,
+    TokenAttention,
+    require_linear,
+)
+from convattn.heads.layout import Layout
+
+_PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
+
+
+def read_tower(call: CallContext) -> Layout:
+    """Reads patches of an image where the embeddings hold a convolution, and else a sequence of tokens."""
+    try:
+        embeddings: nn.Module = call.parent("embeddings").module.embeddings  # type: ignore[assignment]
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            "no model with embeddings is around it, so where its tokens lie is not known"
+        ) from error
+    if any(part in call.features for part in embeddings.modules()):
+        prefix = sum(_count_tokens(embeddings, name) for name in _PREFIX)
+        source = "the output of the embeddings, and their prefix tokens"
+        return call.global_layout(call.grid_of(embeddings), prefix, source)
+    return read_sequence(call)
+
+
+def read_sequence(call: CallContext) -> Layout:
+    """Reads tokens in their order, one axis; a class token such as BERT's is the first of them."""
+    if call.keys != call.queries:
+        raise UnsupportedModelError(f"its {call.keys} keys are other tokens than its {call.queries} queries")
+    if any(call.kwargs.get(name) is not None for name in ("key_value_states", "encoder_hidden_states")):
+        raise UnsupportedModelError("its keys are those of another sequence")
+    return call.global_layout((call.queries,), 0, "the order of the tokens")
+
+
+def _count_tokens(embeddings: nn.Module, name: str) -> int:
+    token = getattr(embeddings, name, None)
+    return 0 if token is None else int(token.shape[-2]) if token.ndim == 3 else 1
+
+
+@final
+class TransformersAttention(nn.Module):
+    """A layer from tokens to tokens with the call signature of transformers' attention.
+
+    Attributes:
+        takes_padding: Whether a mask of padding is taken, the same for all queries; else none is.
+    """
+
+    def __init__(self, tokens: nn.Module, config: Any, *, takes_padding: bool = False) -> None:
+        """Wraps the layer."""
+        super().__init__()
+        self.tokens, self.config, self.takes_padding = tokens, config, takes_padding
+
+    def forward(
+        self, hidden_states: Float[Tensor, "batch tokens width"], attention_mask: Tensor | None = None, **options: Any
+    ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
+        """Attends, and returns None in place of attention weights.
+
+        A mask that is not taken, a cache, or a request for attention weights raises ArgumentError.
+        """
+        if options.get("past_key_values") is not None:
+            raise ArgumentError("past_key_values must be None, but a cache is given: kernels see both sides of a token")
+        if options.get("output_attentions") or getattr(self.config, "output_attentions", False):
+            raise ArgumentError(
+                must_be("output_attentions", "False", True, because="the weights of all tokens are never computed")
+            )
+        if attention_mask is None:
+            return self.tokens(hidden_states), None
+        if not self.takes_padding:
+            raise ArgumentError("attention_mask must be None: heads that attend by position take no mask")
+        return self.tokens(hidden_states, _present(attention_mask)), None
+
+
+def _present(mask: Tensor) -> Bool[Tensor, "batch tokens"]:
+    """Reads which tokens may be attended to from a mask that is the same for all queries."""
+    if mask.ndim != 4:
+        raise ArgumentError(must_be("attention_mask", "of the shape (batch, 1, queries, keys)", tuple(mask.shape)))
+    allowed = mask if mask.dtype == torch.bool else mask == 0
+    rows = allowed[:, 0]
+    if not torch.compiler.is_compiling() and not bool((rows == rows[:, :1]).all()):
+        raise ArgumentError("attention_mask must be the same for all queries: a kernel sees both sides of a token")
+    return rows[:, 0]
+
+
+_MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def vit_matrices(attention: nn.Module) -> TokenAttention:
+    """Returns the matrices of transformers' `ViTAttention`, of version 5."""
+    missing = [name for name in _MAPS if not hasattr(attention, name)]
+    if missing:
+        raise UnsupportedModelError(f"it has no {missing[0]}: only the layout of version 5 is supported")
+    query, key, value, output = (require_linear(attention, name) for name in _MAPS)
+    return TokenAttention(
+        heads=int(attention.num_attention_heads),  # type: ignore[arg-type]
+        query=query,
+        key=key,
+        value=value,
+        output=output,
+        wrap=partial(TransformersAttention, config=attention.config),
+        dropout=float(attention.attention_dropout),  # type: ignore[arg-type]
+        scale=float(attention.scaling),  # type: ignore[arg-type]
+    )
+
+
+def bert_matrices(attention: nn.Module) -> TokenAttention:
+    """Returns the matrices of BERT's encoder, of which another module applies W_out."""
+    if attention.is_decoder or attention.is_causal:
+        raise UnsupportedModelError("it is a decoder's, which sees only what comes before")
+    query, key, value = (require_linear(attention, name) for name in ("query", "key", "value"))
+    return TokenAttention(
+        heads=int(attention.num_attention_heads),  # type: ignore[arg-type]
+        query=query,
+        key=key,
+        value=value,
+        output=None,
+        wrap=partial(TransformersAttention, config=attention.config, takes_padding=True),
+        dropout=float(attention.dropout.p),  # type: ignore[union-attr, arg-type]
+        scale=float(attention.scaling),  # type: ignore[arg-type]
+    )
+
+
+def _full_names(classes: Iterable[str]) -> list[str]:
+    """Writes out names like "vit.ViTAttention"."""
+    parts = (name.split(".") for name in classes)
+    return [f"transformers.models.{family}.modeling_{family}.{name}" for family, name in parts]
+
+
+_TOWERS = (
+    "deit.DeiTAttention",
+    "beit.BeitAttention",
+    "dinov2.Dinov2Attention",
+    "dinov2_with_registers.Dinov2WithRegistersAttention",
+    "dinov3_vit.DINOv3ViTAttention",
+    "clip.CLIPAttention",
+    "siglip.SiglipAttention",
+    "ijepa.IJepaAttention",
+    "vit_msn.ViTMSNAttention",
+    "mlcd.MLCDAttention",
+    "audio_spectrogram_transformer.ASTAttention",
+)
+_SEQUENCES = (
+    "distilbert.DistilBertSelfAttention",
+    "roberta.RobertaSelfAttention",
+    "xlm_roberta.XLMRobertaSelfAttention",
+    "camembert.CamembertSelfAttention",
+    "electra.ElectraSelfAttention",
+    "mpnet.MPNetSelfAttention",
+    "albert.AlbertAttention",
+    "wav2vec2.Wav2Vec2Attention",
+    "hubert.HubertAttention",
+    "whisper.WhisperAttention",
+    "gpt2.GPT2Attention",
+    "llama.LlamaAttention",
+    "opt.OPTAttention",
+)
+_VIT = "transformers.models.vit.modeling_vit"
+
+TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
+    f"{_VIT}.ViTAttention": AttentionClass("global", read_tower, matrices=vit_matrices),
+    "transformers.models.bert.modeling_bert.BertSelfAttention": AttentionClass(
+        "sequence", read_sequence, matrices=bert_matrices
+    ),
+    **dict.fromkeys(_full_names(_TOWERS), AttentionClass("global", read_tower)),
+    **dict.fromkeys(_full_names(_SEQUENCES), AttentionClass("sequence", read_sequence)),
+}
+"""Classes of attention by full name."""
+
+
+def transformers_network(model: nn.Module) -> PatchNetwork:
+    """Describes transformers' ViTModel, or one of the networks around it."""
+    base = "" if type(model).__name__ == "ViTModel" else "vit."
+    embedding = f"{base}embeddings.patch_embeddings"
+    embed = model.get_submodule(embedding)
+    grid = transformers_patches(embed, embed.image_size)  # type: ignore[arg-type]
+    return PatchNetwork(blocks=base, prefix=1, embedding=embedding, grid=grid, count=transformers_patches)
+
+
+def transformers_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+    """Returns rows and columns of the patches into which the embedding of transformers' ViT cuts such an image."""
+    rows, cols = (int(size) // int(step) for size, step in zip(image, embed.patch_size, strict=True))  # type: ignore[call-overload, arg-type]
+    return rows, cols

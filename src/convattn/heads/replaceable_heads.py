@@ -1,0 +1,231 @@
+"""Which heads of a report can run as convolutions, whether the report agrees with itself, and the heads' kernels."""
+
+import math
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from convattn.errors import ArgumentError, UnknownNameError, must_be, must_be_a
+from convattn.heads.convolved_attention import MeasuredHeads
+from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
+
+LEAST_SHARE = 0.95
+"""Share of its attention on positions that a head's kernel must hold; with less, the report's radius is too small."""
+
+_PATTERNS = ("global", "sequence")
+
+
+def check_heads(report: HeadReport, heads: object) -> frozenset[tuple[str, int]]:
+    """Returns the heads that the caller names, or raises if they are not pairs of a layer's name and a number."""
+    if isinstance(heads, str) or not isinstance(heads, Sequence | set | frozenset):
+        raise ArgumentError(must_be_a("heads", "pairs of a layer's name and the number of a head", heads))
+    known = {layer.name: len(layer.heads) for layer in report.layers}
+    for item in heads:
+        if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
+            raise ArgumentError(must_be("heads", "pairs of a layer's name and the number of a head", item))
+        name, number = item
+        if name not in known:
+            raise UnknownNameError("layer", name, known)
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < known[name]:
+            raise ArgumentError(must_be("heads", f"numbers from 0 to {known[name] - 1} in {name}", number))
+    return frozenset((name, int(number)) for name, number in heads)
+
+
+def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tuple[str, int], ...]:
+    """Draws heads of a report at random, as a control for `replace_convolutional_heads`.
+
+    Args:
+        report: The report.
+        count: How many to draw.
+        seed: Seed.
+
+    Returns:
+        Pairs of a layer's name and the number of a head, to be given as `heads`.
+
+    Raises:
+        ArgumentError: `count` is larger than the number of heads, or `report` is not a HeadReport.
+    """
+    if not isinstance(report, HeadReport):
+        raise ArgumentError(must_be_a("report", "a HeadReport", report))
+    every = [(layer.name, head.head) for layer in report.layers for head in layer.heads]
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= len(every):
+        raise ArgumentError(must_be("count", f"from 0 to {len(every)}, the heads of the report", count))
+    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))[:count]
+    return tuple(every[index] for index in sorted(order.tolist()))
+
+
+def why_not_layer(layer: LayerReport) -> str | None:
+    """Returns why none of a layer's heads can be replaced; None if they can."""
+    if layer.pattern not in _PATTERNS:
+        return f"its layer attends in a pattern ({layer.pattern}) whose borders are not those of the grid"
+    return None if layer.normalised else "its layer's weights do not sum to one"
+
+
+def why_not_head(layer: LayerReport, head: HeadStatistics, threshold: float | None) -> str | None:
+    """Returns why a head is left; None if it is replaced. `threshold` is None for heads that the caller names."""
+    unusable = _why_unusable(layer, head.position_kernel)
+    if unusable is not None or threshold is None:
+        return unusable
+    score = head.position_score.value
+    if math.isnan(score):
+        return "its position score is not known: its weights do not vary, or it was measured on one image"
+    if score < threshold:
+        return "its position score is below the threshold"
+    if not head.kernel_share.value >= LEAST_SHARE:
+        return f"the report's radius holds less than {LEAST_SHARE:.0%} of its attention"
+    return None
+
+
+def _why_unusable(layer: LayerReport, kernel: Sequence[float]) -> str | None:
+    """Returns why a kernel cannot be run; None if it can."""
+    if len(kernel) != len(layer.displacements) or not math.isfinite(sum(kernel)) or min(kernel, default=-1) < 0:
+        return "the report holds no kernel of weights for it"
+    if sum(kernel) <= 0:
+        return "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
+    if any(step != round(step) for shift in layer.displacements for step in shift):
+        return "its keys lie between the positions"
+    return None
+
+
+_MOST = 1 + 2.0**-7
+"""Largest allowed sum of shares: bfloat16 rounds shares of sum 1 to no more."""
+
+
+def require_consistent_layer(report: HeadReport, layer: LayerReport) -> None:
+    """Raises ArgumentError, which names layer and field, if grid, displacements or heads cannot be those of a layer."""
+    if not layer.grid or min(layer.grid) < 1:
+        raise _wrong(layer, "grid", "sizes of at least 1", layer.grid)
+    if (layer.pattern == "sequence") > (len(layer.grid) == 1):
+        raise _wrong(layer, "grid", "of one axis, as its pattern is a sequence", layer.grid)
+    if layer.prefix < 0:
+        raise _wrong(layer, "prefix", "at least 0", layer.prefix)
+    numbers = [head.head for head in layer.heads]
+    if numbers != list(range(len(numbers))):
+        raise _wrong(layer, "heads", "numbered from 0 in their order", numbers)
+    before = set()
+    for shift in layer.displacements:
+        if len(shift) != len(layer.grid):
+            raise _wrong(layer, "displacements", f"along {len(layer.grid)} axes, as its grid", shift)
+        if not all(abs(step) <= report.radius for step in shift):
+            raise _wrong(layer, "displacements", f"within the report's radius of {report.radius}", shift)
+        if shift in before:
+            raise _wrong(layer, "displacements", "different from each other", shift)
+        before.add(shift)
+
+
+def require_consistent_head(layer: LayerReport, head: HeadStatistics) -> None:
+    """Raises ArgumentError, which names layer, head and field, if a head's prefix tokens cannot be those of a layer."""
+    shares, tokens = head.prefix_weights, layer.prefix + prod(layer.grid)
+    if len(shares) != layer.prefix or not _are_weights(shares) or sum(shares) > _MOST:
+        expectation = f"{layer.prefix} shares of sum at most 1, one for each prefix token"
+        raise _wrong(layer, f"prefix_weights of head {head.head}", expectation, shares)
+    field = f"prefix_maps of head {head.head}"
+    if len(head.prefix_maps) != layer.prefix:
+        raise _wrong(layer, field, f"{layer.prefix}, one for each prefix token", len(head.prefix_maps))
+    for row in head.prefix_maps:
+        if len(row) != tokens:
+            raise _wrong(layer, field, f"of {tokens} weights, one for each token", len(row))
+        if not _are_weights(row) or not 0 < sum(row) < math.inf:
+            raise _wrong(layer, field, "weights of at least 0, not all of them 0", row)
+
+
+def _are_weights(numbers: tuple[float, ...]) -> bool:
+    return all(math.isfinite(number) and number >= 0 for number in numbers)
+
+
+def _wrong(layer: LayerReport, field: str, expectation: str, value: object) -> ArgumentError:
+    return ArgumentError("report must agree with itself, but " + must_be(f"{layer.name}: {field}", expectation, value))
+
+
+_CUT = 2.0**-23
+"""Share of a head's kernel that may lie outside the box to which it is cut: no more than float32 rounds away."""
+
+_APART = 4
+"""A head runs in the box of larger ones if that has at most so many times the taps of its own."""
+
+
+class _Box(NamedTuple):
+    """A box of displacements that contains 0."""
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+    @property
+    def taps(self) -> int:
+        return prod(last - first + 1 for first, last in zip(self.first, self.last, strict=True))
+
+    def cut(self, kernel: Float[Tensor, "*whole"]) -> Float[Tensor, "*box"]:
+        """Cuts a kernel that reaches equally far to all sides to the box."""
+        radius = kernel.shape[0] // 2
+        ends = zip(self.first, self.last, strict=True)
+        return kernel[tuple(slice(first + radius, last + radius + 1) for first, last in ends)]
+
+
+def measured_heads(layer: LayerReport, heads: Sequence[int]) -> tuple[MeasuredHeads, ...]:
+    """Reads the kernels of some heads, in groups of similar size, the smallest first."""
+    kernels = _whole_kernels(layer, heads)
+    boxes = {head: _smallest_box(kernel) for head, kernel in kernels.items()}
+    groups: list[tuple[list[int], _Box]] = []
+    for head in sorted(heads, key=lambda head: boxes[head].taps):
+        box = boxes[head]
+        if groups:
+            members, old = groups[-1]
+            joint = _Box(tuple(map(min, old.first, box.first)), tuple(map(max, old.last, box.last)))
+            if joint.taps <= _APART * boxes[members[0]].taps:  # the first member has the smallest box
+                groups[-1] = ([*members, head], joint)
+                continue
+        groups.append(([head], box))
+    return tuple(_group(layer, members, kernels, box) for members, box in groups)
+
+
+def _whole_kernels(layer: LayerReport, heads: Sequence[int]) -> dict[int, Float[Tensor, "*whole"]]:
+    """Returns the kernel of each head, in a box as far to all sides as the report's displacements."""
+    displacements = torch.tensor(layer.displacements, dtype=torch.float64).round().long()
+    weights = torch.tensor([layer.heads[head].position_kernel for head in heads], dtype=torch.float64)
+    radius = int(displacements.abs().max())
+    whole = torch.zeros(len(heads), *(2 * radius + 1,) * len(layer.grid), dtype=torch.float64)
+    whole[(slice(None), *(displacements + radius).unbind(1))] = weights / weights.sum(1, keepdim=True)
+    return dict(zip(heads, whole, strict=True))
+
+
+def _smallest_box(kernel: Float[Tensor, "*whole"]) -> _Box:
+    """Cuts sides off a kernel, the lightest first, as long as at most `_CUT` is outside the box."""
+    radius = kernel.shape[0] // 2
+    first, last = [-radius] * kernel.ndim, [radius] * kernel.ndim
+    spare = _CUT
+    while True:
+        inside = _Box(tuple(first), tuple(last)).cut(kernel)
+        sides = []
+        for axis in range(kernel.ndim):
+            if first[axis] < 0:
+                sides.append((inside.select(axis, 0).sum().item(), axis, first, 1))
+            if last[axis] > 0:
+                sides.append((inside.select(axis, -1).sum().item(), axis, last, -1))
+        weight, axis, ends, step = min(sides, key=lambda side: side[0], default=(math.inf, 0, first, 0))
+        if weight > spare:
+            return _Box(tuple(first), tuple(last))
+        spare -= weight
+        ends[axis] += step
+
+
+def _group(
+    layer: LayerReport, heads: Sequence[int], kernels: dict[int, Float[Tensor, "*whole"]], box: _Box
+) -> MeasuredHeads:
+    """Returns heads with their kernels in one box, and with their weights for prefix tokens."""
+    inside = torch.stack([box.cut(kernels[head]) for head in heads])
+    total = inside.flatten(1).sum(1).view(-1, *(1,) * len(layer.grid))
+    statistics = [layer.heads[head] for head in heads]
+    shares = torch.tensor([head.prefix_weights for head in statistics], dtype=torch.float64).view(len(heads), -1)
+    prefix, tokens = shares.shape[1], shares.shape[1] + prod(layer.grid)
+    maps = torch.tensor([head.prefix_maps for head in statistics], dtype=torch.float64).view(len(heads), prefix, tokens)
+    return MeasuredHeads(
+        heads=tuple(heads),
+        kernel=inside / total,
+        first=box.first,
+        prefix_shares=shares,
+        prefix_maps=maps / maps.sum(-1, keepdim=True),
+    )
