@@ -84,7 +84,7 @@ def page(headline: Path | None, controls: Path | None, output: Path, note: str =
     Returns:
         The page in Markdown.
     """
-    parts = ["# A CIFAR-10 speed run with attention alone", *([note] if note else [])]
+    parts = ["# A CIFAR-10 speed run with attention in place of 3 × 3 convolutions", *([note] if note else [])]
     for folder, title in ((headline, "The run"), (controls, "The same network with other layers, on a short budget")):
         if folder is None:
             continue

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
+
+from scipy.stats import sem, t
 
 from convattn.heads.head_report import CONVOLUTIONAL, HeadReport, LayerStatistics
 from convattn.lab.tables import markdown_table
@@ -23,7 +25,8 @@ attends by position alone, near or far.
 "Taps" are those of a 3 × 3 kernel (of a text: of three tokens) that the hard heads of a layer look at: in the first
 layer, and in the layer with the most. "Untrained" is the network with the entries of each parameter in another order.
 Heads without content have a position score of 1 whatever they learn, and those of ConViT keep a high one while their
-gates leave position alone: for them, taps and distances say something.
+gates leave position alone: for them, taps and distances say something. The number of hard heads does not where
+shuffled weights have as many.
 
 ## By layer
 
@@ -196,17 +199,12 @@ def _cutmix(networks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdict(gaps: Sequence[float]) -> str:
-    """Says in which direction CutMix moves the mean attention distance, and how sure that is."""
-    lower = sum(gap < 0 for gap in gaps)
-    direction = (
-        "lower" if lower == len(gaps) else "higher" if lower == 0 else "lower in some seeds and higher in others"
-    )
-    text = f"With CutMix the distance is {direction}: {mean(gaps):+.3f} on average (n = {len(gaps)}"
-    spread = f", standard deviation {stdev(gaps):.3f}" if len(gaps) > 1 else ""
-    chance = ""
-    if len(gaps) > 1 and lower in (0, len(gaps)):
-        chance = f" All {len(gaps)} signs agree by chance once in {2 ** (len(gaps) - 1)} times."
-    return f"{text}{spread}).{chance}"
+    """Says how CutMix moves the mean attention distance: the 95 % t interval of the paired differences."""
+    if len(gaps) < 3:
+        return f"{mean(gaps):+.3f} on average (n = {len(gaps)}: too few for an interval)."
+    low, high = t(len(gaps) - 1, mean(gaps), sem(gaps)).interval(0.95)
+    resolved = "The difference is resolved" if low > 0 or high < 0 else "No difference is resolved"
+    return f"{resolved}: {mean(gaps):+.3f} on average (n = {len(gaps)}; 95 % t interval {low:+.3f} to {high:+.3f})."
 
 
 def _network(network: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ _PSEUDOCODE = {
 }
 
 _USE = {
-    "test": "no validation split, because nothing was chosen by it",
+    "test": "no validation split; the record of a run does not say on which images its settings were chosen",
     "validation": "the test split was not used",
 }
 """What each kind of measured images means for the others."""
@@ -125,7 +125,7 @@ def _results(record: RunRecord) -> dict[str, str]:
         "measure of loss": "mean cross-entropy in nats",
         **(of_views if "views_accuracy" in record.results else {}),
         "runs": "one of training, measured after every epoch; these are the numbers of the last, not of the best",
-        "settings tried": "those under setup alone; the run chose none by its results",
+        "settings tried": "this run tried those under setup; the record does not say what earlier runs tried",
     }
 
 
