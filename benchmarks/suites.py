@@ -235,8 +235,7 @@ Networks have random weights and are as they are (original), or as `network_to_a
 - **planned**: every convolution is an attention layer that computes as its plan says; heads so hard that they look at
   one pixel run as the convolution that they are (path "shift").
 - **separable**: every layer takes a softmax over all keys along each axis and multiplies the pixels with these
-  matrices. Heads with equal scores along an axis share the matrix; keys with less attention than rounding shows are
-  left out of the products, as everywhere in this library.
+  matrices. Keys with less attention than rounding shows are left out of the products, as everywhere in this library.
 - **frozen**: the same after `freeze`. It makes torch's convolutions of hard heads, and all matrices of the others
   beforehand for images of this size; without it every call makes them.
 - The weights of all pairs of queries and keys, heads × queries × keys × 4 bytes, are computed, not measured.
