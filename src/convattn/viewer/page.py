@@ -40,14 +40,13 @@ def write_page(scene: Scene, folder: str | os.PathLike[str]) -> Path:
     return Path(folder) / PAGE
 
 
-def page_html(title: str, *, scene: bytes | None = None, entry: str = "start.js", start: str = "openPage();") -> str:
+def page_html(title: str, *, scene: bytes | None = None, start: str = "openPage();") -> str:
     """Returns the page.
 
     Args:
         title: Its title.
         scene: The content of a scene's file, to be inside; None leaves it out.
-        entry: The file of `static/js` whose functions `start` calls.
-        start: JavaScript that runs when the page is there.
+        start: JavaScript that opens it.
 
     Returns:
         The HTML.
@@ -59,7 +58,7 @@ def page_html(title: str, *, scene: bytes | None = None, entry: str = "start.js"
         "style": "\n".join(_static(f"css/{name}.css") for name in STYLES),
         "tour": _static("tour.html") + costs,
         "scene": f'<script type="text/plain" id="convattn-scene">{data}</script>' if data else "",
-        "script": f"{joined_module(entry)}\n{start}",
+        "script": f"{joined_module()}\n{start}",
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _static("page.html"))
 
@@ -72,7 +71,7 @@ _LAST_COMMENT = re.compile(r"""[ \t]+// [^\n"'`]*$""", re.MULTILINE)  # no text 
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 
 
-def joined_module(entry: str = "start.js") -> str:
+def joined_module(entry: str = "page.js") -> str:
     """Joins a file of `static/js` and all that it imports to one module, without comments and indentation.
 
     Each file comes after those that it imports. What the files must keep to, such as unique names and texts of one

@@ -102,7 +102,7 @@ def _refusal(status: int, message: str) -> Response:
 
 def make_app(shown: Live) -> ASGIApp:
     """Makes the application (ASGI): the page and what it asks for; nothing is read from the disk."""
-    page = page_html(shown.title, entry="start-server.js", start="openServerPage();")
+    page = page_html(shown.title, start="openServerPage();")
     uploads = asyncio.Semaphore(shown.limits.uploads)
 
     async def index(_: Request) -> Response:

@@ -27,7 +27,7 @@ def address(request):
 
 
 def test_every_head_is_a_map_and_its_numbers_are_the_librarys(opened, address, shown):
-    page = opened(address)
+    page = opened(f"{address}#view=explore")
     expect(page.locator("button.map").first).to_be_visible()
     expect(page.get_by_role("heading", name="All heads 6 layers")).to_be_visible()
     for layer, head in ((0, 0), (2, 4), (5, 8)):
@@ -36,7 +36,7 @@ def test_every_head_is_a_map_and_its_numbers_are_the_librarys(opened, address, s
 
 
 def test_the_mouse_moves_the_query(opened, address, shown):
-    page = opened(address)
+    page = opened(f"{address}#view=explore")
     picture = page.get_by_test_id("picture")
     picture.click(position={"x": 20, "y": 40})
     first = query_of(page)
@@ -52,7 +52,7 @@ def test_the_mouse_moves_the_query(opened, address, shown):
 
 
 def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
-    page = opened(address)
+    page = opened(f"{address}#view=explore")
     page.get_by_test_id("picture").focus()
     row, col = query_of(page)
     page.keyboard.press("ArrowDown")
@@ -73,7 +73,7 @@ def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
 
 
 def test_keys_choose_heads_whose_maps_have_not_arrived(opened, server_page, shown):
-    page, held, later = opened(server_page), [], []
+    page, held, later = opened(f"{server_page}#view=explore"), [], []
     page.route("**/rows*", lambda route: route.continue_() if later else held.append(route))
     page.reload()
     page.locator('button.map[data-layer="0"][data-head="0"]').focus()
@@ -90,7 +90,7 @@ def test_keys_choose_heads_whose_maps_have_not_arrived(opened, server_page, show
 
 
 def test_the_small_images_are_one_tab_stop(opened, address, shown):
-    page = opened(address)
+    page = opened(f"{address}#view=explore")
     strip, thumbs = page.get_by_role("toolbar", name="Image"), page.locator("button.thumb")
     expect(thumbs).to_have_count(2)
     names = [image["name"] for image in shown.header["images"]]
@@ -116,7 +116,7 @@ def test_maps_of_content_are_the_librarys_to_half_a_level(opened, address, shown
 
 
 def test_the_address_brings_the_view_back(opened, address):
-    page = opened(address)
+    page = opened(f"{address}#view=explore")
     choose(page, 3, 2)
     page.get_by_test_id("picture").click(position={"x": 30, "y": 30})
     expect(page).to_have_url(re.compile(r"#(?=.*query=)(?=.*head=2)"))
@@ -127,7 +127,7 @@ def test_the_address_brings_the_view_back(opened, address):
 
 
 def test_the_view_and_its_numbers_are_saved(opened, address):
-    page = opened(address)
+    page = opened(f"{address}#view=explore")
     assert download(page, "Save as PNG").startswith(b"\x89PNG\r\n")
     drawn = download(page, "Save as SVG").decode()
     assert drawn.startswith("<svg")
@@ -139,7 +139,7 @@ def test_the_view_and_its_numbers_are_saved(opened, address):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_theme_is_the_systems_until_one_is_chosen(opened, folder_page, dark):
-    page = opened(folder_page, dark=dark)
+    page = opened(f"{folder_page}#view=explore", dark=dark)
     root = page.locator(".convattn")
     expect(root).to_have_attribute("data-theme", "dark" if dark else "light")
     page.get_by_label("Theme").select_option("light" if dark else "dark")
@@ -147,7 +147,7 @@ def test_the_theme_is_the_systems_until_one_is_chosen(opened, folder_page, dark)
 
 
 def test_it_fits_a_phone(opened, folder_page):
-    page = opened(folder_page, width=360, height=740, has_touch=True, is_mobile=True)
+    page = opened(f"{folder_page}#view=explore", width=360, height=740, has_touch=True, is_mobile=True)
     expect(page.locator("button.map").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.evaluate(
@@ -173,7 +173,7 @@ def test_an_own_image_is_taken(opened, address, tmp_path):
 
 def test_a_file_that_is_no_picture_is_told(opened, address, tmp_path):
     (tmp_path / "own.png").write_bytes(b"nothing")
-    page = opened(address)
+    page = opened(f"{address}#view=explore")
     page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
     expect(page.get_by_text("no picture")).to_be_visible()
     opened.watched.errors[:] = [one for one in opened.watched.errors if "415" not in one.text]
@@ -207,7 +207,7 @@ def test_a_saved_view_says_all_that_it_shows_of_few_heads(opened, address):
 
 
 def test_putting_heads_back_keeps_the_keyboards_place(opened, folder_page):
-    page = opened(folder_page)
+    page = opened(f"{folder_page}#view=explore")
     handle = page.get_by_test_id("handle")
     handle.press("ArrowRight")
     page.get_by_role("button", name="Put heads back").press("Enter")
@@ -215,7 +215,7 @@ def test_putting_heads_back_keeps_the_keyboards_place(opened, folder_page):
 
 
 def test_a_link_says_what_it_leaves_out(opened, folder_page):
-    page = opened(folder_page, permissions=["clipboard-read", "clipboard-write"])
+    page = opened(f"{folder_page}#view=explore", permissions=["clipboard-read", "clipboard-write"])
     link, said = page.get_by_role("button", name="Copy link"), page.locator(".save-status")
     link.click()
     expect(said).to_have_text("The link to this view is on the clipboard.")

@@ -39,7 +39,7 @@ def address(request, exhibit, tmp_path):
 
 
 def test_names_are_text(opened, address):
-    page = opened(address)
+    page = opened(f"{address}#view=explore")
     expect(page.get_by_role("heading", level=1)).to_have_text(f"t{SCRIPT}")
     expect(page.locator(".image-note")).to_contain_text("lie outside 0 to 1 before normalisation (from 0.00")
     content = download(page, "Save numbers as CSV").decode()
@@ -63,7 +63,7 @@ def test_names_are_text(opened, address):
     ids=["text", "empty", "cut", "large"],
 )
 def test_a_picture_that_cannot_be_read_is_named_and_the_page_goes_on(opened, address, name, content, said):
-    page = opened(address)
+    page = opened(f"{address}#view=explore")
     expect(page.locator("button.thumb")).to_have_count(2)
     page.locator("input[type=file]").set_input_files([{"name": name, "mimeType": "image/png", "buffer": content}])
     expect(page.locator(".images [role=status]")).to_contain_text(said)

@@ -13,7 +13,6 @@ def step(page, number):
 
 def test_the_tour_goes_through_its_steps_and_back(opened, folder_page):
     page = opened(folder_page)
-    page.get_by_role("tab", name="Learn").click()
     for number in range(1, STEPS):
         expect(step(page, number)).to_be_visible()
         page.get_by_role("button", name="Next").click()
@@ -24,13 +23,19 @@ def test_the_tour_goes_through_its_steps_and_back(opened, folder_page):
 
 def test_the_keyboard_is_enough(opened, folder_page):
     page = opened(folder_page)
-    page.get_by_role("tab", name="Explore").focus()
+    page.get_by_role("tab", name="Learn").focus()
     page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
+    expect(page.locator("button.map").first).to_be_visible()
+    page.keyboard.press("ArrowLeft")
     expect(step(page, 1)).to_be_visible()
     page.get_by_role("button", name="Next").focus()
     page.keyboard.press("Enter")
     expect(step(page, 2)).to_be_visible()
+
+
+def test_a_link_that_names_no_view_opens_explore(opened, folder_page):
+    page = opened(f"{folder_page}#layer=1")
+    expect(page.locator('button.map[data-layer="1"][aria-pressed="true"]')).to_be_visible()
 
 
 def test_the_address_brings_a_step_back(opened, server_page):

@@ -3,7 +3,7 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { argv } from "node:process";
-import { staticSource } from "../../../src/convattn/viewer/static/js/source.js";
+import { staticSource } from "../../../src/convattn/viewer/static/js/rows.js";
 import { readBuffer } from "./files.js";
 
 const [scene, asked, folder] = argv.slice(2);

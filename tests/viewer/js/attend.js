@@ -4,9 +4,13 @@ import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { argv } from "node:process";
 import { attend, positionRow } from "../../../src/convattn/viewer/static/js/attention.js";
-import { geometryOf, liveLayer } from "../../../src/convattn/viewer/static/js/live.js";
-import { floatsOf, readSafetensors } from "../../../src/convattn/viewer/static/js/safetensors.js";
-import { openScene } from "../../../src/convattn/viewer/static/js/scene.js";
+import {
+  geometryOf,
+  liveLayer,
+  floatsOf,
+  readSafetensors,
+  openScene,
+} from "../../../src/convattn/viewer/static/js/scene.js";
 import { readBuffer } from "./files.js";
 
 const folder = argv[2];

@@ -2,9 +2,9 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { levelOf, packedRamp, ramp } from "../../../src/convattn/viewer/static/js/colour.js";
+import { levelOf, packedRamp, ramp } from "../../../src/convattn/viewer/static/js/draw.js";
 
-/** @typedef {import("../../../src/convattn/viewer/static/js/colour.js").Theme} Theme */
+/** @typedef {import("../../../src/convattn/viewer/static/js/draw.js").Theme} Theme */
 
 const THEMES = /** @type {Theme[]} */ (["light", "dark"]);
 

@@ -1,8 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { remoteSource, rowsFields } from "../../../src/convattn/viewer/static/js/remote.js";
-import { withFields } from "../../../src/convattn/viewer/static/js/server-source.js";
+import { remoteSource, rowsFields, withFields } from "../../../src/convattn/viewer/static/js/remote.js";
 import { safetensorsFile } from "./files.js";
 
 const LAYER = {
@@ -107,14 +106,7 @@ test("rows from elsewhere are spread over the lattice of keys, with prefix token
   assert.deepEqual([...row.weights].slice(0, 3), [0, Math.fround((51 * Math.fround(0.5)) / 255), 0]);
 });
 
-test("a query that was asked is not asked again", async () => {
-  const { made, counted } = source(() => answer(0));
-  await made.rows(ASKED);
-  await made.rows({ ...ASKED });
-  assert.equal(counted.calls, 1);
-});
-
-test("a refusal is told, and not kept", async () => {
+test("a refusal is told", async () => {
   const answers = [() => Promise.reject(new Error("away")), () => answer(0)];
   const { made, counted } = source(() => /** @type {() => ArrayBuffer} */ (answers.shift())());
   await assert.rejects(made.rows(ASKED), /away/);

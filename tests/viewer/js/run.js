@@ -3,9 +3,8 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { argv } from "node:process";
-import { liveLayer } from "../../../src/convattn/viewer/static/js/live.js";
+import { liveLayer, openScene } from "../../../src/convattn/viewer/static/js/scene.js";
 import { runOnImage } from "../../../src/convattn/viewer/static/js/program.js";
-import { openScene } from "../../../src/convattn/viewer/static/js/scene.js";
 import { readBuffer } from "./files.js";
 
 const [file, folder] = argv.slice(2);

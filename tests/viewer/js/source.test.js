@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { staticSource } from "../../../src/convattn/viewer/static/js/source.js";
+import { staticSource } from "../../../src/convattn/viewer/static/js/rows.js";
 import { safetensorsFile } from "./files.js";
 
 /** @param {...[number, number]} sizes of the networks, which all run in the page; the scene's picture is of 5 × 7 */

@@ -1,9 +1,13 @@
 // Prints what the guided tour shows in numbers, as JSON. Run by tests/viewer/test_tour.py.
 
 import { argv, stdout } from "node:process";
-import { certifiedError, offCentreMass } from "../../../src/convattn/viewer/static/js/learn/bound.js";
-import { compareEncodings, waveFeatures } from "../../../src/convattn/viewer/static/js/learn/fit.js";
-import { KERNELS, namedTaps } from "../../../src/convattn/viewer/static/js/learn/kernels.js";
+import {
+  certifiedError,
+  offCentreMass,
+  KERNELS,
+  namedTaps,
+} from "../../../src/convattn/viewer/static/js/learn/kernels.js";
+import { compareEncodings, waveFeatures } from "../../../src/convattn/viewer/static/js/learn/step-encodings.js";
 
 const sharpness = /** @type {number[]} */ (JSON.parse(argv[2]));
 const bounds = Object.keys(KERNELS).map((name) => ({

@@ -6,16 +6,8 @@ import {
   certifiedError,
   interiorKernel,
   offCentreMass,
-} from "../../../src/convattn/viewer/static/js/learn/bound.js";
-import { attendAllPairs, measureCosts } from "../../../src/convattn/viewer/static/js/learn/costs.js";
-import {
-  compareEncodings,
-  fitSoftmax,
-  solvePositive,
-  targetMap,
-} from "../../../src/convattn/viewer/static/js/learn/fit.js";
-import { attendHeads, headMap } from "../../../src/convattn/viewer/static/js/learn/heads.js";
-import {
+  attendHeads,
+  headMap,
   KERNELS,
   bestTaps,
   convolvePicture,
@@ -26,7 +18,14 @@ import {
   padPicture,
   tapsOf,
 } from "../../../src/convattn/viewer/static/js/learn/kernels.js";
-import { tourPicture, tourQuery } from "../../../src/convattn/viewer/static/js/learn/picture.js";
+import { attendAllPairs, measureCosts } from "../../../src/convattn/viewer/static/js/learn/step-cost.js";
+import {
+  compareEncodings,
+  fitSoftmax,
+  solvePositive,
+  targetMap,
+} from "../../../src/convattn/viewer/static/js/learn/step-encodings.js";
+import { tourPicture, tourQuery } from "../../../src/convattn/viewer/static/js/learn/learn.js";
 import { bordersApart } from "../../../src/convattn/viewer/static/js/learn/step-borders.js";
 import { float32Floor } from "../../../src/convattn/viewer/static/js/learn/step-sharpness.js";
 import { differenceText, powerText } from "../../../src/convattn/viewer/static/js/learn/view.js";
@@ -226,7 +225,7 @@ test("all pairs give the same output as separable heads", () => {
 });
 
 test("the measurement tells each size", async () => {
-  /** @type {import("../../../src/convattn/viewer/static/js/learn/costs.js").Measured[]} */
+  /** @type {import("../../../src/convattn/viewer/static/js/learn/step-cost.js").Measured[]} */
   const found = [];
   await measureCosts(
     (measured) => void found.push(measured),

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { withinScene } from "../../../src/convattn/viewer/static/js/explore/within.js";
+import { withinScene } from "../../../src/convattn/viewer/static/js/explore/choices.js";
 import { DEFAULT_STATE } from "../../../src/convattn/viewer/static/js/state.js";
 
 /** @typedef {import("../../../src/convattn/viewer/static/js/scene.js").Scene} Scene */

@@ -1,15 +1,67 @@
-import { partOf } from "./parts.js";
-import { addProduct } from "./product.js";
-import { tableShape } from "./scores.js";
+import { addProduct, partOf } from "./numbers.js";
+
+/**
+ * Where queries and keys stand, and the scores of displacements, as `docs/theory.md` §1 defines them.
+ * @typedef {import("./scene.js").Pair} Pair
+ * @typedef {object} LayerGeometry  where queries stand among the keys
+ * @property {Pair} keys  rows and columns of the padded image
+ * @property {Pair} grid  rows and columns of the queries
+ * @property {Pair} first  key at which query (0, 0) stands
+ * @property {Pair} stride  keys from one query to the next
+ */
+
+/**
+ * Returns the sizes of a score table, and its lowest displacements.
+ * @param {LayerGeometry} geometry
+ * @returns {{lowest: Pair, size: Pair}}
+ */
+export function tableShape(geometry) {
+  const { keys, grid, first, stride } = geometry;
+  const last = (/** @type {0 | 1} */ axis) => first[axis] + stride[axis] * (grid[axis] - 1);
+  return { lowest: [-last(0), -last(1)], size: [keys[0] - first[0] + last(0), keys[1] - first[1] + last(1)] };
+}
+
+/**
+ * Scores −α‖δ − Δ‖² of every displacement along each axis; their sum is the score.
+ * @param {ArrayLike<number>} centres  Δ (heads, 2)
+ * @param {ArrayLike<number>} sharpness  α (heads)
+ * @param {{lowest: Pair, size: Pair}} shape
+ * @returns {[Float32Array, Float32Array]}
+ */
+export function quadraticAxes(centres, sharpness, { lowest, size }) {
+  const along = (/** @type {0 | 1} */ axis) => {
+    const scores = new Float32Array(sharpness.length * size[axis]);
+    for (let head = 0; head < sharpness.length; head++) {
+      for (let i = 0; i < size[axis]; i++) {
+        scores[head * size[axis] + i] = -sharpness[head] * (lowest[axis] + i - centres[2 * head + axis]) ** 2;
+      }
+    }
+    return scores;
+  };
+  return [along(0), along(1)];
+}
+
+/**
+ * Adds the scores of the axes up to a table (heads, rows, cols).
+ * @param {[Float32Array, Float32Array]} axes
+ * @param {number} heads
+ * @returns {Float32Array}
+ */
+export function sumOfAxes([rows, cols], heads) {
+  const [down, across] = [rows.length / heads, cols.length / heads];
+  const table = new Float32Array(heads * down * across);
+  for (let head = 0, at = 0; head < heads; head++) {
+    for (let i = 0; i < down; i++) {
+      for (let j = 0; j < across; j++) table[at++] = rows[head * down + i] + cols[head * across + j];
+    }
+  }
+  return table;
+}
 
 /**
  * Attention of heads that score displacements: weights, and the output of a layer.
- *
- * @typedef {import("./scene.js").Pair} Pair
  * @typedef {import("./scene.js").Padding} Padding
- * @typedef {import("./scores.js").LayerGeometry} LayerGeometry
  * @typedef {{rows: number, cols: number, channels: number, data: Float32Array}} Features  pixel by pixel, row by row
- *
  * @typedef {object} LiveLayer  a layer that is computed in the page
  * @property {number} heads
  * @property {LayerGeometry} geometry
@@ -28,7 +80,6 @@ const LEAST_WEIGHT = 1.0842021724855044e-19;
 
 /**
  * Cuts the scores of one query out of the table.
- *
  * @param {LayerGeometry} geometry
  * @param {Float32Array} scores
  * @param {number} heads
@@ -52,7 +103,6 @@ export function positionScores(geometry, scores, heads, query) {
 
 /**
  * Weights of one query: a softmax over the keys for each head.
- *
  * @param {LayerGeometry} geometry
  * @param {Float32Array} scores
  * @param {number} heads
@@ -68,7 +118,6 @@ export function positionRow(geometry, scores, heads, query) {
 
 /**
  * Replaces scores by their softmax.
- *
  * @param {Float32Array | Float64Array} scores
  * @param {number} start
  * @param {number} count
@@ -82,10 +131,7 @@ function softmaxInPlace(scores, start, count) {
   for (let i = 0; i < count; i++) scores[start + i] = powers[first + i] / sum;
 }
 
-/**
- * @param {ArrayLike<number>} scores
- * @returns {Float64Array} their softmax
- */
+/** @param {ArrayLike<number>} scores @returns {Float64Array} their softmax */
 export function softmaxOf(scores) {
   const weights = new Float64Array(scores);
   softmaxInPlace(weights, 0, weights.length);
@@ -94,7 +140,6 @@ export function softmaxOf(scores) {
 
 /**
  * Computes a layer: y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k].
- *
  * @param {Features} features
  * @param {LiveLayer} layer
  * @returns {Features}
@@ -123,7 +168,6 @@ export function attend(features, layer) {
 
 /**
  * Makes the keys from features: spreads them, pads them.
- *
  * @param {Features} features
  * @param {Padding} padding
  * @returns {Features}
@@ -167,7 +211,6 @@ function sourceOf(at, size, mode) {
 
 /**
  * Takes means over the keys, first along columns of keys, then along rows: one softmax for each axis.
- *
  * @param {Features} keys
  * @param {LiveLayer} layer
  * @param {[Float32Array, Float32Array]} axes
@@ -218,7 +261,6 @@ function axisWeights({ geometry, heads }, scores, head, axis) {
 
 /**
  * Takes means over the keys with a weight for each pair of query and key.
- *
  * @param {Features} keys
  * @param {LiveLayer} layer
  * @param {number} head
@@ -247,10 +289,7 @@ function mixByTable(keys, layer, head, mixed) {
   }
 }
 
-/**
- * @param {Float32Array} table
- * @returns {Float64Array}  e^(score − largest)
- */
+/** @param {Float32Array} table @returns {Float64Array} e^(score − largest) */
 function powersOf(table) {
   let largest = -Infinity;
   for (const score of table) largest = Math.max(largest, score);
@@ -275,7 +314,6 @@ function cutRow(table, corner, width, keys, row) {
 
 /**
  * Adds W_h · mixed to the sums.
- *
  * @param {Float64Array} mixed
  * @param {LiveLayer} layer
  * @param {number} head

@@ -32,11 +32,7 @@ export function setProp(element, name, value) {
   }
 }
 
-/**
- * Sets properties of an element, as `setProp` does.
- * @param {Element} element
- * @param {Props} props
- */
+/** Sets properties of an element, as `setProp` does. @param {Element} element @param {Props} props */
 export function setProps(element, props) {
   for (const [name, value] of Object.entries(props)) setProp(element, name, value);
 }
@@ -114,11 +110,7 @@ export function svg(tag, props, ...children) {
   return furnish(element, props, children);
 }
 
-/**
- * Replaces the children of an element.
- * @param {Element} parent
- * @param {...Child} children
- */
+/** Replaces the children of an element. @param {Element} parent @param {...Child} children */
 export function fill(parent, ...children) {
   parent.replaceChildren();
   furnish(parent, null, children);
@@ -161,11 +153,7 @@ export function calm() {
 
 let madeNames = 0;
 
-/**
- * Returns a name for an id that no other element has.
- * @param {string} stem
- * @returns {string}
- */
+/** Returns a name for an id that no other element has. @param {string} stem @returns {string} */
 export function freshId(stem) {
   madeNames += 1;
   return `convattn-${stem}-${madeNames}`;
@@ -183,5 +171,105 @@ export function oncePerFrame(run) {
       asked = 0;
       run();
     });
+  };
+}
+
+// Arrow keys, and those that go to the ends.
+
+/** Steps of the arrow keys: down and right. @type {Record<string, [number, number]>} */
+const ARROW_STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+/**
+ * Calls a function with the step of an arrow key, which then does nothing else.
+ * @param {Element} target
+ * @param {(step: [number, number], event: KeyboardEvent) => void} move
+ */
+export function followArrows(target, move) {
+  target.addEventListener("keydown", (event) => {
+    const key = /** @type {KeyboardEvent} */ (event);
+    const step = ARROW_STEPS[key.key];
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    move(step, key);
+  });
+}
+
+/**
+ * Returns the place that a key goes to, before it is kept within the grid: arrows, and Home, End, PageUp, PageDown to the
+ * ends. The key then does nothing else.
+ * @param {KeyboardEvent} event
+ * @param {[number, number]} place  row and column
+ * @param {number} [far]  cells that an arrow goes
+ * @returns {[number, number] | undefined}
+ */
+export function keyTarget(event, [row, col], far = 1) {
+  const step = ARROW_STEPS[event.key];
+  /** @type {Record<string, [number, number]>} */
+  const ends = { Home: [row, 0], End: [row, Infinity], PageUp: [0, col], PageDown: [Infinity, col] };
+  /** @type {[number, number] | undefined} */
+  const target = step ? [row + far * step[0], col + far * step[1]] : ends[event.key];
+  if (target) event.preventDefault();
+  return target;
+}
+
+// Mouse, pen or finger.
+
+/**
+ * Follows a pointer over an element, from its press until it is let go.
+ * @param {Element} target
+ * @param {(event: PointerEvent, first: boolean) => unknown} moved  called at the press, too; if it returns false then,
+ *   the pointer is not followed
+ */
+export function followPointer(target, moved) {
+  const follow = (/** @type {Event} */ event) => {
+    const pointer = /** @type {PointerEvent} */ (event);
+    const first = pointer.type === "pointerdown";
+    if (first ? pointer.button : !target.hasPointerCapture(pointer.pointerId)) return;
+    if (moved(pointer, first) !== false && first) target.setPointerCapture(pointer.pointerId);
+  };
+  target.addEventListener("pointerdown", follow);
+  target.addEventListener("pointermove", follow);
+}
+
+/**
+ * Returns where a pointer is on an element, as shares of its height and width.
+ * @param {Element} target
+ * @param {PointerEvent} event
+ * @returns {[number, number]}
+ */
+export function pointedShare(target, { clientX, clientY }) {
+  const { top, left, width, height } = target.getBoundingClientRect();
+  return [(clientY - top) / height, (clientX - left) / width];
+}
+
+/**
+ * Makes a group of radio buttons that looks like one control.
+ * @param {string} legend
+ * @param {Record<string, string>} choices texts by value
+ * @param {(value: string) => void} chosen
+ * @returns {{element: HTMLElement, set: (value: string) => void, allow: (value: string, why: string | null) => void}}
+ */
+export function createSegments(legend, choices, chosen) {
+  const name = freshId("choice");
+  const items = Object.entries(choices).map(([value, text]) => {
+    const input = h("input", { type: "radio", name, value, onchange: () => chosen(value) });
+    return { value, input, label: h("label", null, input, span(text)) };
+  });
+  const element = h(
+    "fieldset",
+    { class: "segments" },
+    h("legend", null, legend),
+    div("segment-row", ...items.map(({ label }) => label)),
+  );
+  return {
+    element,
+    set: (value) => items.forEach(({ input }) => void (input.checked = input.value === value)),
+    allow(value, reason) {
+      for (const { input, label } of items.filter((item) => item.value === value)) {
+        input.disabled = reason !== null;
+        label.title = reason ?? "";
+      }
+    },
   };
 }

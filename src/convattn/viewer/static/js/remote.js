@@ -1,16 +1,12 @@
-import { decodeLevels, findQuery, spreadRow } from "./rows.js";
-import { bytesOf, floatsOf, readSafetensors } from "./safetensors.js";
-import { openScene } from "./scene.js";
-import { rowsInPage } from "./source.js";
+import { decodeLevels, findQuery, rowsInPage, spreadRow } from "./rows.js";
+import { bytesOf, floatsOf, openScene, readSafetensors } from "./scene.js";
 
 /**
  * A source whose networks run elsewhere: in the server, or in the kernel of a notebook.
- *
- * @typedef {import("./source.js").Source} Source
- * @typedef {import("./source.js").Scene} Scene
- * @typedef {import("./source.js").RowsAsked} RowsAsked
+ * @typedef {import("./rows.js").Source} Source
+ * @typedef {import("./rows.js").Scene} Scene
+ * @typedef {import("./rows.js").RowsAsked} RowsAsked
  * @typedef {import("./rows.js").LayerRows} LayerRows
- *
  * @typedef {Record<string, number | string>} RowsFields  network, image, part, and row and col or prefix
  * @typedef {object} Transport  every answer is a safetensors file
  * @property {ArrayBuffer} scene
@@ -19,29 +15,14 @@ import { rowsInPage } from "./source.js";
  * @property {(file: File) => Promise<ArrayBuffer>} upload  the picture, and in the metadata its number and description
  */
 
-/** Rows that are kept: a query that moves to and fro is not asked twice. */
-const ROWS_KEPT = 64;
-
-/**
- * Opens what is at the other end.
- *
- * @param {Transport} transport
- * @returns {Source}
- */
+/** Opens what is at the other end. @param {Transport} transport @returns {Source} */
 export function remoteSource(transport) {
   const scene = openScene(transport.scene);
-  /** @type {Map<string, Promise<LayerRows[]>>} */
-  const kept = new Map();
-  const rows = (/** @type {RowsAsked} */ asked) => {
-    const name = JSON.stringify(asked);
-    const found = kept.get(name) ?? askRows(scene, transport, asked);
-    kept.delete(name);
-    kept.set(name, found);
-    found.catch(() => kept.delete(name));
-    if (kept.size > ROWS_KEPT) kept.delete([...kept.keys()][0]);
-    return found;
+  return {
+    scene,
+    rows: (asked) => askRows(scene, transport, asked),
+    upload: (file) => sendPicture(scene, transport, file),
   };
-  return { scene, rows, upload: (file) => sendPicture(scene, transport, file) };
 }
 
 /** @param {RowsAsked} asked @returns {RowsFields} as a server or a kernel reads it */
@@ -54,7 +35,6 @@ export const rowsFields = ({ network, image, query, part }) => ({
 
 /**
  * Computes in the page what can be, and asks for the rest.
- *
  * @param {Scene} scene
  * @param {Transport} transport
  * @param {RowsAsked} asked
@@ -79,7 +59,6 @@ async function askRows(scene, transport, asked) {
 
 /**
  * Sends a picture, and adds to the scene what the network sees of it.
- *
  * @param {Scene} scene
  * @param {Transport} transport
  * @param {File} file
@@ -98,7 +77,6 @@ async function sendPicture(scene, transport, file) {
 
 /**
  * Adds the pictures that others have sent in the meantime.
- *
  * @param {Scene} scene
  * @param {Scene} now
  * @param {number} end  number of the first picture that is not taken
@@ -110,4 +88,40 @@ function takeOthers(scene, now, end) {
     scene.tensors.set(image.picture, picture);
     scene.images.push(image);
   }
+}
+
+/** The page on a local server. */
+
+/** Opens the server that this page came from. @param {string} base its address @returns {Promise<Source>} */
+export async function serverSource(base) {
+  const at = (/** @type {string} */ name) => new URL(name, base);
+  return remoteSource({
+    scene: await fetchBytes(at("scene")),
+    rows: (fields) => fetchBytes(withFields(at("rows"), fields)),
+    again: () => fetchBytes(at("scene")),
+    upload: (file) => fetchBytes(withFields(at("images"), { name: file.name }), { method: "POST", body: file }),
+  });
+}
+
+/** Writes fields into an address. @param {URL} address @param {object} fields @returns {URL} */
+export function withFields(address, fields) {
+  for (const [name, value] of Object.entries(fields)) address.searchParams.set(name, `${value}`);
+  return address;
+}
+
+/**
+ * Fetches bytes; what the server refuses becomes an error in its words.
+ * @param {URL} address
+ * @param {RequestInit} [request]
+ * @returns {Promise<ArrayBuffer>}
+ */
+async function fetchBytes(address, request) {
+  let answer;
+  try {
+    answer = await fetch(address, request);
+  } catch {
+    throw new Error("the server does not answer; is it still running?");
+  }
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.arrayBuffer();
 }

@@ -1,19 +1,24 @@
 import { positionRow } from "./attention.js";
-import { geometryOf, positionOf } from "./live.js";
-import { partOf } from "./parts.js";
-import { bytesOf, floatsOf, integersOf } from "./safetensors.js";
-import { nearestCell } from "./scene.js";
+import { partOf } from "./numbers.js";
+import {
+  bytesOf,
+  floatsOf,
+  geometryOf,
+  integersOf,
+  nearestCell,
+  openScene,
+  pictureShape,
+  positionOf,
+} from "./scene.js";
 
 /**
  * Rows of attention weights: of all heads of a layer, for one query.
- *
  * @typedef {import("./scene.js").Pair} Pair
  * @typedef {import("./scene.js").Scene} Scene
  * @typedef {import("./scene.js").SceneLayer} SceneLayer
  * @typedef {import("./scene.js").MapsAttention} MapsAttention
  * @typedef {"both" | "position" | "content"} Part
  * @typedef {Pair | {prefix: number}} Query  in pixels of the image, or the number of a prefix token
- *
  * @typedef {object} LayerRows
  * @property {number} layer
  * @property {Pair | {prefix: number}} query  cell of the layer's grid, or the number of a prefix token
@@ -22,13 +27,11 @@ import { nearestCell } from "./scene.js";
  * @property {number} keyCols
  * @property {Float32Array} weights  (heads, key rows, key cols); NaN where the query cannot look
  * @property {Float32Array} prefix  (heads, prefix tokens)
- *
  * @typedef {{group: number, place: number}} QueryPlace
  */
 
 /**
  * Returns the rows of a layer that is computed from its scores; null if it has no such query.
- *
  * @param {Scene} scene
  * @param {SceneLayer} layer
  * @param {number} number
@@ -47,7 +50,6 @@ export function positionRows(scene, layer, number, query) {
 
 /**
  * Finds a query in the groups of a layer; null if it is in none.
- *
  * @param {Scene} scene
  * @param {SceneLayer} layer
  * @param {Query} query
@@ -66,7 +68,6 @@ export function findQuery(scene, layer, query) {
 
 /**
  * Spreads the weights of one query over the lattice of keys.
- *
  * @param {Scene} scene
  * @param {SceneLayer} layer
  * @param {number} number
@@ -100,7 +101,6 @@ export function spreadRow(scene, layer, number, { place, cell }, row) {
 
 /**
  * Decodes levels of bytes: weight = low + level / 255 · scale.
- *
  * @param {Uint8Array} levels  (heads, keys)
  * @param {Float32Array} scales  (heads)
  * @param {Float32Array | null} lows  (heads); null stands for zeros
@@ -118,7 +118,6 @@ export function decodeLevels(levels, scales, lows) {
 
 /**
  * Returns the rows of a layer whose maps are in the scene; null if it has none of this image or query.
- *
  * @param {Scene} scene
  * @param {{network: number, image: number | "mean", query: Query, part: Part}} asked
  * @param {number} number  of the layer
@@ -149,4 +148,84 @@ export function storedRows(scene, { network, image, query, part }, number) {
     found,
     decodeLevels(levels, of("scales"), attention.signed ? of("lows") : null),
   );
+}
+
+/**
+ * Where a page gets its rows from: the scene itself, a server, a notebook.
+ * @typedef {{network: number, image: number | "mean", query: Query, part: Part}} RowsAsked
+ * @typedef {object} Source
+ * @property {Scene} scene
+ * @property {(asked: RowsAsked) => Promise<LayerRows[]>} rows  of the layers that have this query and this image
+ * @property {null | ((file: File) => Promise<number>)} upload  adds an image to the scene and returns its number
+ */
+
+/** Opens a scene that holds everything. @param {ArrayBuffer} buffer @returns {Source} */
+export function staticSource(buffer) {
+  const scene = openScene(buffer);
+  const rows = async (/** @type {RowsAsked} */ asked) => rowsInPage(scene, asked);
+  return { scene, rows, upload: takesPictures(scene) ? (file) => addPicture(scene, file) : null };
+}
+
+/**
+ * Returns the rows that need nothing but the scene.
+ * @param {Scene} scene
+ * @param {RowsAsked} asked
+ * @returns {LayerRows[]}
+ */
+export function rowsInPage(scene, asked) {
+  const layers = scene.networks[asked.network].layers;
+  return layers.flatMap((layer, number) => {
+    const live = layer.attention.kind === "position" || (asked.part === "position" && layer.attention.position);
+    const found = live ? positionRows(scene, layer, number, asked.query) : storedRows(scene, asked, number);
+    return found ? [found] : [];
+  });
+}
+
+/**
+ * Returns whether a network runs in the page on pictures of the scene's size: then another image changes something.
+ * @param {Scene} scene
+ * @returns {boolean}
+ */
+function takesPictures(scene) {
+  const [rows, cols] = pictureShape(scene, 0);
+  return scene.networks.some(({ program, input }) => program && input?.rows === rows && input.cols === cols);
+}
+
+/** @param {Scene} scene @param {File} file @returns {Promise<number>} */
+async function addPicture(scene, file) {
+  const shape = pictureShape(scene, 0);
+  const data = await readPicture(file, ...shape);
+  const name = `pictures/added/${scene.images.length}`;
+  scene.tensors.set(name, { dtype: "U8", shape: [...shape, 3], data });
+  return scene.images.push({ name: file.name, label: null, picture: name, own: true }) - 1;
+}
+
+/** Largest file and largest side of a picture that a user may drop on the page. */
+const LARGEST_FILE = 64 * 2 ** 20;
+
+/**
+ * Reads a picture as the page needs it: all of it, squeezed to the given size, as `convattn view --images` does.
+ * @param {File} file
+ * @param {number} rows
+ * @param {number} cols
+ * @returns {Promise<Uint8Array>}  (rows, cols, 3)
+ */
+export async function readPicture(file, rows, cols) {
+  if (file.size > LARGEST_FILE) throw new Error(`${file.name} is larger than ${LARGEST_FILE / 2 ** 20} MB`);
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file);
+  } catch {
+    throw new Error(`${file.name} is no picture that this browser can read`);
+  }
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [cols, rows];
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  if (!context) throw new Error("this browser cannot draw pictures");
+  context.imageSmoothingQuality = "high";
+  context.fillStyle = "white"; // behind what is transparent
+  context.fillRect(0, 0, cols, rows);
+  context.drawImage(bitmap, 0, 0, cols, rows);
+  bitmap.close();
+  return new Uint8Array(context.getImageData(0, 0, cols, rows).data.filter((_, at) => at % 4 < 3));
 }

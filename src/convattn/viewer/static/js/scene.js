@@ -1,37 +1,113 @@
-import { clamp } from "./clamp.js";
-import { positionOf } from "./live.js";
-import { floatsOf, readSafetensors } from "./safetensors.js";
-import { sumOfAxes } from "./scores.js";
+import { sumOfAxes } from "./attention.js";
+import { clamp } from "./numbers.js";
+
+/**
+ * Reads the safetensors format: eight bytes with the length of a JSON header, the header, the numbers.
+ * @typedef {Float32Array | Uint8Array | Int32Array} Numbers
+ * @typedef {{dtype: string, shape: number[], data: Numbers}} Tensor
+ * @typedef {{metadata: Record<string, string>, tensors: Map<string, Tensor>}} SafetensorsFile
+ */
+
+/** Names of the dtypes that scenes have, with what holds their numbers. */
+const SAFETENSORS_TYPES = { F16: Uint16Array, F32: Float32Array, I32: Int32Array, U8: Uint8Array };
+
+/**
+ * Reads a file. Numbers of 16 bits become float32; the others are views of the buffer where it is aligned.
+ * @param {ArrayBuffer} buffer
+ * @returns {SafetensorsFile}
+ */
+export function readSafetensors(buffer) {
+  const length = buffer.byteLength < 8 ? NaN : Number(new DataView(buffer).getBigUint64(0, true));
+  if (!(length <= buffer.byteLength - 8)) throw new Error("the file is no safetensors file, or is cut off");
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
+  const start = 8 + length;
+  /** @type {Map<string, Tensor>} */
+  const tensors = new Map();
+  for (const [name, entry] of Object.entries(header)) {
+    if (name === "__metadata__") continue;
+    const [from, to] = entry.data_offsets;
+    if (start + to > buffer.byteLength) throw new Error(`the file is cut off: it does not hold ${name}`);
+    const data = safetensorsNumbers(entry.dtype, buffer, start + from, to - from);
+    const size = entry.shape.reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
+    if (data.length !== size) throw new Error(`the file is damaged: ${name} has ${data.length} numbers, not ${size}`);
+    tensors.set(name, { dtype: entry.dtype, shape: entry.shape, data });
+  }
+  return { metadata: header.__metadata__ ?? {}, tensors };
+}
+
+/**
+ * @param {string} dtype
+ * @param {ArrayBuffer} buffer
+ * @param {number} from
+ * @param {number} bytes
+ * @returns {Numbers}
+ */
+function safetensorsNumbers(dtype, buffer, from, bytes) {
+  const type = SAFETENSORS_TYPES[/** @type {keyof typeof SAFETENSORS_TYPES} */ (dtype)];
+  if (!type) throw new Error(`numbers of dtype ${dtype} cannot be read`);
+  const width = type.BYTES_PER_ELEMENT;
+  const aligned = from % width === 0;
+  const whole = aligned ? buffer : buffer.slice(from, from + bytes);
+  const numbers = new type(whole, aligned ? from : 0, Math.floor(bytes / width));
+  return numbers instanceof Uint16Array ? halvesToFloats(numbers) : numbers;
+}
+
+/** Decodes numbers of 16 bits (IEEE 754 binary16). @param {Uint16Array} halves @returns {Float32Array} */
+function halvesToFloats(halves) {
+  const floats = new Float32Array(halves.length);
+  for (let i = 0; i < halves.length; i++) {
+    const half = halves[i];
+    const sign = half & 0x8000 ? -1 : 1;
+    const exponent = (half >> 10) & 31;
+    const fraction = half & 1023;
+    if (exponent === 31) floats[i] = fraction ? NaN : sign * Infinity;
+    else if (exponent === 0) floats[i] = sign * fraction * 2 ** -24;
+    else floats[i] = sign * (1024 + fraction) * 2 ** (exponent - 25);
+  }
+  return floats;
+}
+
+/**
+ * Makes a function that returns the numbers of a tensor, which must be of one type, under its name.
+ * @template {Numbers} T
+ * @param {new (...given: any[]) => T} type
+ * @param {string} kind  what such numbers are called in errors
+ * @returns {(tensors: Map<string, Tensor>, name: string) => T}
+ */
+function numbersOf(type, kind) {
+  return (tensors, name) => {
+    const data = tensors.get(name)?.data;
+    if (!(data instanceof type)) throw new Error(`the scene has no ${kind} ${name}`);
+    return data;
+  };
+}
+
+export const floatsOf = numbersOf(Float32Array, "numbers");
+export const integersOf = numbersOf(Int32Array, "integers");
+export const bytesOf = numbersOf(Uint8Array, "bytes");
 
 /**
  * What a page shows: images, networks, their layers. `docs/viewer.md` describes the format.
  *
  * A pair is (row, col). Positions are in pixels of the image as the network sees it; the centre of pixel (0, 0) is 0, 0.
- *
- * @typedef {import("./safetensors.js").Tensor} Tensor
  * @typedef {[number, number]} Pair
- *
  * @typedef {object} SceneImage
  * @property {string} name
  * @property {string | null} label
  * @property {string} picture  name of a tensor of bytes (rows, cols, 3): the image before normalisation
  * @property {string} [note]  what the picture does not show
  * @property {boolean} [own]  whether the reader added it, to this page alone
- *
  * @typedef {object} Lattice
  * @property {Pair} grid  rows and columns
  * @property {Pair} first  centre of (0, 0), in pixels of the image
  * @property {Pair} step  from one to the next, in pixels of the image
- *
  * @typedef {object} Statistic
  * @property {number | number[]} value
  * @property {number | number[] | null} error  standard error
- *
  * @typedef {object} PositionHeads
  * @property {string} encoding  "quadratic", "shift", …
  * @property {string | null} centres  (heads, 2), in key steps
  * @property {string | null} sharpness  (heads), α in 1 / key step²
- *
  * @typedef {object} PositionAttention  attention that depends on nothing but the displacement
  * @property {"position"} kind
  * @property {string} scores  (heads, rows, cols): from the lowest to the highest displacement along each axis; where a
@@ -43,12 +119,10 @@ import { sumOfAxes } from "./scores.js";
  * @property {string | null} bias  (outputs)
  * @property {Padding} padding  how the keys are made from the features
  * @property {number} groups
- *
  * @typedef {object} Padding
  * @property {[Pair, Pair]} pairs  pixels added (before, after) along each axis; negative ones are cut off
  * @property {"zeros" | "reflect" | "replicate" | "circular"} mode
  * @property {Pair} spread  step between the features' pixels among the keys; zeros between them
- *
  * @typedef {object} MapsAttention  attention that depends on the image: rows of weights
  * @property {"maps"} kind
  * @property {("both" | "position" | "content")[]} parts
@@ -59,7 +133,6 @@ import { sumOfAxes } from "./scores.js";
  * @property {boolean} signed  whether rows have a lowest weight other than zero
  * @property {boolean} stored  whether the file holds the rows; otherwise a server does
  * @property {(number | "mean")[]} images  of which there are rows
- *
  * @typedef {object} SceneLayer
  * @property {string} name
  * @property {string} kind
@@ -73,15 +146,12 @@ import { sumOfAxes } from "./scores.js";
  * @property {string | null} sentence
  * @property {Record<string, Statistic>[] | null} statistics  of each head
  * @property {PositionAttention | MapsAttention} attention
- *
  * @typedef {object} Timeline
  * @property {number[]} epochs
  * @property {string} centres  (moments, layers, heads, 2)
  * @property {string} sharpness  (moments, layers, heads)
  * @property {number[]} layers  numbers of the layers
- *
  * @typedef {{op: string} & Record<string, any>} Op
- *
  * @typedef {object} SceneNetwork
  * @property {string} name
  * @property {string} title
@@ -91,7 +161,6 @@ import { sumOfAxes } from "./scores.js";
  * @property {Op[] | null} program
  * @property {SceneLayer[]} layers
  * @property {Timeline | null} timeline
- *
  * @typedef {object} Scene
  * @property {1} schema
  * @property {string} title
@@ -103,12 +172,7 @@ import { sumOfAxes } from "./scores.js";
 /** Version of the format that this page reads. */
 const SCENE_SCHEMA = 1;
 
-/**
- * Opens a scene.
- *
- * @param {ArrayBuffer} buffer  a safetensors file
- * @returns {Scene}
- */
+/** Opens a scene. @param {ArrayBuffer} buffer a safetensors file @returns {Scene} */
 export function openScene(buffer) {
   const { metadata, tensors } = readSafetensors(buffer);
   const text = metadata["convattn.scene"];
@@ -121,11 +185,7 @@ export function openScene(buffer) {
   return opened;
 }
 
-/**
- * Adds up the scores of encodings of which the file has those of each axis.
- *
- * @param {Scene} scene
- */
+/** Adds up the scores of encodings of which the file has those of each axis. @param {Scene} scene */
 function addScores({ networks, tensors }) {
   for (const [network, { layers }] of networks.entries()) {
     for (const [number, layer] of layers.entries()) {
@@ -140,13 +200,7 @@ function addScores({ networks, tensors }) {
   }
 }
 
-/**
- * Returns rows and columns of a picture.
- *
- * @param {Scene} scene
- * @param {number} image
- * @returns {Pair}
- */
+/** Returns rows and columns of a picture. @param {Scene} scene @param {number} image @returns {Pair} */
 export function pictureShape({ images, tensors }, image) {
   const [rows, cols] = tensors.get(images[image].picture)?.shape ?? [1, 1];
   return [rows, cols];
@@ -154,7 +208,6 @@ export function pictureShape({ images, tensors }, image) {
 
 /**
  * Returns the cell of a layer whose centre is nearest to a place.
- *
  * @param {Pick<SceneLayer, "place" | "grid">} layer
  * @param {Pair} pixel  in pixels of the image
  * @returns {Pair}
@@ -165,7 +218,6 @@ export function nearestCell({ place: { first, step }, grid }, pixel) {
 
 /**
  * Returns the cell of a grid that is nearest to a place.
- *
  * @param {Pair} place  in cells
  * @param {Pair} grid
  * @returns {Pair}
@@ -177,11 +229,62 @@ export const nearestInside = ([row, col], [rows, cols]) => [
 
 /**
  * Returns the centre of a cell, in pixels of the image.
- *
  * @param {{first: Pair, step: Pair}} place
  * @param {Pair} cell
  * @returns {Pair}
  */
 export function cellCentre(place, cell) {
   return [place.first[0] + place.step[0] * cell[0], place.first[1] + place.step[1] * cell[1]];
+}
+
+/**
+ * Layers of a scene whose attention depends on displacements alone, ready to be computed.
+ * @typedef {import("./attention.js").LayerGeometry} LayerGeometry
+ * @typedef {import("./attention.js").LiveLayer} LiveLayer
+ */
+
+/**
+ * Returns the part of a layer's attention that depends on displacements alone, if there is one.
+ * @param {SceneLayer} layer
+ * @returns {PositionAttention | null}
+ */
+export function positionOf({ attention }) {
+  return attention.kind === "position" ? attention : attention.position;
+}
+
+/**
+ * Returns where the queries of a layer stand among its keys.
+ * @param {SceneLayer} layer
+ * @returns {LayerGeometry}
+ */
+export function geometryOf(layer) {
+  const position = positionOf(layer);
+  if (!position) throw new Error(`${layer.name} has no scores of displacements`);
+  return { keys: layer.keys.grid, grid: layer.grid, first: position.queries.first, stride: position.queries.stride };
+}
+
+/**
+ * Returns a layer with its numbers, for `attend`.
+ * @param {Scene} scene
+ * @param {SceneLayer} layer
+ * @returns {LiveLayer}
+ */
+export function liveLayer(scene, layer) {
+  const position = positionOf(layer);
+  const values = position?.values && scene.tensors.get(position.values);
+  if (!position || !values) throw new Error(`${layer.name} cannot be computed in the page`);
+  const [heads, outputs, width] = values.shape;
+  const numbers = (/** @type {string} */ name) => floatsOf(scene.tensors, name);
+  return {
+    heads,
+    geometry: geometryOf(layer),
+    scores: numbers(position.scores),
+    axes: position.axes && [numbers(position.axes[0]), numbers(position.axes[1])],
+    values: numbers(position.values ?? ""),
+    outputs,
+    inputs: width * position.groups,
+    groups: position.groups,
+    bias: position.bias ? numbers(position.bias) : null,
+    padding: position.padding,
+  };
 }

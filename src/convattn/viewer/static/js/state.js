@@ -50,11 +50,7 @@ export const DEFAULT_STATE = Object.freeze({
   theme: "auto",
 });
 
-/**
- * Makes a state.
- * @param {SomeState} [initial]
- * @returns {State}
- */
+/** Makes a state. @param {SomeState} [initial] @returns {State} */
 export function createState(initial = {}) {
   let current = { ...DEFAULT_STATE, ...initial };
   /** @type {Set<StateListener>} */

@@ -1,8 +1,8 @@
+import { partOf } from "./numbers.js";
+import { cellCentre } from "./scene.js";
+
 // Numbers of one row of attention: what a head looks at from one query. `docs/analysis.md` names them; here they are of
 // one query, on the same units: steps of the layer's keys.
-
-import { partOf } from "./parts.js";
-import { cellCentre } from "./scene.js";
 
 /** @typedef {import("./scene.js").SceneLayer} SceneLayer */
 /** @typedef {import("./scene.js").Pair} Pair */

@@ -1,26 +1,19 @@
 /**
  * The page in a notebook: a frame with the page, and messages to the kernel. This file is a module of its own; it runs in
  * the notebook, outside the frame, so that neither changes the other's style.
- *
  * @typedef {import("./remote.js").Transport} Transport
- *
  * @typedef {object} WidgetModel  what a notebook gives to a widget
  * @property {(content: object, callbacks?: undefined, buffers?: ArrayBuffer[]) => void} send
  * @property {(event: string, listener: (content: any, buffers: DataView[]) => void) => void} on
  * @property {(event: string, listener: Function) => void} off
  * @property {(name: string) => any} get
- *
  * @typedef {{text: string, bytes: ArrayBuffer}} Answer
  */
 
 /** Milliseconds after which the kernel counts as away; a first image may take it long. */
 const PATIENCE = 600_000;
 
-/**
- * Makes a function that asks the kernel, and what ends it.
- *
- * @param {WidgetModel} model
- */
+/** Makes a function that asks the kernel, and what ends it. @param {WidgetModel} model */
 export function openChannel(model) {
   /** @type {Map<string, {resolve: (answer: Answer) => void, reject: (error: Error) => void}>} */
   const waiting = new Map();
@@ -48,17 +41,13 @@ export function openChannel(model) {
   return { ask, close: () => model.off("msg:custom", listener) };
 }
 
-/**
- * @param {DataView} view
- * @returns {ArrayBuffer}
- */
+/** @param {DataView} view @returns {ArrayBuffer} */
 function bytesOfView(view) {
   return /** @type {ArrayBuffer} */ (view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
 }
 
 /**
  * Shows the page in a cell's output. The copy of the page that stands below for those without a kernel is hidden.
- *
  * @param {{model: WidgetModel, el: HTMLElement}} place
  * @returns {Promise<() => void>} what ends it
  */

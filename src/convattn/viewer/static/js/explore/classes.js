@@ -1,11 +1,11 @@
-// What the network says of the image: class scores, computed in the page, and how they change when heads are moved.
-
 import { softmaxOf } from "../attention.js";
 import { h, keepChildren, para, say, section, setProps } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { cssShare } from "./field.js";
-import { runOnImage } from "../program.js";
 import { percent } from "./words.js";
+import { runOnImage } from "../program.js";
+
+// What the network says of the image: class scores, computed in the page, and how they change when heads are moved.
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("../program.js").NetworkResult} NetworkResult */
@@ -13,10 +13,7 @@ import { percent } from "./words.js";
 /** Classes that are listed. */
 const SHOWN_CLASSES = 5;
 
-/**
- * @param {Model} model
- * @returns {{element: HTMLElement, update: () => void}}
- */
+/** @param {Model} model @returns {{element: HTMLElement, update: () => void}} */
 export function createClasses(model) {
   const { scene, state } = model;
   const list = h("ol", { class: "class-list" });

@@ -1,22 +1,20 @@
-// The Explore view: any network's heads, seen from a query.
-
 import { calm, div, h, para, say, section } from "../dom.js";
+import { createColourBar, createControls, createImages } from "./choices.js";
 import { createClasses } from "./classes.js";
-import { createComparison } from "./compare.js";
-import { createColourBar, createControls } from "./controls.js";
-import { createDetail } from "./detail.js";
-import { createImages } from "./images.js";
+import { createComparison, createDetail } from "./detail.js";
+import { createQueryPicture } from "./field.js";
 import { createMatrix } from "./matrix.js";
 import { createModel } from "./model.js";
-import { createQueryPicture } from "./query.js";
 import { createSaving } from "./saving.js";
 import { createDisplacementTable } from "./table.js";
 import { createTimeline } from "./timeline.js";
 
+// The Explore view: any network's heads, seen from a query.
+
 /** @typedef {import("../state.js").State} State */
 /** @typedef {import("../state.js").ViewState} ViewState */
-/** @typedef {import("../source.js").Source} Source */
-/** @typedef {import("../colour.js").Theme} Theme */
+/** @typedef {import("../rows.js").Source} Source */
+/** @typedef {import("../draw.js").Theme} Theme */
 
 /** Time after the last change at which it is said to screen readers, in ms. */
 const SAY_DELAY = 600;
@@ -91,38 +89,15 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
 
   const goTo = (/** @type {Element} */ part) => part.scrollIntoView({ behavior: calm() ? "auto" : "smooth" });
 
-  /** @param {HTMLElement} button the small map that grows into the large one */
-  function openDetail(button) {
-    const to = detail.map.getBoundingClientRect();
-    const wide = to.top < innerHeight && to.bottom > 0;
-    if (!wide) goTo(detail.element);
-    else if (!calm()) grow(button, to);
+  function openDetail() {
+    const { top, bottom } = detail.map.getBoundingClientRect();
+    if (top >= innerHeight || bottom <= 0) goTo(detail.element);
   }
 
   function showOverview() {
     goTo(overview);
     const chosen = overview.querySelector('button.map[aria-pressed="true"]');
     if (chosen instanceof HTMLElement) chosen.focus({ preventScroll: true });
-  }
-
-  /** @param {HTMLElement} button @param {DOMRect} to */
-  function grow(button, to) {
-    const from = button.getBoundingClientRect();
-    const ghost = h("div", { class: "ghost", "aria-hidden": true });
-    view.append(ghost);
-    const place = (/** @type {DOMRect} */ box) => ({
-      transform: `translate(${box.left}px, ${box.top}px)`,
-      width: `${box.width}px`,
-      height: `${box.height}px`,
-    });
-    const flight = ghost.animate(
-      [
-        { ...place(from), opacity: 1 },
-        { ...place(to), opacity: 0.2 },
-      ],
-      { duration: 220, easing: "ease-out" },
-    );
-    flight.onfinish = flight.oncancel = () => ghost.remove();
   }
 
   let scoring = 0;

@@ -1,10 +1,26 @@
+import {
+  div,
+  followArrows,
+  followPointer,
+  freshId,
+  h,
+  keepChildren,
+  keyTarget,
+  para,
+  pointedShare,
+  say,
+  setProp,
+  setProps,
+  span,
+  svg,
+} from "../dom.js";
+import { drawPicture, fixedText } from "../draw.js";
+import { queryWords, shiftWords, unitOf } from "./words.js";
+import { clamp } from "../numbers.js";
+import { cellCentre, nearestCell, nearestInside, pictureShape } from "../scene.js";
+
 // A plane in pixels of the image: pictures and maps on top of each other, marks above them, and a query that is moved
 // by pointer or keys.
-
-import { clamp } from "../clamp.js";
-import { div, freshId, setProp, setProps, svg } from "../dom.js";
-import { followPointer, pointedShare } from "../pointer.js";
-import { cellCentre } from "../scene.js";
 
 /** @typedef {import("../scene.js").Pair} Pair */
 /** @typedef {import("../scene.js").SceneLayer} SceneLayer */
@@ -25,12 +41,7 @@ export function extentOf({ first, step }, grid) {
   };
 }
 
-/**
- * Returns the edges of what holds both.
- * @param {Extent} one
- * @param {Extent} other
- * @returns {Extent}
- */
+/** Returns the edges of what holds both. @param {Extent} one @param {Extent} other @returns {Extent} */
 export function unionOf(one, other) {
   return {
     top: Math.min(one.top, other.top),
@@ -73,10 +84,7 @@ export const doubleMark = (kind) => [`${kind} ${kind}-back`, kind].map((name) =>
  * @property {(cell: Extent | null) => void} showQuery   outlines the query
  */
 
-/**
- * @param {HTMLCanvasElement[]} canvases from the lowest to the highest
- * @returns {Field}
- */
+/** @param {HTMLCanvasElement[]} canvases from the lowest to the highest @returns {Field} */
 export function createField(canvases) {
   /** @type {Extent} */
   let extent = { top: -0.5, left: -0.5, bottom: 0.5, right: 0.5 };
@@ -170,4 +178,198 @@ export function onDrag(element, move) {
     }
     move(event);
   });
+}
+
+// The image and its query: dragged, or moved by the arrow keys from cell to cell of the chosen layer.
+
+/** @typedef {import("./model.js").Model} Model */
+
+/** Returns rows and columns of the picture that is shown. @param {Model} model @returns {Pair} */
+export function pictureSize({ scene, state }) {
+  return pictureShape(scene, state.get().image);
+}
+
+/** Returns the edges of the picture that is shown. @param {Model} model @returns {Extent} */
+export const pictureExtent = (model) => extentOf({ first: [0, 0], step: [1, 1] }, pictureSize(model));
+
+/** What was drawn last. @type {WeakMap<HTMLCanvasElement, import("../scene.js").Tensor>} */
+const drawnImages = new WeakMap();
+
+/**
+ * Draws the picture of the state's image, unless it is there already.
+ * @param {Model} model
+ * @param {HTMLCanvasElement} canvas
+ * @param {number} [image]
+ */
+export function drawImage({ scene, state }, canvas, image = state.get().image) {
+  const tensor = scene.tensors.get(scene.images[image].picture);
+  if (!tensor || drawnImages.get(canvas) === tensor) return;
+  drawnImages.set(canvas, tensor);
+  drawPicture(canvas, /** @type {Uint8Array} */ (tensor.data), tensor.shape[0], tensor.shape[1]);
+}
+
+/** Puts the query on a pixel: the nearest within the image. @param {Model} model @param {Pair} pixel */
+function setQuery(model, [row, col]) {
+  const [rows, cols] = pictureSize(model);
+  // A centre between two pixels goes to the lower one, whose nearest cell it is: `nearestCell` rounds up.
+  const inside = (/** @type {number} */ place, /** @type {number} */ size) =>
+    clamp(Math.ceil(place - 0.5), 0, size - 1);
+  model.state.set({ query: [inside(row, rows), inside(col, cols)], prefix: null });
+}
+
+/**
+ * Lets keys and pointer move the query over an element.
+ * @param {Model} model
+ * @param {Field} field
+ * @param {string} name what it is
+ */
+export function steerQuery(model, field, name) {
+  setProps(field.element, { role: "application", "aria-roledescription": name, tabindex: 0 });
+  onDrag(field.element, (event) => setQuery(model, field.pixelAt(event)));
+  field.element.addEventListener("keydown", (event) => {
+    const layer = model.layer();
+    const next = keyTarget(event, nearestCell(layer, model.state.get().query), event.shiftKey ? 4 : 1);
+    if (next) setQuery(model, cellCentre(layer.place, nearestInside(next, layer.grid)));
+  });
+}
+
+/** @param {Model} model @returns {{element: HTMLElement, update: () => void}} */
+export function createQueryPicture(model) {
+  const { scene, state } = model;
+  const canvas = h("canvas");
+  const field = createField([canvas]);
+  const { element } = field;
+  element.dataset.testid = "picture";
+  steerQuery(model, field, "query pixel");
+
+  const place = h("output", { class: "query-place", "data-testid": "query" });
+  const prefixes = h("div", { class: "choices", role: "group", "aria-label": "Query" });
+  let drawn = -1;
+
+  function showPrefixes() {
+    const names = model.layer().prefix;
+    prefixes.hidden = !names.length;
+    const { prefix } = state.get();
+    keepChildren(prefixes, names.length + 1, (at) =>
+      h("button", { class: "choice", onclick: () => state.set({ prefix: at ? at - 1 : null }) }),
+    ).forEach((button, at) => {
+      setProp(button, "aria-pressed", prefix === (at ? at - 1 : null));
+      say(button, at ? `${names[at - 1]} token` : "pixel");
+    });
+  }
+
+  function update() {
+    const { image, query, prefix, average } = state.get();
+    element.classList.toggle("faint", average);
+    if (drawn !== image) {
+      const extent = pictureExtent(model);
+      field.setExtent(extent);
+      field.place(canvas, extent);
+      field.showImageEdge(extent, false);
+      drawImage(model, canvas);
+      drawn = image;
+    }
+    const layer = model.layer();
+    field.showQuery(prefix === null ? cellExtent(layer, nearestCell(layer, query)) : null);
+    const words = queryWords(state.get(), layer.prefix);
+    setProp(element, "aria-label", `${scene.images[image].name}. Query: ${words}. Arrow keys move it.`);
+    [place.dataset.row, place.dataset.col] = query.map(String);
+    say(place, `Query: ${words}`);
+    showPrefixes();
+  }
+
+  const hint = para("hint", "Press or drag on the picture: all maps show where heads look from that pixel.");
+  return { element: div("query", element, div("query-line", place, prefixes), hint), update };
+}
+
+// A handle on the centre of a quadratic head: drag it, or move it by keys; the map and the network follow.
+
+/** Step of the arrow keys, in steps of the keys; Shift takes a tenth. */
+const KEY_STEP = 0.5;
+
+/**
+ * @param {Model} model
+ * @param {Field} field
+ * @returns {{element: HTMLElement, tools: HTMLElement, update: (query: Pair | null) => void}}
+ */
+export function createHandle(model, field) {
+  const { state } = model;
+  const element = h("button", { class: "handle", "data-testid": "handle" });
+  const putBack = () => {
+    model.reset();
+    element.focus({ preventScroll: true }); // this button is gone
+  };
+  const reset = h("button", { onclick: putBack }, "Put heads back");
+  const sharpness = h("input", {
+    type: "range",
+    min: "-4",
+    max: "4",
+    step: "0.05",
+    oninput: () => {
+      const { layer, head } = state.get();
+      model.move(layer, head, centreNow(), Math.exp(Number(sharpness.value)));
+    },
+  });
+  const sharpnessText = h("output");
+  const hint = para("hint", "Drag the ring: it is the centre of this head.");
+  const tools = div(
+    "handle-tools",
+    hint,
+    h("label", { class: "slider" }, span("Sharpness"), sharpness, sharpnessText),
+    reset,
+  );
+  /** @type {Pair | null} */
+  let stand = null;
+
+  /** @returns {Pair} */
+  function centreNow() {
+    const { layer, head } = state.get();
+    const heads = model.quadratic(layer);
+    return heads ? [heads.centres[2 * head], heads.centres[2 * head + 1]] : [0, 0];
+  }
+
+  /** @param {Pair} centre */
+  function moveTo(centre) {
+    const { layer, head } = state.get();
+    const { grid } = model.layer().keys;
+    const within = /** @type {Pair} */ (centre.map((size, axis) => clamp(size, -grid[axis], grid[axis])));
+    model.move(layer, head, within);
+  }
+
+  onDrag(element, (event) => {
+    if (!stand) return;
+    const pixel = field.pixelAt(event);
+    const { step } = model.layer().keys;
+    moveTo([(pixel[0] - stand[0]) / step[0], (pixel[1] - stand[1]) / step[1]]);
+  });
+  followArrows(element, (arrow, event) => {
+    const step = event.shiftKey ? KEY_STEP / 10 : KEY_STEP;
+    const [down, right] = centreNow();
+    moveTo([down + step * arrow[0], right + step * arrow[1]]);
+  });
+
+  return {
+    element,
+    tools,
+    update(query) {
+      stand = query;
+      const { layer, head } = state.get();
+      const heads = model.quadratic(layer);
+      element.hidden = !heads || !query;
+      tools.hidden = !heads;
+      if (!heads || !query) return;
+      const centre = centreNow();
+      const { step } = model.layer().keys;
+      field.placePoint(element, [query[0] + step[0] * centre[0], query[1] + step[1] * centre[1]]);
+      setProp(
+        element,
+        "aria-label",
+        `Centre of head ${head + 1}: ${shiftWords(centre, unitOf(model.layer()), 2)}. Arrow keys move it.`,
+      );
+      const alpha = heads.sharpness[head];
+      if (document.activeElement !== sharpness) sharpness.value = String(Math.log(alpha));
+      say(sharpnessText, `α = ${fixedText(alpha, 2)}`);
+      reset.hidden = !model.anyMoved();
+    },
+  };
 }

@@ -1,15 +1,13 @@
-// What the parts of the page share: the rows of the present query, the heads that were moved, and who wants to know.
-
+import { positionScores, quadraticAxes, sumOfAxes, tableShape } from "../attention.js";
 import { reasonOf } from "../dom.js";
-import { positionScores } from "../attention.js";
-import { geometryOf, positionOf } from "../live.js";
-import { partOf } from "../parts.js";
+import { partOf } from "../numbers.js";
 import { positionRows } from "../rows.js";
-import { floatsOf } from "../safetensors.js";
-import { quadraticAxes, sumOfAxes, tableShape } from "../scores.js";
+import { floatsOf, geometryOf, positionOf } from "../scene.js";
 import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
 
-/** @typedef {import("../source.js").Source} Source */
+// What the parts of the page share: the rows of the present query, the heads that were moved, and who wants to know.
+
+/** @typedef {import("../rows.js").Source} Source */
 /** @typedef {import("../scene.js").Scene} Scene */
 /** @typedef {import("../scene.js").SceneLayer} SceneLayer */
 /** @typedef {import("../scene.js").SceneNetwork} SceneNetwork */
@@ -18,7 +16,7 @@ import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
 /** @typedef {import("../rows.js").Query} Query */
 /** @typedef {import("../state.js").State} State */
 /** @typedef {import("../state.js").ViewState} ViewState */
-/** @typedef {import("../colour.js").Theme} Theme */
+/** @typedef {import("../draw.js").Theme} Theme */
 
 /**
  * @typedef {object} ShownLayer
@@ -249,7 +247,7 @@ export function createModel(source, state, theme) {
 }
 
 /**
- * @param {Map<string, import("../safetensors.js").Tensor>} tensors
+ * @param {Map<string, import("../scene.js").Tensor>} tensors
  * @param {string} name
  * @param {Float32Array} data
  */

@@ -1,15 +1,13 @@
-// The table of displacements, (2H − 1) × (2W − 1), and the window of it that the query sees: the table stays, the window
-// slides.
-
+import { tableShape } from "../attention.js";
 import { h, para, say, section, setProp, setProps } from "../dom.js";
 import { drawMap } from "../draw.js";
-import { geometryOf } from "../live.js";
-import { partOf } from "../parts.js";
-import { cellCentre, nearestCell } from "../scene.js";
-import { tableShape } from "../scores.js";
+import { createField, doubleMark, drawImage, extentOf, pictureSize, rectangle } from "./field.js";
+import { partOf } from "../numbers.js";
+import { cellCentre, geometryOf, nearestCell } from "../scene.js";
 import { displacements, finiteLimits } from "../statistics.js";
-import { createField, doubleMark, extentOf, rectangle } from "./field.js";
-import { drawImage, pictureSize } from "./query.js";
+
+// The table of displacements, (2H − 1) × (2W − 1), and the window of it that the query sees: the table stays, the window
+// slides.
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("../scene.js").Pair} Pair */
@@ -17,10 +15,7 @@ import { drawImage, pictureSize } from "./query.js";
 /** Lowest score that is told apart, below the largest of the table. */
 const FLOOR = -10;
 
-/**
- * @param {Model} model
- * @returns {{element: HTMLElement, update: () => void}}
- */
+/** @param {Model} model @returns {{element: HTMLElement, update: () => void}} */
 export function createDisplacementTable(model) {
   const { state } = model;
   const canvas = h("canvas");

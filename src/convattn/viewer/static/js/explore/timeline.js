@@ -1,10 +1,10 @@
-// Where heads attend during a training (figure 3 of Cordonnier, Loukas, Jaggi, 2020): centres, and the circles that hold
-// 50 % and 90 % of the attention; play, or drag the epoch.
-
 import { calm, div, fill, h, para, say, section, setProp, setProps, svg } from "../dom.js";
 import { numberText } from "../draw.js";
-import { floatsOf } from "../safetensors.js";
+import { floatsOf } from "../scene.js";
 import { massRadius } from "../statistics.js";
+
+// Where heads attend during a training (figure 3 of Cordonnier, Loukas, Jaggi, 2020): centres, and the circles that hold
+// 50 % and 90 % of the attention; play, or drag the epoch.
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("../scene.js").Timeline} Timeline */
@@ -16,10 +16,7 @@ const HEAD_COLOURS = 9;
 const PLAY_TIME = 6000;
 const MOMENT_TIME = 700;
 
-/**
- * @param {Model} model
- * @returns {{element: HTMLElement, update: () => void}}
- */
+/** @param {Model} model @returns {{element: HTMLElement, update: () => void}} */
 export function createTimeline(model) {
   const { state, scene } = model;
   const panels = div("timeline-panels");
@@ -93,7 +90,7 @@ export function createTimeline(model) {
           svg("title", null, `Head ${head + 1}`),
         ),
       }));
-      const kind = (/** @type {number} */ head) => ({ class: `head-${head % HEAD_COLOURS}` });
+      const kind = (/** @type {number} */ head) => ({ style: { "--head": `var(--head-${head % HEAD_COLOURS})` } });
       const plot = svg(
         "svg",
         {

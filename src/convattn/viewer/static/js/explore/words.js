@@ -1,15 +1,12 @@
-// What a head does, in plain words: for screen readers, titles and captions.
-
 import { fixedText } from "../draw.js";
+
+// What a head does, in plain words: for screen readers, titles and captions.
 
 /** @typedef {import("../scene.js").SceneLayer} SceneLayer */
 /** @typedef {import("../scene.js").Pair} Pair */
 /** @typedef {import("../statistics.js").RowNumbers} RowNumbers */
 
-/**
- * @param {SceneLayer} layer
- * @returns {"pixels" | "cells"} the unit of displacements
- */
+/** @param {SceneLayer} layer @returns {"pixels" | "cells"} the unit of displacements */
 export function unitOf(layer) {
   return layer.keys.step[0] === 1 && layer.keys.step[1] === 1 ? "pixels" : "cells";
 }

@@ -1,6 +1,6 @@
-import { clamp } from "../clamp.js";
 import { div, h, span, svg } from "../dom.js";
 import { tenTo } from "./view.js";
+import { clamp } from "../numbers.js";
 
 // Charts with logarithmic axes, drawn as SVG.
 

@@ -1,4 +1,4 @@
-import { padFeatures } from "../attention.js";
+import { attend, padFeatures, positionRow, quadraticAxes, softmaxOf, sumOfAxes, tableShape } from "../attention.js";
 
 // Kernels of the tour, their taps, and convolution as it is defined. Offsets are [row, column], key minus query.
 
@@ -17,11 +17,7 @@ export const KERNELS = {
   Slope: { counts: [-1, 0, 1, -2, 0, 2, -1, 0, 1], divisor: 8 },
 };
 
-/**
- * The taps of a named kernel.
- * @param {string} name
- * @returns {Tap[]}
- */
+/** The taps of a named kernel. @param {string} name @returns {Tap[]} */
 export function namedTaps(name) {
   const { counts, divisor } = KERNELS[name];
   return tapsOf(counts.map((count) => count / divisor));
@@ -67,11 +63,7 @@ export function kernelOfSize(kind, size) {
   return line.flatMap((row) => line.map((col) => (row * col) / sum));
 }
 
-/**
- * @param {number} width  on every side
- * @param {PadMode} mode
- * @returns {import("../scene.js").Padding}
- */
+/** @param {number} width on every side @param {PadMode} mode @returns {import("../scene.js").Padding} */
 export function paddingOf(width, mode) {
   /** @type {[number, number]} */
   const sides = [width, width];
@@ -151,4 +143,122 @@ export function bestTaps(taps, heads) {
     kept: taps.filter((tap) => kept.has(tap)),
     lost: order.slice(heads).reduce((sum, tap) => sum + Math.abs(tap.weight), 0),
   };
+}
+
+// The attention layer of the tour: quadratic heads on one channel, each with a number for its values.
+
+/** @typedef {{width: number, mode: import("./kernels.js").PadMode}} KeyPadding */
+
+/** @type {KeyPadding} */
+const UNPADDED = { width: 0, mode: "zeros" };
+
+/**
+ * A layer with a head for each tap, centred on it, with the tap's weight as its value.
+ * @param {Picture} picture
+ * @param {Tap[]} heads
+ * @param {number} sharpness  α
+ * @param {KeyPadding} [padding]  of the keys
+ * @returns {import("../attention.js").LiveLayer}
+ */
+export function layerOfHeads({ rows, cols }, heads, sharpness, { width, mode } = UNPADDED) {
+  const geometry = /** @type {import("../attention.js").LayerGeometry} */ ({
+    keys: [rows + 2 * width, cols + 2 * width],
+    grid: [rows, cols],
+    first: [width, width],
+    stride: [1, 1],
+  });
+  const centres = heads.flatMap(({ offset }) => offset);
+  return {
+    heads: heads.length,
+    geometry,
+    scores: new Float32Array(0),
+    axes: quadraticAxes(
+      centres,
+      heads.map(() => sharpness),
+      tableShape(geometry),
+    ),
+    values: Float32Array.from(heads, ({ weight }) => weight),
+    outputs: 1,
+    inputs: 1,
+    groups: 1,
+    bias: null,
+    padding: paddingOf(width, mode),
+  };
+}
+
+/**
+ * The output of the heads for every query: y[q] = Σ_h W_h Σ_k A_h[q, k] x[k].
+ * @param {Picture} picture
+ * @param {Tap[]} heads
+ * @param {number} sharpness
+ * @param {KeyPadding} [padding]
+ * @returns {Picture}
+ */
+export function attendHeads(picture, heads, sharpness, padding = UNPADDED) {
+  return attend({ ...picture, channels: 1 }, layerOfHeads(picture, heads, sharpness, padding));
+}
+
+/**
+ * Where one head looks from a query.
+ * @param {Picture} picture
+ * @param {[number, number]} offset  of its centre
+ * @param {number} sharpness
+ * @param {[number, number]} query
+ * @param {KeyPadding} [padding]
+ * @returns {Picture}  a weight for every key
+ */
+export function headMap(picture, offset, sharpness, query, padding = UNPADDED) {
+  const { geometry, axes } = layerOfHeads(picture, [{ offset, weight: 1 }], sharpness, padding);
+  const scores = sumOfAxes(/** @type {[Float32Array, Float32Array]} */ (axes), 1);
+  return { rows: geometry.keys[0], cols: geometry.keys[1], data: positionRow(geometry, scores, 1, query) };
+}
+
+/** What the certificate of a conversion promises, and the kernel that soft heads make. */
+
+/** Sharpness of one-pixel heads, at which all other weights are exactly zero. */
+export const HARD = 800;
+
+/**
+ * Bounds the weight that a head centred on a pixel gives to all others: ε(α) = θ(e^−α)² − 1, θ(x) = 1 + 2 Σ x^(m²).
+ * @param {number} sharpness  α > 0
+ * @param {number} dims
+ * @returns {number}
+ */
+export function offCentreMass(sharpness, dims = 2) {
+  const small = sharpness < Math.PI; // Jacobi's identity: the other sum converges where this one is slow
+  const rate = small ? Math.PI ** 2 / sharpness : sharpness;
+  let tail = 0;
+  for (let step = 9; step > 0; step--) tail += Math.exp(-rate * step * step);
+  const log = Math.log1p(2 * tail) + (small ? Math.log(Math.PI / sharpness) / 2 : 0);
+  return Math.expm1(Math.min(dims * log, 700));
+}
+
+/**
+ * Bounds the error of quadratic heads on the taps of a kernel: 2 ε(α) · max|x| · Σ|W|.
+ * @param {number} sharpness
+ * @param {Tap[]} taps
+ * @param {number} largest  max|x|
+ */
+export function certifiedError(sharpness, taps, largest = 1) {
+  const leak = Math.exp(-Math.fround(sharpness)) < 7.1e-46 ? 0 : Math.min(1, offCentreMass(sharpness));
+  return 2 * leak * largest * taps.reduce((sum, { weight }) => sum + Math.abs(weight), 0);
+}
+
+/**
+ * The convolution that quadratic heads compute away from borders: K[δ] = Σ_h W_h g_h(δ) / Σ g_h.
+ * @param {Tap[]} heads
+ * @param {number} sharpness
+ * @param {number} reach  the window is −reach … reach
+ * @returns {Tap[]}
+ */
+export function interiorKernel(heads, sharpness, reach) {
+  const size = 2 * reach + 1;
+  const sums = new Float64Array(size * size);
+  for (const { offset, weight } of heads) {
+    const axes = offset.map((centre) =>
+      softmaxOf(Array.from({ length: size }, (_, at) => -sharpness * (at - reach - centre) ** 2)),
+    );
+    for (let at = 0; at < sums.length; at++) sums[at] += weight * axes[0][Math.floor(at / size)] * axes[1][at % size];
+  }
+  return Array.from(sums, (weight, at) => ({ offset: offsetIn(at, size), weight }));
 }

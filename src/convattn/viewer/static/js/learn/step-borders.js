@@ -1,10 +1,17 @@
 import { div, fill, svg } from "../dom.js";
-import { HARD, interiorKernel } from "./bound.js";
-import { comparison } from "./compare.js";
-import { attendHeads, headMap } from "./heads.js";
-import { convolvePicture, cutAround, namedTaps, offsetIn, padPicture } from "./kernels.js";
-import { choice, differenceText, numbersList, placeMark, ringMark, slider, windowView } from "./view.js";
+import {
+  HARD,
+  attendHeads,
+  convolvePicture,
+  cutAround,
+  headMap,
+  interiorKernel,
+  namedTaps,
+  offsetIn,
+  padPicture,
+} from "./kernels.js";
 import { sharpnessText } from "./step-sharpness.js";
+import { choice, comparison, differenceText, numbersList, placeMark, ringMark, slider, windowView } from "./view.js";
 
 /** @typedef {import("./kernels.js").PadMode} PadMode */
 

@@ -1,18 +1,11 @@
 import { div, fill, h, say, svg } from "../dom.js";
 import { numberText } from "../draw.js";
-import { HARD } from "./bound.js";
-import { comparison } from "./compare.js";
-import { attendHeads } from "./heads.js";
-import { bestTaps, convolvePicture, kernelOfSize, tapsOf } from "./kernels.js";
-import { choice, differenceText, numbersList, slider } from "./view.js";
+import { HARD, attendHeads, bestTaps, convolvePicture, kernelOfSize, tapsOf } from "./kernels.js";
+import { choice, comparison, differenceText, numbersList, slider } from "./view.js";
 
 const KERNEL_SIZES = [1, 2, 3, 4, 5].map((size) => `${size} × ${size}`);
 
-/**
- * Step 4: one head for each tap.
- * @param {import("./view.js").Tour} tour
- * @returns {import("./view.js").Step}
- */
+/** Step 4: one head for each tap. @param {import("./view.js").Tour} tour @returns {import("./view.js").Step} */
 export function countStep(tour) {
   let kind = "uneven";
   let size = 3;

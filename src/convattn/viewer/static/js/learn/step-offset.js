@@ -1,14 +1,9 @@
-import { clamp } from "../clamp.js";
-import { div, fill, h, say, setProp, setProps, svg } from "../dom.js";
+import { div, fill, followArrows, h, say, setProp, setProps, svg } from "../dom.js";
 import { fixedText } from "../draw.js";
-import { followArrows } from "../keys.js";
-import { nearestInside } from "../scene.js";
-import { HARD } from "./bound.js";
-import { comparison } from "./compare.js";
-import { attendHeads } from "./heads.js";
-import { KERNELS, convolvePicture, cutAround, namedTaps, offsetIn } from "./kernels.js";
+import { HARD, KERNELS, attendHeads, convolvePicture, cutAround, namedTaps, offsetIn } from "./kernels.js";
 import {
   choice,
+  comparison,
   differenceText,
   followPlace,
   numbersList,
@@ -17,6 +12,8 @@ import {
   squareMark,
   windowView,
 } from "./view.js";
+import { clamp } from "../numbers.js";
+import { nearestInside } from "../scene.js";
 
 /** @typedef {import("./view.js").Place} Place */
 

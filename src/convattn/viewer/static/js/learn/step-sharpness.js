@@ -1,10 +1,28 @@
 import { div, setProps, svg } from "../dom.js";
-import { HARD, certifiedError } from "./bound.js";
 import { logChart } from "./chart.js";
-import { comparison } from "./compare.js";
-import { attendHeads, headMap } from "./heads.js";
-import { KERNELS, convolvePicture, cutAround, largestDifference, largestSize, namedTaps } from "./kernels.js";
-import { choice, differenceText, followPlace, numbersList, powerText, slider, squareMark, windowView } from "./view.js";
+import {
+  HARD,
+  KERNELS,
+  attendHeads,
+  certifiedError,
+  convolvePicture,
+  cutAround,
+  headMap,
+  largestDifference,
+  largestSize,
+  namedTaps,
+} from "./kernels.js";
+import {
+  choice,
+  comparison,
+  differenceText,
+  followPlace,
+  numbersList,
+  powerText,
+  slider,
+  squareMark,
+  windowView,
+} from "./view.js";
 
 const MAP_REACH = 4;
 const SOFTEST = 0.1;

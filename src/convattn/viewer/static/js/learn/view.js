@@ -1,14 +1,26 @@
-import { clamp } from "../clamp.js";
-import { div, freshId, h, say, setProp, span, svg } from "../dom.js";
-import { packedColour } from "../colour.js";
-import { drawCells, drawMap, drawRamp, numberText } from "../draw.js";
-import { followPointer, pointedShare } from "../pointer.js";
-import { createSegments } from "../segments.js";
+import {
+  createSegments,
+  div,
+  followArrows,
+  followPointer,
+  freshId,
+  h,
+  pointedShare,
+  say,
+  setProp,
+  setProps,
+  span,
+  svg,
+} from "../dom.js";
+import { drawCells, drawMap, drawRamp, numberText, packedColour } from "../draw.js";
+import { largestSize } from "./kernels.js";
+import { clamp } from "../numbers.js";
+import { nearestInside } from "../scene.js";
 
 // Parts that the steps of the tour share: pictures with marks on them, controls, numbers.
 
 /** @typedef {import("./kernels.js").Picture} Picture */
-/** @typedef {import("../colour.js").Theme} Theme */
+/** @typedef {import("../draw.js").Theme} Theme */
 /** @typedef {[number, number]} Place  row and column */
 
 /**
@@ -89,12 +101,7 @@ export function windowView(reach, name, kind) {
   return view;
 }
 
-/**
- * A square around one cell.
- * @param {string} kind
- * @param {Place} place
- * @param {number} [size]
- */
+/** A square around one cell. @param {string} kind @param {Place} place @param {number} [size] */
 export function squareMark(kind, place, size = 1) {
   const square = { x: -size / 2, y: -size / 2, width: size, height: size };
   const mark = svg("g", { class: kind }, svg("rect", square), svg("rect", square));
@@ -165,10 +172,7 @@ export function choice(name, words, value, changed) {
   return element;
 }
 
-/**
- * Numbers with their names.
- * @param {string[]} names
- */
+/** Numbers with their names. @param {string[]} names */
 export function numbersList(...names) {
   const values = names.map(() => h("dd"));
   const items = names.map((name, at) => h("div", null, h("dt", null, name), values[at]));
@@ -182,10 +186,7 @@ export function numbersList(...names) {
   };
 }
 
-/**
- * A difference as a student reads it: zero, rounding, or a number.
- * @param {number} value
- */
+/** A difference as a student reads it: zero, rounding, or a number. @param {number} value */
 export function differenceText(value) {
   if (value === 0) return "0, exactly";
   return value < 5e-7 ? `${powerText(value)}, rounding` : powerText(value);
@@ -195,13 +196,61 @@ export function differenceText(value) {
 export const tenTo = (power) =>
   `10${String(power).replace(/./g, (sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)])}`;
 
-/**
- * A number, small ones with a power of ten.
- * @param {number} value
- */
+/** A number, small ones with a power of ten. @param {number} value */
 export function powerText(value) {
   if (Number.isNaN(value)) return "–";
   if (value === 0 || (Math.abs(value) >= 0.001 && Math.abs(value) < 1e4)) return numberText(value, 2);
   const [digits, power] = value.toExponential(1).split("e");
   return `${digits} · ${tenTo(Number(power))}`;
+}
+
+/**
+ * The picture, both outputs and their difference, small, side by side, with the query on each.
+ * @param {Tour} tour
+ * @param {Place | null} start  the query at first, which the reader moves; null for none
+ */
+export function comparison(tour, start) {
+  const { rows, cols, data } = tour.picture;
+  const views = ["Picture", "Convolution", "Attention", "Difference"].map((name) => pictureView(rows, cols, name));
+  let at = start ?? tour.query;
+  const marks = views.map(({ marks, frame }) => {
+    const mark = squareMark("learn-query", at, 1.6);
+    if (start) {
+      marks.append(mark);
+      frame.classList.add("learn-pick");
+      followPlace(frame, rows, cols, choose);
+    }
+    return mark;
+  });
+  if (start) {
+    const label = "Picture with the pixel that is looked from. Arrow keys move it.";
+    setProps(views[0].frame, { tabindex: 0, role: "group", "aria-label": label });
+    followArrows(views[0].frame, ([down, right]) => choose([at[0] + down, at[1] + right]));
+  }
+  /** @param {Place} place */
+  function choose(place) {
+    at = nearestInside(place, [rows, cols]);
+    tour.ask();
+  }
+  return {
+    query: () => at,
+    root: div("learn-strip", ...views.map((view) => view.root)),
+    /**
+     * Draws both outputs in one scale of grey, and what is between them.
+     * @param {Picture} wanted  by convolution
+     * @param {Picture} made  by attention
+     * @returns {number} the largest difference
+     */
+    show(wanted, made) {
+      const [low, high] = [Math.min(...wanted.data), Math.max(...wanted.data)];
+      const most = (high - low) / 4;
+      const apart = wanted.data.map((value, at) => Math.abs(value - made.data[at]));
+      views[0].gray(data);
+      views[1].gray(wanted.data, low, high);
+      views[2].gray(made.data, low, high);
+      views[3].heat(apart, most, tour.theme(), `≥ ${numberText(most, 2)}`);
+      for (const mark of marks) placeMark(mark, at);
+      return largestSize(apart);
+    },
+  };
 }

@@ -1,16 +1,18 @@
+import { freshId, h, para, reasonOf, span } from "./dom.js";
+import { withinScene } from "./explore/choices.js";
+import { mountExplore } from "./explore/explore.js";
+import { mountLearn } from "./learn/learn.js";
+import { remoteSource, serverSource } from "./remote.js";
+import { staticSource } from "./rows.js";
+import { pictureShape } from "./scene.js";
+import { DEFAULT_STATE, createState, fromHash, toHash } from "./state.js";
+
 // The page: title, tabs, theme, and the address that brings back the view.
 
-import { freshId, h, para, span } from "./dom.js";
-import { mountExplore } from "./explore/explore.js";
-import { pictureShape } from "./scene.js";
-import { withinScene } from "./explore/within.js";
-import { mountLearn } from "./learn/learn.js";
-import { createState, DEFAULT_STATE, fromHash, toHash } from "./state.js";
-
-/** @typedef {import("./source.js").Source} Source */
+/** @typedef {import("./rows.js").Source} Source */
 /** @typedef {import("./state.js").SomeState} SomeState */
 /** @typedef {import("./state.js").ViewState} ViewState */
-/** @typedef {import("./colour.js").Theme} Theme */
+/** @typedef {import("./draw.js").Theme} Theme */
 
 /** Time after the last change at which the address follows, in ms: browsers allow few writes in a second. */
 const ADDRESS_DELAY = 300;
@@ -30,18 +32,24 @@ function firstState({ scene }) {
   return { ...DEFAULT_STATE, compare, extent, query: [Math.floor(rows / 2), Math.floor(cols / 2)] };
 }
 
+/** @returns {HTMLElement} the element that holds the page */
+const pageRoot = () => /** @type {HTMLElement} */ (document.getElementById("convattn"));
+
 /**
- * Shows a scene in an element.
- * @param {HTMLElement} root
+ * Shows a scene in the page: the tour first, or the view that the address asks for; in a notebook the network.
  * @param {Source} source
  * @param {{theme?: "auto" | Theme, address?: boolean}} [options] address: whether the view is kept in the page's address,
  *   true for a page of its own and false within another
  */
-export function mount(root, source, { theme = "auto", address = true } = {}) {
-  const defaults = firstState(source);
-  const said = address ? fromHash(location.hash) : {};
-  const within = (/** @type {SomeState} */ wanted) => withinScene(source.scene, { ...defaults, ...wanted });
-  const state = createState(within({ theme, ...said }));
+function mount(source, { theme = "auto", address = true } = {}) {
+  const root = pageRoot();
+  const defaults = { ...firstState(source), theme };
+  /** @param {SomeState} said by the address, of whose links the first say no view and mean Explore */
+  const stateOf = (said) => {
+    const view = address && !Object.keys(said).length ? "learn" : "explore";
+    return withinScene(source.scene, { ...defaults, view, ...said });
+  };
+  const state = createState(stateOf(address ? fromHash(location.hash) : {}));
   const night = matchMedia("(prefers-color-scheme: dark)");
   const themeNow = () => {
     const chosen = state.get().theme;
@@ -63,16 +71,20 @@ export function mount(root, source, { theme = "auto", address = true } = {}) {
   );
   const stage = h("main", { class: "stage" });
   const views = createTabs(state, {
+    learn: (panel) => mountLearn(panel, source, state, { theme: themeNow }),
     explore: (panel) =>
       mountExplore(panel, source, state, { theme: themeNow, address: () => (address ? link() : null) }),
-    learn: (panel) => mountLearn(panel, source, state, { theme: themeNow }),
   });
   root.classList.add("convattn");
   stage.append(...views.panels);
   header.append(views.tabs);
-  root.append(header, stage);
+  root.replaceChildren(header, stage);
 
-  const link = () => `${location.href.replace(/#.*/, "")}#${toHash(state.get(), defaults)}`;
+  function hashNow() {
+    const { view } = state.get();
+    return [`#view=${view}`, toHash({ ...state.get(), view: defaults.view }, defaults)].filter(Boolean).join("&");
+  }
+  const link = () => location.href.replace(/#.*/, "") + hashNow();
 
   function dress() {
     root.dataset.theme = themeNow();
@@ -82,8 +94,7 @@ export function mount(root, source, { theme = "auto", address = true } = {}) {
   let writing = 0;
   function writeAddress() {
     try {
-      const hash = toHash(state.get(), defaults);
-      history.replaceState(null, "", hash ? `#${hash}` : "#");
+      history.replaceState(null, "", hashNow());
     } catch {
       // A page within a page may have no address of its own; the view works without.
     }
@@ -101,7 +112,7 @@ export function mount(root, source, { theme = "auto", address = true } = {}) {
     writing = setTimeout(writeAddress, ADDRESS_DELAY);
   });
   night.addEventListener("change", nightFell);
-  if (address) addEventListener("hashchange", () => state.set(within(fromHash(location.hash))));
+  if (address) addEventListener("hashchange", () => state.set(stateOf(fromHash(location.hash))));
   dress();
   views.open();
 }
@@ -155,4 +166,28 @@ function createTabs(state, makers) {
     },
     repaint: () => made.forEach((view) => view.repaint()),
   };
+}
+
+/** Opens the scene that is inside the page. */
+export function openPage() {
+  const letters = atob(document.getElementById("convattn-scene")?.textContent ?? "");
+  const { buffer } = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
+  // The page in a frame of a notebook has no address of its own.
+  mount(staticSource(buffer), { address: location.protocol !== "about:" });
+}
+
+/** Shows what the server holds that this page came from. */
+export async function openServerPage() {
+  try {
+    mount(await serverSource(location.href));
+  } catch (error) {
+    pageRoot().textContent = `The page cannot be shown: ${reasonOf(error)}`;
+  }
+}
+
+/** Lets the notebook around this frame open the page as soon as the frame has loaded. */
+export function awaitNotebook() {
+  /** @param {import("./remote.js").Transport} transport @param {{theme: "auto" | "dark"}} options */
+  const convattnOpen = (transport, { theme }) => mount(remoteSource(transport), { theme, address: false });
+  Object.assign(window, { convattnOpen });
 }

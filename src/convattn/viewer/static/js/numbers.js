@@ -1,7 +1,19 @@
+/** Keeps a number between two limits. @param {number} value @param {number} low @param {number} high */
+export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+
+/**
+ * Returns one of the parts, of equal size, that numbers lie in one after the other; it is a view.
+ * @template {import("./scene.js").Numbers} T
+ * @param {T} numbers
+ * @param {number} part
+ * @param {number} size
+ * @returns {T}
+ */
+export const partOf = (numbers, part, size) => /** @type {T} */ (numbers.subarray(part * size, (part + 1) * size));
+
 /**
  * Adds a matrix times a vector: to[o] += Σ_c matrix[o, c] from[c]. Four outputs at a time, because a processor adds to
  * four sums in the time that it adds to one.
- *
  * @param {Float32Array} matrix  (height, width)
  * @param {number} width
  * @param {number} height
