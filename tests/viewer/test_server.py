@@ -248,16 +248,15 @@ def test_a_port_that_is_taken_is_told():
     with listening("127.0.0.1", 0) as opened:
         port = opened.getsockname()[1]
         with pytest.raises(ArgumentError, match=rf"port {port} \(Address already in use\); give another port, or 0"):
-            listening("127.0.0.1", port).__enter__()
+            listening("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "told"),
-    [("127.0.0.1", 70000, "port must be between 0 and 65535"), ("no such host", 0, "cannot serve at the host")],
+    ("host", "port", "reason"), [("127.0.0.1", 70000, "it must be between 0 and 65535"), ("no such host", 0, "[^)]+")]
 )
-def test_a_host_or_a_port_that_cannot_be_is_told(host, port, told):
-    with pytest.raises(ArgumentError, match=told):
-        listening(host, port).__enter__()
+def test_a_host_or_a_port_that_cannot_be_is_told(host, port, reason):
+    with pytest.raises(ArgumentError, match=rf"cannot serve at {host}, port {port} \({reason}\)"):
+        listening(host, port)
 
 
 def test_a_server_that_is_stopped_by_ctrl_c_ends_in_silence(monkeypatch):

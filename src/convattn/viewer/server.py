@@ -7,10 +7,9 @@ import hashlib
 import ipaddress
 import re
 import socket
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, must_be
+from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError
 from convattn.viewer.live import Live, RefusedError, RowsRequest
 from convattn.viewer.page import page_html
 
@@ -156,27 +155,16 @@ async def _read_body(request: Request, limit: int, seconds: float) -> bytes:
     return bytes(data)
 
 
-@contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Opens the socket that the server listens on; a port that is taken raises ArgumentError."""
-    if not 0 <= port <= 65535:
-        raise ArgumentError(must_be("port", "between 0 and 65535", port))
+def listening(host: str, port: int) -> socket.socket:
+    """Opens the socket that the server listens on; raises ArgumentError if the host or the port cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        return socket.create_server((host, port), family=family)
+    except OverflowError:
+        reason = "it must be between 0 and 65535"
     except OSError as error:
-        raise ArgumentError(f"cannot serve at the host {host!r}: {error}") from None
-    with socket.socket(family, kind, protocol) as opened:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            opened.bind(address)
-        except OSError as error:
-            raise ArgumentError(
-                f"cannot serve at {host}, port {port} ({error.strerror}); give another port, or 0 for any that is free"
-            ) from None
-        opened.listen(128)
-        yield opened
+        reason = str(error.strerror).partition(" (while")[0]  # Python adds the address
+    raise ArgumentError(f"cannot serve at {host}, port {port} ({reason}); give another port, or 0 for any that is free")
 
 
 class ImpatientProtocol(H11Protocol):

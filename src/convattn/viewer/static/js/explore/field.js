@@ -72,19 +72,9 @@ function rectanglePath(extent) {
 /** @param {string} kind @returns {SVGElement[]} a rectangle with a broader one behind it, to be seen on any picture */
 export const doubleMark = (kind) => [`${kind} ${kind}-back`, kind].map((name) => svg("rect", { class: name }));
 
-/**
- * @typedef {object} Field
- * @property {HTMLElement} element
- * @property {SVGSVGElement} marks    above the canvases, in pixels of the image
- * @property {(extent: Extent) => void} setExtent
- * @property {(canvas: HTMLCanvasElement, extent: Extent) => void} place   puts a canvas where it belongs
- * @property {(point: HTMLElement, pixel: Pair) => void} placePoint   puts an element on a pixel, or on the edge nearest to it
- * @property {(event: PointerEvent) => Pair} pixelAt   row and column under a pointer, with fractions
- * @property {(image: Extent, padded: boolean) => void} showImageEdge   hatches what is outside the image
- * @property {(cell: Extent | null) => void} showQuery   outlines the query
- */
+/** @typedef {ReturnType<typeof createField>} Field */
 
-/** @param {HTMLCanvasElement[]} canvases from the lowest to the highest @returns {Field} */
+/** A plane of canvases with marks above. @param {HTMLCanvasElement[]} canvases from the lowest to the highest */
 export function createField(canvases) {
   /** @type {Extent} */
   let extent = { top: -0.5, left: -0.5, bottom: 0.5, right: 0.5 };
@@ -113,6 +103,7 @@ export function createField(canvases) {
   return {
     element,
     marks,
+    /** @param {Extent} next in pixels of the image, as the marks are */
     setExtent(next) {
       extent = next;
       const { x, y, width, height } = rectangle(extent);
@@ -122,6 +113,7 @@ export function createField(canvases) {
       setProps(pattern, { width: size, height: size });
       setProps(/** @type {Element} */ (pattern.firstChild), { width: size / 4, height: size });
     },
+    /** Puts a canvas where it belongs. @param {HTMLCanvasElement} canvas @param {Extent} extent */
     place(canvas, { top, left, bottom, right }) {
       setProp(canvas, "style", {
         left: cssShare(across(left)),
@@ -130,21 +122,25 @@ export function createField(canvases) {
         height: cssShare(down(bottom) - down(top)),
       });
     },
+    /** Puts an element on a pixel, or on the edge nearest to it. @param {HTMLElement} point @param {Pair} pixel */
     placePoint(point, [row, col]) {
       const within = (/** @type {number} */ share, /** @type {string} */ unit) => cssShare(clamp(share, 0, 1), unit);
       const transform = `translate(${within(across(col), "cqw")}, ${within(down(row), "cqh")})`;
       setProp(point, "style", { transform }); // a transform moves without a new layout
     },
+    /** @param {PointerEvent} event @returns {Pair} row and column under a pointer, with fractions */
     pixelAt(event) {
       const [down, across] = pointedShare(marks, event);
       const { x, y, width, height } = rectangle(extent);
       return [y + down * height, x + across * width];
     },
+    /** Outlines the image, and hatches what is outside. @param {Extent} image @param {boolean} padded */
     showImageEdge(image, padded) {
       setProp(outside, "d", padded ? rectanglePath(extent) + rectanglePath(image) : null);
       setProps(edge, rectangle(image));
       setProp(edge, "visibility", padded ? null : "hidden");
     },
+    /** Outlines the query. @param {Extent | null} cell */
     showQuery(cell) {
       for (const mark of query) {
         setProp(mark, "visibility", cell ? null : "hidden");

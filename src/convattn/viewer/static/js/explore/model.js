@@ -32,38 +32,12 @@ import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
 
 /** @typedef {"rows" | "heads"} ModelNews   other rows, or the reason for none; heads that were moved */
 
-/**
- * @typedef {object} Model
- * @property {Source} source
- * @property {Scene} scene
- * @property {State} state
- * @property {() => SceneNetwork} network
- * @property {() => SceneLayer} layer       the chosen one
- * @property {() => Theme} theme
- * @property {(layer: number, network?: number) => ShownLayer | null} shown   null while there are no rows
- * @property {(layer: number, head: number, network?: number) => Float32Array} map   what is painted of one head
- * @property {(layer: number, head: number, network?: number) => [number, number]} limits   of its colours
- * @property {() => string} trouble    why there are no rows; empty if there are
- * @property {(layer: number) => MovedHeads | null} quadratic   centres and sharpness as they are now
- * @property {() => boolean} anyMoved   whether any head is not where the network has it
- * @property {(layer: number, head: number, centre: [number, number], sharpness?: number) => void} move
- * @property {() => void} reset
- * @property {() => number | null} firstMoved   first layer of the network with a moved head
- * @property {() => Scene} liveScene   with the scores of moved heads
- * @property {(layer: number) => Float32Array | null} table   scores of displacements as they are now
- * @property {(listener: (news: ModelNews) => void) => void} listen
- * @property {() => void} refresh      asks for rows
- */
+/** @typedef {ReturnType<typeof createModel>} Model */
 
 /** Fields of the state that need other rows. @type {(keyof ViewState)[]} */
 const ROW_FIELDS = ["network", "compare", "image", "query", "prefix", "part", "average"];
 
-/**
- * @param {Source} source
- * @param {State} state
- * @param {() => Theme} theme
- * @returns {Model}
- */
+/** @param {Source} source @param {State} state @param {() => Theme} theme */
 export function createModel(source, state, theme) {
   const { scene } = source;
   /** @type {Map<number, Map<number, ShownLayer>>} */
@@ -204,8 +178,11 @@ export function createModel(source, state, theme) {
     quadratic,
     refresh,
     network,
+    /** The chosen one. */
     layer: () => network().layers[state.get().layer],
+    /** Null while there are no rows. @param {number} layer @param {number} [number] of the network */
     shown: (layer, number = networkNumber()) => rowsOf.get(number)?.get(layer) ?? null,
+    /** Limits of the colours of a map. @param {number} layer @param {number} head @param {number} [number] */
     limits(layer, head, number = networkNumber()) {
       const { scale, values } = state.get();
       const key = scale === "own" ? `${number}/${layer}/${head}` : "";
@@ -215,8 +192,10 @@ export function createModel(source, state, theme) {
       knownLimits.set(key, made);
       return made;
     },
+    /** Why there are no rows; empty if there are. */
     trouble: () => trouble,
     anyMoved: () => movedHeads.size > 0,
+    /** @param {number} layer @param {number} head @param {[number, number]} centre @param {number} [sharpness] */
     move(layer, head, centre, sharpness) {
       const now = quadratic(layer);
       if (!now) return;
@@ -231,18 +210,21 @@ export function createModel(source, state, theme) {
       rebuildLiveScene();
       void refresh();
     },
+    /** @returns {number | null} first layer of the network with a moved head */
     firstMoved() {
       const here = [...movedHeads.keys()]
         .map((key) => key.split("/").map(Number))
         .filter(([number]) => number === networkNumber());
       return here.length ? Math.min(...here.map(([, layer]) => layer)) : null;
     },
+    /** The scene with the scores of moved heads. */
     liveScene: () => liveScene,
+    /** Scores of displacements as they are now. @param {number} layerNumber */
     table(layerNumber) {
       const position = positionOf(network().layers[layerNumber]);
       return position ? floatsOf(liveScene.tensors, position.scores) : null;
     },
-    listen: (listener) => void listeners.add(listener),
+    listen: (/** @type {(news: ModelNews) => void} */ listener) => void listeners.add(listener),
   };
 }
 
