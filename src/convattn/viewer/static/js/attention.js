@@ -1,8 +1,9 @@
 import { addProduct, partOf } from "./numbers.js";
 
+/** @import { Padding, Pair } from "./scene.js" */
+
 /**
  * Where queries and keys stand, and the scores of displacements, as `docs/theory.md` §1 defines them.
- * @typedef {import("./scene.js").Pair} Pair
  * @typedef {object} LayerGeometry  where queries stand among the keys
  * @property {Pair} keys  rows and columns of the padded image
  * @property {Pair} grid  rows and columns of the queries
@@ -60,7 +61,6 @@ export function sumOfAxes([rows, cols], heads) {
 
 /**
  * Attention of heads that score displacements: weights, and the output of a layer.
- * @typedef {import("./scene.js").Padding} Padding
  * @typedef {{rows: number, cols: number, channels: number, data: Float32Array}} Features  pixel by pixel, row by row
  * @typedef {object} LiveLayer  a layer that is computed in the page
  * @property {number} heads

@@ -1,7 +1,7 @@
-import { clamp } from "./numbers.js";
-
 // Colours of maps: one ramp from paper to ink. In the light theme strong weights are dark, in the dark theme bright, and
 // lightness falls or rises all the way, so that order can be read without hue.
+
+import { clamp } from "./numbers.js";
 
 /** @typedef {"light" | "dark"} Theme */
 /** @typedef {[number, number, number]} Rgb */

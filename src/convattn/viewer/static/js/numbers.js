@@ -1,9 +1,11 @@
+/** @import { Numbers } from "./scene.js" */
+
 /** Keeps a number between two limits. @param {number} value @param {number} low @param {number} high */
 export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
 /**
  * Returns one of the parts, of equal size, that numbers lie in one after the other; it is a view.
- * @template {import("./scene.js").Numbers} T
+ * @template {Numbers} T
  * @param {T} numbers
  * @param {number} part
  * @param {number} size

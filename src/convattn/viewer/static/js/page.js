@@ -1,3 +1,5 @@
+// The page: title, tabs, theme, and the address that brings back the view.
+
 import { freshId, h, para, reasonOf, span } from "./dom.js";
 import { withinScene } from "./explore/choices.js";
 import { mountExplore } from "./explore/explore.js";
@@ -7,12 +9,10 @@ import { staticSource } from "./rows.js";
 import { pictureShape } from "./scene.js";
 import { DEFAULT_STATE, createState, fromHash, toHash } from "./state.js";
 
-// The page: title, tabs, theme, and the address that brings back the view.
-
-/** @typedef {import("./rows.js").Source} Source */
-/** @typedef {import("./state.js").SomeState} SomeState */
-/** @typedef {import("./state.js").ViewState} ViewState */
-/** @typedef {import("./draw.js").Theme} Theme */
+/** @import { Theme } from "./draw.js" */
+/** @import { Transport } from "./remote.js" */
+/** @import { Source } from "./rows.js" */
+/** @import { SomeState, State, ViewState } from "./state.js" */
 
 /** Time after the last change at which the address follows, in ms: browsers allow few writes in a second. */
 const ADDRESS_DELAY = 300;
@@ -122,7 +122,7 @@ function mount(source, { theme = "auto", address = true } = {}) {
 
 /**
  * Makes the tabs of the page; a view is made when it is first opened.
- * @param {import("./state.js").State} state
+ * @param {State} state
  * @param {Record<ViewName, (panel: HTMLElement) => MountedView>} makers
  */
 function createTabs(state, makers) {
@@ -187,7 +187,7 @@ export async function openServerPage() {
 
 /** Lets the notebook around this frame open the page as soon as the frame has loaded. */
 export function awaitNotebook() {
-  /** @param {import("./remote.js").Transport} transport @param {{theme: "auto" | "dark"}} options */
+  /** @param {Transport} transport @param {{theme: "auto" | "dark"}} options */
   const convattnOpen = (transport, { theme }) => mount(remoteSource(transport), { theme, address: false });
   Object.assign(window, { convattnOpen });
 }

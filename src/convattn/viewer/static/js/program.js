@@ -2,11 +2,10 @@ import { attend, padFeatures } from "./attention.js";
 import { addProduct, partOf } from "./numbers.js";
 import { bytesOf, floatsOf, liveLayer } from "./scene.js";
 
-/**
- * Operations between attention layers, each in float64 with float32 results.
- * @typedef {import("./attention.js").Features} Features
- * @typedef {import("./scene.js").Padding} Padding
- */
+/** @import { Features, LiveLayer } from "./attention.js" */
+/** @import { Op, Padding, Scene, SceneNetwork } from "./scene.js" */
+
+/** Operations between attention layers, each in float64 with float32 results. */
 
 /**
  * Applies a function to every number.
@@ -171,10 +170,6 @@ export function convolve(features, weight, bias, { stride, dilation, groups, pad
 
 /**
  * Runs a network whose attention depends on displacements alone, from a picture to class scores.
- * @typedef {import("./attention.js").LiveLayer} LiveLayer
- * @typedef {import("./scene.js").Op} Op
- * @typedef {import("./scene.js").Scene} Scene
- * @typedef {import("./scene.js").SceneNetwork} SceneNetwork
  * @typedef {object} LayerFeatures  of one attention layer
  * @property {Features} input
  * @property {Features} output

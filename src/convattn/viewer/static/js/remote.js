@@ -1,12 +1,11 @@
 import { decodeLevels, findQuery, rowsInPage, spreadRow } from "./rows.js";
 import { bytesOf, floatsOf, openScene, readSafetensors } from "./scene.js";
 
+/** @import { LayerRows, RowsAsked, Source } from "./rows.js" */
+/** @import { Scene } from "./scene.js" */
+
 /**
  * A source whose networks run elsewhere: in the server, or in the kernel of a notebook.
- * @typedef {import("./rows.js").Source} Source
- * @typedef {import("./rows.js").Scene} Scene
- * @typedef {import("./rows.js").RowsAsked} RowsAsked
- * @typedef {import("./rows.js").LayerRows} LayerRows
  * @typedef {Record<string, number | string>} RowsFields  network, image, part, and row and col or prefix
  * @typedef {object} Transport  every answer is a safetensors file
  * @property {ArrayBuffer} scene

@@ -11,12 +11,10 @@ import {
   positionOf,
 } from "./scene.js";
 
+/** @import { MapsAttention, Pair, Scene, SceneLayer } from "./scene.js" */
+
 /**
  * Rows of attention weights: of all heads of a layer, for one query.
- * @typedef {import("./scene.js").Pair} Pair
- * @typedef {import("./scene.js").Scene} Scene
- * @typedef {import("./scene.js").SceneLayer} SceneLayer
- * @typedef {import("./scene.js").MapsAttention} MapsAttention
  * @typedef {"both" | "position" | "content"} Part
  * @typedef {Pair | {prefix: number}} Query  in pixels of the image, or the number of a prefix token
  * @typedef {object} LayerRows

@@ -1,6 +1,8 @@
 import { sumOfAxes } from "./attention.js";
 import { clamp } from "./numbers.js";
 
+/** @import { LayerGeometry, LiveLayer } from "./attention.js" */
+
 /**
  * Reads the safetensors format: eight bytes with the length of a JSON header, the header, the numbers.
  * @typedef {Float32Array | Uint8Array | Int32Array} Numbers
@@ -87,71 +89,53 @@ export const integersOf = numbersOf(Int32Array, "integers");
 export const bytesOf = numbersOf(Uint8Array, "bytes");
 
 /**
- * What a page shows: images, networks, their layers. `docs/viewer.md` describes the format.
- *
- * A pair is (row, col). Positions are in pixels of the image as the network sees it; the centre of pixel (0, 0) is 0, 0.
+ * What a page shows: images, networks, their layers. `docs/viewer.md` describes the format and what its fields mean.
+ * Texts that name tensors stand for these; positions are (row, col) in pixels of the image as the network sees it.
  * @typedef {[number, number]} Pair
- * @typedef {object} SceneImage
- * @property {string} name
- * @property {string | null} label
- * @property {string} picture  name of a tensor of bytes (rows, cols, 3): the image before normalisation
- * @property {string} [note]  what the picture does not show
- * @property {boolean} [own]  whether the reader added it, to this page alone
- * @typedef {object} Lattice
- * @property {Pair} grid  rows and columns
- * @property {Pair} first  centre of (0, 0), in pixels of the image
- * @property {Pair} step  from one to the next, in pixels of the image
- * @typedef {object} Statistic
- * @property {number | number[]} value
- * @property {number | number[] | null} error  standard error
- * @typedef {object} PositionHeads
- * @property {string} encoding  "quadratic", "shift", …
- * @property {string | null} centres  (heads, 2), in key steps
- * @property {string | null} sharpness  (heads), α in 1 / key step²
+ * @typedef {{name: string, label: string | null, picture: string, note?: string, own?: boolean}} SceneImage  own: whether
+ *   the reader added it, to this page alone
+ * @typedef {{value: number | number[], error: number | number[] | null}} Statistic
+ * @typedef {{pairs: [Pair, Pair], mode: "zeros" | "reflect" | "replicate" | "circular", spread: Pair}} Padding
+ *
  * @typedef {object} PositionAttention  attention that depends on nothing but the displacement
  * @property {"position"} kind
- * @property {string} scores  (heads, rows, cols): from the lowest to the highest displacement along each axis; where a
- *   file has `axes` alone, their sum, which is computed when the scene is opened
- * @property {[string, string] | null} axes  (heads, rows), (heads, cols): scores whose sum over the axes is `scores`
- * @property {{first: Pair, stride: Pair}} queries  query (i, j) stands at key first + stride · (i, j)
- * @property {PositionHeads} heads
- * @property {string | null} values  W_h (heads, outputs, inputs / groups)
- * @property {string | null} bias  (outputs)
- * @property {Padding} padding  how the keys are made from the features
+ * @property {string} scores  where a file has `axes` alone, their sum, which is computed when the scene is opened
+ * @property {[string, string] | null} axes
+ * @property {{first: Pair, stride: Pair}} queries
+ * @property {{encoding: string, centres: string | null, sharpness: string | null}} heads
+ * @property {string | null} values
+ * @property {string | null} bias
+ * @property {Padding} padding
  * @property {number} groups
- * @typedef {object} Padding
- * @property {[Pair, Pair]} pairs  pixels added (before, after) along each axis; negative ones are cut off
- * @property {"zeros" | "reflect" | "replicate" | "circular"} mode
- * @property {Pair} spread  step between the features' pixels among the keys; zeros between them
+ *
  * @typedef {object} MapsAttention  attention that depends on the image: rows of weights
  * @property {"maps"} kind
  * @property {("both" | "position" | "content")[]} parts
- * @property {PositionAttention | null} position  of the part "position", which needs no maps
- * @property {string} queries  int32 (groups, queries): index on the grid, or −1 − n of prefix token n
- * @property {string} keys  int32 (groups, keys): index on keys.grid, or −1 − n of prefix token n
- * @property {string | null} allowed  bytes (groups, queries, keys): 0 where a mask excludes the pair
- * @property {boolean} signed  whether rows have a lowest weight other than zero
- * @property {boolean} stored  whether the file holds the rows; otherwise a server does
- * @property {(number | "mean")[]} images  of which there are rows
+ * @property {PositionAttention | null} position
+ * @property {string} queries
+ * @property {string} keys
+ * @property {string | null} allowed
+ * @property {boolean} signed
+ * @property {boolean} stored
+ * @property {(number | "mean")[]} images
+ *
  * @typedef {object} SceneLayer
  * @property {string} name
  * @property {string} kind
  * @property {string} pattern
  * @property {number} heads
- * @property {Pair} grid  of the queries
- * @property {boolean} normalised  whether rows sum to one
- * @property {{first: Pair, step: Pair}} place  of the queries
- * @property {Lattice} keys
- * @property {string[]} prefix  names of the tokens that have no place
+ * @property {Pair} grid
+ * @property {boolean} normalised
+ * @property {{first: Pair, step: Pair}} place
+ * @property {{grid: Pair, first: Pair, step: Pair}} keys
+ * @property {string[]} prefix
  * @property {string | null} sentence
- * @property {Record<string, Statistic>[] | null} statistics  of each head
+ * @property {Record<string, Statistic>[] | null} statistics
  * @property {PositionAttention | MapsAttention} attention
- * @typedef {object} Timeline
- * @property {number[]} epochs
- * @property {string} centres  (moments, layers, heads, 2)
- * @property {string} sharpness  (moments, layers, heads)
- * @property {number[]} layers  numbers of the layers
+ *
+ * @typedef {{epochs: number[], centres: string, sharpness: string, layers: number[]}} Timeline
  * @typedef {{op: string} & Record<string, any>} Op
+ *
  * @typedef {object} SceneNetwork
  * @property {string} name
  * @property {string} title
@@ -161,6 +145,7 @@ export const bytesOf = numbersOf(Uint8Array, "bytes");
  * @property {Op[] | null} program
  * @property {SceneLayer[]} layers
  * @property {Timeline | null} timeline
+ *
  * @typedef {object} Scene
  * @property {1} schema
  * @property {string} title
@@ -237,11 +222,7 @@ export function cellCentre(place, cell) {
   return [place.first[0] + place.step[0] * cell[0], place.first[1] + place.step[1] * cell[1]];
 }
 
-/**
- * Layers of a scene whose attention depends on displacements alone, ready to be computed.
- * @typedef {import("./attention.js").LayerGeometry} LayerGeometry
- * @typedef {import("./attention.js").LiveLayer} LiveLayer
- */
+/** Layers of a scene whose attention depends on displacements alone, ready to be computed. */
 
 /**
  * Returns the part of a layer's attention that depends on displacements alone, if there is one.

@@ -1,12 +1,11 @@
-import { partOf } from "./numbers.js";
-import { cellCentre } from "./scene.js";
-
 // Numbers of one row of attention: what a head looks at from one query. `docs/analysis.md` names them; here they are of
 // one query, on the same units: steps of the layer's keys.
 
-/** @typedef {import("./scene.js").SceneLayer} SceneLayer */
-/** @typedef {import("./scene.js").Pair} Pair */
-/** @typedef {import("./rows.js").LayerRows} LayerRows */
+import { partOf } from "./numbers.js";
+import { cellCentre } from "./scene.js";
+
+/** @import { LayerRows } from "./rows.js" */
+/** @import { Pair, SceneLayer } from "./scene.js" */
 
 /**
  * @typedef {object} RowNumbers

@@ -1,7 +1,8 @@
+/** @import { Transport } from "./remote.js" */
+
 /**
  * The page in a notebook: a frame with the page, and messages to the kernel. This file is a module of its own; it runs in
  * the notebook, outside the frame, so that neither changes the other's style.
- * @typedef {import("./remote.js").Transport} Transport
  * @typedef {object} WidgetModel  what a notebook gives to a widget
  * @property {(content: object, callbacks?: undefined, buffers?: ArrayBuffer[]) => void} send
  * @property {(event: string, listener: (content: any, buffers: DataView[]) => void) => void} on

@@ -1,3 +1,5 @@
+// A state that a scene can show, and why it cannot show others.
+
 import {
   createSegments,
   div,
@@ -15,13 +17,13 @@ import { drawRamp, numberText } from "../draw.js";
 import { drawImage } from "./field.js";
 import { nearestInside, pictureShape, positionOf } from "../scene.js";
 
-// A state that a scene can show, and why it cannot show others.
-
-/** @typedef {import("../state.js").ViewState} ViewState */
+/** @import { Model } from "./model.js" */
+/** @import { Scene, SceneLayer } from "../scene.js" */
+/** @import { ViewState } from "../state.js" */
 
 /**
  * Keeps a state within a scene: what the scene does not have is replaced by what it has.
- * @param {import("../scene.js").Scene} scene
+ * @param {Scene} scene
  * @param {ViewState} state
  * @returns {ViewState}
  */
@@ -48,7 +50,7 @@ export function withinScene(scene, state) {
 
 /**
  * Says why a part of the scores cannot be shown; null if it can.
- * @param {import("../scene.js").SceneLayer[]} layers
+ * @param {SceneLayer[]} layers
  * @param {"both" | "position" | "content"} part
  * @returns {string | null}
  */
@@ -67,7 +69,7 @@ export function whyNoPart(layers, part) {
 
 /**
  * Says why maps cannot be averaged over images; null if they can.
- * @param {import("../scene.js").SceneLayer[]} layers
+ * @param {SceneLayer[]} layers
  * @returns {string | null}
  */
 export function whyNoAverage(layers) {
@@ -79,9 +81,6 @@ export function whyNoAverage(layers) {
 }
 
 // What is painted, and how: one line of choices above the maps, and the bar of their colours below it.
-
-/** @typedef {import("./model.js").Model} Model */
-/** @typedef {import("../state.js").SomeState} SomeState */
 
 /** @param {Model} model @returns {{element: HTMLElement, update: () => void}} */
 export function createControls(model) {

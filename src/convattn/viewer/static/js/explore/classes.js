@@ -1,3 +1,5 @@
+// What the network says of the image: class scores, computed in the page, and how they change when heads are moved.
+
 import { softmaxOf } from "../attention.js";
 import { h, keepChildren, para, say, section, setProps } from "../dom.js";
 import { fixedText } from "../draw.js";
@@ -5,10 +7,8 @@ import { cssShare } from "./field.js";
 import { percent } from "./words.js";
 import { runOnImage } from "../program.js";
 
-// What the network says of the image: class scores, computed in the page, and how they change when heads are moved.
-
-/** @typedef {import("./model.js").Model} Model */
-/** @typedef {import("../program.js").NetworkResult} NetworkResult */
+/** @import { Model } from "./model.js" */
+/** @import { NetworkResult } from "../program.js" */
 
 /** Classes that are listed. */
 const SHOWN_CLASSES = 5;

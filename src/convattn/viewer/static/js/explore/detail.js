@@ -1,3 +1,5 @@
+// One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
+
 import { div, h, keepChildren, para, say, section, setProp, span } from "../dom.js";
 import { drawBars, fixedText } from "../draw.js";
 import { chooseNetwork } from "./choices.js";
@@ -17,9 +19,8 @@ import { headSentence, lookWords, percent, shiftWords, statisticText, unitOf } f
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
 
-// One head in detail: its map over the image, what it does in words and numbers, and a handle on its centre.
-
-/** @typedef {import("./model.js").Model} Model */
+/** @import { Model } from "./model.js" */
+/** @import { RowNumbers } from "../statistics.js" */
 
 /** Numbers of a head report that are of many images, with what they are called here, and units. @type {string[][]} */
 const REPORT_ONLY = [
@@ -128,7 +129,7 @@ export function createDetail(model) {
     );
   }
 
-  /** @param {import("../statistics.js").RowNumbers} found */
+  /** @param {RowNumbers} found */
   function showNumbers(found) {
     const { head } = state.get();
     const layer = model.layer();

@@ -1,3 +1,5 @@
+// The Explore view: any network's heads, seen from a query.
+
 import { calm, div, h, para, say, section } from "../dom.js";
 import { createColourBar, createControls, createImages } from "./choices.js";
 import { createClasses } from "./classes.js";
@@ -9,12 +11,9 @@ import { createSaving } from "./saving.js";
 import { createDisplacementTable } from "./table.js";
 import { createTimeline } from "./timeline.js";
 
-// The Explore view: any network's heads, seen from a query.
-
-/** @typedef {import("../state.js").State} State */
-/** @typedef {import("../state.js").ViewState} ViewState */
-/** @typedef {import("../rows.js").Source} Source */
-/** @typedef {import("../draw.js").Theme} Theme */
+/** @import { Theme } from "../draw.js" */
+/** @import { Source } from "../rows.js" */
+/** @import { State, ViewState } from "../state.js" */
 
 /** Time after the last change at which it is said to screen readers, in ms. */
 const SAY_DELAY = 600;

@@ -1,3 +1,6 @@
+// A plane in pixels of the image: pictures and maps on top of each other, marks above them, and a query that is moved
+// by pointer or keys.
+
 import {
   div,
   followArrows,
@@ -19,11 +22,9 @@ import { queryWords, shiftWords, unitOf } from "./words.js";
 import { clamp } from "../numbers.js";
 import { cellCentre, nearestCell, nearestInside, pictureShape } from "../scene.js";
 
-// A plane in pixels of the image: pictures and maps on top of each other, marks above them, and a query that is moved
-// by pointer or keys.
+/** @import { Model } from "./model.js" */
+/** @import { Pair, SceneLayer, Tensor } from "../scene.js" */
 
-/** @typedef {import("../scene.js").Pair} Pair */
-/** @typedef {import("../scene.js").SceneLayer} SceneLayer */
 /** @typedef {{top: number, left: number, bottom: number, right: number}} Extent   edges, in pixels of the image */
 
 /**
@@ -178,8 +179,6 @@ export function onDrag(element, move) {
 
 // The image and its query: dragged, or moved by the arrow keys from cell to cell of the chosen layer.
 
-/** @typedef {import("./model.js").Model} Model */
-
 /** Returns rows and columns of the picture that is shown. @param {Model} model @returns {Pair} */
 export function pictureSize({ scene, state }) {
   return pictureShape(scene, state.get().image);
@@ -188,7 +187,7 @@ export function pictureSize({ scene, state }) {
 /** Returns the edges of the picture that is shown. @param {Model} model @returns {Extent} */
 export const pictureExtent = (model) => extentOf({ first: [0, 0], step: [1, 1] }, pictureSize(model));
 
-/** What was drawn last. @type {WeakMap<HTMLCanvasElement, import("../scene.js").Tensor>} */
+/** What was drawn last. @type {WeakMap<HTMLCanvasElement, Tensor>} */
 const drawnImages = new WeakMap();
 
 /**

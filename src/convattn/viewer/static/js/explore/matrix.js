@@ -1,3 +1,5 @@
+// What a small map shows: all keys, or those near the query, so that heads that look a pixel away can be told apart.
+
 import { div, h, keyTarget, setProp, setProps } from "../dom.js";
 import { contextOf, drawBars, drawMap } from "../draw.js";
 import { cellExtent, cssShare, extentOf, pictureSize } from "./field.js";
@@ -5,10 +7,10 @@ import { headSentence } from "./words.js";
 import { clamp, partOf } from "../numbers.js";
 import { rowNumbers } from "../statistics.js";
 
-// What a small map shows: all keys, or those near the query, so that heads that look a pixel away can be told apart.
-
-/** @typedef {import("./model.js").Model} Model */
-/** @typedef {import("./field.js").Extent} Extent */
+/** @import { Child } from "../dom.js" */
+/** @import { Extent } from "./field.js" */
+/** @import { Model } from "./model.js" */
+/** @import { Pair, SceneLayer } from "../scene.js" */
 
 /** Keys on each side of the query that are near. */
 const NEAR = 4;
@@ -84,7 +86,7 @@ export function paintMap(model, canvas, number, head, view, network = model.stat
  * Tells the style sheet where the query is in small maps, and where the image ends if there is padding around it.
  * @param {HTMLElement} element that holds the maps
  * @param {SmallView} view
- * @param {import("../scene.js").Pair} image rows and columns
+ * @param {Pair} image rows and columns
  */
 export function placeMarks(element, { extent, query, whole }, image) {
   const { top, left, bottom, right } = extent;
@@ -104,7 +106,6 @@ export function placeMarks(element, { extent, query, whole }, image) {
 
 // Every head of every layer as a small map: rows are layers, columns are heads.
 
-/** @typedef {import("../scene.js").SceneLayer} SceneLayer */
 /** @typedef {{button: HTMLButtonElement, map: HTMLCanvasElement, bars: HTMLCanvasElement}} MapCell */
 /**
  * @typedef {object} MapRow
@@ -120,7 +121,7 @@ export function placeMarks(element, { extent, query, whole }, image) {
 const MAP_GAP = 6;
 const BAR_WIDTH = 3;
 
-/** @param {string} kind @param {...import("../dom.js").Child} children */
+/** @param {string} kind @param {...Child} children */
 const matrixRow = (kind, ...children) => h("div", { class: kind, role: "row" }, ...children);
 
 /** Time after the last change at which the texts for screen readers follow, in ms: maps come first. */

@@ -1,3 +1,5 @@
+// What the parts of the page share: the rows of the present query, the heads that were moved, and who wants to know.
+
 import { positionScores, quadraticAxes, sumOfAxes, tableShape } from "../attention.js";
 import { reasonOf } from "../dom.js";
 import { partOf } from "../numbers.js";
@@ -5,18 +7,10 @@ import { positionRows } from "../rows.js";
 import { floatsOf, geometryOf, positionOf } from "../scene.js";
 import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
 
-// What the parts of the page share: the rows of the present query, the heads that were moved, and who wants to know.
-
-/** @typedef {import("../rows.js").Source} Source */
-/** @typedef {import("../scene.js").Scene} Scene */
-/** @typedef {import("../scene.js").SceneLayer} SceneLayer */
-/** @typedef {import("../scene.js").SceneNetwork} SceneNetwork */
-/** @typedef {import("../scene.js").PositionAttention} PositionAttention */
-/** @typedef {import("../rows.js").LayerRows} LayerRows */
-/** @typedef {import("../rows.js").Query} Query */
-/** @typedef {import("../state.js").State} State */
-/** @typedef {import("../state.js").ViewState} ViewState */
-/** @typedef {import("../draw.js").Theme} Theme */
+/** @import { Theme } from "../draw.js" */
+/** @import { LayerRows, Query, Source } from "../rows.js" */
+/** @import { PositionAttention, Scene, Tensor } from "../scene.js" */
+/** @import { State, ViewState } from "../state.js" */
 
 /**
  * @typedef {object} ShownLayer
@@ -229,7 +223,7 @@ export function createModel(source, state, theme) {
 }
 
 /**
- * @param {Map<string, import("../scene.js").Tensor>} tensors
+ * @param {Map<string, Tensor>} tensors
  * @param {string} name
  * @param {Float32Array} data
  */

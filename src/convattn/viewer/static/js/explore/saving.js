@@ -1,3 +1,5 @@
+// The view as one SVG: image, maps of all heads, the chosen one, the colour bar. PNG files are drawn from it.
+
 import { h, reasonOf, say, svg } from "../dom.js";
 import { contextOf, drawRamp, numberText } from "../draw.js";
 import { cellExtent, drawImage, extentOf, pictureExtent, rectangle } from "./field.js";
@@ -6,10 +8,10 @@ import { viewWords } from "./words.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
 
-// The view as one SVG: image, maps of all heads, the chosen one, the colour bar. PNG files are drawn from it.
+/** @import { Extent } from "./field.js" */
+/** @import { SmallView } from "./matrix.js" */
+/** @import { Model } from "./model.js" */
 
-/** @typedef {import("./model.js").Model} Model */
-/** @typedef {import("./field.js").Extent} Extent */
 /** @typedef {{x: number, y: number, width: number, height: number}} Box */
 
 /** Lengths in a figure: side of the image, of a small map, the gap between these, height of their names, the margin, the least width. */
@@ -108,7 +110,7 @@ export function makeFigure(model, sentence) {
   ];
   const top = (y += 34);
 
-  /** @param {number} number @param {number} head @param {Box} box @param {import("./matrix.js").SmallView} [view] */
+  /** @param {number} number @param {number} head @param {Box} box @param {SmallView} [view] */
   const mapOf = (number, head, box, view) => figureImage((canvas) => paintMap(model, canvas, number, head, view), box);
 
   /** @param {Extent} extent @param {number} y @returns {Box} */

@@ -1,3 +1,6 @@
+// The table of displacements, (2H − 1) × (2W − 1), and the window of it that the query sees: the table stays, the window
+// slides.
+
 import { tableShape } from "../attention.js";
 import { h, para, say, section, setProp, setProps } from "../dom.js";
 import { drawMap } from "../draw.js";
@@ -6,11 +9,8 @@ import { partOf } from "../numbers.js";
 import { cellCentre, geometryOf, nearestCell } from "../scene.js";
 import { displacements, finiteLimits } from "../statistics.js";
 
-// The table of displacements, (2H − 1) × (2W − 1), and the window of it that the query sees: the table stays, the window
-// slides.
-
-/** @typedef {import("./model.js").Model} Model */
-/** @typedef {import("../scene.js").Pair} Pair */
+/** @import { Model } from "./model.js" */
+/** @import { Pair } from "../scene.js" */
 
 /** Lowest score that is told apart, below the largest of the table. */
 const FLOOR = -10;

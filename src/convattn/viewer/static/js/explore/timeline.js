@@ -1,13 +1,13 @@
+// Where heads attend during a training (figure 3 of Cordonnier, Loukas, Jaggi, 2020): centres, and the circles that hold
+// 50 % and 90 % of the attention; play, or drag the epoch.
+
 import { calm, div, fill, h, para, say, section, setProp, setProps, svg } from "../dom.js";
 import { numberText } from "../draw.js";
 import { floatsOf } from "../scene.js";
 import { massRadius } from "../statistics.js";
 
-// Where heads attend during a training (figure 3 of Cordonnier, Loukas, Jaggi, 2020): centres, and the circles that hold
-// 50 % and 90 % of the attention; play, or drag the epoch.
-
-/** @typedef {import("./model.js").Model} Model */
-/** @typedef {import("../scene.js").Timeline} Timeline */
+/** @import { Model } from "./model.js" */
+/** @import { Scene, Timeline } from "../scene.js" */
 
 /** Number of colours in the style sheet. */
 const HEAD_COLOURS = 9;
@@ -175,7 +175,7 @@ export function createTimeline(model) {
   };
 }
 
-/** @param {import("../scene.js").Scene} scene @param {string} name @returns {number[]} */
+/** @param {Scene} scene @param {string} name @returns {number[]} */
 function shapeOf({ tensors }, name) {
   return tensors.get(name)?.shape ?? [];
 }

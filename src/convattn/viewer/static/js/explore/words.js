@@ -1,10 +1,10 @@
-import { fixedText } from "../draw.js";
-
 // What a head does, in plain words: for screen readers, titles and captions.
 
-/** @typedef {import("../scene.js").SceneLayer} SceneLayer */
-/** @typedef {import("../scene.js").Pair} Pair */
-/** @typedef {import("../statistics.js").RowNumbers} RowNumbers */
+import { fixedText } from "../draw.js";
+
+/** @import { Pair, Scene, SceneLayer, Statistic } from "../scene.js" */
+/** @import { ViewState } from "../state.js" */
+/** @import { RowNumbers } from "../statistics.js" */
 
 /** @param {SceneLayer} layer @returns {"pixels" | "cells"} the unit of displacements */
 export function unitOf(layer) {
@@ -74,7 +74,7 @@ export function percent(share) {
 
 /**
  * Says a number of a head report, or its mean shift, with standard errors.
- * @param {import("../scene.js").Statistic | undefined} statistic
+ * @param {Statistic | undefined} statistic
  * @param {string} unit of shares "%", which the report has between 0 and 1
  * @returns {string}
  */
@@ -103,8 +103,8 @@ export function queryWords({ query, prefix }, prefixNames) {
 
 /**
  * Says what maps are of: the image, the query, and what is shown of it.
- * @param {import("../scene.js").Scene} scene
- * @param {import("../state.js").ViewState} state
+ * @param {Scene} scene
+ * @param {ViewState} state
  * @param {string[]} prefixNames of the prefix tokens
  * @returns {string}
  */

@@ -1,8 +1,8 @@
+// Charts with logarithmic axes, drawn as SVG.
+
 import { div, h, span, svg } from "../dom.js";
 import { tenTo } from "./view.js";
 import { clamp } from "../numbers.js";
-
-// Charts with logarithmic axes, drawn as SVG.
 
 const CHART_LEFT = 50;
 const CHART_SPAN = 318; // width of the axes

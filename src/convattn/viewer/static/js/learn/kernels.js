@@ -1,10 +1,13 @@
+// Kernels of the tour, their taps, and convolution as it is defined. Offsets are [row, column], key minus query.
+
 import { attend, padFeatures, positionRow, quadraticAxes, softmaxOf, sumOfAxes, tableShape } from "../attention.js";
 
-// Kernels of the tour, their taps, and convolution as it is defined. Offsets are [row, column], key minus query.
+/** @import { LayerGeometry, LiveLayer } from "../attention.js" */
+/** @import { Padding } from "../scene.js" */
 
 /** @typedef {{rows: number, cols: number, data: Float32Array}} Picture  one channel, values from 0 to 1 */
 /** @typedef {{offset: [number, number], weight: number}} Tap */
-/** @typedef {import("../scene.js").Padding["mode"]} PadMode */
+/** @typedef {Padding["mode"]} PadMode */
 
 /**
  * 3 × 3 kernels to choose from, row by row: whole numbers over a common divisor.
@@ -63,7 +66,7 @@ export function kernelOfSize(kind, size) {
   return line.flatMap((row) => line.map((col) => (row * col) / sum));
 }
 
-/** @param {number} width on every side @param {PadMode} mode @returns {import("../scene.js").Padding} */
+/** @param {number} width on every side @param {PadMode} mode @returns {Padding} */
 export function paddingOf(width, mode) {
   /** @type {[number, number]} */
   const sides = [width, width];
@@ -147,7 +150,7 @@ export function bestTaps(taps, heads) {
 
 // The attention layer of the tour: quadratic heads on one channel, each with a number for its values.
 
-/** @typedef {{width: number, mode: import("./kernels.js").PadMode}} KeyPadding */
+/** @typedef {{width: number, mode: PadMode}} KeyPadding */
 
 /** @type {KeyPadding} */
 const UNPADDED = { width: 0, mode: "zeros" };
@@ -158,10 +161,10 @@ const UNPADDED = { width: 0, mode: "zeros" };
  * @param {Tap[]} heads
  * @param {number} sharpness  α
  * @param {KeyPadding} [padding]  of the keys
- * @returns {import("../attention.js").LiveLayer}
+ * @returns {LiveLayer}
  */
 export function layerOfHeads({ rows, cols }, heads, sharpness, { width, mode } = UNPADDED) {
-  const geometry = /** @type {import("../attention.js").LayerGeometry} */ ({
+  const geometry = /** @type {LayerGeometry} */ ({
     keys: [rows + 2 * width, cols + 2 * width],
     grid: [rows, cols],
     first: [width, width],

@@ -1,3 +1,5 @@
+// The picture of the tour: small and grey.
+
 import { div, fill, h, oncePerFrame, para, say, section } from "../dom.js";
 import { bordersStep } from "./step-borders.js";
 import { costStep } from "./step-cost.js";
@@ -6,15 +8,18 @@ import { encodingsStep } from "./step-encodings.js";
 import { offsetStep } from "./step-offset.js";
 import { sharpnessStep } from "./step-sharpness.js";
 
-// The picture of the tour: small and grey.
-
-/** @typedef {import("./kernels.js").Picture} Picture */
+/** @import { Theme } from "../draw.js" */
+/** @import { Picture } from "./kernels.js" */
+/** @import { MakeStep, Step, Tour } from "./view.js" */
+/** @import { Source } from "../rows.js" */
+/** @import { Scene } from "../scene.js" */
+/** @import { State } from "../state.js" */
 
 const LARGEST_SIDE = 32;
 
 /**
  * The first picture of a scene in grey, not larger than 32 × 32; without one, a picture made here.
- * @param {import("../scene.js").Scene} scene
+ * @param {Scene} scene
  * @returns {Picture}
  */
 export function tourPicture(scene) {
@@ -64,9 +69,7 @@ export function tourQuery({ rows, cols, data }) {
   return best;
 }
 
-/** @typedef {import("../state.js").State} State */
-
-/** Steps by the name that their texts have in tour.html. @type {Record<string, import("./view.js").MakeStep>} */
+/** Steps by the name that their texts have in tour.html. @type {Record<string, MakeStep>} */
 const TOUR_STEPS = {
   offset: offsetStep,
   sharpness: sharpnessStep,
@@ -79,9 +82,9 @@ const TOUR_STEPS = {
 /**
  * The guided tour: six steps, and a way on to the trained network.
  * @param {Element} root
- * @param {import("../rows.js").Source} source
+ * @param {Source} source
  * @param {State} state
- * @param {{theme: () => import("../draw.js").Theme}} options  theme: the one that is shown, also if the system chose it
+ * @param {{theme: () => Theme}} options  theme: the one that is shown, also if the system chose it
  * @returns {{repaint: () => void}}
  */
 export function mountLearn(root, source, state, { theme }) {
@@ -90,7 +93,7 @@ export function mountLearn(root, source, state, { theme }) {
   const picture = tourPicture(source.scene);
   const heard = h("p", { class: "only-heard", "aria-live": "polite" });
   let waiting = 0;
-  /** @type {import("./view.js").Tour} */
+  /** @type {Tour} */
   const tour = {
     picture,
     query: tourQuery(picture),
@@ -115,7 +118,7 @@ export function mountLearn(root, source, state, { theme }) {
     heard,
   );
   root.append(tourRoot);
-  /** @type {import("./view.js").Step | null} */
+  /** @type {Step | null} */
   let current = null;
   const repaint = () => current?.paint();
 

@@ -13,7 +13,8 @@ import {
 import { sharpnessText } from "./step-sharpness.js";
 import { choice, comparison, differenceText, numbersList, placeMark, ringMark, slider, windowView } from "./view.js";
 
-/** @typedef {import("./kernels.js").PadMode} PadMode */
+/** @import { PadMode, Picture } from "./kernels.js" */
+/** @import { Step, Tour } from "./view.js" */
 
 const BORDER_REACH = 2;
 const BORDER_WINDOW = 2 * BORDER_REACH + 1;
@@ -24,8 +25,8 @@ const BORDER_MODES = { zeros: "zeros", "a mirror": "reflect", "other side": "cir
 
 /**
  * Step 3: what heads see beyond the border.
- * @param {import("./view.js").Tour} tour
- * @returns {import("./view.js").Step}
+ * @param {Tour} tour
+ * @returns {Step}
  */
 export function bordersStep(tour) {
   const { picture } = tour;
@@ -54,8 +55,7 @@ export function bordersStep(tour) {
     strip.show(wanted, made);
     const query = strip.query();
     const shift = padding ? 1 : 0;
-    const cut = (/** @type {import("./kernels.js").Picture} */ plane) =>
-      cutAround(plane, [query[0] + shift, query[1] + shift], BORDER_REACH);
+    const cut = (/** @type {Picture} */ plane) => cutAround(plane, [query[0] + shift, query[1] + shift], BORDER_REACH);
     around.gray(cut(padding ? padPicture(picture, 1, padding.mode) : picture));
     const maps = taps.map(({ offset }) => cut(headMap(picture, offset, sharpness, query, padding)));
     paintRings(maps.map((map) => map.reduce((most, value, at) => (value > (map[most] || 0) ? at : most), 0)));
@@ -104,8 +104,8 @@ export function bordersStep(tour) {
 
 /**
  * Largest differences on the outermost pixels, and where no head reaches the border.
- * @param {import("./kernels.js").Picture} one
- * @param {import("./kernels.js").Picture} other
+ * @param {Picture} one
+ * @param {Picture} other
  */
 export function bordersApart(one, other) {
   let [border, inside] = [0, 0];

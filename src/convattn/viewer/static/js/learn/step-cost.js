@@ -1,3 +1,5 @@
+// Three ways to compute, timed where the page runs.
+
 import { attend, sumOfAxes } from "../attention.js";
 import { div, fill, h, para, setProp } from "../dom.js";
 import { numberText } from "../draw.js";
@@ -5,12 +7,12 @@ import { logChart } from "./chart.js";
 import { attendHeads, convolvePicture, largestDifference, layerOfHeads, namedTaps } from "./kernels.js";
 import { choice, differenceText } from "./view.js";
 
-// Three ways to compute, timed where the page runs.
+/** @import { Picture } from "./kernels.js" */
+/** @import { Step, Tour } from "./view.js" */
 
 const TIMED_SHARPNESS = 1;
 const TIMED_SAMPLES = 5;
 
-/** @typedef {import("./kernels.js").Picture} Picture */
 /** @typedef {{side: number, milliseconds: Record<Way, number | null>, difference: number | null}} Measured */
 /** @typedef {"all pairs" | "separable heads" | "convolution 3 × 3"} Way */
 
@@ -136,7 +138,7 @@ function costTable(lines, name) {
   );
 }
 
-/** Step 6: time and memory. @param {import("./view.js").Tour} tour @returns {import("./view.js").Step} */
+/** Step 6: time and memory. @param {Tour} tour @returns {Step} */
 export function costStep(tour) {
   /** @type {Costs} */
   const recorded = JSON.parse(document.getElementById("convattn-costs")?.textContent ?? "");

@@ -3,13 +3,16 @@ import { numberText } from "../draw.js";
 import { HARD, attendHeads, bestTaps, convolvePicture, kernelOfSize, tapsOf } from "./kernels.js";
 import { choice, comparison, differenceText, numbersList, slider } from "./view.js";
 
+/** @import { Tap } from "./kernels.js" */
+/** @import { Step, Tour } from "./view.js" */
+
 const KERNEL_SIZES = [1, 2, 3, 4, 5].map((size) => `${size} × ${size}`);
 
-/** Step 4: one head for each tap. @param {import("./view.js").Tour} tour @returns {import("./view.js").Step} */
+/** Step 4: one head for each tap. @param {Tour} tour @returns {Step} */
 export function countStep(tour) {
   let kind = "uneven";
   let size = 3;
-  /** @type {import("./kernels.js").Tap[]} */
+  /** @type {Tap[]} */
   let taps = [];
   let kept = new Set(taps);
   let wanted = tour.picture;

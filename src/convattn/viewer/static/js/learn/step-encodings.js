@@ -1,10 +1,12 @@
+// Encodings compared: each score is a sum v · r(δ); v is fitted so that the softmax comes near to a target.
+
 import { softmaxOf } from "../attention.js";
 import { div, fill, followArrows, h, setProps, span, svg } from "../dom.js";
 import { largestSize } from "./kernels.js";
 import { choice, followPlace, placeMark, slider, windowView } from "./view.js";
 import { clamp } from "../numbers.js";
 
-// Encodings compared: each score is a sum v · r(δ); v is fitted so that the softmax comes near to a target.
+/** @import { Step, Tour } from "./view.js" */
 
 /** @typedef {{name: string, formula: string, additive: boolean, parameters: number, map: Float64Array, overlap: number}} Fitted */
 
@@ -201,9 +203,9 @@ const matchText = (share) => `${Number((100 * share).toPrecision(3))} %`;
 
 /**
  * Step 5: other functions of the offset.
- * @param {import("./view.js").Tour} tour
+ * @param {Tour} tour
  * @param {Element} text
- * @returns {import("./view.js").Step}
+ * @returns {Step}
  */
 export function encodingsStep(tour, text) {
   const note = /** @type {Element} */ (text.querySelector(".learn-small")); // stands below the maps

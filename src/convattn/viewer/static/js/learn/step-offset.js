@@ -15,7 +15,7 @@ import {
 import { clamp } from "../numbers.js";
 import { nearestInside } from "../scene.js";
 
-/** @typedef {import("./view.js").Place} Place */
+/** @import { Place, Step, Tour } from "./view.js" */
 
 const OFFSET_REACH = 2; // heads can be moved this far
 const OFFSET_WINDOW = 2 * OFFSET_REACH + 1;
@@ -25,9 +25,9 @@ const offsetText = (offset) => `(${offset.map((at) => (at > 0 ? `+${at}` : Strin
 
 /**
  * Step 1: nine heads around a pixel, each of which can be dragged.
- * @param {import("./view.js").Tour} tour
+ * @param {Tour} tour
  * @param {Element} text
- * @returns {import("./view.js").Step}
+ * @returns {Step}
  */
 export function offsetStep(tour, text) {
   const { picture } = tour;

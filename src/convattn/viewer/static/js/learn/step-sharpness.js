@@ -24,6 +24,9 @@ import {
   windowView,
 } from "./view.js";
 
+/** @import { Picture } from "./kernels.js" */
+/** @import { Step, Tour } from "./view.js" */
+
 const MAP_REACH = 4;
 const SOFTEST = 0.1;
 const SHARPEST = 100;
@@ -32,7 +35,7 @@ const SHOWN_HEAD = 2; // the head that is shown: up and right
 
 /**
  * What float32 can tell apart: both outputs are rounded to it.
- * @param {import("./kernels.js").Picture} output
+ * @param {Picture} output
  */
 export const float32Floor = (output) => 2 ** -23 * largestSize(output.data);
 
@@ -41,8 +44,8 @@ export const sharpnessText = (sharpness) => (sharpness >= HARD ? "hard" : `α = 
 
 /**
  * Step 2: from blur to a single pixel.
- * @param {import("./view.js").Tour} tour
- * @returns {import("./view.js").Step}
+ * @param {Tour} tour
+ * @returns {Step}
  */
 export function sharpnessStep(tour) {
   const { picture } = tour;

@@ -1,3 +1,5 @@
+// Parts that the steps of the tour share: pictures with marks on them, controls, numbers.
+
 import {
   createSegments,
   div,
@@ -17,10 +19,10 @@ import { largestSize } from "./kernels.js";
 import { clamp } from "../numbers.js";
 import { nearestInside } from "../scene.js";
 
-// Parts that the steps of the tour share: pictures with marks on them, controls, numbers.
+/** @import { Props } from "../dom.js" */
+/** @import { Theme } from "../draw.js" */
+/** @import { Picture } from "./kernels.js" */
 
-/** @typedef {import("./kernels.js").Picture} Picture */
-/** @typedef {import("../draw.js").Theme} Theme */
 /** @typedef {[number, number]} Place  row and column */
 
 /**
@@ -112,7 +114,7 @@ export function squareMark(kind, place, size = 1) {
 /** @param {Element} mark @param {Place} place */
 export const placeMark = (mark, [row, col]) => setProp(mark, "transform", `translate(${col} ${row})`);
 
-/** A ring on a head. @param {import("../dom.js").Props} props */
+/** A ring on a head. @param {Props} props */
 export const ringMark = (props) => svg("g", props, svg("circle", { r: 0.36 }), svg("circle", { r: 0.36 }));
 
 /**
