@@ -44,8 +44,9 @@ def test_the_module_is_small():
     assert size <= LARGEST_MODULE, f"{size:,} bytes"
 
 
-def test_the_module_parses(tmp_path):
-    (tmp_path / "module.mjs").write_text(joined_module())
+@pytest.mark.parametrize("entry", ["page.js", "remote.js"])
+def test_the_module_parses(entry, tmp_path):
+    (tmp_path / "module.mjs").write_text(joined_module(entry))
     run_node("parse.js", tmp_path / "module.mjs")
 
 

@@ -252,10 +252,11 @@ def test_a_port_that_is_taken_is_told():
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "reason"), [("127.0.0.1", 70000, "it must be between 0 and 65535"), ("no such host", 0, "[^)]+")]
+    ("host", "port", "message"),
+    [("127.0.0.1", 70000, "port must be between 0 and 65535"), ("no such host", 0, "cannot serve at no such host")],
 )
-def test_a_host_or_a_port_that_cannot_be_is_told(host, port, reason):
-    with pytest.raises(ArgumentError, match=rf"cannot serve at {host}, port {port} \({reason}\)"):
+def test_a_host_or_a_port_that_cannot_be_is_told(host, port, message):
+    with pytest.raises(ArgumentError, match=message):
         listening(host, port)
 
 

@@ -81,7 +81,7 @@ def _answer(widget: Any, content: Any, buffers: list[Any]) -> None:
     try:
         match content.get("kind"):
             case "page":
-                answer["text"] = page_html(shown.title, start="awaitNotebook();")
+                answer["text"] = page_html(shown.title, entry="remote.js", start="awaitNotebook();")
                 data = [shown.scene_bytes()]
             case "rows":
                 data = [shown.rows(RowsRequest.read(content["asked"]))]

@@ -40,12 +40,13 @@ def write_page(scene: Scene, folder: str | os.PathLike[str]) -> Path:
     return Path(folder) / PAGE
 
 
-def page_html(title: str, *, scene: bytes | None = None, start: str = "openPage();") -> str:
+def page_html(title: str, *, scene: bytes | None = None, entry: str = "page.js", start: str = "openPage();") -> str:
     """Returns the page.
 
     Args:
         title: Its title.
         scene: The content of a scene's file, to be inside; None leaves it out.
+        entry: The file of `static/js` whose functions `start` calls.
         start: JavaScript that opens it.
 
     Returns:
@@ -58,7 +59,7 @@ def page_html(title: str, *, scene: bytes | None = None, start: str = "openPage(
         "style": "\n".join(_static(f"css/{name}.css") for name in STYLES),
         "tour": _static("tour.html") + costs,
         "scene": f'<script type="text/plain" id="convattn-scene">{data}</script>' if data else "",
-        "script": f"{joined_module()}\n{start}",
+        "script": f"{joined_module(entry)}\n{start}",
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _static("page.html"))
 

@@ -9,7 +9,7 @@ import re
 import socket
 from urllib.parse import urlsplit
 
-from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError
+from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, must_be
 from convattn.viewer.live import Live, RefusedError, RowsRequest
 from convattn.viewer.page import page_html
 
@@ -101,7 +101,7 @@ def _refusal(status: int, message: str) -> Response:
 
 def make_app(shown: Live) -> ASGIApp:
     """Makes the application (ASGI): the page and what it asks for; nothing is read from the disk."""
-    page = page_html(shown.title, start="openServerPage();")
+    page = page_html(shown.title, entry="remote.js", start="openServerPage();")
     uploads = asyncio.Semaphore(shown.limits.uploads)
 
     async def index(_: Request) -> Response:
@@ -157,14 +157,16 @@ async def _read_body(request: Request, limit: int, seconds: float) -> bytes:
 
 def listening(host: str, port: int) -> socket.socket:
     """Opens the socket that the server listens on; raises ArgumentError if the host or the port cannot be used."""
+    if not 0 <= port <= 65535:
+        raise ArgumentError(must_be("port", "between 0 and 65535", port))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
-    except OverflowError:
-        reason = "it must be between 0 and 65535"
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]  # Python adds the address
-    raise ArgumentError(f"cannot serve at {host}, port {port} ({reason}); give another port, or 0 for any that is free")
+        raise ArgumentError(
+            f"cannot serve at {host}, port {port} ({reason}); give another port, or 0 for any that is free"
+        ) from None
 
 
 class ImpatientProtocol(H11Protocol):

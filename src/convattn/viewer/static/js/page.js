@@ -1,16 +1,14 @@
 // The page: title, tabs, theme, and the address that brings back the view.
 
-import { freshId, h, para, reasonOf, span } from "./dom.js";
+import { freshId, h, para, span } from "./dom.js";
 import { withinScene } from "./explore/choices.js";
 import { mountExplore } from "./explore/explore.js";
 import { mountLearn } from "./learn/learn.js";
-import { remoteSource, serverSource } from "./remote.js";
 import { staticSource } from "./rows.js";
 import { pictureShape } from "./scene.js";
 import { DEFAULT_STATE, createState, fromHash, toHash } from "./state.js";
 
 /** @import { Theme } from "./draw.js" */
-/** @import { Transport } from "./remote.js" */
 /** @import { Source } from "./rows.js" */
 /** @import { SomeState, State, ViewState } from "./state.js" */
 
@@ -33,7 +31,7 @@ function firstState({ scene }) {
 }
 
 /** @returns {HTMLElement} the element that holds the page */
-const pageRoot = () => /** @type {HTMLElement} */ (document.getElementById("convattn"));
+export const pageRoot = () => /** @type {HTMLElement} */ (document.getElementById("convattn"));
 
 /**
  * Shows a scene in the page: the tour first, or the view that the address asks for; in a notebook the network.
@@ -41,7 +39,7 @@ const pageRoot = () => /** @type {HTMLElement} */ (document.getElementById("conv
  * @param {{theme?: "auto" | Theme, address?: boolean}} [options] address: whether the view is kept in the page's address,
  *   true for a page of its own and false within another
  */
-function mount(source, { theme = "auto", address = true } = {}) {
+export function mount(source, { theme = "auto", address = true } = {}) {
   const root = pageRoot();
   const defaults = { ...firstState(source), theme };
   /** @param {SomeState} said by the address, of whose links the first say no view and mean Explore */
@@ -109,7 +107,7 @@ function mount(source, { theme = "auto", address = true } = {}) {
     if (changed.has("theme")) nightFell();
     if (!address) return;
     clearTimeout(writing);
-    writing = setTimeout(writeAddress, ADDRESS_DELAY);
+    writing = window.setTimeout(writeAddress, ADDRESS_DELAY);
   });
   night.addEventListener("change", nightFell);
   if (address) addEventListener("hashchange", () => state.set(stateOf(fromHash(location.hash))));
@@ -174,20 +172,4 @@ export function openPage() {
   const { buffer } = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
   // The page in a frame of a notebook has no address of its own.
   mount(staticSource(buffer), { address: location.protocol !== "about:" });
-}
-
-/** Shows what the server holds that this page came from. */
-export async function openServerPage() {
-  try {
-    mount(await serverSource(location.href));
-  } catch (error) {
-    pageRoot().textContent = `The page cannot be shown: ${reasonOf(error)}`;
-  }
-}
-
-/** Lets the notebook around this frame open the page as soon as the frame has loaded. */
-export function awaitNotebook() {
-  /** @param {Transport} transport @param {{theme: "auto" | "dark"}} options */
-  const convattnOpen = (transport, { theme }) => mount(remoteSource(transport), { theme, address: false });
-  Object.assign(window, { convattnOpen });
 }

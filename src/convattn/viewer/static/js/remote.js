@@ -1,3 +1,5 @@
+import { reasonOf } from "./dom.js";
+import { mount, pageRoot } from "./page.js";
 import { decodeLevels, findQuery, rowsInPage, spreadRow } from "./rows.js";
 import { bytesOf, floatsOf, openScene, readSafetensors } from "./scene.js";
 
@@ -123,4 +125,20 @@ async function fetchBytes(address, request) {
   }
   if (!answer.ok) throw new Error(await answer.text());
   return answer.arrayBuffer();
+}
+
+/** Shows what the server holds that this page came from. */
+export async function openServerPage() {
+  try {
+    mount(await serverSource(location.href));
+  } catch (error) {
+    pageRoot().textContent = `The page cannot be shown: ${reasonOf(error)}`;
+  }
+}
+
+/** Lets the notebook around this frame open the page as soon as the frame has loaded. */
+export function awaitNotebook() {
+  /** @param {Transport} transport @param {{theme: "auto" | "dark"}} options */
+  const convattnOpen = (transport, { theme }) => mount(remoteSource(transport), { theme, address: false });
+  Object.assign(window, { convattnOpen });
 }

@@ -76,7 +76,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     trouble.hidden = !model.trouble();
     for (const part of [picture, matrix, bar, detail, table, comparison]) part.update();
     clearTimeout(saying);
-    saying = setTimeout(() => say(said, detail.said()), SAY_DELAY);
+    saying = window.setTimeout(() => say(said, detail.said()), SAY_DELAY);
   }
 
   function paintChoices() {
@@ -101,7 +101,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
 
   let scoring = 0;
   function scoreSoon() {
-    scoring ||= setTimeout(() => {
+    scoring ||= window.setTimeout(() => {
       scoring = 0;
       classes.update();
     }, SCORE_DELAY);
