@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from convattn.convert import attention_to_conv, conv_to_attention
 from convattn.functional import separable
 from convattn.functional.plan import SLOWNESS
-from convattn.testing.encoding_contract import stir
+from convattn.testing.contracts import stir
 
 SIZES = [10 ** (-half / 2) for half in range(14, 3, -1)]  # 1e-7, 3.2e-7, …, 1e-2
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.convert.network.network_cases import filled
+from tests.testing.strategies import convolutions
 from torch import nn
 
 from convattn.convert import attention_to_conv, conv_to_attention, network_to_attention, network_to_conv
@@ -19,7 +20,6 @@ from convattn.encodings import ENCODINGS, create_encoding
 from convattn.grid import PADDING_MODES
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.models import AttentionNet
-from convattn.testing.strategies import convolutions
 
 pytestmark = [
     pytest.mark.slow,

@@ -4,6 +4,7 @@ from operator import call
 import pytest
 import torch
 from tests.layers.layer_cases import LAYERS
+from tests.testing.dense import as_dtype
 from torch import nn
 from torch.nn.utils import prune
 
@@ -12,7 +13,6 @@ from convattn.encodings import AxisAdditiveEncoding
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.testing.budget import assert_within_budget, roundings
-from convattn.testing.dense import as_dtype
 
 CONVOLUTIONS = [
     nn.Conv1d(2, 3, 5),

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from convattn.encodings import create_encoding
-from convattn.testing.dense import Formula
+from convattn.testing.contracts import Formula
 
 
 def quadratic(encoding, displacement: Tensor) -> Tensor:

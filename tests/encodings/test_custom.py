@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from tests.testing.attention_contract import AttentionContract
+from tests.testing.dense import as_dtype, dense_attention
 from torch import nn
 
 from convattn import load_layer, load_network, register_encoding, save_layer, save_network
@@ -19,8 +21,7 @@ from convattn.encodings import (
 from convattn.errors import ArgumentError, CheckpointError, ShapeError, UnsupportedModelError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.testing.budget import assert_within_budget, roundings
-from convattn.testing.contracts import AttentionContract, EncodingContract
-from convattn.testing.dense import Formula, as_dtype, dense_attention
+from convattn.testing.contracts import EncodingContract, Formula
 
 
 class Ring(Encoding):

@@ -1,13 +1,13 @@
 import pytest
 import torch
 from tests.encodings.formula_cases import FORMULAS, small_encoding
+from tests.testing.encoding_contract import FullEncodingContract
 
 from convattn.encodings import ENCODINGS, create_encoding
 from convattn.errors import ArgumentError, UnknownNameError
-from convattn.testing.contracts import EncodingContract
 
 
-class TestEveryEncoding(EncodingContract):
+class TestEveryEncoding(FullEncodingContract):
     @pytest.fixture(autouse=True, params=ENCODINGS)
     def _named(self, request):
         self.name = request.param

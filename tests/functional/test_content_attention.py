@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.testing.dense import as_dtype
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,7 +18,6 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 from convattn.testing.budget import Sums, assert_within_budget, roundings
-from convattn.testing.dense import as_dtype
 
 MODULE = importlib.import_module("convattn.functional.content")
 

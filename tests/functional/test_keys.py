@@ -2,12 +2,12 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.testing.keys import key_index, take_keys
 from torch.nn import functional as F
 
 from convattn.errors import ShapeError
 from convattn.functional import pad_keys, query_pixels
 from convattn.grid import PADDING_MODES, Axis, Geometry
-from convattn.testing.keys import key_index, take_keys
 
 
 @st.composite

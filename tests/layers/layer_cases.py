@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.encodings.formula_cases import FORMULAS, small_encoding
 from tests.encodings.hard_numbers import HARD_NUMBERS, HARD_OPTIONS
+from tests.testing.attention_contract import AttentionContract
 
 from convattn.encodings import ENCODINGS, Quadratic
 from convattn.layers import (
@@ -21,7 +22,6 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 from convattn.testing.budget import references
-from convattn.testing.contracts import AttentionContract
 
 HEADS = 2
 

@@ -17,6 +17,7 @@ from tests.layers.derivative_roads import (
     terms_of_gradient_thrice,
 )
 from tests.layers.layer_cases import ADDITIVE, HARD, LayerCase
+from tests.testing.dense import as_dtype, dense_attention
 
 from convattn.encodings import ENCODINGS
 from convattn.errors import ArgumentError, DeviceError
@@ -29,8 +30,7 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 from convattn.testing.budget import Sums, assert_within_budget, references, roundings
-from convattn.testing.dense import as_dtype, dense_attention
-from convattn.testing.encoding_contract import stir
+from convattn.testing.contracts import stir
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning"),  # torch's own forward mode

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from tests.layers.layer_cases import by_reference, hard_layer, images
+from tests.testing.convolutions import convolve
 from torch import nn
 
 from convattn.convert import conv_to_attention
@@ -15,7 +16,6 @@ from convattn.functional import fourier
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.layers.relative import Plan
 from convattn.testing.budget import assert_within_budget, references
-from convattn.testing.convolutions import convolve
 
 
 def test_hard_heads_run_as_a_convolution_with_replicate_padding():

@@ -19,7 +19,7 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 from convattn.testing.budget import assert_within_budget, references
-from convattn.testing.encoding_contract import stir
+from convattn.testing.contracts import stir
 
 CASES = [
     LayerCase("learned_axial", options={"content": True, "impl": "flex"}),

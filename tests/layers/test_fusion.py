@@ -8,6 +8,7 @@ import torch
 from tests.encodings.formula_cases import FORMULAS
 from tests.layers.layer_cases import LAYERS, LayerCase, one_of_each
 from tests.layers.wrong_maps import WRONG_MAPS, hooked
+from tests.testing.dense import as_dtype, dense_attention
 from torch import nn
 from torch.nn.utils import prune
 
@@ -15,8 +16,7 @@ from convattn.convert import load_layer, save_layer
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, fuse
 from convattn.testing.budget import assert_within_budget, references
-from convattn.testing.dense import as_dtype, dense_attention
-from convattn.testing.encoding_contract import stir
+from convattn.testing.contracts import stir
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 SIZES = {1: (13,), 2: (5, 7), 3: (2, 3, 5)}

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.layers.layer_cases import by_reference
+from tests.testing.convolutions import convolve
 from torch import nn
 
 from convattn.convert import conv_to_attention
@@ -17,7 +18,6 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 from convattn.testing.budget import assert_within_budget, references
-from convattn.testing.convolutions import convolve
 
 KINDS = {
     1: (GatedRelativeAttention1d, RelativeAttention1d),

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from tests.layers.layer_cases import by_reference, hard_layer, images
+from tests.testing.convolutions import convolve
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -18,7 +19,6 @@ from convattn.encodings import LinearDistance, Quadratic, Shift, Sinusoidal
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.testing.budget import Sums, assert_within_budget, references
-from convattn.testing.convolutions import convolve
 
 
 def kernel_layer(**options):

@@ -5,13 +5,14 @@ import copy
 import pytest
 import torch
 from tests.encodings.formula_cases import FORMULAS, small_encoding
+from tests.testing.attention_contract import GEOMETRIES, AttentionContract
+from tests.testing.dense import dense_attention, dense_weights
+from tests.testing.encoding_contract import FullEncodingContract
 from tests.testing.faults import eight_bits, halved, leaky
 from torch.autograd.gradcheck import GradcheckError
 
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention2d
-from convattn.testing.contracts import GEOMETRIES, AttentionContract, EncodingContract
-from convattn.testing.dense import dense_attention, dense_weights
 
 
 def with_leaky_weights(_, layer, x):
@@ -197,7 +198,7 @@ def test_what_must_be_the_same_bit_by_bit_is_noticed(fault, clause):
         getattr(Faulty(fault), clause)()
 
 
-class FaultyEncoding(EncodingContract):
+class FaultyEncoding(FullEncodingContract):
     """The contract, on an encoding whose scores a fault has changed."""
 
     formula = FORMULAS["quadratic"]

@@ -3,12 +3,12 @@ import copy
 import pytest
 import torch
 from hypothesis import given, settings
+from tests.testing.convolutions import convolve, rounded_differently, tap_maps
+from tests.testing.keys import HOLE, key_index, take_keys
+from tests.testing.strategies import convolutions_with_images
 from torch import nn
 
 from convattn.testing.budget import assert_within_budget
-from convattn.testing.convolutions import convolve, rounded_differently, tap_maps
-from convattn.testing.keys import HOLE, key_index, take_keys
-from convattn.testing.strategies import convolutions_with_images
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from tests.convert.network.network_cases import Renamed
+from tests.testing.convolutions import convolve
 from torch import nn
 from torch.nn.functional import pixel_unshuffle
 
@@ -12,7 +13,6 @@ from convattn import Quadratic, RelativeAttention2d, conv_to_attention
 from convattn.convert import patch_convolution
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.testing.budget import assert_within_budget, roundings
-from convattn.testing.convolutions import convolve
 
 CASES = {
     "3 in 4": (4, {"kernel_size": 3, "padding": 1}, (3, 3)),

@@ -6,12 +6,12 @@ The full count: `pytest -m slow tests/convert/layer/test_there_and_back.py`.
 import pytest
 import torch
 from hypothesis import given, settings
+from tests.testing.convolutions import assert_convolves
+from tests.testing.strategies import convolutions_with_images
 from torch import nn
 
 from convattn.convert import attention_to_conv, conv_to_attention
 from convattn.convert.taps import read_taps
-from convattn.testing.convolutions import assert_convolves
-from convattn.testing.strategies import convolutions_with_images
 
 ATTRIBUTES = ("kernel_size", "stride", "padding_mode", "dilation", "groups", "output_padding")
 COUNTS = [

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.testing.convolutions import assert_convolves, convolve
 from torch import nn
 from torch.nn import functional as F
 
@@ -12,7 +13,6 @@ from convattn.encodings import Shift
 from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.testing.budget import assert_within_budget, budget, roundings
-from convattn.testing.convolutions import assert_convolves, convolve
 
 ALPHAS = [1, 1.5, 2.5, 4, 6, 8, 12, 16, 20, 30, 46, 80, 200]
 

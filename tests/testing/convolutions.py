@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Float
+from tests.testing.keys import key_index, take_keys
 from torch import Tensor
 
 from convattn.convert.taps import AnyConvolution, TransposedConvolution
 from convattn.functional.rounding import rounded_differently
 from convattn.testing.budget import Sums, assert_within_budget, roundings
-from convattn.testing.keys import key_index, take_keys
 
 __all__ = ["FEW", "assert_convolves", "convolve", "rounded_differently", "tap_maps"]
 

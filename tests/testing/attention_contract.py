@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from jaxtyping import Float
+from tests.testing.dense import as_dtype, dense_attention, dense_weights
 from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError
 from convattn.layers import RelativeAttention
 from convattn.testing.budget import Sums, assert_within_budget, references, roundings
-from convattn.testing.dense import Formula, as_dtype, dense_attention, dense_weights
-from convattn.testing.encoding_contract import stir
+from convattn.testing.contracts import Formula, stir
 
 __all__ = ["GEOMETRIES", "AttentionContract"]
 

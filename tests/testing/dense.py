@@ -1,32 +1,18 @@
 """Attention by its definition, over all pairs of query and key: a second road to what the layers compute."""
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import product
 
 import torch
 from jaxtyping import Float
+from tests.testing.keys import key_index, take_keys
 from torch import Tensor
 
-from convattn.encodings import Encoding
 from convattn.layers import RelativeAttention
-from convattn.testing.keys import key_index, take_keys
+from convattn.testing.contracts import Formula
 
-__all__ = ["Formula", "as_dtype", "dense_attention", "dense_weights"]
-
-
-@dataclass(frozen=True)
-class Formula:
-    """An encoding's equations, written independently of the encoding; it holds the parameters only.
-
-    Attributes:
-        score: (encoding, displacements (points, dims)) → scores (heads, points), in the displacements' dtype.
-        features: (encoding, displacements (points, dims)) → features (points, width); None where there are none.
-    """
-
-    score: Callable[[Encoding, Tensor], Tensor]
-    features: Callable[[Encoding, Tensor], Tensor] | None = None
+__all__ = ["as_dtype", "dense_attention", "dense_weights"]
 
 
 def dense_attention(
