@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import count
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from convattn.convert.taps import (
     tap_by_tap,
 )
 from convattn.encodings import Quadratic
-from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.errors import ArgumentError, must_be
 from convattn.functional.autocast import without_autocast
 from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.grid import Geometry
@@ -70,7 +69,28 @@ class Judged(Record):
 
 
 @dataclass(frozen=True)
-class Certificate(Judged):
+class LayerMeasurement(Judged):
+    """What is promised for one layer, and what was measured of it on a random input."""
+
+    added: ClassVar[tuple[str, ...]] = ("largest",)
+
+    source: str  # The converted module, as `print` shows it
+    result: str  # The module that replaces it, as `print` shows it
+    heads: int  # Number of attention heads, of the source or of the result
+    exact: bool  # Whether only rounding is lost: no attention off the taps, no singular value discarded
+    leak: float  # Bound on the attention outside a head's own pixel (towards a convolution, outside the window)
+    bound_per_unit: float  # A-priori bound on the output error for inputs of absolute value ≤ 1, without rounding
+    rounding_per_unit: float  # A-priori bound on what rounding adds to that, in full precision (not TF32)
+    rounding_at_zero: float  # The same for an input of zeros: rounding of the bias, and numbers too small for the dtype
+    bound: float  # The a-priori bound for the input on which the layer was measured
+    measured_error: float  # Largest output difference to the source's function in float64 on that input
+    # Largest difference that the dtype's rounding explains there, by `docs/error-budget.md`, at most the a-priori bound
+    rounding: float
+    largest: float | None  # Largest absolute value of the source's output there; None in files of schema version 2
+
+
+@dataclass(frozen=True)
+class Certificate(LayerMeasurement):
     """What a conversion promises, and what was measured of it.
 
     The promise holds for every input x without overflow: ``max|y − y_source| ≤ (bound_per_unit + rounding_per_unit) ·
@@ -82,60 +102,26 @@ class Certificate(Judged):
     error exceeds bound + rounding, or the result in float64 is further from the source than `bound` and the rounding of
     its weights allow; and "different" otherwise. A single layer is measured on random numbers, and never called close.
 
-    Attributes:
-        verdict: "exact", "different" or "failed".
-        direction: "conv_to_attention" or "attention_to_conv".
-        source: The converted module, as `print` shows it.
-        result: The new module, as `print` shows it.
-        dtype: Dtype of the weights, for instance "float32".
-        heads: Number of attention heads, one per tap of the kernel.
-        sharpness: α of the score −α‖δ − Δ‖² (1/pixel²), the smallest over heads; None where heads are hard
-            by construction or have other encodings.
-        exact: Whether only rounding is lost: no attention off the taps, no singular value discarded.
-        leak: Bound on the attention mass outside a head's own pixel (or, towards a convolution, outside the window).
-        bound_per_unit: A-priori bound on the largest output error for inputs of absolute value ≤ 1; excludes rounding.
-        rounding_per_unit: A-priori bound on what rounding adds to that, for products in full precision (not TF32).
-        rounding_at_zero: The same for an input of zeros: rounding of the bias, and numbers too small for the dtype.
-        check_shape: Shape of the random standard normal input on which the conversion was measured.
-        check_seed: Seed of that input.
-        bound: The a-priori bound for that input.
-        measured_error: Largest output difference to the source's function in float64 on that input.
-        rounding: Largest difference that the dtype's rounding explains there, by the error budget of
-            `docs/error-budget.md`, and no more than the a-priori bound.
-        largest: Largest absolute value of the source's output there; None in files of schema version 2.
-        discarded: Per head, the singular values of its matrix that a limited head width discarded, largest first.
-        not_covered: What the certificate says nothing about.
-        weights: SHA-256 of the new module's weights; None in older files.
+    `verdict` is "exact", "different" or "failed".
     """
 
-    added: ClassVar[tuple[str, ...]] = ("largest",)
     later: ClassVar[tuple[str, ...]] = ("weights",)
 
-    direction: str
-    source: str
-    result: str
-    dtype: str
-    heads: int
+    direction: str  # "conv_to_attention" or "attention_to_conv"
+    dtype: str  # Dtype of the weights, for instance "float32"
+    # α of the score −α‖δ − Δ‖² (1/pixel²), the smallest over heads; None for hard heads and other encodings
     sharpness: float | None
-    exact: bool
-    leak: float
-    bound_per_unit: float
-    rounding_per_unit: float
-    rounding_at_zero: float
-    check_shape: tuple[int, ...]
-    check_seed: int
-    bound: float
-    measured_error: float
-    rounding: float
-    largest: float | None
+    check_shape: tuple[int, ...]  # Shape of the random standard normal input on which the conversion was measured
+    check_seed: int  # Seed of that input
+    # Per head, the singular values of its matrix that a limited head width discarded, largest first
     discarded: tuple[tuple[float, ...], ...]
-    not_covered: tuple[str, ...] = ()
-    weights: str | None = None
+    not_covered: tuple[str, ...] = ()  # What the certificate says nothing about
+    weights: str | None = None  # SHA-256 of the new module's weights; None in older files
 
     @property
     def difference(self) -> float | None:
         """Measured error as a share of the largest output; None if that is unknown or zero."""
-        return self.measured_error / self.largest if self.measured_error is not None and self.largest else None
+        return self.measured_error / self.largest if self.largest else None
 
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text."""
@@ -177,26 +163,12 @@ def _remedies(direction: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class LayerCertificate(Judged):
-    """One converted layer of a network: what `Certificate` says of it, in short."""
-
-    added: ClassVar[tuple[str, ...]] = ("largest",)
+class LayerCertificate(LayerMeasurement):
+    """One converted layer of a network: what its `Certificate` says, in short."""
 
     name: str  # As in `named_modules`; the first name of a layer that has several
     aliases: tuple[str, ...]  # Its further names
-    source: str  # The converted module, as `print` shows it
-    result: str  # The module that replaces it, as `print` shows it
-    heads: int  # Number of attention heads, of the source or of the result
     kernel_size: tuple[int, ...]  # Kernel of the convolution, of the source or of the result
-    exact: bool  # Whether nothing is lost but rounding
-    leak: float  # Bound on the attention outside a head's own pixel (towards a convolution, outside the window)
-    bound_per_unit: float  # A-priori bound on the output error for inputs of absolute value ≤ 1, without rounding
-    rounding_per_unit: float  # A-priori bound on what rounding adds to that
-    rounding_at_zero: float  # The same for an input of zeros
-    bound: float  # The a-priori bound for the random input on which the layer was measured
-    measured_error: float  # Largest output difference to the source's function in float64 on that input
-    rounding: float  # Largest difference that the dtype's rounding explains there
-    largest: float | None  # Largest absolute value of the source's output there; None in files of schema version 2
     path: str | None  # "convolution", or the attention's path on the network's images; None if they did not reach it
     notes: tuple[str, ...] = ()  # What the result does not take over or does in another way, what was folded in
 
@@ -211,15 +183,9 @@ class LayerCertificate(Judged):
         notes: Sequence[str],
     ) -> "LayerCertificate":
         """Shortens the certificate of a layer that has these names in the network."""
-        shared = {field.name for field in fields(cls)} & {field.name for field in fields(certificate)}
-        return cls(
-            name=names[0],
-            aliases=tuple(names[1:]),
-            kernel_size=kernel_size,
-            path=path,
-            notes=tuple(notes),
-            **{name: getattr(certificate, name) for name in shared},
-        )
+        measured = {field.name: getattr(certificate, field.name) for field in fields(LayerMeasurement)}
+        own = {"name": names[0], "aliases": tuple(names[1:]), "kernel_size": kernel_size, "path": path}
+        return cls(**measured, **own, notes=tuple(notes))
 
     def summary(self) -> str:
         """Returns the layer in one line of plain text."""
@@ -253,75 +219,51 @@ class NetworkCertificate(Judged):
     measured on the images named, and not bounded for others. If layers leak, the numbers for the whole network are
     measurements on these images and not bounds.
 
-    Attributes:
-        verdict: "exact": every layer is exact and the networks agree within rounding, where they were compared.
-            "close": the largest difference is within `tolerance` and no prediction changed, on images that were given.
-            "different": neither. "failed": a layer broke its promise, or exact layers do not make the same network, or
-            its outputs are of other shapes or not finite.
-        direction: "network_to_attention" or "network_to_conv".
-        source: Class of the network converted.
-        result: Class of the network made.
-        dtype: Dtypes of its parameters, for instance "float32".
-        impl: Path requested of attention layers that were made; None towards convolutions.
-        layers: The converted layers, in the order of their names in the network.
-        left_alone: What was not converted.
-        exact: Whether every converted layer is exact.
-        images: What the whole networks were compared on, in words; None where nothing was.
-        shapes: Shapes of the tensors that they were called with.
-        reference: Dtype of the source with which the result is compared, for instance "float64"; None, like the next
-            three, if the networks were not compared.
-        measured_error: Largest difference to the reference over all outputs, at the output that comes closest to its
-            budget.
-        rounding: Largest difference that the dtype's rounding explains there, by the error budget of
-            `docs/error-budget.md`.
-        largest: Largest absolute value of the reference there.
-        tolerance: Largest difference that is called close, as a share of `largest`; None where nothing is called close,
-            because only random numbers were compared or no limit was stated.
-        top1_total: Number of predictions, where the first output is one row of scores per image; otherwise None.
-        top1_changed: How many of them have another largest score than before.
-        accuracy_before: Share of the labels that the source predicts, in [0, 1]; None without labels.
-        accuracy_after: The same of the network made.
-        not_covered: What the certificate says nothing about.
-        weights: SHA-256 of the weights of the network made; None in older files.
+    The verdict is "exact" if every layer is exact and the networks agree within rounding, where they were compared;
+    "close" if the largest difference is within `tolerance` and no prediction changed, on images that were given;
+    "failed" if a layer broke its promise, or exact layers do not make the same network, or its outputs are of other
+    shapes or not finite; and "different" otherwise.
     """
 
     added: ClassVar[tuple[str, ...]] = ("tolerance",)
     later: ClassVar[tuple[str, ...]] = ("weights",)
     layer_kind: ClassVar[type[Judged]] = LayerCertificate
 
-    direction: str
-    source: str
-    result: str
-    dtype: str
-    impl: str | None
-    layers: tuple[LayerCertificate, ...]
-    left_alone: tuple[LeftAlone, ...]
-    exact: bool
-    images: str | None
-    shapes: tuple[tuple[int, ...], ...]
-    reference: str | None
-    measured_error: float | None
-    rounding: float | None
-    largest: float | None
+    direction: str  # "network_to_attention" or "network_to_conv"
+    source: str  # Class of the network converted
+    result: str  # Class of the network made
+    dtype: str  # Dtypes of its parameters, for instance "float32"
+    impl: str | None  # Path requested of attention layers that were made; None towards convolutions
+    layers: tuple[LayerCertificate, ...]  # The converted layers, in the order of their names in the network
+    left_alone: tuple[LeftAlone, ...]  # What was not converted
+    exact: bool  # Whether every converted layer is exact
+    images: str | None  # What the whole networks were compared on, in words; None if they were not compared
+    shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
+    reference: (
+        str | None
+    )  # Dtype of the source with which the result is compared; None if it was not, like the next three
+    measured_error: float | None  # Largest difference to the reference, at the output that comes closest to its budget
+    rounding: float | None  # Largest difference that the dtype's rounding explains there, by `docs/error-budget.md`
+    largest: float | None  # Largest absolute value of the reference there
+    # Largest difference that is called close, as a share of `largest`; None where nothing is called close, because only
+    # random numbers were compared or no limit was stated
     tolerance: float | None
-    top1_total: int | None
-    top1_changed: int | None
-    accuracy_before: float | None
-    accuracy_after: float | None
-    not_covered: tuple[str, ...] = ()
-    weights: str | None = None
+    top1_total: int | None  # Number of predictions; None unless the first output is one row of scores per image
+    top1_changed: int | None  # How many of them have another largest score than before
+    accuracy_before: float | None  # Share of the labels that the source predicts, in [0, 1]; None without labels
+    accuracy_after: float | None  # The same of the network made
+    not_covered: tuple[str, ...] = ()  # What the certificate says nothing about
+    weights: str | None = None  # SHA-256 of the weights of the network made; None in older files
 
     @classmethod
     def _upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
         """Reads a file without verdict; what differed by more than its output did not pass then, and is different."""
         content = super()._upgraded(content)
         layers, error = content.get("layers"), content.get("measured_error")
-        soft = content.get("verdict") == "failed" and content.get("exact") is False and isinstance(error, float)
-        if (
-            soft
-            and isinstance(layers, list)
-            and all(isinstance(layer, dict) and layer.get("verdict") != "failed" for layer in layers)
-        ):
+        kept = isinstance(layers, list) and all(
+            isinstance(layer, dict) and layer.get("verdict") != "failed" for layer in layers
+        )
+        if kept and content.get("verdict") == "failed" and content.get("exact") is False and isinstance(error, float):
             content["verdict"] = "different"
         return content
 
@@ -332,12 +274,17 @@ class NetworkCertificate(Judged):
 
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text: exact layers are counted, others have a line each."""
+        apart = []
+        if self.verdict != "exact":
+            apart += [f"by {self.difference:.2g} of the largest output"] if self.difference else []
+            apart += [f"{self.top1_changed} of {self.top1_total} decisions changed"] if self.top1_total else []
         sizes = [counted(len(self.layers), "layer"), counted(sum(layer.heads for layer in self.layers), "head")]
+        paths = [layer.path or "not reached" for layer in self.layers]
         lines = [
-            f"{self.direction.replace('_', ' ')}: {self.verdict} ({', '.join([*self._apart(), *sizes, self.dtype])})",
+            f"{self.direction.replace('_', ' ')}: {self.verdict} ({', '.join([*apart, *sizes, self.dtype])})",
             f"  from            {self.source}",
             f"  to              {self.result}",
-            f"  paths           {self._paths()}",
+            f"  paths           {', '.join(f'{paths.count(path)} {path}' for path in sorted(set(paths)))}",
         ]
         if self.measured_error is not None and self.rounding is not None and self.largest is not None:
             lines.append(f"  measured error  {self.measured_error:.3g} of {self.largest:.3g}, on {self.images}")
@@ -357,17 +304,6 @@ class NetworkCertificate(Judged):
         lines += [f"  left alone      {item.summary()}" for item in self.left_alone]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
-
-    def _apart(self) -> list[str]:
-        """Words how far the networks are apart, where they are not the same."""
-        if self.verdict == "exact":
-            return []
-        changed = [f"{self.top1_changed} of {self.top1_total} decisions changed"] if self.top1_total else []
-        return [*([f"by {self.difference:.2g} of the largest output"] if self.difference else []), *changed]
-
-    def _paths(self) -> str:
-        paths = [layer.path or "not reached" for layer in self.layers]
-        return ", ".join(f"{paths.count(path)} {path}" for path in sorted(set(paths)))
 
 
 _STEPS = 8
@@ -421,59 +357,23 @@ def underflows(sharpness: float, dtype: torch.dtype) -> bool:
     return torch.exp(torch.tensor(-sharpness, dtype=kind)).item() == 0
 
 
-def bound_per_unit(
-    leak: float,
-    kept: Float[Tensor, "heads outputs channels"],
-    discarded: Float[Tensor, "heads outputs channels"] | None = None,
-) -> float:
-    """Bounds the output error for inputs of absolute value at most 1.
-
-    `|y_attn − y_conv| ≤ max_o Σ_h (2ε ‖W̃_h[o]‖₁ + ‖(W_h − W̃_h)[o]‖₁)`, with ε = `leak`, W̃_h = `kept` and
-    W_h − W̃_h = `discarded` (None for heads of full width). A head gives at most ε too little to its own pixel and at
-    most ε to others. The second term is what a limited head width, and rounding of the product of its two matrices,
-    discards.
-    """
-    rows = 2 * leak * reduce(kept.abs(), "heads outputs channels -> outputs", "sum")
-    if discarded is not None:
-        rows = rows + reduce(discarded.abs(), "heads outputs channels -> outputs", "sum")
-    return rows.max().item()
-
-
-class RoundingBound(NamedTuple):
-    """The largest change of an output by rounding, if nothing overflows.
-
-    The error of a sum of n terms, in any order, is at most `(1 + u)ⁿ − 1 ≤ e^{nu} − 1` times the sum of their absolute
-    values, with u = ½ eps. Numbers narrower than float32 are summed in float32 and rounded when they are stored.
-
-    Source: Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.1 and §4.2.
-    """
-
-    per_unit: float  # The part that is proportional to the largest absolute value of the image
-    at_zero: float  # The rest, for an image of zeros: rounding of the bias, and underflow
-
-    def on(self, largest: float) -> float:
-        """Returns the bound for images with a given largest absolute value."""
-        return self.per_unit * largest + self.at_zero
-
-
 def convolution_rounding(
     conv: AnyConvolution, kernel: Float[Tensor, "outputs channels *taps"], rows: Float[Tensor, "heads outputs"]
-) -> RoundingBound:
-    """Bounds the rounding error of a convolution that replaces attention with row sums Σ_i |W_h[o, i]|."""
+) -> tuple[float, float]:
+    """Bounds the rounding of a convolution that replaces attention with row sums Σ_i |W_h[o, i]|, as `_rounding`."""
     terms, writes = kernel[0].numel() + _STEPS, kernel[0, 0].numel() + _STEPS
     weights, source = kernel.abs().flatten(1).sum(1).max().item(), rows.sum(0).max().item()
-    return _bound(conv, weights, source, terms + len(rows) * kernel.shape[1], writes)
+    return _rounding(conv, weights, source, terms + len(rows) * kernel.shape[1], writes)
 
 
-def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> RoundingBound:
-    """Bounds the rounding error of attention that replaces a convolution, compared with the convolution in float64.
+def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> tuple[float, float]:
+    """Bounds the rounding of attention that replaces a convolution, compared with the convolution in float64.
 
     At most `2 √(E/α) + 1` weights of a quadratic head along an axis are not zero, where E is the exponent at which they
-    underflow. So the bound holds for images of any size.
+    underflow. So the bound holds for images of any size. It is given as by `_rounding`.
     """
-    keys, width = 1, next(layer.values.parameters()).shape[1]
-    if isinstance(layer.encoding, Quadratic):
-        alpha = layer.encoding.sharpness.detach().double().min().item()
+    keys, width, alpha = 1, next(layer.values.parameters()).shape[1], lowest_sharpness(layer)
+    if alpha is not None:
         keys += 2 * math.isqrt(math.ceil(_EXPONENT.get(conv.weight.dtype, 104.0) / alpha)) + 2
     terms = layer.num_heads * (layer.in_channels // layer.groups + width) + 2 * layer.dims * keys + _STEPS
     values = copy.deepcopy(layer.values).double()
@@ -481,14 +381,20 @@ def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> Roundi
         for parameter in values.parameters():
             parameter.abs_()  # the product of narrow matrices sums terms larger than its own
         weights = reduce(values.maps(), "heads outputs channels -> outputs", "sum").max().item()
-    return _bound(conv, weights, weights, terms, layer.num_heads + layer.dims + _STEPS)
+    return _rounding(conv, weights, weights, terms, layer.num_heads + layer.dims + _STEPS)
 
 
-def _bound(conv: AnyConvolution, weights: float, source: float, terms: int, writes: int) -> RoundingBound:
-    """Bounds the rounding error of a result plus that of its source in float64.
+def _rounding(conv: AnyConvolution, weights: float, source: float, terms: int, writes: int) -> tuple[float, float]:
+    """Bounds the rounding error of a result plus that of its source in float64, if nothing overflows.
+
+    The error of a sum of n terms, in any order, is at most `(1 + u)ⁿ − 1 ≤ e^{nu} − 1` times the sum of their absolute
+    values, with u = ½ eps. Numbers narrower than float32 are summed in float32 and rounded when they are stored.
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.1 and §4.2.
 
     `weights` and `source` are the largest sums of absolute weights of one output. `terms` counts the terms and further
     roundings in the dtype of the sum, `writes` the roundings to a narrower dtype. `conv` gives the dtype and the bias.
+    Returns the bound for images of largest absolute value 1, and what an image of zeros adds: rounding of the bias, and
+    underflow.
     """
     dtype = conv.weight.dtype
     sums, exact = (torch.finfo(kind) for kind in (torch.promote_types(dtype, torch.float32), torch.float64))
@@ -497,7 +403,7 @@ def _bound(conv: AnyConvolution, weights: float, source: float, terms: int, writ
     lost, lost_by_source = math.expm1((terms * sums.eps + narrow * own.eps) / 2), math.expm1(terms * exact.eps / 2)
     bias = 0.0 if conv.bias is None else conv.bias.detach().abs().max().item()
     smallest = (terms * sums.tiny + narrow * own.smallest_normal * own.eps) * max(1.0, weights)
-    return RoundingBound(weights * lost + source * lost_by_source, bias * (lost + lost_by_source) + smallest)
+    return weights * lost + source * lost_by_source, bias * (lost + lost_by_source) + smallest
 
 
 def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -507,20 +413,14 @@ def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dty
     return x.to(device=next(layer.values.parameters()).device, dtype=dtype)
 
 
-def smallest_image(geometry: Geometry) -> Sequence[int]:
+def smallest_image(geometry: Geometry) -> list[int]:
     """Returns the smallest sizes for which the padded image holds the window."""
     slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
     sizes = []
-    for axis, pads in enumerate(geometry.padding):
-        for size in count(1 if slack is None else max(1, max(pads) + slack)):
-            spatial = [10**9] * len(geometry.padding)
-            spatial[axis] = size
-            try:
-                geometry.axes(spatial)
-            except ShapeError:
-                continue
-            sizes.append(size)
-            break
+    for axis, (before, after) in enumerate(geometry.padding):
+        repeated = 1 if slack is None else max(before, after) + slack
+        beyond = geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) - before - after
+        sizes.append(max(1, repeated, -(-beyond // geometry.input_dilation[axis]) + 1))
     return sizes
 
 
@@ -580,7 +480,7 @@ def certify_attention(
         high = copy.deepcopy(conv).double().cpu()(x.double().cpu())
         made, by_itself, taps = attention(x), layer(x), read_taps(conv)
         lows = [tap_by_tap(taps, x), in_one_product(taps, x), conv(x), *(conv(other) for other in _moved(x))]
-    limit = attention_rounding(layer, conv)
+    largest_pixel, (per_unit, at_zero) = largest(x), attention_rounding(layer, conv)
     not_covered = []
     if lowest_sharpness(layer) is not None:
         not_covered.append("centres rounded when the layer is cast to a narrower dtype")
@@ -593,13 +493,13 @@ def certify_attention(
         discarded=discarded,
         not_covered=tuple(not_covered),
         weights=weights_digest(layer),
-        **_promised(layer, x, promise, limit),
+        **_promised(layer, x, promise, (per_unit, at_zero)),
         **_measured(
             promise.exact,
             largest=largest(high),
-            bound=promise.per_unit * largest(x),
+            bound=promise.per_unit * largest_pixel,
             measured_error=max(largest(y.double().cpu() - high) for y in (made, by_itself)),
-            rounding=min(rounding_budget(high, lows), limit.on(largest(x))),
+            rounding=min(rounding_budget(high, lows), per_unit * largest_pixel + at_zero),
         ),
     )
 
@@ -627,19 +527,20 @@ def certify_convolution(
         high, high_conv = softmax_copy(layer, torch.float64)(x.double()), exact_conv(x.double())
         attention, made = softmax_copy(layer, x.dtype), conv(x)
         lows = [attention(x), *(attention(other) for other in _moved(x))]
-        roads = [made, summed_otherwise(conv, x), *(conv(other) for other in _moved(x))]
-    unit, limit = largest(x), convolution_rounding(conv, kernel, rows)
-    budget = max(rounding_budget(high, lows), rounding_budget(high_conv, roads))
-    rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * unit
+        reordered = [made, summed_otherwise(conv, x), *(conv(other) for other in _moved(x))]
+    largest_pixel, (per_unit, at_zero) = largest(x), convolution_rounding(conv, kernel, rows)
+    budget = max(rounding_budget(high, lows), rounding_budget(high_conv, reordered))
+    rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * largest_pixel
     measured = _measured(
         promise.exact,
         largest=largest(high),
-        bound=promise.per_unit * unit,
+        bound=promise.per_unit * largest_pixel,
         measured_error=largest(made.double() - high),
-        rounding=min(budget + rounded, limit.on(unit)),
+        rounding=min(budget + rounded, per_unit * largest_pixel + at_zero),
     )
-    allowed = measured["bound"] + rounded + convolution_rounding(exact_conv, kernel, rows).on(unit)
-    if not largest(high_conv - high) <= allowed:
+    exact_per_unit, exact_at_zero = convolution_rounding(exact_conv, kernel, rows)
+    in_float64 = measured["bound"] + rounded + exact_per_unit * largest_pixel + exact_at_zero
+    if not largest(high_conv - high) <= in_float64:
         measured["verdict"] = "failed"
     not_covered = [] if promise.any_size else [f"images of other sizes than {' x '.join(map(str, sizes))}"]
     if layer.dropout:
@@ -651,7 +552,7 @@ def certify_convolution(
         discarded=(),
         not_covered=tuple(not_covered),
         weights=weights_digest(conv),
-        **_promised(layer, x, promise, limit),
+        **_promised(layer, x, promise, (per_unit, at_zero)),
         **measured,
     )
 
@@ -661,7 +562,7 @@ def _moved(x: Tensor) -> list[Tensor]:
     return [rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)]
 
 
-def _promised(layer: RelativeAttention, x: Tensor, promise: Promise, limit: RoundingBound) -> dict[str, Any]:
+def _promised(layer: RelativeAttention, x: Tensor, promise: Promise, rounding: tuple[float, float]) -> dict[str, Any]:
     """Returns the fields of a certificate that say what is promised, and for which layer and image."""
     return {
         "dtype": str(x.dtype).removeprefix("torch."),
@@ -670,8 +571,8 @@ def _promised(layer: RelativeAttention, x: Tensor, promise: Promise, limit: Roun
         "exact": promise.exact,
         "leak": promise.leak,
         "bound_per_unit": promise.per_unit,
-        "rounding_per_unit": limit.per_unit,
-        "rounding_at_zero": limit.at_zero,
+        "rounding_per_unit": rounding[0],
+        "rounding_at_zero": rounding[1],
         "check_shape": tuple(x.shape),
         "check_seed": SEED,
     }

@@ -34,7 +34,7 @@ _MOST = 1 / 4
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 """Types of values that are compared as they print."""
 
-_FLOATING, _MISSING = type("Floating", (), {})(), type("Missing", (), {})()
+_FLOATING, _MISSING = ..., NotImplemented
 """Stand for floating-point numbers among the parts of an output, which are compared as tensors, and for no part."""
 
 Convolutions = Mapping[str, tuple[AnyConvolution, bool]]
@@ -46,8 +46,8 @@ _Parts = dict[str, Any]
 _Run = tuple[list[Tensor], list[_Parts]]
 """Numbers and other parts of the output of a run; the numbers over all batches, the parts by batch."""
 
-_Road = tuple[list[Tensor], list[Tensor]]
-"""Outputs in the networks' own dtype, and the same computation in float64."""
+_Rounded = tuple[list[Tensor], list[Tensor]]
+"""Outputs in the networks' own dtype, and those of the same computation in float64."""
 
 
 class Difference(NamedTuple):
@@ -179,28 +179,33 @@ def compare_networks(
     except Exception as error:  # a foreign network may fail in any way
         raise ArgumentError(must_fit(given.words, error)) from error
     high, again = _in_float64(source, batches, notes), None
-    if high is not None:
-        again = _in_float64(made, batches, notes) if to_conv else _as_read(source, convolutions, batches)
+    if to_conv and high is not None:
+        again = _in_float64(made, batches, notes)
     try:
         with watch or nullcontext():
             results, made_parts = _run(made, batches)
     except Exception as error:  # a foreign network may look at its layers in any way
         raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
+    if not to_conv and high is not None:
+        as_read = _with_convolutions(source, convolutions, _compute_in_float64).double()
+        again, _ = _run(as_read, batches, torch.float64)
     own = min((x.dtype for x in plain), key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
-    honest = [results] if to_conv else []
+    reordered = [results] if to_conv else []
     if not to_conv or (again is not None and own == torch.float64):
-        honest.append(_summed_otherwise(made if to_conv else source, convolutions, batches))
+        reordered.append(
+            _run(_with_convolutions(made if to_conv else source, convolutions, _sum_otherwise), batches)[0]
+        )
     moved = [
         _run(copy_module(source).eval(), [x.rounded_differently(seed) for x in batches]) for seed in range(_ROUNDINGS)
     ]
     of_source = [run for run, _ in moved]
     if again is None or high is None:
         reference, high = str(own).removeprefix("torch."), [x.double() for x in plain]
-        roads = [(run, high) for run in of_source], [] if to_conv else [(run, high) for run in honest]
+        runs = [(run, high) for run in of_source], [] if to_conv else [(run, high) for run in reordered]
     else:
         reference = "float64"
-        roads = [(run, high) for run in (plain, *of_source)], [(run, again) for run in honest]
-    outputs = _differences(results, high, again, roads, _steps(source, plain), notes)
+        runs = [(run, high) for run in (plain, *of_source)], [(run, again) for run in reordered]
+    outputs = _differences(results, high, again, runs, _steps(source, plain), notes)
     if not to_conv and not all(one.same for one in outputs):
         notes.append("the network as a whole: with its convolutions as they were read, it computes something else")
     differing, uncompared = _compare_parts(plain_parts, made_parts, [run for _, run in moved])
@@ -242,23 +247,13 @@ def _in_float64(network: nn.Module, batches: Sequence[Arguments], notes: list[st
         return None
 
 
-def _summed_otherwise(network: nn.Module, convolutions: Convolutions, batches: Sequence[Arguments]) -> list[Tensor]:
-    """Runs a copy with its convolutions summed in another order, to see what rounding does in every layer."""
-
-    def compute(conv: AnyConvolution, x: Tensor) -> Tensor:
-        alone = x.ndim < conv.weight.ndim
-        return summed_otherwise(conv, x[None])[0] if alone else summed_otherwise(conv, x)
-
-    return _run(_with_convolutions(network, convolutions, compute), batches)[0]
+def _sum_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
+    """Computes a convolution of one image or several in another order of summation."""
+    return summed_otherwise(conv, x[None])[0] if x.ndim < conv.weight.ndim else summed_otherwise(conv, x)
 
 
-def _as_read(network: nn.Module, convolutions: Convolutions, batches: Sequence[Arguments]) -> list[Tensor]:
-    """Runs a copy in float64 with its convolutions as they were read, so that no misreading passes for rounding."""
-
-    def compute(conv: AnyConvolution, x: Tensor) -> Tensor:
-        return functional_call(conv, {kind: tensor.double() for kind, tensor in conv.named_parameters()}, (x,))
-
-    return _run(_with_convolutions(network, convolutions, compute).double(), batches, torch.float64)[0]
+def _compute_in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
+    return functional_call(conv, {kind: tensor.double() for kind, tensor in conv.named_parameters()}, (x,))
 
 
 def _with_convolutions(
@@ -266,7 +261,8 @@ def _with_convolutions(
 ) -> nn.Module:
     """Copies a network with its convolutions as they were read, and lets `compute` run them.
 
-    Parameters of the network itself are read when they are used, because a network may change them in its forward.
+    So rounding shows in every layer, and no misreading passes for it. Parameters of the network itself are read when
+    they are used, because a network may change them in its forward.
     """
     copied = copy_module(network).eval()
     places, originals = (dict(net.named_modules(remove_duplicate=False)) for net in (copied, network))
@@ -297,20 +293,20 @@ def _differences(
     results: Sequence[Tensor],
     high: Sequence[Tensor],
     again: Sequence[Tensor] | None,
-    roads: tuple[Sequence[_Road], Sequence[_Road]],
+    runs: tuple[Sequence[_Rounded], Sequence[_Rounded]],
     steps: Sequence[float],
     notes: list[str],
 ) -> list[Difference]:
     """Compares every output with the reference, and that with the same computation `again` in float64.
 
-    `roads` are runs of the source, which show how far `again` may be from it, and other runs. `steps` holds the eps of
+    `runs` are runs of the source, which show how far `again` may be from it, and other runs. `steps` holds the eps of
     each output.
     """
-    of_source, every_road = roads[0], [*roads[0], *roads[1]]
+    of_source, every_run = runs[0], [*runs[0], *runs[1]]
     if not high:
         notes.append("the network as a whole: it returns no floating-point tensor")
         return [Difference(0.0, 0.0, 0.0)]
-    every = (results, high, *([] if again is None else [again]), *(outputs for outputs, _ in every_road))
+    every = (results, high, *([] if again is None else [again]), *(outputs for outputs, _ in every_run))
     shapes = [[tuple(x.shape) for x in outputs] for outputs in every]
     if any(other != shapes[0] for other in shapes[1:]):
         notes.append("the network as a whole: the shapes of its outputs depend on their values")
@@ -318,7 +314,7 @@ def _differences(
     compared = []
     for i, (result, exact) in enumerate(zip(results, high, strict=True)):
         same = again is None or largest(again[i] - exact) <= _budget(of_source, i, steps[i])
-        error, rounding = largest(result.double() - exact), _budget(every_road, i, steps[i])
+        error, rounding = largest(result.double() - exact), _budget(every_run, i, steps[i])
         compared.append(Difference(error, rounding, largest(exact), same))
     if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):
         notes.append("the network as a whole: its outputs are not finite")
@@ -336,10 +332,10 @@ def _steps(source: nn.Module, plain: Sequence[Tensor]) -> list[float]:
     return [max([eps, *held]) if x.dtype == torch.float64 else eps for eps, x in zip(own, plain, strict=True)]
 
 
-def _budget(roads: Sequence[_Road], output: int, eps: float) -> float:
+def _budget(runs: Sequence[_Rounded], output: int, eps: float) -> float:
     """Returns the largest error of an output that rounding explains; each run is compared with its own reference."""
-    errors = [largest(outputs[output].double() - reference[output]) for outputs, reference in roads]
-    values = max(largest(reference[output]) for _, reference in roads)
+    errors = [largest(outputs[output].double() - reference[output]) for outputs, reference in runs]
+    values = max(largest(reference[output]) for _, reference in runs)
     return 2 * (max(errors) + eps * values)
 
 

@@ -20,6 +20,15 @@ from convattn.functional.autocast import without_autocast
 from convattn.layers import RelativeAttention
 from convattn.record import Record
 
+_BATCH = 16
+_HELD_OUT = 5
+"""Images that run at once, and how many images there are for each one that is held out."""
+
+_MOST_UNKNOWNS = 8192
+"""Unknowns per output channel beyond which the normal equations (0.5 GiB) are not made."""
+
+_NOT_FINITE = "{} must give finite outputs in both networks, but some are not finite"
+
 
 @dataclass(frozen=True)
 class RefinedLayer(Record):
@@ -123,13 +132,6 @@ def _patches(conv: Convolution, x: Tensor) -> Float[Tensor, "groups pixels weigh
     )
 
 
-_BATCH = 16
-_HELD_OUT = 5
-"""One of this many images is held out."""
-
-_NOT_FINITE = "{} must give finite outputs in both networks, but some are not finite"
-
-
 def require_batch(name: str, images: object) -> None:
     """Raises ArgumentError unless `images`, the argument `name`, are a tensor of enough images with values."""
     if not isinstance(images, Tensor):
@@ -163,23 +165,10 @@ def fit_layers(
     """Fits layers of `model` in the order in which they run, each to the output of a module of `teacher`.
 
     Each layer sees the output of those that are already fitted. Every fifth image is held out; a fit that does not help
-    on those is undone.
-
-    Args:
-        model: The network of the layers, in evaluation mode; they are changed in place.
-        teacher: The network of the targets, in evaluation mode.
-        layers: The layers by their names in `model`.
-        images: Images that `require_batch` takes.
-        output: Runs a network on images.
-        ridge: Penalty on changes of the weights, as in `NormalEquations.solve`.
-        argument: What the caller calls the images, for errors.
-        left_alone: For the record: what is not fitted.
-
-    Returns:
-        Errors of the layers and of the network on the held-out images, before and after.
-
-    Raises:
-        ArgumentError: A network does not take the images, or gives numbers that are not finite.
+    on those is undone. Both networks are in evaluation mode; `layers` holds the layers by their names in `model`, which
+    are changed in place. `output` runs a network on images, `argument` is what the caller calls the images, and
+    `left_alone` is what is not fitted, for the record. Raises ArgumentError if a network does not take the images, or
+    gives numbers that are not finite.
     """
     held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
     fit, rest = images[~held], images[held]
@@ -251,27 +240,22 @@ def _outputs_and_targets(
     model: nn.Module, teacher: nn.Module, layer: nn.Module, target: nn.Module, images: Tensor
 ) -> Iterator[tuple[Tensor, Float[Tensor, "batch *_"], Float[Tensor, "batch *_"]]]:
     """Yields, batch by batch, a layer's inputs, its outputs and its target outputs, both outputs in float64."""
-    met: dict[str, Tensor] = {}
+    recorded: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
-    def keep(what: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        def hook(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            met[what] = (output[0] if isinstance(output, tuple) else output).detach()
-            if inputs:
-                met[f"{what} input"] = inputs[0].detach()
+    def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        recorded[module] = inputs[0].detach(), (output[0] if isinstance(output, tuple) else output).detach().double()
 
-        return hook
-
-    handles = [layer.register_forward_hook(keep("made")), target.register_forward_hook(keep("wanted"))]
+    handles = [part.register_forward_hook(record) for part in (layer, target)]
     try:
         with torch.no_grad():
             for batch in images.split(_BATCH):
                 model(batch.clone())  # a network may change what it is given
                 teacher(batch.clone())
-                made, wanted = met["made"].double(), met["wanted"].double()
+                (x, made), (_, wanted) = recorded[layer], recorded[target]
                 if isinstance(target, nn.Linear) and not isinstance(layer, nn.Linear):
                     wanted = wanted.movedim(-1, 1)
                 _require_one_shape("two layers", made, wanted)
-                yield met["made input"], made, wanted
+                yield x, made, wanted
     finally:
         for handle in handles:
             handle.remove()
@@ -291,10 +275,6 @@ def _distance(seen: Iterator[tuple[Tensor, Tensor, Tensor]]) -> tuple[float, flo
         wanted_squares += wanted.square().sum().item()
         count += wanted.numel()
     return (squares / count) ** 0.5, (wanted_squares / count) ** 0.5
-
-
-_MOST_UNKNOWNS = 8192
-"""Unknowns per output channel beyond which the normal equations (0.5 GiB) are not made."""
 
 
 def refine(
@@ -376,17 +356,17 @@ def _convolutions_to_fit(conv_model: nn.Module, teacher: nn.Module) -> tuple[dic
         if not isinstance(attention.get(names[0]), RelativeAttention) or isinstance(conv, RelativeAttention):
             continue
         kind = type(conv).__name__
+        reason = None
         if len(names) > 1:
-            left_alone.append(LeftAlone(names[0], kind, "it is used in several places"))
-        elif type(conv) not in CONVOLUTIONS.values():
-            left_alone.append(LeftAlone(names[0], kind, f"{kind} is not fitted"))
-        elif unknowns(conv) > _MOST_UNKNOWNS:  # type: ignore[arg-type]
-            count = unknowns(conv)  # type: ignore[arg-type]
-            reason = f"{count} unknowns per output channel are more than {_MOST_UNKNOWNS}"
-            left_alone.append(LeftAlone(names[0], kind, reason))
+            reason = "it is used in several places"
+        elif not isinstance(conv, Convolution) or type(conv) not in CONVOLUTIONS.values():
+            reason = f"{kind} is not fitted"
+        elif unknowns(conv) > _MOST_UNKNOWNS:
+            reason = f"{unknowns(conv)} unknowns per output channel are more than {_MOST_UNKNOWNS}"
         else:
-            target = _target(names[0], conv_model, attention)
-            pairs[names[0]] = Fitted(names[0], conv, target)  # type: ignore[arg-type]
+            pairs[names[0]] = Fitted(names[0], conv, _target(names[0], conv_model, attention))
+        if reason is not None:
+            left_alone.append(LeftAlone(names[0], kind, reason))
     return pairs, left_alone
 
 

@@ -55,16 +55,16 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
             for module, named in names_by_module(model).items()
             if isinstance(module, RelativeAttention) and not module.needs_content()
         ]
-    met = input_shapes(model, given, names)
-    if not met:
+    shapes = input_shapes(model, given, names)
+    if not shapes:
         raise ConversionError("cannot freeze: the images reach no attention layer without content")
     made = copy_network(model).eval()
     places = dict(made.named_modules(remove_duplicate=False))
     frozen: dict[nn.Module, nn.Module] = {}
-    for name, shapes in met.items():
+    for name, several in shapes.items():
         layer = places[name]
         assert isinstance(layer, RelativeAttention)
-        frozen[layer] = _frozen_layer(layer, dict.fromkeys(shape[2:] for shape in shapes))
+        frozen[layer] = _frozen_layer(layer, dict.fromkeys(shape[2:] for shape in several))
     return graft(made, frozen)
 
 
@@ -74,19 +74,10 @@ def _frozen_layer(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) ->
     if window is None:
         return FrozenAttention(layer, sizes)
     kind: Any = CONVOLUTIONS[layer.dims]
-    weight, run = layer.weight.detach(), window.run
-    convolution = kind(
-        layer.in_channels,
-        layer.out_channels,
-        run.taps,
-        run.stride,
-        run.padding,
-        run.dilation,
-        layer.groups,
-        bias=layer.bias is not None,
-        device="meta",
-    )
-    convolution.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    run, bias = window.run, layer.bias is not None
+    arguments = (run.taps, run.stride, run.padding, run.dilation, layer.groups, bias)
+    convolution = kind(layer.in_channels, layer.out_channels, *arguments, device="meta")
+    convolution.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
     if layer.bias is not None:
         convolution.bias = nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
     return convolution.eval()

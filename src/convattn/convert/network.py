@@ -227,6 +227,7 @@ def _select(
 
 
 def _why_none_found(model: nn.Module, left: Sequence[LeftAlone]) -> str:
+    """Returns why a network has no convolution to convert."""
     if left:
         return f"include and exclude leave out all of them ({some([item.name for item in left])})"
     attention = sum(isinstance(module, RelativeAttention) for module in model.modules())
@@ -378,10 +379,16 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     chosen, left = _select(named, "attention layers", include, exclude)
     sizes, calls = {}, None
     if images is not None:
-        names = {*(named[layer][0] for layer in chosen), *_in_sequences(model)}
-        shapes = input_shapes(model, Arguments((images[:1],), {}, "one of the images"), names)
+        names = [named[layer][0] for layer in chosen]
+        in_sequences = [
+            name
+            for name, module in model.named_modules()
+            if nn.Sequential in (type(module), type(model.get_submodule(name.rpartition(".")[0])))
+        ]
+        shapes = input_shapes(model, Arguments((images[:1],), {}, "one of the images"), {*names, *in_sequences})
         calls = {name: len(several) for name, several in shapes.items()}
-        sizes = {name: _largest(shapes[name]) for layer in chosen if (name := named[layer][0]) in shapes}
+        spatial = {name: zip(*(shape[2:] for shape in shapes[name]), strict=True) for name in names if name in shapes}
+        sizes = {name: tuple(max(along) for along in axes) for name, axes in spatial.items()}
     convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
     converted: list[tuple[list[str], AnyConvolution, Certificate]] = []
     for layer in chosen:
@@ -450,19 +457,6 @@ def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | No
     parameter = next(iter(model.parameters()), None)
     if parameter is not None and parameter.device != images.device:
         raise ArgumentError(must_be("images", f"on the network's device {parameter.device}", images.device))
-
-
-def _in_sequences(model: nn.Module) -> Iterator[str]:
-    """Yields the names of each `nn.Sequential` and of the modules in it."""
-    for name, module in model.named_modules():
-        if type(module) is nn.Sequential:
-            yield name
-            yield from (f"{name}.{child}".lstrip(".") for child in module._modules if module._modules[child])
-
-
-def _largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the largest size along each axis."""
-    return tuple(max(sizes) for sizes in zip(*(shape[2:] for shape in shapes), strict=True))
 
 
 def _convert_layer(

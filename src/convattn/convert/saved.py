@@ -30,11 +30,12 @@ from convattn.sealed import CONFIG, read_sealed, weights_digest, write_sealed
 
 _SCHEMA = 1
 
-_ATTENTION = {kind.__name__: kind for kind in ATTENTION_LAYERS}
-_CONVOLUTIONS = {kind.__name__: kind for kind in SUPPORTED_CONVOLUTIONS}
-_CONVOLUTION_OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+_OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+"""Arguments of a convolution that it holds as attributes."""
 
-KINDS = MappingProxyType({**_ATTENTION, SamePaddedAttention.__name__: SamePaddedAttention, **_CONVOLUTIONS})
+KINDS = MappingProxyType(
+    {kind.__name__: kind for kind in (*ATTENTION_LAYERS, SamePaddedAttention, *SUPPORTED_CONVOLUTIONS)}
+)
 """Classes that can be described, by name."""
 
 
@@ -112,11 +113,8 @@ def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
         raise UnsupportedModelError(f"cannot save {kind}: its tensors are on the meta device and have no values")
     with torch.device("meta"):
         plain = rebuild_layer(json.loads(json.dumps(config))).state_dict()
-    differing = sorted(
-        name
-        for name in {*found, *plain}
-        if name not in found or name not in plain or found[name].shape != plain[name].shape
-    )
+    shapes, expected = ({name: x.shape for name, x in state.items()} for state in (found, plain))
+    differing = sorted(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
     if differing:
         raise UnsupportedModelError(
             f"cannot save {kind}: it could not be loaded, because {', '.join(differing)} differ from those of a plain"
@@ -137,12 +135,12 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
     if isinstance(layer, SamePaddedAttention):
         return {"kind": kind.__name__, "attention": describe_layer(layer.attention)}
     if kind in SUPPORTED_CONVOLUTIONS:
-        options: dict[str, Any] = {name: getattr(layer, name) for name in _CONVOLUTION_OPTIONS}
+        options: dict[str, Any] = {name: getattr(layer, name) for name in _OPTIONS}
         options |= {"bias": layer.bias is not None, "padding_mode": layer.padding_mode}
         if isinstance(layer, TransposedConvolution):
             options["output_padding"] = layer.output_padding
         return {"kind": kind.__name__, "options": options}
-    if not isinstance(layer, RelativeAttention) or kind not in _ATTENTION.values():
+    if not isinstance(layer, RelativeAttention) or kind not in ATTENTION_LAYERS:
         raise UnsupportedModelError(f"cannot save {kind.__name__} as a layer: supported are {', '.join(KINDS)}")
     return {
         "kind": kind.__name__,
@@ -162,12 +160,12 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
     if name not in KINDS:
         raise UnknownNameError("kind of layer", name, KINDS)
     if name == SamePaddedAttention.__name__:
-        attention = rebuild_layer(description["attention"])
-        return SamePaddedAttention(attention)  # type: ignore[arg-type]
+        return SamePaddedAttention(rebuild_layer(description["attention"]))  # type: ignore[arg-type]
     options = {key: _tuples(value) for key, value in description["options"].items()}
-    if name in _CONVOLUTIONS:
-        return _CONVOLUTIONS[name](**options)
-    kind, encoding = _ATTENTION[name], description["encoding"]
+    kind = KINDS[name]
+    if not issubclass(kind, RelativeAttention):
+        return kind(**options)
+    encoding = description["encoding"]
     if encoding["name"] not in ENCODINGS:
         raise UnsupportedModelError(
             f"its encoding {encoding['name']!r} is not registered: if it is your own, call"

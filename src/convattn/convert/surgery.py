@@ -218,9 +218,9 @@ class Arguments(NamedTuple):
 
 
 def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None) -> Arguments:
-    """Reads the arguments that a network is to run on: one, a tuple or a mapping; for None it draws an image.
+    """Reads the arguments that a network is to run on: one, a tuple or a mapping; draws an image for None.
 
-    Other types, empty tensors and tensors without values raise ArgumentError.
+    Raises ArgumentError for other types, empty tensors and tensors without values.
     """
     if images is None:
         drawn = draw_image(model)

@@ -71,7 +71,10 @@ def read_taps(conv: nn.Module) -> Taps:
     options = {"kernel_size": conv.kernel_size, "dilation": conv.dilation, "padding_mode": conv.padding_mode}
     groups: int = conv.groups  # type: ignore[assignment]
     if isinstance(conv, TransposedConvolution):
-        geometry = Geometry.parse(dims, padding=_transposed_padding(conv), input_dilation=conv.stride, **options)  # type: ignore[arg-type]
+        sizes = zip(conv.kernel_size, conv.dilation, conv.padding, conv.output_padding, strict=True)
+        # With this padding a plain convolution of the dilated input equals the transposed one
+        padding = [(d * (k - 1) - int(p), d * (k - 1) - int(p) + extra) for k, d, p, extra in sizes]
+        geometry = Geometry.parse(dims, padding=padding, input_dilation=conv.stride, **options)  # type: ignore[arg-type]
         maps = rearrange(weight.flip(-1), "(groups i) o taps -> taps (groups o) i", groups=groups)
     else:
         geometry = Geometry.parse(dims, padding=conv.padding, stride=conv.stride, **options)  # type: ignore[arg-type]
@@ -81,72 +84,59 @@ def read_taps(conv: nn.Module) -> Taps:
     return Taps(geometry, displacements, maps.clone(), bias, conv.in_channels, groups)  # type: ignore[arg-type]
 
 
-def _transposed_padding(conv: TransposedConvolution) -> Sequence[tuple[int, int]]:
-    """Returns the padding with which a plain convolution of the dilated input equals the transposed one."""
-    sizes = zip(conv.kernel_size, conv.dilation, conv.padding, conv.output_padding, strict=True)
-    return [(d * (k - 1) - int(p), d * (k - 1) - int(p) + extra) for k, d, p, extra in sizes]
-
-
 def require_supported(conv: nn.Module) -> None:
     """Raises UnsupportedModelError unless a module is an initialised convolution of torch with finite real weights.
 
     The weights must also fit its arguments, and must not be computed by hooks.
     """
-    kind = type(conv).__name__
-    parameters = [(name, getattr(conv, name, None)) for name in ("weight", "bias")]
-    for name, tensor in parameters:
+    reason = _why_unsupported(conv)
+    if reason is not None:
+        raise UnsupportedModelError(f"cannot convert {type(conv).__name__}: {reason}")
+
+
+def _why_unsupported(conv: nn.Module) -> str | None:
+    """Returns why `require_supported` refuses a module; None if it does not."""
+    parameters = {name: getattr(conv, name, None) for name in ("weight", "bias")}
+    for name, tensor in parameters.items():
         if isinstance(tensor, UninitializedParameter):
-            raise UnsupportedModelError(f"cannot convert {kind}: its {name} is not initialised; run it once first")
+            return f"its {name} is not initialised; run it once first"
     if type(conv) not in SUPPORTED_CONVOLUTIONS:
-        known = ", ".join(supported.__name__ for supported in SUPPORTED_CONVOLUTIONS)
-        parents = [supported.__name__ for supported in SUPPORTED_CONVOLUTIONS if isinstance(conv, supported)]
-        reason = (
-            f"it is a subclass of {parents[0]} and may compute something else"
-            if parents
-            else f"supported convolutions are {known}"
-        )
-        raise UnsupportedModelError(f"cannot convert {kind}: {reason}")
-    for name, tensor in parameters:
-        if tensor is None and name == "bias":
-            continue
-        if not isinstance(tensor, nn.Parameter):
-            raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} is not a parameter; make it one first (what pruning"
-                " computes with `prune.remove`)"
-            )
-        require_numbers(kind, name, tensor)
-        if not tensor.numel():
-            raise UnsupportedModelError(f"cannot convert {kind}: its {name} is empty, {tuple(tensor.shape)}")
-        size = _size(conv, name)
-        if tensor.shape != size:
-            raise UnsupportedModelError(
-                f"cannot convert {kind}: its {name} must have shape {size} to fit its arguments, but has shape"
-                f" {tuple(tensor.shape)}"
-            )
-
-
-def _size(conv: nn.Module, name: str) -> tuple[int, ...]:
-    """Returns the shape of the weight or the bias that fits a convolution's arguments."""
+        parent = next((known.__name__ for known in SUPPORTED_CONVOLUTIONS if isinstance(conv, known)), None)
+        if parent is not None:
+            return f"it is a subclass of {parent} and may compute something else"
+        return f"supported convolutions are {', '.join(known.__name__ for known in SUPPORTED_CONVOLUTIONS)}"
     assert isinstance(conv, AnyConvolution)
-    inputs, outputs = conv.in_channels, conv.out_channels
-    if name == "bias":
-        return (outputs,)
-    transposed = isinstance(conv, TransposedConvolution)
-    first, second = (inputs, outputs) if transposed else (outputs, inputs)
-    return (first, second // conv.groups, *conv.kernel_size)
+    channels = (conv.out_channels, conv.in_channels // conv.groups)
+    if isinstance(conv, TransposedConvolution):
+        channels = (conv.in_channels, conv.out_channels // conv.groups)
+    sizes = {"weight": (*channels, *conv.kernel_size), "bias": (conv.out_channels,)}
+    reasons = [
+        _why_not_parameter(name, tensor, sizes[name])
+        for name, tensor in parameters.items()
+        if tensor is not None or name == "weight"
+    ]
+    return next((reason for reason in reasons if reason is not None), None)
 
 
-def require_numbers(kind: str, name: str, tensor: Tensor) -> None:
-    """Raises UnsupportedModelError unless tensor `name` of a `kind` holds finite real floating-point numbers."""
+def _why_not_parameter(name: str, tensor: object, shape: tuple[int, ...]) -> str | None:
+    if not isinstance(tensor, nn.Parameter):
+        return f"its {name} is not a parameter; make it one first (what pruning computes with `prune.remove`)"
+    reason = why_not_numbers(name, tensor)
+    if reason is None and not tensor.numel():
+        return f"its {name} is empty, {tuple(tensor.shape)}"
+    if reason is None and tensor.shape != shape:
+        return f"its {name} must have shape {shape} to fit its arguments, but has shape {tuple(tensor.shape)}"
+    return reason
+
+
+def why_not_numbers(name: str, tensor: Tensor) -> str | None:
+    """Returns why a module's tensor `name` does not hold finite real floating-point numbers; None if it does."""
     if tensor.is_meta:
-        raise UnsupportedModelError(f"cannot convert {kind}: its {name} is on the meta device and has no values")
+        return f"its {name} is on the meta device and has no values"
     if tensor.dtype not in _FLOATING:
-        known = "float16, bfloat16, float32 or float64"
-        raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be {known}, but is {tensor.dtype}")
+        return f"its {name} must be float16, bfloat16, float32 or float64, but is {tensor.dtype}"
     count = int((~torch.isfinite(tensor)).sum())
-    if count:
-        held = counted(count, "NaN or infinite number")
-        raise UnsupportedModelError(f"cannot convert {kind}: its {name} must be finite, but holds {held}")
+    return f"its {name} must be finite, but holds {counted(count, 'NaN or infinite number')}" if count else None
 
 
 def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
@@ -191,41 +181,17 @@ def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
     return tap_by_tap(read_taps(conv), x) if few else conv(rounded_differently(x, SEED))
 
 
-class _Foreign(NamedTuple):
-    """How a subclass of a torch convolution differs from it."""
+_SAME = "timm.layers.conv2d_same.Conv2dSame"
+"""Class of convolutions that always pad like TensorFlow's "SAME"."""
 
-    weight: Callable[[nn.Module], Tensor] | None = None  # Returns the module's kernel; None if that is its weight
-    # Tells whether it pads like TensorFlow's "SAME"; None if it never does
-    same: Callable[[nn.Module], bool] | None = None
-    extra: tuple[str, ...] = ()  # Names of its further parameters
-    note: str | None = None  # What changes by the conversion
-
-
-def _standardised(module: nn.Module) -> Tensor:
-    """Weight standardisation: each output's weights with mean 0 and variance 1, times a gain where there is one."""
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    gain, eps = getattr(module, "gain", None), float(module.eps)  # type: ignore[arg-type]
-    scale = None if gain is None else (gain * module.scale).view(-1)
-    flat = weight.reshape(1, len(weight), -1)
-    made = functional.batch_norm(flat, None, None, weight=scale, training=True, momentum=0.0, eps=eps)
-    return made.reshape_as(weight)
-
-
-_FROZEN = "the standardised weight was converted; further training does not standardise it again"
-
-_FOREIGN: dict[str, _Foreign] = {
-    "timm.layers.conv2d_same.Conv2dSame": _Foreign(same=lambda _: True),
-    "timm.layers.std_conv.StdConv2d": _Foreign(_standardised, note=_FROZEN),
-    "timm.layers.std_conv.StdConv2dSame": _Foreign(_standardised, lambda module: bool(module.same_pad), note=_FROZEN),
-    "timm.layers.std_conv.ScaledStdConv2d": _Foreign(_standardised, extra=("gain",), note=_FROZEN),
-    "timm.layers.std_conv.ScaledStdConv2dSame": _Foreign(
-        _standardised, lambda module: bool(module.same_pad), extra=("gain",), note=_FROZEN
-    ),
-    "transformers.models.bit.modeling_bit.WeightStandardizedConv2d": _Foreign(
-        _standardised, lambda module: module.pad is not None, extra=("pad",), note=_FROZEN
-    ),
+_STANDARDISED: dict[str, str | None] = {
+    "timm.layers.std_conv.StdConv2d": None,
+    "timm.layers.std_conv.StdConv2dSame": "same_pad",
+    "timm.layers.std_conv.ScaledStdConv2d": None,
+    "timm.layers.std_conv.ScaledStdConv2dSame": "same_pad",
+    "transformers.models.bit.modeling_bit.WeightStandardizedConv2d": "pad",
 }
-"""Subclasses of torch's convolutions, by full name."""
+"""Classes of convolutions that standardise their weight, with the attribute that tells whether they pad like "SAME"."""
 
 REFUSED: dict[str, str] = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "it trains on several devices; convert its `module`",
@@ -243,6 +209,16 @@ _HARMLESS = {
 """What a subclass may define without computing something else."""
 
 _FIELDS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+
+
+def _standardised(module: nn.Module) -> Tensor:
+    """Returns each output's weights with mean 0 and variance 1, times a gain if the module has one."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    gain, eps = getattr(module, "gain", None), float(module.eps)  # type: ignore[arg-type]
+    scale = None if gain is None else (gain * module.scale).view(-1)
+    flat = weight.reshape(1, len(weight), -1)
+    made = functional.batch_norm(flat, None, None, weight=scale, training=True, momentum=0.0, eps=eps)
+    return made.reshape_as(weight)
 
 
 class PlainConvolution(NamedTuple):
@@ -266,36 +242,39 @@ def read_plain(module: nn.Module, names: Sequence[str]) -> PlainConvolution:
     """
     kind = parametrize.type_before_parametrizations(module)
     name = full_name(kind)
-    foreign = _FOREIGN.get(name, _Foreign())
     base = next(known for known in SUPPORTED_CONVOLUTIONS if issubclass(kind, known))
-    if name not in _FOREIGN:
+    if name != _SAME and name not in _STANDARDISED:
         _require_nothing_overridden(kind, base)
     replaced = sorted({"forward", "_conv_forward", "_output_padding"} & vars(module).keys())
     if replaced:
         raise UnsupportedModelError(f"its method {replaced[0]} was replaced on the instance")
     computed, working = _without_reparametrisation(module)
-    held_otherwise = [tensor for tensor in ("weight", "bias") if tensor not in {*computed, *working._parameters}]
-    if held_otherwise:
-        raise UnsupportedModelError(f"its {held_otherwise[0]} is not a parameter; make it one first")
-    held = {**working._parameters, **working._buffers, **working._modules}.keys() - {"weight", "bias", *foreign.extra}
+    for tensor in ("weight", "bias"):
+        if tensor not in {*computed, *working._parameters}:
+            raise UnsupportedModelError(f"its {tensor} is not a parameter; make it one first")
+    held = {**working._parameters, **working._buffers, **working._modules}.keys() - {"weight", "bias"}
+    if name in _STANDARDISED:
+        held -= {"gain", "pad"}
     if parametrize.is_parametrized(module) and not computed.keys() - {"weight", "bias"}:
         held -= {"parametrizations"}
     if held:
         raise UnsupportedModelError(f"it holds more than a weight and a bias: {', '.join(sorted(held))}")
-    conv = _build_plain(base, working, foreign)
-    try:
-        require_supported(conv)
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(str(error).partition(": ")[2]) from None
+    conv = _build_plain(base, working, _standardised if name in _STANDARDISED else None)
+    reason = _why_unsupported(conv)
+    if reason is not None:
+        raise UnsupportedModelError(reason)
     notes = [f"its {tensor} is computed by {how}; its present value was converted" for tensor, how in computed.items()]
+    if name in _STANDARDISED:
+        notes.append("the standardised weight was converted; further training does not standardise it again")
+    padding = _STANDARDISED.get(name)
     return PlainConvolution(
         names=tuple(names),
         module=module,
         conv=conv,
-        same=foreign.same is not None and foreign.same(module),
-        weight=module._parameters["weight"] if foreign.weight is None and "weight" not in computed else None,
+        same=name == _SAME or (padding is not None and getattr(module, padding) not in (None, False)),
+        weight=module._parameters["weight"] if name not in _STANDARDISED and "weight" not in computed else None,
         bias_is_own="bias" not in computed,
-        notes=(*notes, foreign.note) if foreign.note else tuple(notes),
+        notes=tuple(notes),
     )
 
 
@@ -335,8 +314,10 @@ def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Mo
     return computed, working
 
 
-def _build_plain(base: type[nn.Module], working: nn.Module, foreign: _Foreign) -> AnyConvolution:
-    """Builds the plain convolution around the tensors of another."""
+def _build_plain(
+    base: type[nn.Module], working: nn.Module, kernel_of: Callable[[nn.Module], Tensor] | None
+) -> AnyConvolution:
+    """Builds the plain convolution around the tensors of another; `kernel_of` computes its kernel, if given."""
     options = {name: getattr(working, name) for name in _FIELDS}
     if not options["in_channels"] or not options["out_channels"]:
         raise UnsupportedModelError("it has no channels")
@@ -355,7 +336,7 @@ def _build_plain(base: type[nn.Module], working: nn.Module, foreign: _Foreign) -
             raise UnsupportedModelError(f"its {name} is a {full_name(type(tensor))}, not a plain tensor")
         learns = tensor.requires_grad
         with torch.no_grad():
-            made = foreign.weight(working) if name == "weight" and foreign.weight else tensor.detach()
+            made = kernel_of(working) if name == "weight" and kernel_of else tensor.detach()
         conv.register_parameter(name, nn.Parameter(made, requires_grad=learns))
     conv.train(working.training)
     return conv  # type: ignore[return-value]

@@ -1,9 +1,11 @@
 """The theorem: every convolution is relative self-attention with one head per tap."""
 
+import copy
+from collections.abc import Sequence
 from typing import final
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,7 +13,6 @@ from torch.nn import functional
 from convattn.convert.certificate import (
     Certificate,
     Promise,
-    bound_per_unit,
     certify_attention,
     off_centre_mass,
     underflows,
@@ -102,13 +103,16 @@ def conv_to_attention(
         discarded = _truncate(taps, layer.values)
     with torch.no_grad():
         kept = layer.values.maps().double()
-        lost = taps.maps.double() - kept if head_width is not None else None
         alpha = encoding.sharpness.double().min().item() if isinstance(encoding, Quadratic) else None
         leak = 0.0
         if alpha is not None and not underflows(alpha, next(layer.values.parameters()).dtype):
             leak = min(1.0, off_centre_mass(alpha, layer.dims))
-        per_unit = bound_per_unit(leak, kept, lost)
-    promise = Promise(leak, per_unit, exact=leak == 0 and not any(discarded))
+        # A head gives at most `leak` too little to its own pixel and at most `leak` to others. Besides, a limited width
+        # and rounding of the product of its two matrices discard a part of the tap's own matrix.
+        error = 2 * leak * reduce(kept.abs(), "heads outputs channels -> outputs", "sum")
+        if head_width is not None:
+            error = error + reduce((taps.maps.double() - kept).abs(), "heads outputs channels -> outputs", "sum")
+    promise = Promise(leak, error.max().item(), exact=leak == 0 and not any(discarded))
     return layer, certify_attention(conv, layer, promise, discarded)
 
 
@@ -216,21 +220,18 @@ def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
         )
     require_supported(conv)
     _require_same_size(conv)
-    rows, cols = (_places(size, step, patch) for size, step in zip(conv.kernel_size, conv.dilation, strict=True))
+    reach = [-(-d * (k - 1) // (2 * patch)) for k, d in zip(conv.kernel_size, conv.dilation, strict=True)]
     with torch.no_grad():
-        weight = _ungrouped_weight(conv)
-        beyond = nn.functional.pad(weight, (0, 1, 0, 1))  # the last row and column are zeros: places outside the kernel
-        taps = beyond[:, :, rows[:, :, :, None, None, None], cols[None, None, None]]
-        kernel = rearrange(taps, "o c tap_row i a tap_col j b -> (o i j) (c a b) tap_row tap_col")
+        kernel = _responses(conv, patch, reach).to(conv.weight)
         outputs, inputs, *sizes = kernel.shape
         made = nn.Conv2d(
             inputs,
             outputs,
             (sizes[0], sizes[1]),
-            padding=((sizes[0] - 1) // 2, (sizes[1] - 1) // 2),
+            padding=(reach[0], reach[1]),
             bias=conv.bias is not None,
-            device=weight.device,
-            dtype=weight.dtype,
+            device=kernel.device,
+            dtype=kernel.dtype,
         )
         made.weight.copy_(kernel)
         if conv.bias is not None and made.bias is not None:
@@ -248,27 +249,18 @@ def _require_same_size(conv: nn.Conv2d) -> None:
         raise ArgumentError(must_be("conv", expectation, conv))
 
 
-def _places(size: int, dilation: int, patch: int) -> Tensor:
-    """Returns, along one axis, the tap that leads from one pixel to another, or `size` if there is none.
+def _responses(conv: nn.Conv2d, patch: int, reach: Sequence[int]) -> Float[Tensor, "outputs inputs rows cols"]:
+    """Returns the kernel between patches: what each pixel of a patch gives to those of the patches around it.
 
-    The indices have shape (patches seen, pixels of the output's patch, pixels of the patch seen).
+    Each image holds a single one; in float64 every response is a weight of the kernel itself.
     """
-    reach = dilation * (size - 1) // 2
-    far = -(-reach // patch)
-    patches = torch.arange(-far, far + 1)
-    pixels = torch.arange(patch)
-    away = patches[:, None, None] * patch + pixels[None, None, :] - pixels[None, :, None] + reach
-    return torch.where((away % dilation == 0) & (away >= 0) & (away <= 2 * reach), away // dilation, size)
-
-
-def _ungrouped_weight(conv: nn.Conv2d) -> Tensor:
-    """Returns the kernel without groups: blocks of it, and zeros elsewhere."""
-    if conv.groups == 1:
-        return conv.weight
-    blocks = rearrange(conv.weight, "(groups o) c rows cols -> groups o c rows cols", groups=conv.groups)
-    eye = torch.eye(conv.groups, dtype=blocks.dtype, device=blocks.device)
-    spread = einsum(blocks, eye, "groups o c rows cols, groups inner -> groups o inner c rows cols")
-    return rearrange(spread, "groups o inner c rows cols -> (groups o) (inner c) rows cols")
+    exact = copy.deepcopy(conv).double().cpu()
+    exact.bias = None
+    inputs = conv.in_channels * patch * patch
+    ones = torch.eye(inputs, dtype=torch.float64)[:, :, None, None]
+    images = functional.pad(ones, (reach[1], reach[1], reach[0], reach[0]))
+    responses = functional.pixel_unshuffle(exact(functional.pixel_shuffle(images, patch)), patch)
+    return rearrange(responses.flip(2, 3), "inputs outputs rows cols -> outputs inputs rows cols")
 
 
 @final

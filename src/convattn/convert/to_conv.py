@@ -25,7 +25,7 @@ from convattn.convert.certificate import (
     softmax_copy,
 )
 from convattn.convert.surgery import keep_random_state
-from convattn.convert.taps import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, AnyConvolution, require_numbers
+from convattn.convert.taps import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, AnyConvolution, why_not_numbers
 from convattn.convert.to_attention import ATTENTION_LAYERS
 from convattn.encodings import AxisAdditiveEncoding, Encoding, LearnedAxial, LearnedTable, Quadratic, Shift
 from convattn.errors import (
@@ -287,13 +287,11 @@ def _scores(encoding: Encoding, axes: Sequence[Axis], device: torch.device) -> F
     """Scores all displacements; scores that are sums over axes need only one small table per axis."""
     if not isinstance(encoding, AxisAdditiveEncoding):
         return encoding.table(axes, torch.float64, device)
-    scores = None
+    scores = torch.zeros((), dtype=torch.float64, device=device)
     for dim, table in enumerate(encoding.axis_tables(axes, torch.float64, device), start=1):
         shape = [len(table)] + [1] * len(axes)
         shape[dim] = -1
-        along = table.view(shape)
-        scores = along if scores is None else scores + along
-    assert scores is not None
+        scores = scores + table.view(shape)
     return scores
 
 
@@ -370,10 +368,15 @@ def find_hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str)
     weight = next(layer.values.parameters())
     heads = fixed_heads(layer.encoding, weight.dtype)
     if heads is None or not heads.seen(axes):
-        heads = _examined(layer.encoding, axes, weight)
-    if heads is None or not _padding_agrees(layer.geometry, heads.sides(layer.geometry), mode):
-        return None
-    return heads
+        if not isinstance(layer.encoding, AxisAdditiveEncoding):
+            return None
+        with torch.no_grad(), without_autocast(weight.device):
+            tables = layer.encoding.axis_tables(axes, torch.float64, weight.device)
+        shifts = find_shifts(tables, axes, torch.finfo(weight.dtype).eps * _HARD)
+        if shifts is None:
+            return None
+        heads = HardHeads(shifts.offsets, shifts.leak, any_size=False)
+    return heads if _padding_agrees(layer.geometry, heads.sides(layer.geometry), mode) else None
 
 
 def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
@@ -399,16 +402,6 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
     return HardHeads(tuple(tuple(int(d) for d in head) for head in nearest.tolist()), leak, any_size=True)
 
 
-def _examined(encoding: Encoding, axes: tuple[Axis, ...], weight: Tensor) -> HardHeads | None:
-    """Returns heads that are hard on images of one size, judged in the dtype and on the device of a weight."""
-    if not isinstance(encoding, AxisAdditiveEncoding):
-        return None
-    with torch.no_grad(), without_autocast(weight.device):
-        tables = encoding.axis_tables(axes, torch.float64, weight.device)
-    shifts = find_shifts(tables, axes, torch.finfo(weight.dtype).eps * _HARD)
-    return None if shifts is None else HardHeads(shifts.offsets, shifts.leak, any_size=False)
-
-
 def _padding_agrees(geometry: Geometry, sides: set[tuple[int, int]], mode: str) -> bool:
     """Tells whether padding holds the same beyond the keys as the nearest key."""
     if not sides:
@@ -421,22 +414,21 @@ def _padding_agrees(geometry: Geometry, sides: set[tuple[int, int]], mode: str) 
 
 
 class KernelChoice(NamedTuple):
-    """A kernel in float64, its window, how the image is padded, and the attention that the kernel misses."""
+    """A kernel for an attention layer, and what it misses."""
 
-    kernel: Float[Tensor, "outputs channels *taps"]
-    window: Window
-    padding_mode: str
-    errors: Float[Tensor, "heads *queries"]
-    leak: float
-    any_size: bool
+    kernel: Float[Tensor, "outputs channels *taps"]  # In float64
+    window: Window  # Where its taps are
+    padding_mode: str  # How the image is padded
+    errors: Float[Tensor, "heads *queries"]  # Share of the attention that the kernel misses
+    leak: float  # Largest share of attention outside the window
+    any_size: bool  # Whether this holds for images of any size
 
 
 def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None) -> tuple[int, ...]:
     """Chooses the sizes of the images for which a kernel is computed and measured; those of the user if given.
 
-    For tables: the sizes that just use the whole table. For hard heads: sizes at which each head's displacement leads
-    to a key. For others: growing sizes until the heads use only half of the displacements; if they use more than half
-    of any grid, ArgumentError asks the user for sizes.
+    Tables get the sizes that just use the whole table, hard heads sizes at which each displacement leads to a key. For
+    others, sizes grow until the heads use only half of the displacements. Raises ArgumentError if they always use more.
     """
     geometry = layer.geometry
     if spatial is not None:
@@ -460,11 +452,11 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
             )
             raise ArgumentError(must_be("spatial", expectation, spatial))
         if heads is not None:
-            shown = heads.seen(axes)
+            enough = heads.seen(axes)
         else:
             attention = map_attention(layer.encoding, axes, weight.device)
-            shown = (own is not None and attention.left_out(own) <= mass) or attention.falls_off(mass)
-        if shown:
+            enough = (own is not None and attention.left_out(own) <= mass) or attention.falls_off(mass)
+        if enough:
             return sizes
         extra += extra // 2
 
@@ -696,8 +688,10 @@ def _require_convertible(layer: nn.Module) -> RelativeAttention:
                 f"cannot convert {kind}: it has forward hooks{where} (pruning adds some); make them permanent or remove"
                 " them first"
             )
-    for name, number in layer.named_parameters():
-        require_numbers(kind, name, number)
+    for name, numbers in layer.named_parameters():
+        reason = why_not_numbers(name, numbers)
+        if reason is not None:
+            raise UnsupportedModelError(f"cannot convert {kind}: {reason}")
     return layer
 
 
