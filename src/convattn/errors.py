@@ -50,16 +50,7 @@ __all__ = [
 
 
 def must_be(argument: str, expectation: str, value: object, *, because: str = "") -> str:
-    """Returns a message about a wrong argument, in the form that every such message has.
-
-    Args:
-        argument: Name of the argument, as in the signature.
-        expectation: What was expected, completing "must be …".
-        value: What came; shown by `repr`.
-        because: Why, at the end.
-
-    Returns:
-        The message.
+    """Returns the message "`argument` must be `expectation`, but is `value`", and the reason at the end.
 
     Example:
         >>> must_be("stride", "an integer of at least 1", 0)
@@ -73,15 +64,7 @@ def must_be(argument: str, expectation: str, value: object, *, because: str = ""
 
 
 def must_be_a(argument: str, expectation: str, value: object) -> str:
-    """Returns a message about an argument of a wrong type, which it names; the value may be too long to print.
-
-    Args:
-        argument: Name of the argument, as in the signature.
-        expectation: What would have been right, completing "must be …".
-        value: What came instead.
-
-    Returns:
-        The message.
+    """Returns the message that an argument is of a wrong type; the value, which may be long, is not shown.
 
     Example:
         >>> must_be_a("model", "an nn.Module", (1, 2))
@@ -91,14 +74,7 @@ def must_be_a(argument: str, expectation: str, value: object) -> str:
 
 
 def must_fit(words: str, error: Exception) -> str:
-    """Returns a message about images that a network does not take.
-
-    Args:
-        words: Which images, completing "on …".
-        error: What the network raised.
-
-    Returns:
-        The message.
+    """Returns the message that a network raised an error on images, which `words` describes as in "on 4 images".
 
     Example:
         >>> must_fit("4 images", ValueError("too small"))
@@ -115,20 +91,13 @@ def without_trace(error: BaseException) -> str:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Says whether an error means that memory could not be had, of the processor or of another device."""
+    """Returns whether an error means that a processor or another device is out of memory."""
     told = str(error).lower()
     return isinstance(error, MemoryError) or "allocate memory" in told or "out of memory" in told
 
 
 def install_hint(package: str, extra: str) -> str:
-    """Returns the line that installs an optional package, right for an installed convattn and for a checkout.
-
-    Args:
-        package: Name of the package.
-        extra: Extra of convattn that installs it together with what is used beside it.
-
-    Returns:
-        The command, and the extra.
+    """Returns the line that installs an optional package, and the extra of convattn that brings it.
 
     Example:
         >>> install_hint("timm", "timm")
@@ -234,16 +203,7 @@ class MissingDependencyError(ConvAttnError, ImportError):
 def optional_module(name: str, package: str, extra: str) -> ModuleType:
     """Imports a module of an optional package, and returns the outermost package, as `import` does.
 
-    Args:
-        name: The module.
-        package: The package that it belongs to, as it is installed.
-        extra: Extra of convattn that installs it.
-
-    Returns:
-        The outermost package of the module.
-
-    Raises:
-        MissingDependencyError: The package is not installed; the message gives the line to type.
+    Raises MissingDependencyError, which names the package and the extra that brings it, if it is not installed.
 
     Example:
         >>> optional_module("xml.dom", "xml", "none").dom.__name__

@@ -14,8 +14,6 @@ from typing import Annotated, Any, Literal
 
 from convattn.errors import ArgumentError, must_be
 
-__all__ = ["Range", "Text", "explain", "fits", "hints", "read"]
-
 _NOT_FINITE = ("inf", "-inf", "nan")
 """Numbers that JSON lacks, as records write them."""
 
@@ -60,14 +58,13 @@ def read(hint: Any, value: object, key: str = "", *, complete: bool = False) -> 
             them with a `Range`, or one of them or None.
         value: A value of that type, or a plain one; a `Text` is read as the type that belongs there.
         key: Dotted key of the value, for messages; empty for the whole.
-        complete: Whether every field must be there, those with a default as well.
+        complete: Whether fields with a default must be there as well.
 
     Returns:
         The value.
 
     Raises:
-        ArgumentError: A key is unknown or missing, or a value is of another type or out of range. The message names the
-            dotted key, what was expected and what came.
+        ArgumentError: A key is unknown or missing, or a value is of another type or out of range; the message names it.
 
     Example:
         >>> read(tuple[float, ...], [1, "inf"]), read(tuple[int, ...], Text("2, 5"))
@@ -95,14 +92,7 @@ def read(hint: Any, value: object, key: str = "", *, complete: bool = False) -> 
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Says whether a value is of the annotated type and within its range.
-
-    Args:
-        value: Any value.
-        hint: What `read` takes.
-
-    Returns:
-        Whether reading it changes nothing. An int counts as a float.
+    """Returns whether a value is of the annotated type and within its range; an int counts as a float.
 
     Example:
         >>> fits(3, int), fits(True, int), fits(3, Annotated[float, Range(0, 1)])
@@ -116,12 +106,6 @@ def fits(value: object, hint: Any) -> bool:
 
 def explain(hint: Any) -> str:
     """Describes what `read` accepts, completing "must be …".
-
-    Args:
-        hint: What `read` takes.
-
-    Returns:
-        The expectation in words.
 
     Example:
         >>> explain(Annotated[int, Range(1)])

@@ -22,15 +22,7 @@ _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
 
 def describe_hardware(device: torch.device) -> dict[str, str]:
-    """Describes the machine and the device that computes.
-
-    Args:
-        device: The device.
-
-    Returns:
-        Device, processor, instruction set, cores, threads and system, in words; with CUDA the accelerator and its
-        memory as well.
-    """
+    """Returns device, processor, instruction set, cores, threads and system in words; with CUDA the accelerator too."""
     described = {
         "device": str(device.type),
         "processor": _processor(),
@@ -47,10 +39,7 @@ def describe_hardware(device: torch.device) -> dict[str, str]:
 
 
 def describe_instructions() -> str:
-    """Names torch's instruction set, and variables that limit other libraries to a smaller one.
-
-    Returns:
-        For instance "AVX512" or "AVX2 (ONEDNN_MAX_CPU_ISA=AVX2)".
+    """Returns torch's instruction set, and the variables that limit other libraries to a smaller one.
 
     Example:
         >>> describe_instructions().split()[0] == torch.backends.cpu.get_cpu_capability()
@@ -61,14 +50,7 @@ def describe_instructions() -> str:
 
 
 def describe_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
-    """Returns versions.
-
-    Args:
-        packages: Names of packages; by default those that compute in training.
-
-    Returns:
-        The versions of convattn, of Python and of those packages that are installed.
-    """
+    """Returns the versions of convattn, of Python and of those of the packages that are installed."""
     versions = {}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -77,13 +59,9 @@ def describe_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
 
 
 def find_revision(folder: Path = Path(__file__).parent) -> str | None:
-    """Returns the revision of the git checkout that tracks a folder, with "-dirty" if files were changed.
+    """Returns the commit of the git checkout that tracks a folder, with "-dirty" if files were changed.
 
-    Args:
-        folder: Folder of source files; by default this package's.
-
-    Returns:
-        The commit's hash; None without git or where no checkout tracks the folder.
+    Returns None without git or where no checkout tracks the folder; by default it is this package's.
     """
     if not _git(folder, "ls-files", "."):
         return None

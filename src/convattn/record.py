@@ -23,27 +23,16 @@ class Record:
     later: ClassVar[tuple[str, ...]] = ()  # Fields that files of this version may lack, because they are older: None
 
     def to_json(self) -> str:
-        """Writes the record as text.
-
-        Returns:
-            Indented JSON; numbers that are not finite become the strings "inf" and "nan".
-        """
+        """Returns the record as indented JSON; numbers that are not finite become the strings "inf" and "nan"."""
         content = {"record": type(self).__name__, "schema_version": self.schema_version, **dataclasses.asdict(self)}
         return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls: type[R], text: str) -> R:
-        """Reads a record back.
+        """Returns the record that `to_json` wrote.
 
-        Args:
-            text: What `to_json` wrote.
-
-        Returns:
-            An equal record.
-
-        Raises:
-            CheckpointError: The text is not JSON or of another kind or version, or a field is unknown, missing or of
-                another type; the message names the field, what was expected and what came.
+        Raises CheckpointError if the text is not JSON or of another kind or version, or a field is unknown, missing or
+        of another type; the message names the field, what was expected and what came.
         """
         try:
             content = json.loads(text)
@@ -72,17 +61,7 @@ class Record:
 
     @classmethod
     def load(cls: type[R], path: str | os.PathLike[str]) -> R:
-        """Reads a record from a file.
-
-        Args:
-            path: File that `save` wrote.
-
-        Returns:
-            An equal record.
-
-        Raises:
-            CheckpointError: The file, which the message names, is missing, unreadable or not such a record.
-        """
+        """Returns the record that `save` wrote; raises CheckpointError, which names the file, as `from_json` does."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -27,20 +27,6 @@ from convattn.files import as_path, new_file, write_atomically
 from convattn.record import Record
 from convattn.wording import some
 
-__all__ = [
-    "CERTIFICATE",
-    "CONFIG",
-    "DIGESTS",
-    "LOAD_AS",
-    "WEIGHTS",
-    "read_config",
-    "read_sealed",
-    "require_sizes",
-    "tensor_digest",
-    "weights_digest",
-    "write_sealed",
-]
-
 CONFIG, WEIGHTS, CERTIFICATE = "config.json", "model.safetensors", "certificate.json"
 DIGESTS, LOAD_AS = "digests", "load_as"
 
@@ -57,18 +43,11 @@ def write_sealed(
     *,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes tensors, their configuration and a certificate, with the digests of all.
+    """Writes tensors, the configuration that builds their network or layer, and a certificate, with digests of all.
 
-    Args:
-        folder: Where to write; files of these names are replaced, the configuration last.
-        config: What builds the network or the layer, as JSON types.
-        tensors: Plain tensors by name, on any device.
-        certificate: The certificate of the conversion that made them.
-        metadata: Text for the head of the file of tensors; nothing is read from it.
-
-    Raises:
-        UnsupportedModelError: A tensor holds NaN, or has a dtype that the format lacks.
-        WriteError: The files cannot be written.
+    Files of these names in the folder are replaced, the configuration last. `metadata` is text for the head of the file
+    of tensors, from which nothing is read. Raises UnsupportedModelError if a tensor holds NaN or has a dtype that the
+    format lacks, and WriteError if the files cannot be written.
     """
     plain = _plain(tensors)
     _require_numbers(plain, UnsupportedModelError)
@@ -89,17 +68,7 @@ def write_sealed(
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads `config.json` without verifying it.
-
-    Args:
-        folder: The saved folder.
-
-    Returns:
-        Its contents.
-
-    Raises:
-        CheckpointError: It is missing, or not a JSON object.
-    """
+    """Returns the contents of `config.json`, not verified; raises CheckpointError unless it is a JSON object."""
     folder = as_path(folder)
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -114,20 +83,10 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Reads what `write_sealed` wrote, and compares it with the digests.
+    """Returns the configuration and the tensors that `write_sealed` wrote, after comparing them with the digests.
 
-    Args:
-        folder: The folder.
-        verify: Whether to refuse what was changed since it was saved, and tensors that hold NaN.
-
-    Returns:
-        The configuration without its digests and "load_as", and the tensors, in memory of their own.
-
-    Raises:
-        CheckpointError: A file is missing, damaged, or not what was saved; the message names it.
-
-    Warns:
-        CertificateWarning: The certificate in the folder says that the conversion failed.
+    With verify=False, changes and NaN are accepted. Raises CheckpointError, which names the file, if one is missing,
+    damaged or not what was saved. Warns with CertificateWarning if the certificate says that the conversion failed.
     """
     folder, config = as_path(folder), read_config(folder)
     try:
@@ -144,16 +103,10 @@ def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple
 
 
 def require_sizes(options: Mapping[str, Any], tensors: Mapping[str, Tensor], place: str | os.PathLike[str]) -> None:
-    """Raises CheckpointError if an option could not belong to a network of these tensors: it is not built to find out.
+    """Raises CheckpointError if options are too large for a network of these tensors, without building it.
 
-    Args:
-        options: What builds the network, as JSON types.
-        tensors: Its tensors.
-        place: Where the options were read.
-
-    Raises:
-        CheckpointError: A whole number is larger than every size of the tensors and than 16,384, or there are more
-            blocks than tensors.
+    A whole number in them must not exceed every size of the tensors and 16,384, and there must not be more blocks
+    ("depth") than tensors. The message begins with the place where the options were read.
     """
     most = max(_LARGEST, *(size for tensor in tensors.values() for size in tensor.shape), 0)
     for name, value in options.items():
@@ -206,10 +159,7 @@ def _warn_of_certificate(folder: Path) -> None:
 
 
 def _widened(tensors: Mapping[str, Tensor], name: object, file: Path) -> dict[str, Tensor]:
-    """Copies tensors with the floating-point ones in the dtype of that name, or raises CheckpointError if it is none.
-
-    A dtype that would round a tensor is refused as well.
-    """
+    """Copies tensors with the floating-point ones in the dtype of that name, which must hold every value of theirs."""
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise CheckpointError(f"{file}: {must_be(LOAD_AS, 'the name of a floating-point dtype', name)}")
@@ -242,9 +192,8 @@ def _require_numbers(tensors: Mapping[str, Tensor], error: type[Exception], plac
 
 
 def _has_nan(tensor: Tensor) -> bool:
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return False
-    wide = tensor if tensor.is_complex() or tensor.element_size() > 1 else tensor.float()  # 8 bits have no isnan
+    """Returns whether a tensor holds NaN; torch has no isnan for floating-point numbers of 8 bits."""
+    wide = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
     return bool(wide.isnan().any())
 
 
