@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 IMPORTS = ("convattn", "convattn.layers")
 REPEATS = 5
 
-TOOLS = ("pytest", "pytest-timeout", "hypothesis", "beartype")
+TOOLS = ("pytest", "pytest-timeout", "hypothesis", "beartype", "psutil")
 """What the tests themselves need."""
 
 TESTS = (
