@@ -12,10 +12,10 @@ from convattn.lab.run_process import is_finished
 from convattn.lab.study_engines import Engine, LocalEngine
 from convattn.lab.study_plan import PlannedRun, find_state, last_line, plan_runs, read_run, require_own
 from convattn.lab.study_record import (
+    QUANTITIES,
     StudyDifference,
     StudyRecord,
     Summary,
-    chosen_values,
     compare,
     doubts,
     read_search,
@@ -70,7 +70,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     """
     overrides, grid, engine = overrides or {}, grid or {}, engine or LocalEngine()
     found, search = (None, None) if chosen is None else read_search(chosen)
-    values = None if search is None else chosen_values(search)
+    values = None if search is None else {choice.label: choice.values for choice in search.choices}
     runs = plan_runs(recipes, output, seeds=seeds, scale=scale, overrides=overrides, grid=grid, chosen=values)
     notes = [] if chosen is None or found is None or search is None else doubts(chosen, found, search, runs)
     reference = _find_baseline(baseline, runs)
@@ -91,7 +91,7 @@ def _carry_out(runs: Sequence[PlannedRun], engine: Engine) -> None:
     """Checks every folder, then runs what is not finished."""
     states = {run.name: find_state(run) for run in runs}
     finished = [run for run in runs if states[run.name] == "finished"]
-    require_same_data(finished, [read_run(run)[0] for run in finished])
+    require_same_data([(run.name, read_run(run)[0].data) for run in finished])
     for run in finished:
         engine.tell(f"{run.name}: kept, finished before")
     for run in runs:
@@ -144,7 +144,6 @@ def _command(
     return shlex.join(words)
 
 
-_QUANTITIES = ("accuracy", "seconds", "parameters")
 _MEASURES = ("mean", "deviation", "minimum", "maximum")
 
 
@@ -166,11 +165,11 @@ def study_csv(record: StudyRecord) -> str:
     A number that does not exist, such as the deviation of one run, is empty.
     """
     ends = ("n", "mean", "deviation", "low", "high")
-    columns = [f"{quantity}_{measure}" for quantity in _QUANTITIES for measure in _MEASURES]
+    columns = [f"{quantity}_{measure}" for quantity in QUANTITIES for measure in _MEASURES]
     rows: list[list[object]] = [["recipe", "n", *columns, "baseline", *(f"difference_{end}" for end in ends)]]
     differences = {item.label: item for item in record.differences}
     for group in record.groups:
-        summaries = [getattr(group, quantity) for quantity in _QUANTITIES]
+        summaries = [getattr(group, quantity) for quantity in QUANTITIES]
         numbers = [getattr(summary, measure) for summary in summaries for measure in _MEASURES]
         found = differences.get(group.label)
         rest = (found.baseline, len(found.seeds), found.mean, found.deviation, found.low, found.high) if found else ()

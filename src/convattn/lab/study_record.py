@@ -214,6 +214,12 @@ def interval_worth(n: int) -> str:
     )
 
 
+QUANTITIES = ("accuracy", "seconds", "parameters")
+"""What is summarised for each recipe."""
+
+_COPIED = ("seed", "results", "seconds", "parameters", "hardware", "versions", "revision")
+"""Fields of a run's record that a study keeps."""
+
 _DIFFERING = {
     "processor": "processors",
     "cores": "numbers of cores",
@@ -234,29 +240,42 @@ def compare(
     doubts: Sequence[str] = (),
 ) -> StudyRecord:
     """Makes the record of a study from the folders of its runs; `doubts` are warnings on the search."""
-    finished = [run for run in runs if is_finished(run.folder)]
-    records, hashes = zip(*map(read_run, finished), strict=True) if finished else ((), ())
-    require_same_data(finished, records)
+    finished = [(run, *read_run(run)) for run in runs if is_finished(run.folder)]
+    records = [record for _, record, _ in finished]
+    require_same_data([(run.name, record.data) for run, record, _ in finished])
     by_label: dict[str, dict[int, RunRecord]] = {}
-    for run, record in zip(finished, records, strict=True):
+    for run, record, _ in finished:
         by_label.setdefault(run.label, {})[record.seed] = record
-    accuracies = {label: {seed: record.accuracy for seed, record in found.items()} for label, found in by_label.items()}
+    accuracies = {label: {seed: one.accuracy for seed, one in group.items()} for label, group in by_label.items()}
     differences = (
-        paired_difference(label, baseline, found, accuracies.get(baseline, {}))
-        for label, found in accuracies.items()
+        paired_difference(label, baseline, values, accuracies.get(baseline, {}))
+        for label, values in accuracies.items()
         if label != baseline
     )
     return StudyRecord(
         command=command,
         seeds=tuple(dict.fromkeys(run.recipe.seed for run in runs)),
         baseline=baseline,
-        groups=tuple(_group(label, list(found.values())) for label, found in by_label.items()),
+        groups=tuple(
+            StudyGroup(label, *(summarise([getattr(one, key) for one in group.values()]) for key in QUANTITIES))
+            for label, group in by_label.items()
+        ),
         differences=tuple(item for item in differences if item is not None),
-        runs=tuple(_entry(*each) for each in zip(finished, records, hashes, strict=True)),
+        runs=tuple(
+            StudyRun(
+                label=run.label,
+                folder=run.name,
+                record_sha256=sha256,
+                data=record.data.name,
+                data_hashes=record.data.hashes,
+                **{key: getattr(record, key) for key in _COPIED},
+            )
+            for run, record, sha256 in finished
+        ),
         failures=tuple(
             StudyFailure(run.label, run.recipe.seed, run.log.name, last_line(run.log))
             for run in runs
-            if run not in finished
+            if not is_finished(run.folder)
         ),
         data=records[0].data if records else None,
         warnings=(*doubts, *_warnings(records)),
@@ -268,43 +287,14 @@ def compare(
     )
 
 
-def _group(label: str, records: Sequence[RunRecord]) -> StudyGroup:
-    return StudyGroup(
-        label=label,
-        accuracy=summarise([record.accuracy for record in records]),
-        seconds=summarise([record.seconds for record in records]),
-        parameters=summarise([record.parameters for record in records]),
-    )
-
-
-def _entry(run: PlannedRun, record: RunRecord, sha256: str) -> StudyRun:
-    """Returns the part of a run's record that a study keeps."""
-    return StudyRun(
-        label=run.label,
-        seed=record.seed,
-        folder=run.name,
-        record_sha256=sha256,
-        results=record.results,
-        seconds=record.seconds,
-        parameters=record.parameters,
-        data=record.data.name,
-        data_hashes=record.data.hashes,
-        hardware=record.hardware,
-        versions=record.versions,
-        revision=record.revision,
-    )
-
-
-def require_same_data(runs: Sequence[PlannedRun], records: Sequence[RunRecord]) -> None:
+def require_same_data(runs: Sequence[tuple[str, DataRecord]]) -> None:
     """Raises DataError if runs were trained on different data; the message names two runs and the hashes."""
-    for run, record in zip(runs, records, strict=True):
-        first, found = records[0].data, record.data
-        if found.hashes != first.hashes:
-            pairs = {
-                name: (first.hashes.get(name), found.hashes.get(name)) for name in {**first.hashes, **found.hashes}
-            }
-            told = "; ".join(f"{name} is {one} and {other}" for name, (one, other) in pairs.items() if one != other)
-            raise DataError(f"{runs[0].name} and {run.name} saw different data and cannot be compared: {told}")
+    for name, data in runs:
+        first, one, other = runs[0][0], runs[0][1].hashes, data.hashes
+        if one != other:
+            differing = (key for key in {**one, **other} if one.get(key) != other.get(key))
+            hashes = "; ".join(f"{key} is {one.get(key)} and {other.get(key)}" for key in differing)
+            raise DataError(f"{first} and {name} saw different data and cannot be compared: {hashes}")
 
 
 def _warnings(records: Sequence[RunRecord]) -> list[str]:
@@ -347,11 +337,6 @@ def read_search(folder: str | os.PathLike[str]) -> tuple[StudyRecord, StudySearc
     return record, StudySearch(record.command, hashlib.sha256(file.read_bytes()).hexdigest(), record.seeds, choices)
 
 
-def chosen_values(search: StudySearch) -> dict[str, Mapping[str, str]]:
-    """Returns the chosen values of each recipe, by dotted key."""
-    return {choice.label: choice.values for choice in search.choices}
-
-
 def doubts(
     folder: str | os.PathLike[str], record: StudyRecord, search: StudySearch, runs: Sequence[PlannedRun]
 ) -> list[str]:
@@ -376,12 +361,12 @@ def doubts(
 
 
 def _choose(name: str, candidates: Sequence[StudyCandidate]) -> StudyChoice:
-    means = [(item.accuracy.mean, item) for item in candidates if item.accuracy is not None and not item.failed]
-    able = [(mean, item) for mean, item in means if math.isfinite(mean)]
-    if not able:
+    means = [(item.accuracy.mean, item.values) for item in candidates if item.accuracy is not None and not item.failed]
+    finite = [(mean, values) for mean, values in means if math.isfinite(mean)]
+    if not finite:
         raise CheckpointError(f"no variant of {name} has finished all of its runs, so none can be chosen")
-    best = max(mean for mean, _ in able)
-    return StudyChoice(name, next(item.values for mean, item in able if mean == best), tuple(candidates))
+    _, values = max(finite, key=lambda pair: pair[0])
+    return StudyChoice(name, values, tuple(candidates))
 
 
 def _words(values: Mapping[str, str]) -> str:
