@@ -28,9 +28,9 @@ from convattn import analyze, load_network, load_recipe
 from convattn.data import ImageDataset, normalise
 from convattn.files import write_atomically
 from convattn.heads import HeadSnapshot, read_heads
-from convattn.lab.build import build_network, load_data
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.reproduction import reproduce
+from convattn.lab.run_setup import build_network, load_data
 from convattn.lab.study_record import paired_difference
 from convattn.lab.tables import markdown_table
 

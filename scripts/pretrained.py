@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from convattn.data import ImageDataset, ImageSplit, load_samples, normalise
 from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
 from convattn.files import new_folder, write_atomically
-from convattn.lab.build import HeadTrace, load_data
 from convattn.lab.recipe import load_recipe, views
-from convattn.lab.run_folder import model_card
+from convattn.lab.run_folder import HeadTrace, model_card
+from convattn.lab.run_setup import load_data
 from convattn.lab.tables import markdown_table
 from convattn.models.pretrained import CARD, PretrainedCard
 from convattn.networks import load_network
@@ -68,14 +68,14 @@ def share_right(scores: Tensor, split: ImageSplit) -> float:
     return (scores.argmax(1) == split.labels).double().mean().item()
 
 
-def ends_of(heads: Path, network: nn.Module) -> bytes:
-    """Returns a file as `heads.parquet` of a run: its first moment, and at its last step the heads of a network."""
+def ends_of(heads: Path, network: nn.Module) -> HeadTrace:
+    """Returns heads as a run records them: its first moment, and at its last step the heads of a network."""
     rows = parquet.read_table(heads).to_pylist()
     first, last = min(row["step"] for row in rows), max((row["step"], row["epoch"]) for row in rows)
     trace = HeadTrace(network)
     trace.rows = [row for row in rows if row["step"] == first]
     trace.record(step=last[0], epoch=last[1])
-    return trace.to_parquet()
+    return trace
 
 
 def store(run: Path, target: Path, data: ImageDataset, command: str, revision: str | None = None) -> PretrainedCard:
@@ -87,7 +87,7 @@ def store(run: Path, target: Path, data: ImageDataset, command: str, revision: s
         config, tensors = read_sealed(run)
         write_sealed(folder, {**config, LOAD_AS: str(LOADED).removeprefix("torch.")}, rounded(tensors))
         if (run / HEADS).is_file():
-            write_atomically(folder / HEADS, ends_of(run / HEADS, load_network(folder)))
+            ends_of(run / HEADS, load_network(folder)).save(folder / HEADS)
         card = replace(measure(folder, record, data), name=target.name, command=command, revision=revision)
         card.save(folder / CARD)
         write_atomically(folder / "README.md", card_text(card))

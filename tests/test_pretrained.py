@@ -17,7 +17,7 @@ from convattn import load_network
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.heads import read_heads
-from convattn.lab.build import quadratic_encodings
+from convattn.lab.run_setup import quadratic_encodings
 from convattn.models import NETWORKS
 from convattn.models.pretrained import PretrainedCard
 from convattn.networks.scores import class_scores

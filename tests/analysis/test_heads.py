@@ -7,7 +7,7 @@ from pyarrow import parquet
 
 from convattn.errors import CheckpointError
 from convattn.heads import read_heads
-from convattn.lab.build import HeadTrace
+from convattn.lab.run_folder import HeadTrace
 from convattn.models import AttentionNet
 
 
@@ -19,7 +19,7 @@ def record(folder, encoding="quadratic"):
     with torch.no_grad():
         network.blocks[1].mixer.encoding.centres += 1
     trace.record(step=11, epoch=1)
-    (folder / "heads.parquet").write_bytes(trace.to_parquet())
+    trace.save(folder / "heads.parquet")
     return network
 
 

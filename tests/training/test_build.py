@@ -6,8 +6,8 @@ from tests.training.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
 
 from convattn.data import load_digits, normalise
 from convattn.errors import DataError, RecipeError
-from convattn.lab.build import build_network, build_optimizer, load_data, rate_of_group
 from convattn.lab.recipe import ConvNetRecipe, DataRecipe, OptimRecipe, ResNetRecipe, SpeedNetRecipe
+from convattn.lab.run_setup import build_network, build_optimizer, load_data, rate_of_group
 from convattn.models import AttentionNet
 from convattn.models.speed_net import WhitenedPatches
 

@@ -8,9 +8,9 @@ from tests.training.tiny import tiny_data, tiny_recipe
 
 from convattn import network_to_attention, network_to_conv
 from convattn.errors import ArgumentError, CheckpointError, ConversionError
-from convattn.lab import build, load_recipe, train
-from convattn.lab.build import build_network
+from convattn.lab import load_recipe, run_setup, train
 from convattn.lab.recipe import ConvertRecipe, Recipe, ResNetRecipe, StartRecipe
+from convattn.lab.run_setup import build_network
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention, RelativeAttention2d
 from convattn.networks import load_network
 
@@ -122,7 +122,7 @@ def test_a_conversion_whose_certificate_fails_is_refused(monkeypatch):
         made, certificate = network_to_attention(*given, **options)
         return made, dataclasses.replace(certificate, verdict="failed")
 
-    monkeypatch.setattr(build, "network_to_attention", disturbed)
+    monkeypatch.setattr(run_setup, "network_to_attention", disturbed)
     with pytest.raises(
         ConversionError, match="the conversion that the recipe asks for failed its check:\nnetwork to atten"
     ):

@@ -1,23 +1,22 @@
-import io
-
 import torch
 from pyarrow import parquet
 
-from convattn.lab.build import HEAD_COLUMNS, HeadTrace
+from convattn.lab.run_folder import HEAD_COLUMNS, HeadTrace
 from convattn.models import AttentionNet, ConvNet
 
 SIZES = {"width": 8, "depth": 2, "heads": 3, "ffn": 8}
 
 
-def read(trace):
-    return parquet.read_table(io.BytesIO(trace.to_parquet()))
+def read(trace, folder):
+    trace.save(folder / "heads.parquet")
+    return parquet.read_table(folder / "heads.parquet")
 
 
-def test_quadratic_heads_are_recorded_as_they_are():
+def test_quadratic_heads_are_recorded_as_they_are(tmp_path):
     network = AttentionNet("quadratic", **SIZES)
     trace = HeadTrace(network)
     trace.record(step=5, epoch=1)
-    rows = read(trace).to_pylist()
+    rows = read(trace, tmp_path).to_pylist()
     assert [(row["layer"], row["head"]) for row in rows] == [(layer, head) for layer in (0, 1) for head in (0, 1, 2)]
     for row in rows:
         encoding = network.blocks[row["layer"]].mixer.encoding
@@ -28,11 +27,11 @@ def test_quadratic_heads_are_recorded_as_they_are():
         assert (row["precision_row_row"], row["precision_row_col"]) == (2 * row["sharpness"], 0)
 
 
-def test_generalised_heads_are_recorded_with_their_precision():
+def test_generalised_heads_are_recorded_with_their_precision(tmp_path):
     network = AttentionNet("generalized_quadratic", **SIZES)
     trace = HeadTrace(network)
     trace.record(step=0, epoch=0)
-    row, shape = read(trace).to_pylist()[4], network.blocks[1].mixer.encoding.shape[1].detach()
+    row, shape = read(trace, tmp_path).to_pylist()[4], network.blocks[1].mixer.encoding.shape[1].detach()
     precision = torch.tensor(
         [
             [row["precision_row_row"], row["precision_row_col"]],
@@ -44,14 +43,14 @@ def test_generalised_heads_are_recorded_with_their_precision():
     assert row["sharpness"] == (row["precision_row_row"] + row["precision_col_col"]) / 4
 
 
-def test_rows_follow_the_network():
+def test_rows_follow_the_network(tmp_path):
     network = AttentionNet("quadratic", **SIZES)
     trace = HeadTrace(network)
     trace.record(step=0, epoch=0)
     with torch.no_grad():
         network.blocks[0].mixer.encoding.centres += 1
     trace.record(step=3, epoch=1)
-    table = read(trace)
+    table = read(trace, tmp_path)
     assert table.schema.equals(HEAD_COLUMNS)
     before, after = table["centre_row"][0].as_py(), table["centre_row"][6].as_py()
     assert abs(after - before - 1) < 1e-6

@@ -14,7 +14,8 @@ from tests.training.tiny import tiny_data, tiny_recipe
 from convattn.errors import ArgumentError, RecipeError, TrainingError
 from convattn.lab import load_recipe, loop, train
 from convattn.lab import loop as session
-from convattn.lab.build import HEAD_COLUMNS, build_network, build_optimizer
+from convattn.lab.run_folder import HEAD_COLUMNS
+from convattn.lab.run_setup import build_network, build_optimizer
 from convattn.lab.trainer import EpochResult
 from convattn.models import AttentionNet, load_network
 from convattn.provenance import RunRecord

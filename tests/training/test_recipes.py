@@ -7,8 +7,8 @@ from tests.training.tiny import tiny_data
 
 from convattn.errors import RecipeError, UnknownNameError
 from convattn.lab import load_recipe, recipe_names, train
-from convattn.lab.build import build_network
 from convattn.lab.recipe import SCALES, command_for
+from convattn.lab.run_setup import build_network
 from convattn.models import AttentionNet
 
 SHORT = {"training.epochs": "1", "training.batch_size": "240"}

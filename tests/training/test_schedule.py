@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from convattn.lab.build import learning_rate_factor
 from convattn.lab.recipe import CosineRecipe, StepsRecipe, TriangleRecipe
+from convattn.lab.run_setup import learning_rate_factor
 
 
 def factor(recipe, step, total):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from convattn.data import ImageDataset, ImageSplit, normalise
 from convattn.functional.rounding import LEAST_ROUNDINGS
-from convattn.lab import Recipe, build, trainer
+from convattn.lab import Recipe, run_setup, trainer
 from convattn.lab import trainer as batches
 from convattn.lab.recipe import (
     AttentionNetRecipe,
@@ -55,7 +55,7 @@ def tiny_recipe(*, epochs: int = 2, learning_rate: float = 0.01, seed: int = 0, 
 
 def references_of_runs(run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Computes what a run leaves: in float64, and from images and weights of other last digits."""
-    single = build.build_network
+    single = run_setup.build_network
 
     def changed(change: Callable) -> Tensor:
         with pytest.MonkeyPatch.context() as patch:

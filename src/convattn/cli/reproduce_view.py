@@ -11,10 +11,10 @@ from convattn.cli.output import write_html
 from convattn.errors import ConvAttnError, UnsupportedModelError
 from convattn.files import write_atomically
 from convattn.heads.head_snapshots import HEADS, HeadSnapshot, read_heads
-from convattn.lab.build import load_data
 from convattn.lab.paper_figures import choose_images, shown_layer, shown_moments
 from convattn.lab.recipe import load_recipe
 from convattn.lab.reproduction import TARGETS, Reproduction, TargetResult
+from convattn.lab.run_setup import load_data
 from convattn.networks import load_network
 from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, load_samples, normalise
 from convattn.provenance import RunRecord

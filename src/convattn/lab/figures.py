@@ -259,7 +259,8 @@ def _sheet(
     paths: Sequence[str | os.PathLike[str]], snapshots: Sequence[HeadSnapshot], count: int, columns: int, title: str
 ) -> Iterator[list[Any]]:
     """Makes a figure of `count` panels, at most `columns` side by side, in which every centre is visible."""
-    _require_snapshots(snapshots)
+    if not snapshots:
+        raise ArgumentError("snapshots must hold at least one layer, but is empty")
     across, down = min(count, columns), -(-count // columns)
     size = max(_PANEL * across + _FRAME, 6.0), (_PANEL + 0.25) * down + 1.2  # a narrow figure still holds its title
     with figure_files(paths, size) as figure:
@@ -273,11 +274,6 @@ def _sheet(
             above.set_xlabel("column shift (pixels)")
             above.tick_params(labelbottom=True)
         figure.legend(handles=_legend(), loc="outside lower center", ncols=min(across, 3))
-
-
-def _require_snapshots(snapshots: Sequence[HeadSnapshot]) -> None:
-    if not snapshots:
-        raise ArgumentError("snapshots must hold at least one layer, but is empty")
 
 
 def _moment(snapshot: HeadSnapshot, snapshots: Sequence[HeadSnapshot]) -> str:

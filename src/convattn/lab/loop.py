@@ -23,9 +23,9 @@ from convattn.errors import (
     UnknownNameError,
     must_be,
 )
-from convattn.lab.build import HeadTrace, load_data, with_held_out
 from convattn.lab.recipe import Recipe, command_for, flat_values
-from convattn.lab.run_folder import Checkpoints, RunFolder
+from convattn.lab.run_folder import Checkpoints, HeadTrace, RunFolder
+from convattn.lab.run_setup import load_data, with_held_out
 from convattn.lab.trainer import EpochResult, Trainer, forked_random_numbers, peak_memory
 from convattn.networks.datasets import ImageDataset
 from convattn.provenance import RunRecord, describe_hardware, describe_versions, find_revision

@@ -1,7 +1,6 @@
 """The paper's figures, drawn from training runs: accuracy over epochs, where heads look, and what they attend to."""
 
 import dataclasses
-import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,13 @@ from convattn.errors import ArgumentError, CheckpointError, DataError, optional_
 from convattn.files import write_atomically
 from convattn.heads.attention_maps import mean_attention, position_attention
 from convattn.heads.head_snapshots import HEADS, HeadSnapshot, read_heads
-from convattn.lab.build import HEAD_COLUMNS, load_data
 from convattn.lab.figures import COLOURS, figure_files, head_layers, head_paths
 from convattn.lab.paper_table import TABLE1
 from convattn.lab.recipe import DataRecipe, load_recipe
+from convattn.lab.run_folder import HEAD_COLUMNS
+from convattn.lab.run_setup import load_data
 from convattn.lab.runs import Run, RunGroup, read_metrics
-from convattn.lab.tables import csv_text
+from convattn.lab.tables import csv_text, write_parquet
 from convattn.models import AttentionNet
 from convattn.networks import load_network
 from convattn.networks.datasets import ImageDataset, normalise
@@ -94,13 +94,6 @@ def figure_name(target: str) -> str:
 def figure_paths(folder: Path, name: str) -> list[Path]:
     """Returns the files that a figure is written to: for the screen and for print."""
     return [folder / f"{name}.png", folder / f"{name}.svg"]
-
-
-def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], schema: Any) -> None:
-    """Writes rows as a parquet file, whole or not at all."""
-    buffer = io.BytesIO()
-    pa.parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer)
-    write_atomically(path, buffer.getvalue())
 
 
 _DASHES = ("-", "--", "-.", ":")

@@ -51,10 +51,11 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
         panel = figure.subplots()
         depth = range(1, len(report.layers) + 1)
         for number, layer in zip(depth, report.layers, strict=True):
-            found = [head.distance.value for head in layer.heads]
-            panel.plot([number] * len(found), found, linestyle="none", marker="o", color=COLOURS[0], alpha=0.45)
+            heads = [head.distance.value for head in layer.heads]
+            panel.plot([number] * len(heads), heads, linestyle="none", marker="o", color=COLOURS[0], alpha=0.45)
         for name, (style, marker) in _CONTROLS.items():
-            means = [_mean(layer, name, "distance") for layer in report.layers]
+            found = [_of(layer, name) for layer in report.layers]
+            means = [math.nan if one is None else mean_of(one.estimate("distance")) for one in found]
             if not all(map(math.isnan, means)):
                 panel.plot(depth, means, style, marker=marker, color=_colour(name), label=f"mean, {_words(name)}")
         panel.plot(depth, [layer.uniform_distance for layer in report.layers], color="0.6", label="looks everywhere")
@@ -71,7 +72,10 @@ def convolution_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Pa
     kernel = kernel.removesuffix(" × ")
     panels: tuple[tuple[str, Callable[[LayerStatistics], Estimate]], ...] = (
         (f"R² of the best {kernel} convolution (lower bound)", lambda one: one.convolution_score),
-        ("position score R², mean of the heads", lambda one: Estimate(_over_heads(one), math.nan)),
+        (
+            "position score R², mean of the heads",
+            lambda one: Estimate(mean_of(one.estimate("position_score")), math.nan),
+        ),
     )
     with figure_files([path], (max(10.0, 1.0 * len(report.layers) + 3), 4.2)) as figure:
         axes = figure.subplots(1, 2, sharey=True)
@@ -229,15 +233,6 @@ def _row_col(shift: list[float]) -> tuple[float, float]:
 
 def _of(layer: LayerReport, name: str) -> LayerStatistics | None:
     return layer.measured if name == "measured" else layer.control(name)
-
-
-def _mean(layer: LayerReport, name: str, number: str) -> float:
-    found = _of(layer, name)
-    return math.nan if found is None else mean_of(found.estimate(number))
-
-
-def _over_heads(one: LayerStatistics) -> float:
-    return mean_of(one.estimate("position_score"))
 
 
 def _colour(name: str) -> str:

@@ -17,7 +17,7 @@ from convattn.files import new_folder, require_new_folder, write_atomically
 from convattn.lab.paper_figures import Material, make_attention, make_curves, make_end, make_ways
 from convattn.lab.paper_table import TABLE1, table_csv, table_page, table_rows
 from convattn.lab.recipe import SCALES
-from convattn.lab.runs import RunGroup, RunsFound, find_runs, group_runs
+from convattn.lab.runs import RunGroup, find_runs, group_runs
 from convattn.record import Record
 
 
@@ -175,7 +175,21 @@ def reproduce(
     can_be_made = any(_has_runs(name, groups) for name in targets)
     with new_folder(output, "output") if can_be_made else nullcontext() as folder:
         results = [_make_target(name, material, folder) for name in targets]
-        report = _make_record(results, found, material, Path(runs))
+        missing = {recipe for result in results for recipe in result.missing}
+        report = Reproduction(
+            runs=str(Path(runs)),
+            scale=scale,
+            finished=tuple(str(run.folder) for run in found.finished),
+            unfinished=tuple(map(str, found.unfinished)),
+            unreadable=tuple(f"{folder}: {reason}" for folder, reason in found.unreadable),
+            targets=tuple(results),
+            notes=_notes(targets, groups),
+            missing=tuple(
+                MissingRun(row.recipe, _command(row.recipe, material, Path(runs)))
+                for row in TABLE1
+                if row.recipe in missing
+            ),
+        )
         if folder is not None:
             report.save(folder / "reproduction.json")
     return report
@@ -224,22 +238,6 @@ def _notes(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> 
                 notes += [f"not in figures, because settings or data differ: {run.folder}" for run in group.runs]
             notes += [f"left out, because another run has the same seed: {run.folder}" for run in group.repeats]
     return tuple(notes)
-
-
-def _make_record(results: Sequence[TargetResult], found: RunsFound, material: Material, runs: Path) -> Reproduction:
-    missing = {recipe for result in results for recipe in result.missing}
-    return Reproduction(
-        runs=str(runs),
-        scale=material.scale,
-        finished=tuple(str(run.folder) for run in found.finished),
-        unfinished=tuple(map(str, found.unfinished)),
-        unreadable=tuple(f"{folder}: {reason}" for folder, reason in found.unreadable),
-        targets=tuple(results),
-        notes=_notes([result.target for result in results], material.groups),
-        missing=tuple(
-            MissingRun(row.recipe, _command(row.recipe, material, runs)) for row in TABLE1 if row.recipe in missing
-        ),
-    )
 
 
 def _command(recipe: str, material: Material, runs: Path) -> str:

@@ -1,16 +1,20 @@
 """The folder of a run: every file is whole or not there, and the record is written last."""
 
 import json
+import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import final
 
+import torch
 from safetensors import SafetensorError
+from torch import nn
 
+from convattn.encodings import GeneralizedQuadratic, Quadratic
 from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning, RecipeError, optional_module
 from convattn.files import (
     as_path,
@@ -22,9 +26,9 @@ from convattn.files import (
     sole_use,
     write_atomically,
 )
-from convattn.lab.build import HEAD_COLUMNS, HeadTrace, Network
 from convattn.lab.recipe import Recipe, differing_keys, load_recipe, recipe_to_toml
-from convattn.lab.tables import markdown_table
+from convattn.lab.run_setup import Network, quadratic_encodings
+from convattn.lab.tables import markdown_table, write_parquet
 from convattn.lab.trainer import EpochResult
 from convattn.networks import save_network
 from convattn.provenance import RunRecord
@@ -153,6 +157,74 @@ def _settings(recipe: Mapping[str, object], prefix: str = "") -> dict[str, str]:
 
 def _table(title: str, rows: Mapping[str, str]) -> str:
     return f"## {title}\n\n{markdown_table(['', ''], list(rows.items()))}"
+
+
+HEAD_COLUMNS = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("epoch", pa.int64()),
+        ("layer", pa.int64()),
+        ("head", pa.int64()),
+        ("centre_row", pa.float64()),
+        ("centre_col", pa.float64()),
+        ("sharpness", pa.float64()),
+        ("precision_row_row", pa.float64()),
+        ("precision_row_col", pa.float64()),
+        ("precision_col_col", pa.float64()),
+    ]
+)
+"""Columns of ``heads.parquet``: centres in pixels; sharpness α = tr Σ⁻¹ / 4 and the entries of Σ⁻¹ in 1/pixel²."""
+
+
+class HeadTrace:
+    """Centres and sharpness: a row for each head, two-dimensional quadratic layer and recorded moment.
+
+    Example:
+        >>> from convattn.models import AttentionNet
+        >>> trace = HeadTrace(AttentionNet(width=8, depth=2, heads=3, ffn=8))
+        >>> trace.record(step=0, epoch=0)
+        >>> len(trace.rows)
+        6
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._encodings = [encoding for encoding in quadratic_encodings(network) if encoding.dims == 2]
+        self.rows: list[dict[str, float]] = []
+
+    def record(self, *, step: int, epoch: int) -> None:
+        """Adds the present centres and sharpness of every head."""
+        for layer, encoding in enumerate(self._encodings):
+            centres = encoding.centres.detach().double().cpu().tolist()
+            for head, (centre, precision) in enumerate(zip(centres, _precisions(encoding), strict=True)):
+                position = {"step": step, "epoch": epoch, "layer": layer, "head": head}
+                self.rows.append({**position, "centre_row": centre[0], "centre_col": centre[1], **precision})
+
+    def complete(self, steps: Iterable[int]) -> bool:
+        """Tells whether the rows are those of every head after each of these steps, with finite numbers."""
+        heads = [(layer, n) for layer, encoding in enumerate(self._encodings) for n in range(encoding.num_heads)]
+        expected = [(step, *head) for step in steps for head in heads]
+        finite = all(value is not None and math.isfinite(value) for row in self.rows for value in row.values())
+        return finite and [(row["step"], row["layer"], row["head"]) for row in self.rows] == expected
+
+    def save(self, path: Path) -> None:
+        """Writes the rows as a parquet file with `HEAD_COLUMNS`."""
+        write_parquet(path, self.rows, HEAD_COLUMNS)
+
+
+def _precisions(encoding: Quadratic | GeneralizedQuadratic) -> Iterator[dict[str, float]]:
+    """Yields Σ⁻¹ and the sharpness of each head; for −α‖δ − Δ‖², Σ⁻¹ is 2α times the identity."""
+    if isinstance(encoding, GeneralizedQuadratic):
+        matrices = encoding.precision
+    else:
+        matrices = 2 * encoding.sharpness[:, None, None] * torch.eye(2, device=encoding.centres.device)
+    for matrix in matrices.detach().double().cpu():
+        (row_row, row_col), (_, col_col) = matrix.tolist()
+        yield {
+            "sharpness": (row_row + col_col) / 4,
+            "precision_row_row": row_row,
+            "precision_row_col": row_col,
+            "precision_col_col": col_col,
+        }
 
 
 _MANIFEST = "checkpoint.json"
@@ -345,7 +417,7 @@ class RunFolder:
     def write_heads(self, heads: HeadTrace) -> None:
         """Writes the trace of the heads, if any have centres."""
         if heads.rows:
-            write_atomically(self.path / "heads.parquet", heads.to_parquet())
+            heads.save(self.path / "heads.parquet")
 
     def finish(self, network: Network, record: RunRecord) -> None:
         """Writes the network and its card, then the record, and drops the checkpoints.

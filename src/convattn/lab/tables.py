@@ -1,7 +1,13 @@
-"""Tables as Markdown, and as comma-separated values that spreadsheets read as what they are."""
+"""Tables as Markdown, as comma-separated values, and as parquet."""
 
+import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from convattn.errors import optional_module
+from convattn.files import write_atomically
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 """A spreadsheet takes text that begins with one of these for a formula, which may run programs."""
@@ -41,3 +47,11 @@ def _cell(value: object) -> str:
     if isinstance(value, str) and value.startswith(_FORMULAS):
         text = f"'{value}"
     return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text
+
+
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], schema: Any) -> None:
+    """Writes rows as a parquet file with checksums, whole or not at all."""
+    pa = optional_module("pyarrow.parquet", "pyarrow", "train")
+    buffer = io.BytesIO()
+    pa.parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer, write_page_checksum=True)
+    write_atomically(path, buffer.getvalue())

@@ -20,7 +20,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from convattn.errors import RecipeError, TrainingError, must_be
 from convattn.fields import read
 from convattn.lab.augment import cutmix, cutout, horizontal_flip, mirror, mixup, random_crop
-from convattn.lab.build import (
+from convattn.lab.pruning import reinitialise_heads
+from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views, views
+from convattn.lab.run_setup import (
     Network,
     build_network,
     build_optimizer,
@@ -28,8 +30,6 @@ from convattn.lab.build import (
     rate_of_group,
     require_quadratic_heads,
 )
-from convattn.lab.pruning import reinitialise_heads
-from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views, views
 from convattn.models import AttentionNet
 from convattn.networks.datasets import ImageDataset, ImageSplit, normalise
 
