@@ -124,7 +124,7 @@ class RunRecord(Record):
             "validation_accuracy" and "validation_loss", and then there are none of test images.
         seconds: Wall time of training and evaluation, in seconds.
         peak_memory: Peak memory of the process (CPU) or of the device (GPU), in bytes.
-        memory_estimate: What was expected of each device before the first step, in bytes; libraries are not in it.
+        memory_estimate: Bytes expected on each device, in records of earlier versions; None in others.
         energy: Energy of the device in joules, in some records of earlier versions; None in others.
         resumed: How often the run was resumed from a checkpoint.
         hardware: Processor or accelerator, cores, memory.
@@ -146,7 +146,7 @@ class RunRecord(Record):
     results: dict[str, float]
     seconds: float
     peak_memory: int
-    memory_estimate: int
+    memory_estimate: int | None
     energy: float | None
     resumed: int
     hardware: dict[str, str]

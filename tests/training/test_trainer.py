@@ -11,7 +11,7 @@ from convattn.data import normalise
 from convattn.errors import CheckpointError, MissingDependencyError, RecipeError, UnknownNameError
 from convattn.lab import train
 from convattn.lab.recipe import DataRecipe, ResNetRecipe, views
-from convattn.lab.trainer import Batches, Trainer, estimate_memory
+from convattn.lab.trainer import Batches, Trainer
 from convattn.models import AttentionNet, load_network
 from convattn.testing.budget import assert_within_budget, references
 
@@ -204,27 +204,6 @@ def test_scores_of_views_are_averaged():
     assert found["views_loss"] != made.evaluate(made._test)[0]
     plain = dataclasses.replace(tiny_speed_recipe(), training=tiny_recipe().training, lookahead=None)
     assert Trainer(plain, tiny_data(), Accelerator(cpu=True)).evaluate_views() == {}
-
-
-def test_activations_of_known_layers_are_counted():
-    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    optimizer = torch.optim.AdamW(network.parameters())
-    estimate = estimate_memory(network, optimizer, torch.zeros(4, 4), at_once=100, averaged=True, data_bytes=7)
-    parameters = (4 * 8 + 8 + 8 * 2 + 2) * 4
-    assert (estimate.weights, estimate.gradients, estimate.optimizer) == (2 * parameters, parameters, 2 * parameters)
-    assert estimate.activations == 100 * (4 + 8) * 4  # the input, and what the rectifier lets through
-    assert estimate.total == sum(vars(estimate).values())
-    assert str(estimate).startswith("memory: about 0 MiB on each device (weights 0, ")
-
-
-@pytest.mark.parametrize("model", [tiny_recipe().model, ResNetRecipe(blocks_per_stage=1, width=4)])
-def test_estimate_leaves_the_network_as_it_was(model):
-    made = Trainer(dataclasses.replace(tiny_recipe(), model=model), tiny_data(), Accelerator(cpu=True))
-    before = {name: value.clone() for name, value in made.network.state_dict().items()}
-    random = torch.get_rng_state()
-    assert made.estimate_memory().activations > 0
-    assert all(torch.equal(value, before[name]) for name, value in made.network.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -221,7 +221,7 @@ def train(
             ``heads.parquet`` if heads have centres, ``model.safetensors``, ``config.json``, ``README.md`` (the card),
             ``checkpoints`` during the run, and, last, ``record.json``. None writes nothing.
         data: Images to use instead of those that the recipe names.
-        progress: Whether to print the expected memory and to show a progress bar; on a terminal only.
+        progress: Whether to show a progress bar; on a terminal only.
         resume: Whether to continue the run in the output folder from its newest checkpoint. A finished run is left as
             it is, and its record is returned.
         checkpoint_every: Steps between two checkpoints, at least 1; None writes one after each epoch.
@@ -294,16 +294,13 @@ def _train(
 ) -> RunRecord:
     """Trains; the folder is new, or holds an unfinished run of the recipe."""
     accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
-    console, revision = Console(stderr=True, highlight=False), find_revision()
-    progress = progress and accelerator.is_main_process and console.is_terminal
+    revision = find_revision()
+    progress = progress and accelerator.is_main_process and Console(stderr=True).is_terminal
     data = load_data(recipe.data) if data is None else with_held_out(data, recipe.data)
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     with _seeded(recipe.seed, accelerator.device):
         session = Session(Trainer(recipe, data, accelerator), recipe, accelerator, folder)
-        estimate = session.trainer.estimate_memory()
-        if progress:
-            console.print(str(estimate))
         session.resume() if resume else session.start()
         _run_epochs(session, recipe, accelerator, every, progress=progress, tell=tell)
     record = RunRecord(
@@ -317,7 +314,7 @@ def _train(
         results=session.summary(),
         seconds=session.ledger.seconds,
         peak_memory=peak_memory(accelerator.device),
-        memory_estimate=estimate.total,
+        memory_estimate=None,
         energy=None,
         resumed=session.ledger.resumed,
         hardware={**describe_hardware(accelerator.device), "processes": str(accelerator.num_processes)},

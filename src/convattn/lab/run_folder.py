@@ -138,7 +138,6 @@ def _computation(record: RunRecord) -> dict[str, str]:
         "started": record.started,
         "time": f"{record.seconds:.1f} s, evaluation included; resumed {record.resumed} times from a checkpoint",
         "peak memory": f"{record.peak_memory / 2**20:,.0f} MiB",
-        "memory estimated before": f"{record.memory_estimate / 2**20:,.0f} MiB on each device",
         **record.hardware,
         **{f"version of {name}": value for name, value in record.versions.items()},
     }
