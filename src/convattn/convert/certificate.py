@@ -480,7 +480,8 @@ def certify_attention(
         high = copy.deepcopy(conv).double().cpu()(x.double().cpu())
         made, by_itself, taps = attention(x), layer(x), read_taps(conv)
         lows = [tap_by_tap(taps, x), in_one_product(taps, x), conv(x), *(conv(other) for other in _moved(x))]
-    largest_pixel, (per_unit, at_zero) = largest(x), attention_rounding(layer, conv)
+    measured_error = max(largest(y.double().cpu() - high) for y in (made, by_itself))
+    allowed, bounds = rounding_budget(high, lows), attention_rounding(layer, conv)
     not_covered = []
     if lowest_sharpness(layer) is not None:
         not_covered.append("centres rounded when the layer is cast to a narrower dtype")
@@ -493,14 +494,7 @@ def certify_attention(
         discarded=discarded,
         not_covered=tuple(not_covered),
         weights=weights_digest(layer),
-        **_promised(layer, x, promise, (per_unit, at_zero)),
-        **_measured(
-            promise.exact,
-            largest=largest(high),
-            bound=promise.per_unit * largest_pixel,
-            measured_error=max(largest(y.double().cpu() - high) for y in (made, by_itself)),
-            rounding=min(rounding_budget(high, lows), per_unit * largest_pixel + at_zero),
-        ),
+        **_fields(layer, x, promise, bounds, largest=largest(high), measured_error=measured_error, rounding=allowed),
     )
 
 
@@ -528,20 +522,13 @@ def certify_convolution(
         attention, made = softmax_copy(layer, x.dtype), conv(x)
         lows = [attention(x), *(attention(other) for other in _moved(x))]
         reordered = [made, summed_otherwise(conv, x), *(conv(other) for other in _moved(x))]
-    largest_pixel, (per_unit, at_zero) = largest(x), convolution_rounding(conv, kernel, rows)
-    budget = max(rounding_budget(high, lows), rounding_budget(high_conv, reordered))
-    rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * largest_pixel
-    measured = _measured(
-        promise.exact,
-        largest=largest(high),
-        bound=promise.per_unit * largest_pixel,
-        measured_error=largest(made.double() - high),
-        rounding=min(budget + rounded, per_unit * largest_pixel + at_zero),
-    )
-    exact_per_unit, exact_at_zero = convolution_rounding(exact_conv, kernel, rows)
-    in_float64 = measured["bound"] + rounded + exact_per_unit * largest_pixel + exact_at_zero
-    if not largest(high_conv - high) <= in_float64:
-        measured["verdict"] = "failed"
+    rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * largest(x)
+    budget = max(rounding_budget(high, lows), rounding_budget(high_conv, reordered)) + rounded
+    measured_error, bounds = largest(made.double() - high), convolution_rounding(conv, kernel, rows)
+    common = _fields(layer, x, promise, bounds, largest=largest(high), measured_error=measured_error, rounding=budget)
+    per_unit, at_zero = convolution_rounding(exact_conv, kernel, rows)
+    if not largest(high_conv - high) <= common["bound"] + rounded + per_unit * largest(x) + at_zero:
+        common["verdict"] = "failed"
     not_covered = [] if promise.any_size else [f"images of other sizes than {' x '.join(map(str, sizes))}"]
     if layer.dropout:
         not_covered.append("dropout of attention weights in training, which a convolution does not have")
@@ -552,8 +539,7 @@ def certify_convolution(
         discarded=(),
         not_covered=tuple(not_covered),
         weights=weights_digest(conv),
-        **_promised(layer, x, promise, (per_unit, at_zero)),
-        **measured,
+        **common,
     )
 
 
@@ -562,29 +548,35 @@ def _moved(x: Tensor) -> list[Tensor]:
     return [rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)]
 
 
-def _promised(layer: RelativeAttention, x: Tensor, promise: Promise, rounding: tuple[float, float]) -> dict[str, Any]:
-    """Returns the fields of a certificate that say what is promised, and for which layer and image."""
+def _fields(
+    layer: RelativeAttention,
+    x: Tensor,
+    promise: Promise,
+    bounds: tuple[float, float],
+    *,
+    largest: float,
+    measured_error: float,
+    rounding: float,
+) -> dict[str, Any]:
+    """Returns the fields of a certificate that both directions fill alike, with the verdict.
+
+    `bounds` limit the `rounding` that other computations of the same show. A bound hidden by rounding counts as exact.
+    """
+    unit, (per_unit, at_zero) = x.abs().max().item(), bounds
+    bound, rounding = promise.per_unit * unit, min(rounding, per_unit * unit + at_zero)
+    verdict: Verdict = "exact" if promise.exact or bound <= rounding else "different"
     return {
+        "verdict": verdict if measured_error <= bound + rounding else "failed",
         "dtype": str(x.dtype).removeprefix("torch."),
         "heads": layer.num_heads,
         "sharpness": lowest_sharpness(layer),
         "exact": promise.exact,
         "leak": promise.leak,
         "bound_per_unit": promise.per_unit,
-        "rounding_per_unit": rounding[0],
-        "rounding_at_zero": rounding[1],
+        "rounding_per_unit": per_unit,
+        "rounding_at_zero": at_zero,
         "check_shape": tuple(x.shape),
         "check_seed": SEED,
-    }
-
-
-def _measured(exact: bool, *, bound: float, measured_error: float, rounding: float, largest: float) -> dict[str, Any]:
-    """Returns the fields that say what was measured, with the verdict: a bound hidden by rounding counts as exact."""
-    verdict: Verdict = "exact" if exact or bound <= rounding else "different"
-    if not measured_error <= bound + rounding:
-        verdict = "failed"
-    return {
-        "verdict": verdict,
         "bound": bound,
         "measured_error": measured_error,
         "rounding": rounding,

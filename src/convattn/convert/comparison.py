@@ -178,9 +178,9 @@ def compare_networks(
         plain, plain_parts = _run(copy_module(source).eval(), batches)
     except Exception as error:  # a foreign network may fail in any way
         raise ArgumentError(must_fit(given.words, error)) from error
-    high, again = _in_float64(source, batches, notes), None
+    high, convolved = _in_float64(source, batches, notes), None
     if to_conv and high is not None:
-        again = _in_float64(made, batches, notes)
+        convolved = _in_float64(made, batches, notes)
     try:
         with watch or nullcontext():
             results, made_parts = _run(made, batches)
@@ -188,10 +188,10 @@ def compare_networks(
         raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
     if not to_conv and high is not None:
         as_read = _with_convolutions(source, convolutions, _compute_in_float64).double()
-        again, _ = _run(as_read, batches, torch.float64)
+        convolved, _ = _run(as_read, batches, torch.float64)
     own = min((x.dtype for x in plain), key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
     reordered = [results] if to_conv else []
-    if not to_conv or (again is not None and own == torch.float64):
+    if not to_conv or (convolved is not None and own == torch.float64):
         reordered.append(
             _run(_with_convolutions(made if to_conv else source, convolutions, _sum_otherwise), batches)[0]
         )
@@ -199,13 +199,13 @@ def compare_networks(
         _run(copy_module(source).eval(), [x.rounded_differently(seed) for x in batches]) for seed in range(_ROUNDINGS)
     ]
     of_source = [run for run, _ in moved]
-    if again is None or high is None:
+    if convolved is None or high is None:
         reference, high = str(own).removeprefix("torch."), [x.double() for x in plain]
         runs = [(run, high) for run in of_source], [] if to_conv else [(run, high) for run in reordered]
     else:
         reference = "float64"
-        runs = [(run, high) for run in (plain, *of_source)], [(run, again) for run in reordered]
-    outputs = _differences(results, high, again, runs, _steps(source, plain), notes)
+        runs = [(run, high) for run in (plain, *of_source)], [(run, convolved) for run in reordered]
+    outputs = _differences(results, high, convolved, runs, _steps(source, plain), notes)
     if not to_conv and not all(one.same for one in outputs):
         notes.append("the network as a whole: with its convolutions as they were read, it computes something else")
     differing, uncompared = _compare_parts(plain_parts, made_parts, [run for _, run in moved])
@@ -292,28 +292,28 @@ def _with_convolutions(
 def _differences(
     results: Sequence[Tensor],
     high: Sequence[Tensor],
-    again: Sequence[Tensor] | None,
+    convolved: Sequence[Tensor] | None,
     runs: tuple[Sequence[_Rounded], Sequence[_Rounded]],
     steps: Sequence[float],
     notes: list[str],
 ) -> list[Difference]:
-    """Compares every output with the reference, and that with the same computation `again` in float64.
+    """Compares every output with the reference, and that with the network of convolutions in float64, `convolved`.
 
-    `runs` are runs of the source, which show how far `again` may be from it, and other runs. `steps` holds the eps of
-    each output.
+    `runs` are those of the source, which show how far `convolved` may be from the reference, and others. `steps` holds
+    the eps of each output.
     """
     of_source, every_run = runs[0], [*runs[0], *runs[1]]
     if not high:
         notes.append("the network as a whole: it returns no floating-point tensor")
         return [Difference(0.0, 0.0, 0.0)]
-    every = (results, high, *([] if again is None else [again]), *(outputs for outputs, _ in every_run))
+    every = (results, high, *([] if convolved is None else [convolved]), *(outputs for outputs, _ in every_run))
     shapes = [[tuple(x.shape) for x in outputs] for outputs in every]
     if any(other != shapes[0] for other in shapes[1:]):
         notes.append("the network as a whole: the shapes of its outputs depend on their values")
         return [Difference(math.inf, 0.0, math.nan)]
     compared = []
     for i, (result, exact) in enumerate(zip(results, high, strict=True)):
-        same = again is None or largest(again[i] - exact) <= _budget(of_source, i, steps[i])
+        same = convolved is None or largest(convolved[i] - exact) <= _budget(of_source, i, steps[i])
         error, rounding = largest(result.double() - exact), _budget(every_run, i, steps[i])
         compared.append(Difference(error, rounding, largest(exact), same))
     if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):

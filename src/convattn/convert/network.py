@@ -373,7 +373,12 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "an nn.Module", model))
-    _require_options(kernel_size, mass, padding_mode, tolerance)
+    require_share("tolerance", tolerance)
+    require_share("mass", mass)
+    if kernel_size is not None:
+        whole_number("kernel_size", kernel_size)
+    if padding_mode is not None and padding_mode not in PADDING_MODES:
+        raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
     _require_images(model, images, labels)
     named = {m: names for m, names in names_by_module(model).items() if isinstance(m, RelativeAttention)}
     chosen, left = _select(named, "attention layers", include, exclude)
@@ -423,18 +428,6 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     return made, certify_network(
         "network_to_conv", (model, made), layers, left, comparison, tolerance=limit, not_covered=not_covered
     )
-
-
-def _require_options(
-    kernel_size: int | None, mass: float | None, padding_mode: str | None, tolerance: float | None
-) -> None:
-    """Raises if an option fits no layer."""
-    require_share("tolerance", tolerance)
-    if kernel_size is not None:
-        whole_number("kernel_size", kernel_size)
-    require_share("mass", mass)
-    if padding_mode is not None and padding_mode not in PADDING_MODES:
-        raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
 
 
 def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | None) -> None:

@@ -335,17 +335,6 @@ class HardHeads(NamedTuple):
             kernel[(..., *((d - low) // step for d, low, step in steps))] += matrix
         return kernel
 
-    def sides(self, geometry: Geometry) -> set[tuple[int, int]]:
-        """Lists the sides (axis, 0 before or 1 after) where a head of some query leads beyond the keys."""
-        sides = set()
-        for axis, along in enumerate(zip(*self.displacements, strict=True)):
-            anchor = geometry.anchor[axis]
-            if min(along) < -anchor:
-                sides.add((axis, 0))
-            if max(along) > geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) - anchor:
-                sides.add((axis, 1))
-        return sides
-
     def seen(self, axes: tuple[Axis, ...]) -> bool:
         """Tells whether each displacement leads from some query to a key."""
         along = zip(*self.displacements, strict=True)
@@ -376,7 +365,7 @@ def find_hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str)
         if shifts is None:
             return None
         heads = HardHeads(shifts.offsets, shifts.leak, any_size=False)
-    return heads if _padding_agrees(layer.geometry, heads.sides(layer.geometry), mode) else None
+    return heads if _padding_agrees(layer.geometry, heads, mode) else None
 
 
 def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
@@ -402,14 +391,20 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
     return HardHeads(tuple(tuple(int(d) for d in head) for head in nearest.tolist()), leak, any_size=True)
 
 
-def _padding_agrees(geometry: Geometry, sides: set[tuple[int, int]], mode: str) -> bool:
-    """Tells whether padding holds the same beyond the keys as the nearest key."""
+def _padding_agrees(geometry: Geometry, heads: HardHeads, mode: str) -> bool:
+    """Tells whether padding holds the same beyond the keys as the nearest key, where heads lead there."""
+    sides = []  # (axis, 0 before or 1 after) where a head of some query leads beyond the keys
+    for axis, along in enumerate(zip(*heads.displacements, strict=True)):
+        anchor = geometry.anchor[axis]
+        last = geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) - anchor
+        sides += [(axis, 0)] if min(along) < -anchor else []
+        sides += [(axis, 1)] if max(along) > last else []
     if not sides:
         return True
     if any(pixels < 0 for pair in geometry.padding for pixels in pair):
         return False
     if mode == "replicate":
-        return set(geometry.input_dilation) == {1}
+        return not _transposed(geometry)
     return mode == "zeros" and all(geometry.padding[axis][end] > 0 for axis, end in sides)
 
 
