@@ -3,9 +3,9 @@
 Each kernel holds the tensors of one call. Along its first axis images are outermost.
 """
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from convattn.errors import UnsupportedModelError
 from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.heads.layout import Layout
 
@@ -165,10 +164,10 @@ class PlainKernel(Kernel):
         return Proof((hi - y.double()).abs().max().item(), rounding_budget(hi, lows))
 
 
-def factors_of_einsum(args: tuple[Any, ...], is_weights: Callable[[Any], bool]) -> tuple[Tensor, Tensor, bool] | None:
+def factors_of_einsum(args: tuple[Any, ...], is_weights: Callable[[Any], bool]) -> tuple[Tensor, Tensor] | None:
     """Finds the weights (…, queries, keys) and values (…, keys, width) of a product "… q k, … k d -> … q d".
 
-    The third item is False: values stand to the right. Returns None for every other product.
+    Returns None for every other product.
     """
     if len(args) != 3 or not isinstance(args[0], str) or is_weights(args[1]) == is_weights(args[2]):
         return None
@@ -179,95 +178,17 @@ def factors_of_einsum(args: tuple[Any, ...], is_weights: Callable[[Any], bool]) 
     same = form[1][:-2] == out[:-2] == lead and form[1][-1] == out[-1]
     if not same or out[-2] != form[0][-2] or form[1][-2] != form[0][-1]:
         return None
-    return weights, values, False
+    return weights, values
 
 
-_SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
-_LATER = ("out_proj_weight", "out_proj_bias")
+def _without_override(function: Any) -> Any:
+    """Copies a function of torch so that it runs in Python although a mode sees its operations."""
+    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
 
 
-class TorchKernel(Kernel):
-    """A call of `multi_head_attention_forward`, which projects its tokens itself; they are projected again here."""
-
-    def __init__(self, out: Tensor, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Takes the output and the arguments."""
-        bound = _SIGNATURE.bind(*args, **named)
-        bound.apply_defaults()
-        self._given, self._out = bound.arguments, out
-        self.rounding = torch.finfo(torch.promote_types(out.dtype, torch.float32)).eps
-        self.mask = self._mask()
-
-    def shape(self) -> tuple[int, ...]:
-        """Returns the sizes of the weights: images, heads, queries, keys."""
-        query, key = self._given["query"], self._given["key"]
-        return (query.shape[1], self._given["num_heads"], query.shape[0], key.shape[0])
-
-    def weights(self) -> Float[Tensor, "*lead queries keys"]:
-        """Computes the weights in at least float32."""
-        given = self._given
-        if given["bias_k"] is not None or given["add_zero_attn"] or given["static_k"] is not None:
-            raise UnsupportedModelError("it adds keys that are no tokens")
-        dtype = torch.promote_types(self._out.dtype, torch.float32)
-        q, k = self._projected(0, dtype), self._projected(1, dtype)
-        return weights_of(q * q.shape[-1] ** -0.5, k, self.mask, causal=False)
-
-    def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
-        """Proves the weights on the first images, after the output's projection."""
-        mean = weights[:first].double() @ self._projected(2, torch.float64)[:first]
-        weight, bias = (None if self._given[name] is None else self._given[name].double() for name in _LATER)
-        assert weight is not None
-        made = functional.linear(mean.transpose(1, 2).flatten(2), weight, bias)
-        y = self._out[:, :first].transpose(0, 1)
-        hi = self._by_torch(first, torch.float64).transpose(0, 1)
-        lows = [self._by_torch(first, y.dtype, seed).transpose(0, 1) for seed in (None, *range(LEAST_ROUNDINGS - 1))]
-        return Proof((made - y.double()).abs().max().item(), rounding_budget(hi, lows))
-
-    def _projected(self, number: int, dtype: torch.dtype) -> Float[Tensor, "images heads tokens width"]:
-        """Projects queries (0), keys (1) or values (2)."""
-        given = self._given
-        if given["use_separate_proj_weight"]:
-            weight = given[("q_proj_weight", "k_proj_weight", "v_proj_weight")[number]]
-        else:
-            weight = given["in_proj_weight"].chunk(3)[number]
-        bias = None if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)[number].to(dtype)
-        tokens = functional.linear(given[("query", "key", "value")[number]].to(dtype), weight.to(dtype), bias)
-        return tokens.unflatten(-1, (given["num_heads"], -1)).permute(1, 2, 0, 3)
-
-    def _mask(self) -> Tensor | None:
-        """Returns the sum of the masks, as numbers that are added to the scores."""
-        total: Tensor | None = None
-        images, heads, queries, keys = self.shape()
-        for mask in (self._given["attn_mask"], self._given["key_padding_mask"]):
-            if mask is None:
-                continue
-            added = mask
-            if mask.dtype == torch.bool:
-                added = torch.zeros_like(mask, dtype=torch.float32).masked_fill(mask, -torch.inf)
-            if mask is self._given["key_padding_mask"]:
-                added = added.view(images, 1, 1, keys)
-            elif mask.ndim == 3:
-                added = added.view(images, heads, queries, keys)
-            total = added if total is None else total + added
-        return total
-
-    def _by_torch(self, first: int, dtype: torch.dtype, seed: int | None = None) -> Tensor:
-        """Computes the output again by torch's plain formula; with a seed, from tokens rounded differently."""
-
-        def changed(name: str, value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            if name in ("query", "key", "value"):
-                value = value[:, :first] if seed is None else rounded_differently(value[:, :first], seed)
-            elif name == "key_padding_mask":
-                value = value[:first]
-            elif name == "attn_mask" and value.ndim == 3:
-                value = value[: first * self._given["num_heads"]]
-            return value.to(dtype) if value.is_floating_point() else value
-
-        given = {name: changed(name, value) for name, value in self._given.items()}
-        given.update(need_weights=True, is_causal=False)
-        return functional.multi_head_attention_forward(**given)[0]
-
+_TORCH_ATTENTION = _without_override(functional.multi_head_attention_forward)
+"""The function behind `nn.MultiheadAttention`, whose products are seen like those of other modules."""
 
 _SOFTMAX = (torch.softmax, Tensor.softmax, functional.softmax, torch.special.softmax)
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
@@ -301,9 +222,8 @@ class Operations(TorchFunctionMode):
             self._report(FusedKernel(out, q, k, v, **given))
             return out
         if func is functional.multi_head_attention_forward:
-            out = func(*args, **named)
-            self._report(TorchKernel(out[0], args, named))
-            return out
+            with self:
+                return _TORCH_ATTENTION(*args, **named)
         product = self._product(func, args)
         out = func(*args, **named)
         if product is not None:
@@ -323,7 +243,8 @@ class Operations(TorchFunctionMode):
         if not len(self._weights):
             return None
         if func is torch.einsum:
-            return factors_of_einsum(args, self._is_made)
+            factors = factors_of_einsum(args, self._is_made)
+            return None if factors is None else (*factors, False)
         if func not in _PRODUCTS or len(args) < 2:
             return None
         left, right = args[:2]

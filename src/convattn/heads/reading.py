@@ -197,11 +197,7 @@ class _Pass:
         """Notes a product for the attention module that is running."""
         for frame, kernels in reversed(self._stack):
             if frame.module in self._wanted:
-                try:
-                    kernels.append(kernel.settle(self._images))
-                except UnsupportedModelError as error:
-                    self._raised = _prefixed(frame, error)
-                    raise self._raised from error
+                kernels.append(kernel.settle(self._images))
                 return
             if is_own(frame.module) or attention_class(frame.module) is not None:
                 return
