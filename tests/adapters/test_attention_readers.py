@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from convattn.errors import UnsupportedModelError
-from convattn.heads.families.attention_class import CallContext, Frame
+from convattn.heads.families.attention_class import CallContext
 from convattn.heads.families.reduced_keys import cell_centres, read_pooled, read_reduced
 from convattn.heads.families.timm_vits import read_class_token, read_patches, read_tokens
 from convattn.heads.families.transformers_encoders import read_sequence, read_tower
@@ -26,7 +26,7 @@ def module(**attributes):
 
 def seen(queries, keys, *arguments, inside=None, around=(), given=(), features=None, **named):
     """A call with arguments, in a module, with modules around it, of which the first was given something."""
-    parents = tuple(Frame("around", part, given, {}) for part in around)
+    parents = tuple(CallContext("around", part, given, {}) for part in around)
     layer = module() if inside is None else inside
     return CallContext("layer", layer, arguments, named, parents, 2, (2, 3, queries, keys), None, features or {})
 

@@ -64,15 +64,9 @@ class KernelMeans(nn.Module):
         sizes: Sequence[int],
         present: Bool[Tensor, "batch positions"] | None = None,
     ) -> Float[Tensor, "batch heads positions width"]:
-        """Returns kernel-weighted means of the values.
+        """Returns kernel-weighted means of the values at each position of a grid, row by row.
 
-        Args:
-            values: Values at each position of the grid, row by row.
-            sizes: Sizes of the grid.
-            present: Positions that count; None means all.
-
-        Returns:
-            The means at each position.
+        `sizes` are those of the grid; only positions that are `present` count, None means all.
         """
         if self.convolves(sizes):
             return self._convolved(values, sizes, present)
@@ -303,17 +297,9 @@ class ConvolvedAttention(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch tokens width"], present: Bool[Tensor, "batch tokens"] | None = None
     ) -> Float[Tensor, "batch tokens outputs"]:
-        """Applies the attention to a batch of tokens.
+        """Applies the attention to prefix tokens, then positions row by row; another number of them raises ShapeError.
 
-        Args:
-            tokens: Prefix tokens, then positions row by row.
-            present: Tokens that may be attended to; None means all. Prefix tokens always are.
-
-        Returns:
-            Tokens in the same order.
-
-        Raises:
-            ShapeError: The number of tokens is not that of prefix tokens and positions.
+        Only tokens that are `present` are attended to; None means all. Prefix tokens always are.
         """
         sizes = self._sizes(tokens.shape[1])
         values = _split_heads(self.value(tokens), self.heads)

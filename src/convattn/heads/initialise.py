@@ -40,48 +40,30 @@ class InitialisedLayer(Judged):
 class ConvolutionalInit(Judged):
     """What `convolutional_init` has made of a vision transformer.
 
-    Attributes:
-        verdict: "exact" where the heads are the convolution, at patches, up to rounding; "failed" where a layer's error
-            exceeds its bound and rounding; otherwise "different".
-        model: Class of the network.
-        grid: Rows and columns of patches, for images of the network's own size.
-        prefix_tokens: Tokens before the patches (class, distillation, register), which have no position.
-        kernel_size: Rows and columns of patches that the heads look at.
-        heads: Heads of each layer now.
-        heads_before: Heads of each layer before.
-        head_width: D_h, width of a head: the largest rank of the matrix of one tap.
-        heads_at_centre: How many of the heads look at the query's own patch, where the matrices add up.
-        sharpness: α of the score −α‖δ − Δ‖², in 1/patch².
-        content: "gated", or "none".
-        content_share: Share of content in each head's attention at the start; 0 without content.
-        parameters: Number of parameters now.
-        parameters_before: Number of parameters before.
-        layers: The layers.
-        left: Attention that was not touched, and why.
-        exact: Whether every layer's heads are the convolution, and nothing else, at patches.
-        not_covered: What this says nothing about.
+    The verdict is "exact" where the heads are the convolution, at patches, up to rounding; "failed" where a layer's
+    error exceeds its bound and rounding; otherwise "different".
     """
 
     schema_version: ClassVar[int] = 2
     layer_kind: ClassVar[type[Judged]] = InitialisedLayer
 
-    model: str
-    grid: tuple[int, int]
-    prefix_tokens: int
-    kernel_size: tuple[int, int]
-    heads: int
-    heads_before: int
-    head_width: int
-    heads_at_centre: int
-    sharpness: float
-    content: str
-    content_share: float
-    parameters: int
-    parameters_before: int
-    layers: tuple[InitialisedLayer, ...]
-    left: tuple[LeftAlone, ...]
-    exact: bool
-    not_covered: tuple[str, ...] = ()
+    model: str  # Class of the network
+    grid: tuple[int, int]  # Rows and columns of patches, for images of the network's own size
+    prefix_tokens: int  # Tokens before the patches (class, distillation, register), which have no position
+    kernel_size: tuple[int, int]  # Rows and columns of patches that the heads look at
+    heads: int  # Heads of each layer now
+    heads_before: int  # Heads of each layer before
+    head_width: int  # D_h, width of a head: the largest rank of the matrix of one tap
+    heads_at_centre: int  # How many of the heads look at the query's own patch, where the matrices add up
+    sharpness: float  # α of the score −α‖δ − Δ‖², in 1/patch²
+    content: str  # "gated", or "none"
+    content_share: float  # Share of content in each head's attention at the start; 0 without content
+    parameters: int  # Number of parameters now
+    parameters_before: int  # Number of parameters before
+    layers: tuple[InitialisedLayer, ...]  # The layers
+    left: tuple[LeftAlone, ...]  # Attention that was not touched, and why
+    exact: bool  # Whether every layer's heads are the convolution, and nothing else, at patches
+    not_covered: tuple[str, ...] = ()  # What this says nothing about
 
     def summary(self) -> str:
         """Returns the record in a few lines of plain text."""

@@ -87,17 +87,7 @@ class PatchAttention(nn.Module):
         self.after = nn.Identity() if after is None else after
 
     def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
-        """Applies the attention to a batch of tokens.
-
-        Args:
-            tokens: Prefix tokens, then patches row by row.
-
-        Returns:
-            Tokens in the same order.
-
-        Raises:
-            ShapeError: The number of tokens is not that of prefix tokens and patches.
-        """
+        """Applies the attention to prefix tokens, then patches row by row; another number of them raises ShapeError."""
         rows, cols = self.grid.require(tokens.shape[1], self.prefix)
         pattern = "batch (rows cols) width -> batch width rows cols"
         y = self.layer(rearrange(tokens[:, self.prefix :], pattern, rows=rows, cols=cols))
@@ -162,17 +152,7 @@ class GatedPatchAttention(nn.Module):
         self.dropout, self.scale = layer.dropout, layer.scale
 
     def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
-        """Applies the attention to a batch of tokens.
-
-        Args:
-            tokens: Prefix tokens, then patches row by row.
-
-        Returns:
-            Tokens in the same order.
-
-        Raises:
-            ShapeError: The number of tokens is not that of prefix tokens and patches.
-        """
+        """Applies the attention to prefix tokens, then patches row by row; another number of them raises ShapeError."""
         sizes = self.grid.require(tokens.shape[1], self.prefix)
         query = self.query_norm(self._heads(self.query(tokens)))
         key = self.key_norm(self._heads(self.key(tokens)))

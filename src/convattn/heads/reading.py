@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from convattn.heads.catalogue import (
     is_own,
     register_attention,
 )
-from convattn.heads.families.attention_class import CallContext, Frame
+from convattn.heads.families.attention_class import CallContext
 from convattn.heads.kernels import Kernel, Operations, Proof, allowed_pairs
 from convattn.heads.layout import OUTSIDE, AttentionCall, Layout, cells, global_layout, grouped_layout, on_grid
 from convattn.layers import RelativeAttention
@@ -136,7 +137,7 @@ class _Pass:
         """Prepares to read the layers `wanted`; `strict` refuses attention in modules that are not known."""
         self._model, self._wanted, self._callback, self._strict = model, wanted, callback, strict
         self._images = 0
-        self._stack: list[tuple[Frame, list[Kernel]]] = []  # The modules that run, with their products
+        self._stack: list[tuple[CallContext, list[Kernel]]] = []  # The modules that run, with their products
         self._features: dict[nn.Module, tuple[int, ...]] = {}
         self._operations = Operations(self._note)
         self._raised: BaseException | None = None
@@ -169,7 +170,9 @@ class _Pass:
     def _enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._operations.paused:
-                self._stack.append((Frame(name, module, args, kwargs), []))
+                around = self._stack[-1][0] if self._stack else None
+                parents = () if around is None else (around, *around.parents)
+                self._stack.append((CallContext(name, module, args, kwargs, parents), []))
 
         return hook
 
@@ -178,7 +181,7 @@ class _Pass:
             return
         while self._stack[-1][0].module is not module:  # a module that raised, and was caught
             self._stack.pop()
-        frame, kernels = self._stack.pop()
+        call, kernels = self._stack.pop()
         if isinstance(module, nn.Conv2d) or (is_own(module) and module.dims == 2):  # it may stand for a convolution
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
@@ -186,7 +189,7 @@ class _Pass:
             self._operations.paused = True
             try:
                 with torch._C.DisableTorchFunction():
-                    self._callback(self._read(frame, kernels, out[0] if isinstance(out, tuple) else out))
+                    self._callback(self._read(call, kernels, out[0] if isinstance(out, tuple) else out))
             except BaseException as error:
                 self._raised = error
                 raise
@@ -195,17 +198,17 @@ class _Pass:
 
     def _note(self, kernel: Kernel) -> None:
         """Notes a product for the attention module that is running."""
-        for frame, kernels in reversed(self._stack):
-            if frame.module in self._wanted:
+        for call, kernels in reversed(self._stack):
+            if call.module in self._wanted:
                 kernels.append(kernel.settle(self._images))
                 return
-            if is_own(frame.module) or attention_class(frame.module) is not None:
+            if is_own(call.module) or attention_class(call.module) is not None:
                 return
         if self._strict:
-            running = [frame for frame, _ in reversed(self._stack)]
-            frame = next((frame for frame in running if list(frame.module.children())), running[0])
-            sizes, kind = " × ".join(map(str, kernel.shape())), full_name(type(frame.module))
-            where = f"{frame.name or 'the model'} ({kind}) attends with weights of {sizes}, but"
+            running = [call for call, _ in reversed(self._stack)]
+            call = next((call for call in running if list(call.module.children())), running[0])
+            sizes, kind = " × ".join(map(str, kernel.shape())), full_name(type(call.module))
+            where = f"{call.name or 'the model'} ({kind}) attends with weights of {sizes}, but"
             if kind.startswith(_REPLACED):
                 where += " layers whose heads were replaced are not read; read the network before, or name other layers"
             else:
@@ -213,18 +216,18 @@ class _Pass:
             self._raised = UnsupportedModelError(where)
             raise self._raised
 
-    def _read(self, frame: Frame, kernels: list[Kernel], out: Tensor) -> AttentionCall:
+    def _read(self, call: CallContext, kernels: list[Kernel], out: Tensor) -> AttentionCall:
         """Reads one layer; UnsupportedModelError names it."""
         try:
-            if is_own(frame.module):
-                return _read_own(frame, out, self._images)
-            return self._read_foreign(frame, kernels, out)
+            if is_own(call.module):
+                return _read_own(call, out, self._images)
+            return self._read_foreign(call, kernels, out)
         except UnsupportedModelError as error:
-            raise _prefixed(frame, error) from error
+            raise _prefixed(call, error) from error
 
-    def _read_foreign(self, frame: Frame, kernels: list[Kernel], out: Tensor) -> AttentionCall:
+    def _read_foreign(self, call: CallContext, kernels: list[Kernel], out: Tensor) -> AttentionCall:
         """Reads a layer of the catalogue; a registered `read` that returns no layout raises ArgumentError."""
-        known, images = attention_class(frame.module), self._images
+        known, images = attention_class(call.module), self._images
         if len(kernels) != 1:
             count = f"{len(kernels)} products" if kernels else "no product"
             raise UnsupportedModelError(f"{count} of weights and values was seen in it, where there must be one")
@@ -233,20 +236,10 @@ class _Pass:
         assert known is not None
         assert known.layout is not None
         assert kernel.made is not None
-        context = CallContext(
-            name=frame.name,
-            module=frame.module,
-            args=frame.args,
-            kwargs=frame.kwargs,
-            parents=tuple(parent for parent, _ in reversed(self._stack)),
-            images=images,
-            shape=shape,
-            mask=kernel.mask,
-            features=self._features,
-        )
+        context = replace(call, images=images, shape=shape, mask=kernel.mask, features=self._features)
         layout = known.layout(context)
         if not isinstance(layout, Layout):
-            raise ArgumentError(must_be_a(f"what `read` of {type(frame.module).__name__} returns", "a Layout", layout))
+            raise ArgumentError(must_be_a(f"what `read` of {type(call.module).__name__} returns", "a Layout", layout))
         groups, queries, keys = layout.groups, layout.queries.shape[1], layout.keys.shape[1]
         lead = torch.Size(shape[:-2]).numel()
         if (queries, keys) != shape[-2:] or not images or shape[0] % images or lead % (images * groups):
@@ -259,20 +252,20 @@ class _Pass:
         sizes = (images, heads, groups) if known.heads_first else (images, groups, heads)
         weights = weights.reshape(*sizes, queries, keys)
         weights = weights.transpose(1, 2) if known.heads_first else weights
-        mask = frame.kwargs.get("attention_mask")
+        mask = call.kwargs.get("attention_mask")
         mask = mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
         layout, allowed = allowed_pairs(kernel, mask, layout, weights.shape)
-        given = next((part for part in (*frame.args, *frame.kwargs.values()) if isinstance(part, Tensor)), None)
+        given = next((part for part in (*call.args, *call.kwargs.values()) if isinstance(part, Tensor)), None)
         ends = on_grid(given, layout, images), on_grid(out, layout, images)
-        return _proved(frame, layout, weights, proof, ends, rounding=kernel.rounding, allowed=allowed)
+        return _proved(call, layout, weights, proof, ends, rounding=kernel.rounding, allowed=allowed)
 
 
-def _prefixed(frame: Frame, error: UnsupportedModelError) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{frame.name} ({type(frame.module).__name__}): {error}")
+def _prefixed(call: CallContext, error: UnsupportedModelError) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{call.name} ({type(call.module).__name__}): {error}")
 
 
 def _proved(
-    frame: Frame,
+    call: CallContext,
     layout: Layout,
     weights: Tensor,
     proof: Proof,
@@ -287,8 +280,8 @@ def _proved(
             f"weights × values is {proof.error:.3g} off what it computed, and rounding explains {proof.budget:.3g}"
         )
     return AttentionCall(
-        name=frame.name,
-        kind=full_name(type(frame.module)),
+        name=call.name,
+        kind=full_name(type(call.module)),
         layout=layout,
         weights=weights,
         inputs=ends[0],
@@ -314,17 +307,17 @@ _ROUNDINGS = 8
 """Further roundings for the proof of a layer of this library whose scores are computed in other steps."""
 
 
-def _read_own(frame: Frame, out: Tensor, images: int) -> AttentionCall:
+def _read_own(call: CallContext, out: Tensor, images: int) -> AttentionCall:
     """Reads a layer of this library, which computes its weights itself."""
-    layer = frame.module
+    layer = call.module
     assert isinstance(layer, RelativeAttention)
-    x = layer.batch_of(*frame.args, **frame.kwargs)
+    x = layer.batch_of(*call.args, **call.kwargs)
     y = out if out.ndim == x.ndim else out[None]
     layout = _own_layout(list(layer.geometry.axes(x.shape[2:])))
     weights = own_weights(layer, x)
     ends = on_grid(x, layout, images), on_grid(y, layout, images)
     proof = prove_own(layer, x[:1], y[:1], weights[:1])
-    return _proved(frame, layout, weights[:, None], proof, ends, rounding=torch.finfo(weights.dtype).eps)
+    return _proved(call, layout, weights[:, None], proof, ends, rounding=torch.finfo(weights.dtype).eps)
 
 
 def _own_layout(axes: list[Axis]) -> Layout:

@@ -77,31 +77,19 @@ class ReplacementTrial:
 
 @dataclass(frozen=True)
 class HeadReplacement(Record):
-    """What `replace_convolutional_heads` has made of a network.
-
-    Attributes:
-        model: Class of the network.
-        threshold: Position score from which heads were replaced; nan if they were named.
-        heads: All heads of the report.
-        layers_without_softmax: Layers of which all heads were replaced; they hold no query, key and softmax.
-        parameters: Number of parameters now.
-        parameters_before: Number of parameters before.
-        refinement: How the output matrices were fitted anew; None if they were kept.
-        trial: The network before and after, on images; None if none were given.
-        not_covered: What this says nothing about.
-    """
+    """What `replace_convolutional_heads` has made of a network."""
 
     schema_version: ClassVar[int] = 2
 
-    model: str
-    threshold: float
-    heads: tuple[ReplacedHead, ...]
-    layers_without_softmax: tuple[str, ...]
-    parameters: int
-    parameters_before: int
-    refinement: Refinement | None
-    trial: ReplacementTrial | None
-    not_covered: tuple[str, ...] = ()
+    model: str  # Class of the network
+    threshold: float  # Position score from which heads were replaced; nan if they were named
+    heads: tuple[ReplacedHead, ...]  # All heads of the report
+    layers_without_softmax: tuple[str, ...]  # Layers with all heads replaced; they hold no query, key and softmax
+    parameters: int  # Number of parameters now
+    parameters_before: int  # Number of parameters before
+    refinement: Refinement | None  # How the output matrices were fitted again; None if they were not
+    trial: ReplacementTrial | None  # The network before and after, on images; None if none were given
+    not_covered: tuple[str, ...] = ()  # What this says nothing about
 
     @property
     def replaced(self) -> tuple[ReplacedHead, ...]:

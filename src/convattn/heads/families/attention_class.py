@@ -17,29 +17,20 @@ from convattn.errors import UnsupportedModelError
 from convattn.heads.layout import Layout, global_layout
 
 
-@dataclass(frozen=True)
-class Frame:
-    """A module while it runs."""
-
-    name: str  # Dotted name
-    module: nn.Module
-    args: tuple[Any, ...]  # Positional arguments
-    kwargs: Mapping[str, Any]  # Named ones
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CallContext:
-    """One attention call: the module, the modules that it runs in, and the sizes of its weights."""
+    """One call of a module: its arguments, the modules around it, and, if it attends, the sizes of its weights."""
 
     name: str  # Dotted name of the module
     module: nn.Module
-    args: tuple[Any, ...]  # What it was called with
-    kwargs: Mapping[str, Any]
-    parents: tuple[Frame, ...]  # The modules around it, innermost first
-    images: int  # Number of images in the batch
-    shape: tuple[int, ...]  # Sizes of the weights: leading axes, heads, queries, keys
-    mask: Tensor | None  # Mask or bias that the kernel was given
-    features: Mapping[nn.Module, tuple[int, ...]]  # Latest output size of each convolution, or of what it became
+    args: tuple[Any, ...]  # Positional arguments of the call
+    kwargs: Mapping[str, Any]  # Named ones
+    parents: tuple["CallContext", ...] = ()  # The modules around it, innermost first
+    images: int = 0  # Number of images in the batch
+    shape: tuple[int, ...] = ()  # Sizes of the weights: leading axes, heads, queries, keys
+    mask: Tensor | None = None  # Mask or bias that the kernel was given
+    # Latest output size of each convolution, or of what it became
+    features: Mapping[nn.Module, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def queries(self) -> int:
@@ -55,18 +46,18 @@ class CallContext:
         """Returns an argument of the call by its place or name; None if it was not given."""
         return self.args[number] if len(self.args) > number else self.kwargs.get(name)
 
-    def parent(self, *attributes: str) -> Frame:
+    def parent(self, *attributes: str) -> "CallContext":
         """Returns the innermost module around this one that has all these attributes."""
-        for frame in self.parents:
-            if all(getattr(frame.module, name, None) is not None for name in attributes):
-                return frame
+        for parent in self.parents:
+            if all(getattr(parent.module, name, None) is not None for name in attributes):
+                return parent
         raise UnsupportedModelError(f"no module around it has {' and '.join(attributes)}")
 
-    def parent_of_kind(self, *kinds: str) -> Frame:
+    def parent_of_kind(self, *kinds: str) -> "CallContext":
         """Returns the innermost module around this one of these classes, given by full name."""
-        for frame in self.parents:
-            if full_name(type(frame.module)) in kinds:
-                return frame
+        for parent in self.parents:
+            if full_name(type(parent.module)) in kinds:
+                return parent
         raise UnsupportedModelError(f"it runs in no {' or '.join(kind.rpartition('.')[2] for kind in kinds)}")
 
     def grid_of(self, embedding: nn.Module) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """timm's vision transformers, whose tokens attend to all others: ViT, DeiT, BEiT, EVA, PiT, ConViT, CaiT."""
 
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -11,7 +12,6 @@ from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.heads.families.attention_class import (
     AttentionClass,
     CallContext,
-    Frame,
     PatchNetwork,
     PositionScores,
     TokenAttention,
@@ -27,7 +27,7 @@ _SOURCE = "the output of patch_embed"
 
 def read_tokens(call: CallContext) -> Layout:
     """Reads tokens whose grid is that of the patch embedding, and whose prefix the network counts."""
-    stage = next((frame for frame in call.parents if full_name(type(frame.module)) == _PIT), None)
+    stage = next((parent for parent in call.parents if full_name(type(parent.module)) == _PIT), None)
     if stage is not None:
         return _read_pit(call, stage)
     network = call.parent("patch_embed", "num_prefix_tokens").module
@@ -51,7 +51,7 @@ def read_class_token(call: CallContext) -> Layout:
     return Layout("class token", grid, whole.queries[:, :1], whole.keys, whole.key_prefix, None, _SOURCE)
 
 
-def _read_pit(call: CallContext, stage: Frame) -> Layout:
+def _read_pit(call: CallContext, stage: CallContext) -> Layout:
     """Reads a stage of PiT, which is given an image and its class tokens apart, and pools the image first."""
     image, tokens = stage.args[0]
     pool = stage.module.pool
@@ -89,33 +89,29 @@ def attention_matrices(attention: nn.Module) -> TokenAttention:
         raise UnsupportedModelError("it normalises the heads' outputs, which no convolution does")
     if attention.gate is not None:
         raise UnsupportedModelError("it multiplies the heads' outputs by a gate, which no convolution does")
-    query, key, value = split_linear(require_linear(attention, "qkv"), 3)
-    proj = require_linear(attention, "proj")
-    return TokenAttention(
-        heads=int(attention.num_heads),  # type: ignore[arg-type]
-        query=query,
-        key=key,
-        value=value,
-        output=linear(proj.weight, proj.bias, like=proj),
-        wrap=TimmAttention,
-        dropout=float(attention.attn_drop.p),  # type: ignore[union-attr, arg-type]
+    return replace(
+        _matrices(attention, *split_linear(require_linear(attention, "qkv"), 3)),
         scale=None if attention.fused_attn else float(attention.scale),  # type: ignore[arg-type]
-        query_norm=attention.q_norm,  # type: ignore[arg-type]
-        key_norm=attention.k_norm,  # type: ignore[arg-type]
-        after=attention.proj_drop,  # type: ignore[arg-type]
+        query_norm=attention.q_norm,
+        key_norm=attention.k_norm,
     )
 
 
 def convit_matrices(attention: nn.Module) -> TokenAttention:
-    """Copies the matrices of ConViT's later layers, `MHSA`, or of its gated ones, `GPSA`."""
-    gates = getattr(attention, "gating_param", None)
-    if gates is None:
-        query, key, value = split_linear(require_linear(attention, "qkv"), 3)
-        gated = None
-    else:
-        query, key = split_linear(require_linear(attention, "qk"), 2)
-        value = require_linear(attention, "v")
-        gated = PositionScores(require_linear(attention, "pos_proj"), gates)
+    """Copies the matrices of ConViT's later layers, `MHSA`."""
+    return _matrices(attention, *split_linear(require_linear(attention, "qkv"), 3))
+
+
+def gated_matrices(attention: nn.Module) -> TokenAttention:
+    """Copies the matrices of ConViT's gated layers, `GPSA`."""
+    query, key = split_linear(require_linear(attention, "qk"), 2)
+    value, position = require_linear(attention, "v"), require_linear(attention, "pos_proj")
+    gates: nn.Parameter = attention.gating_param  # type: ignore[assignment]
+    return replace(_matrices(attention, query, key, value), gated=PositionScores(position, gates))
+
+
+def _matrices(attention: nn.Module, query: nn.Linear, key: nn.Linear, value: nn.Linear) -> TokenAttention:
+    """Reads what all of timm's classes name alike."""
     proj = require_linear(attention, "proj")
     return TokenAttention(
         heads=int(attention.num_heads),  # type: ignore[arg-type]
@@ -127,7 +123,6 @@ def convit_matrices(attention: nn.Module) -> TokenAttention:
         dropout=float(attention.attn_drop.p),  # type: ignore[union-attr, arg-type]
         scale=float(attention.scale),  # type: ignore[arg-type]
         after=attention.proj_drop,  # type: ignore[arg-type]
-        gated=gated,
     )
 
 
@@ -142,7 +137,7 @@ TIMM_VITS: dict[str, AttentionClass] = {
     "timm.models.eva.EvaAttention": AttentionClass("global", read_tokens, unchanged=_ROTATES),
     "timm.models.vision_transformer_relpos.RelPosAttention": AttentionClass("global", read_tokens, unchanged=_BIASES),
     "timm.models.vision_transformer.ParallelScalingBlock": AttentionClass(refused=_ONE_PRODUCT),
-    "timm.models.convit.GPSA": AttentionClass("global", read_patches, matrices=convit_matrices),
+    "timm.models.convit.GPSA": AttentionClass("global", read_patches, matrices=gated_matrices),
     "timm.models.convit.MHSA": AttentionClass("global", read_tokens, matrices=convit_matrices),
     "timm.models.cait.TalkingHeadAttn": AttentionClass("global", read_patches),
     "timm.models.cait.ClassAttn": AttentionClass("class token", read_class_token),
