@@ -20,7 +20,7 @@ from convattn.heads import read_heads
 from convattn.lab.run_setup import quadratic_encodings
 from convattn.models import NETWORKS
 from convattn.models.pretrained import PretrainedCard
-from convattn.networks.scores import class_scores
+from convattn.networks.datasets import class_scores
 from convattn.sealed import read_sealed
 
 ROOT = Path(__file__).parents[1]

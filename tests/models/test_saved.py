@@ -64,25 +64,6 @@ def test_a_network_that_would_not_load_is_not_saved(tmp_path):
     assert not (folder / "config.json").exists()
 
 
-def test_push_to_hub_uploads_the_saved_files(monkeypatch):
-    sent = {}
-
-    class Api:
-        def __init__(self, token=None):
-            pass
-
-        def create_repo(self, repo_id, **_):
-            return type("Repo", (), {"repo_id": repo_id})
-
-        def upload_folder(self, *, folder_path, repo_id, **_):
-            sent[repo_id] = sorted(path.name for path in folder_path.iterdir())
-            return "done"
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Api)
-    assert ResNet(1).push_to_hub("someone/network") == "done"
-    assert sent == {"someone/network": ["README.md", "config.json", "model.safetensors"]}
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [("config.json", "config.json is not readable"), ("model.safetensors", "cannot read the weights")],

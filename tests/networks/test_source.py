@@ -219,5 +219,5 @@ def test_normalisation_is_that_of_the_last_step_that_has_one(monkeypatch):
     chain = [first, last, torchvision.transforms.CenterCrop(5)]
     for steps, expected in ((chain, ((0.125,) * 3, (0.25,) * 3)), (chain[2:], None)):
         made = torchvision.transforms.Compose(steps)
-        monkeypatch.setattr("convattn.networks.timm.preparation", lambda _, made=made: made)
+        monkeypatch.setattr("convattn.networks.images.timm_preparation", lambda _, made=made: made)
         assert normalisation("timm:resnet10t", nn.Identity(), None) == expected

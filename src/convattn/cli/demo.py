@@ -208,8 +208,7 @@ def show_network(folder: Path, source: Path) -> TrainedNetwork:
     from convattn.lab.figures import head_moves
     from convattn.models.pretrained import CARD
     from convattn.networks import load_network, save_network
-    from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
-    from convattn.networks.scores import class_scores
+    from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, class_scores, load_samples, normalise
 
     card = PretrainedCard.load(source / CARD)
     network, samples = load_network(source), load_samples()

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from convattn.convert.surgery import draw_image
 from convattn.errors import ArgumentError, DataError, MissingDependencyError, must_be, optional_module
 from convattn.models.classifier import ImageClassifier
-from convattn.networks import timm, torchvision
 from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, load_digits, load_samples, normalise
-from convattn.networks.source import split_source
+from convattn.networks.source import split_source, timm_preparation, torchvision_preparation
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats of pillow that are read; its others have readers that are seldom used, some of which start programs."""
@@ -148,9 +147,9 @@ def preparation(source: str | None, network: nn.Module, folder: Path | None = No
         return _AsTrained("L", digits.image_shape[1], digits.mean, digits.std)
     home, name = split_source(source) if source else ("", "")
     if home == "timm":
-        return timm.preparation(network)
+        return timm_preparation(network)
     if home == "torchvision":
-        return torchvision.preparation(name)
+        return torchvision_preparation(name)
     raise ArgumentError(
         f"pictures cannot be prepared for this {type(network).__name__}: only timm, torchvision and the folder of a"
         " network trained on CIFAR-10 or digits say how; prepare them yourself, in an array (.npy) or from Python"

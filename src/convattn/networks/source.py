@@ -1,24 +1,38 @@
 """Where the architecture of a network comes from: a name in timm or torchvision, or a class of this library."""
 
-from collections.abc import Mapping
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, CheckpointError, ConvAttnError, UnknownNameError, must_be, without_trace
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    ConvAttnError,
+    MissingDependencyError,
+    UnknownNameError,
+    must_be,
+    without_trace,
+)
 from convattn.models import NETWORKS
 from convattn.models.classifier import ImageClassifier
-from convattn.networks import timm, torchvision
 
 HOMES = ("convattn", "timm", "torchvision")
 """What may stand before the colon of a source."""
+
+_TIMM_WEIGHTS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+_TORCHVISION_WEIGHTS = ("weights", "weights_backbone")
+"""Options by which weights would be read from somewhere, or fetched."""
 
 
 def split_source(source: str) -> tuple[str, str]:
     """Splits a source such as "timm:NAME" into home and name.
 
-    A source of another form raises ArgumentError, an unknown home UnknownNameError.
+    Raises ArgumentError if it has another form, and UnknownNameError if the home is unknown.
     """
     home, colon, name = source.partition(":")
     if not (colon and name):
@@ -61,7 +75,7 @@ def create_network(source: str, options: Mapping[str, Any] | None = None, *, pre
         with torch.random.fork_rng(devices=[]):
             if home == "convattn":
                 return NETWORKS[name](**chosen)
-            return (timm if home == "timm" else torchvision).create(name, chosen, pretrained=pretrained)
+            return (_create_timm if home == "timm" else _create_torchvision)(name, chosen, pretrained=pretrained)
     except ConvAttnError:
         raise
     except Exception as error:
@@ -77,3 +91,94 @@ def own_source(network: nn.Module) -> tuple[str, dict[str, Any]] | None:
     if not isinstance(network, ImageClassifier) or NETWORKS.get(name) is not type(network):
         return None
     return f"convattn:{name}", dict(network.arguments)
+
+
+def is_timm_name(name: str) -> bool:
+    """Returns whether timm is installed and has this network; after a point in the name stands a tag of weights."""
+    try:
+        timm = _timm()
+    except MissingDependencyError:
+        return False
+    return timm.is_model_pretrained(name) if "." in name else timm.is_model(name)
+
+
+def timm_preparation(network: nn.Module) -> Callable[[Any], Tensor]:
+    """Returns the function that prepares an RGB picture of pillow as the configuration of a network of timm says.
+
+    The size is that for which the network was built, which options may have changed.
+    """
+    _timm()
+    from timm.data.config import resolve_model_data_config
+    from timm.data.transforms_factory import create_transform
+
+    config = resolve_model_data_config(network)
+    built_for = getattr(getattr(network, "patch_embed", None), "img_size", None)
+    if built_for is not None:
+        config["input_size"] = (config["input_size"][0], *built_for)
+    return create_transform(**config, is_training=False)  # type: ignore[return-value]
+
+
+def torchvision_preparation(name: str) -> Callable[[Any], Tensor]:
+    """Returns the function that prepares an RGB picture of pillow for the default weights of a network of torchvision.
+
+    Raises ArgumentError if the network has no weights.
+    """
+    weights = _torchvision_models().get_model_weights(name)
+    if not len(weights):
+        raise ArgumentError(f"torchvision has no weights for {name}, and so does not say how to prepare images")
+    return weights["DEFAULT"].transforms()
+
+
+def _create_timm(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
+    timm, known = _timm(), _timm().list_models()
+    if not timm.is_model(name):
+        raise _unknown_model("timm", name, known, f"timm.list_models() has all {len(known)}")
+    _refuse_weights(options, _TIMM_WEIGHTS, "read weights")
+    return timm.create_model(name, pretrained=pretrained, **options)
+
+
+def _create_torchvision(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
+    """Builds a network of torchvision; without its weights, those of its backbone are drawn as well."""
+    models = _torchvision_models()
+    known = models.list_models()
+    if name not in known:
+        raise _unknown_model("torchvision", name, known, "torchvision.models.list_models() has them all")
+    _refuse_weights(options, _TORCHVISION_WEIGHTS, "fetch weights")
+    builder = models.get_model_builder(name)
+    if pretrained:
+        return builder(weights="DEFAULT", **options)
+    chosen = dict(options)
+    if "weights_backbone" in inspect.signature(builder).parameters:
+        chosen["weights_backbone"] = None
+    if name in ("googlenet", "inception_v3"):
+        chosen.setdefault("init_weights", True)  # without it torchvision warns
+    return builder(weights=None, **chosen)
+
+
+def _unknown_model(home: str, name: str, known: Sequence[str], listed: str) -> ArgumentError:
+    """Makes the error about an unknown name, which suggests up to three near ones."""
+    nearest = difflib.get_close_matches(name, known, n=3)
+    hint = f" did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+    return ArgumentError(f"unknown {home} model {name!r}:{hint} {listed}")
+
+
+def _refuse_weights(options: Mapping[str, Any], refused: Sequence[str], consequence: str) -> None:
+    wrong = sorted(options.keys() & set(refused))
+    if wrong:
+        raise ArgumentError(f"options must be those of the architecture, but {', '.join(wrong)} would {consequence}")
+
+
+def _timm() -> ModuleType:
+    try:
+        import timm
+    except ImportError:
+        raise MissingDependencyError("timm", "timm") from None
+    return timm
+
+
+def _torchvision_models() -> ModuleType:
+    try:
+        import torchvision.models
+    except ImportError:
+        raise MissingDependencyError("torchvision", "timm") from None
+    return torchvision.models
