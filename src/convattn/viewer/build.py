@@ -14,7 +14,7 @@ from convattn.encodings import AxisAdditiveEncoding, Encoding, GeneralizedQuadra
 from convattn.encodings.registry import ENCODINGS
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.grid import Axis, Geometry
-from convattn.heads.head_report import HEAD_NUMBERS, Estimate, HeadReport, HeadStatistics
+from convattn.heads.head_report import HEAD_NUMBERS, HeadReport, HeadStatistics
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.layers import RelativeAttention
 from convattn.viewer.image_maps import LayerCall, LayerMaps, is_positional, read_layers
@@ -408,17 +408,12 @@ def _describe_heads(encoding: Encoding, name: str, collected: SceneTensors) -> d
         centres = torch.tensor(encoding.displacements, dtype=torch.float32)
     if isinstance(encoding, Quadratic):
         sharpness = encoding.root_sharpness**2 / 2
+    names = {kind: name for name, kind in ENCODINGS.items()}
     return {
-        "encoding": encoding_name(encoding),
+        "encoding": names.get(type(encoding), type(encoding).__name__),
         "centres": None if centres is None else collected.add(f"{name}/centres", centres),
         "sharpness": None if sharpness is None else collected.add(f"{name}/sharpness", sharpness),
     }
-
-
-def encoding_name(encoding: Encoding) -> str:
-    """Returns the name by which an encoding is built, or of its class if it has none."""
-    kind = type(encoding)
-    return next((name for name, known in ENCODINGS.items() if known is kind), kind.__name__)
 
 
 def _describe_statistics(report: HeadReport | None, name: str, heads: int) -> dict[str, Any]:
@@ -430,22 +425,20 @@ def _describe_statistics(report: HeadReport | None, name: str, heads: int) -> di
 
 
 def _head(head: HeadStatistics) -> dict[str, Any]:
-    numbers = {name: _estimate(getattr(head, name)) for name in HEAD_NUMBERS}
-    shift = [_estimate(one) for one in head.shift]
+    """Returns the numbers of a head as JSON can hold them, where null stands for nan."""
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    numbers = {name: getattr(head, name) for name in HEAD_NUMBERS}
     return {
-        "shift": {"value": [one["value"] for one in shift], "error": [one["error"] for one in shift]},
-        "hard_shift": {"value": [_finite(one) for one in head.hard_shift], "error": None},
-        **numbers,
+        "shift": {
+            "value": [finite(one.value) for one in head.shift],
+            "error": [finite(one.error) for one in head.shift],
+        },
+        "hard_shift": {"value": [finite(one) for one in head.hard_shift], "error": None},
+        **{name: {"value": finite(one.value), "error": finite(one.error)} for name, one in numbers.items()},
     }
-
-
-def _estimate(estimate: Estimate) -> dict[str, float | None]:
-    return {"value": _finite(estimate.value), "error": _finite(estimate.error)}
-
-
-def _finite(value: float) -> float | None:
-    """Returns a number that JSON can hold."""
-    return value if math.isfinite(value) else None
 
 
 def describe_timeline(

@@ -72,18 +72,8 @@ def read_layers(
     """Runs a network on one image and calls back for each call of an attention layer, in the order in which they run.
 
     The weights of layers that attend by displacement alone are not computed: those of a convolution at 224 × 224 pixels
-    would fill the memory, and the page computes them.
-
-    Args:
-        network: The network.
-        image: A batch of one prepared image.
-        callback: Called for each layer.
-        layers: Names of the layers; None reads all, and refuses the network if another module attends.
-
-    Raises:
-        UnknownNameError: The network has no layer of a name.
-        ArgumentError: The image does not fit the network, or none of the layers runs.
-        UnsupportedModelError: The network has no attention that can be read, or on a sequence or a volume.
+    would fill the memory, and the page computes them. Without names of `layers` all are read, and a network in which
+    another module attends is refused.
     """
     known = [layer.name for layer in attention_layers(network)]
     for name in layers or ():
@@ -181,11 +171,7 @@ class LayerMaps:
     ) -> dict[str, Any]:
         """Describes the attention, and moves the maps into the scene, with the mean over several images.
 
-        Args:
-            key: Under which the tensors are named.
-            number: "network/layer", by which the maps are named.
-            position: The part of the displacements, or None.
-            collected: The tensors of the scene.
+        `key` begins the names of the tensors; `number`, "network/layer", is in those of the maps.
         """
         if self._images > 1:
             for part, total in self._sums.items():

@@ -87,9 +87,7 @@ def _whole(given: Mapping[str, Any], name: str) -> int:
 def read_picture(data: bytes, limits: Limits, name: str = "") -> Any:
     """Decodes a picture in one of the formats that browsers show.
 
-    Raises:
-        RefusedError: 415 if it is no picture, 413 if it is too large, 400 if it is damaged. The message begins with the
-            name, if there is one.
+    Raises RefusedError: 415 if it is no picture, 413 if it is too large, 400 if it is damaged.
     """
     if len(data) > limits.file_bytes:
         raise RefusedError(413, f"the file has {len(data):,} bytes; at most {limits.file_bytes:,} are taken")
@@ -158,10 +156,8 @@ class Live:
     def rows(self, request: RowsRequest) -> bytes:
         """Returns the rows of a query, of the layers that the page does not compute itself.
 
-        Layer n has `{n}/levels` (heads, keys), `{n}/scales` (heads) and, if its weights are signed, `{n}/lows`.
-
-        Raises:
-            RefusedError: There is no such network or image, or the network does not take it.
+        Layer n has `{n}/levels` (heads, keys), `{n}/scales` (heads) and, if its weights are signed, `{n}/lows`. Raises
+        RefusedError if there is no such network or image, or the network does not take it.
         """
         networks = self._scene.header["networks"]
         if request.network >= len(networks):
@@ -184,11 +180,9 @@ class Live:
         return save(tensors)
 
     def add(self, data: bytes, name: str) -> bytes:
-        """Adds a picture; returns what the first network sees of it, with its number in the metadata.
+        """Adds the picture in a file; returns what the first network sees of it, with its number in the metadata.
 
-        Raises:
-            RefusedError: The file is no picture, is too large or damaged, or cannot be prepared for a network; or too
-                many pictures are held.
+        Raises RefusedError if it cannot be read or prepared for a network, or too many pictures are held.
         """
         name = name[:100]
         picture = read_picture(data, self.limits, name)

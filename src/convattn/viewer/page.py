@@ -41,16 +41,9 @@ def write_page(scene: Scene, folder: str | os.PathLike[str]) -> Path:
 
 
 def page_html(title: str, *, scene: bytes | None = None, entry: str = "page.js", start: str = "openPage();") -> str:
-    """Returns the page.
+    """Returns the HTML of the page, with the content of a scene's file inside unless it is None.
 
-    Args:
-        title: Its title.
-        scene: The content of a scene's file, to be inside; None leaves it out.
-        entry: The file of `static/js` whose functions `start` calls.
-        start: JavaScript that opens it.
-
-    Returns:
-        The HTML.
+    `start` is JavaScript that opens the page; it calls functions of the file `entry` of `static/js`.
     """
     data = "" if scene is None else base64.b64encode(scene).decode()
     costs = f'<script type="application/json" id="convattn-costs">{_static("costs.json")}</script>'

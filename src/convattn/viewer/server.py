@@ -203,12 +203,7 @@ class ImpatientProtocol(H11Protocol):
 
 
 def serve(shown: Live, opened: socket.socket) -> None:
-    """Serves until Ctrl-C or SIGTERM, and lets requests end before it returns.
-
-    Args:
-        shown: The networks and images.
-        opened: A socket that listens.
-    """
+    """Serves on a socket that listens, until Ctrl-C or SIGTERM; lets requests end before it returns."""
     config = uvicorn.Config(
         make_app(shown),
         loop="asyncio",
