@@ -123,21 +123,3 @@ def test_a_large_file_is_read_to_its_end_and_not_held(live):
         assert "104,857,600 bytes; at most 10,485,760 are taken" in answer.text
         assert resident() - before < LARGE / 2
         assert client.get("/scene").status_code == 200
-
-
-def test_a_network_runs_once_for_each_image(live):
-    calls = []
-    live._exhibits[0].network.register_forward_hook(lambda *_: calls.append(1))
-    with served(live) as client:
-        address = str(client.base_url)
-
-        def ask():
-            with httpx.Client(base_url=address, trust_env=False, timeout=60) as own:
-                assert own.get("/rows?network=0&image=2&row=3&col=4").status_code == 200
-
-        threads = [threading.Thread(target=ask) for _ in range(50)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(calls) == 1

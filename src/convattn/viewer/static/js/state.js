@@ -20,14 +20,14 @@
  * @property {"auto" | "light" | "dark"} theme
  */
 
-/** @typedef {{[K in keyof ViewState]?: ViewState[K]}} SomeState */
+/** @typedef {Partial<ViewState>} SomeState */
 /** @typedef {(state: ViewState, changed: Set<keyof ViewState>) => void} StateListener */
 
 /**
  * @typedef {object} State
  * @property {() => ViewState} get
  * @property {(change: SomeState) => void} set   tells the listeners once, of the fields that are other than before
- * @property {(listener: StateListener) => () => void} subscribe   returns what ends it
+ * @property {(listener: StateListener) => void} subscribe
  */
 
 /** @type {Readonly<ViewState>} */
@@ -53,8 +53,8 @@ export const DEFAULT_STATE = Object.freeze({
 /** Makes a state. @param {SomeState} [initial] @returns {State} */
 export function createState(initial = {}) {
   let current = { ...DEFAULT_STATE, ...initial };
-  /** @type {Set<StateListener>} */
-  const listeners = new Set();
+  /** @type {StateListener[]} */
+  const listeners = [];
   return {
     get: () => current,
     set(change) {
@@ -63,10 +63,7 @@ export function createState(initial = {}) {
       current = { ...current, ...change };
       for (const listener of [...listeners]) listener(current, changed);
     },
-    subscribe(listener) {
-      listeners.add(listener);
-      return () => void listeners.delete(listener);
-    },
+    subscribe: (listener) => void listeners.push(listener),
   };
 }
 
