@@ -74,11 +74,7 @@ export function div(kind, ...children) {
   return h("div", { class: kind }, ...children);
 }
 
-/**
- * Makes a paragraph that has a class and nothing else.
- * @param {string} kind  its class
- * @param {...Child} children
- */
+/** Makes a paragraph that has a class and nothing else. @param {string} kind its class @param {...Child} children */
 export function para(kind, ...children) {
   return h("p", { class: kind }, ...children);
 }

@@ -17,11 +17,7 @@ export function changeEach(features, change) {
   return { ...features, data: features.data.map(change) };
 }
 
-/**
- * GELU: x Φ(x), with Φ the distribution function of the normal distribution.
- * @param {number} x
- * @returns {number}
- */
+/** GELU: x Φ(x), with Φ the distribution function of the normal distribution. @param {number} x @returns {number} */
 export function gelu(x) {
   return (x * (1 + errorFunction(x * Math.SQRT1_2))) / 2;
 }
@@ -250,12 +246,7 @@ export function runOnImage(scene, network, image, options) {
   return run(scene, scene.networks[network], bytesOf(scene.tensors, scene.images[image].picture), options);
 }
 
-/**
- * @param {Scene} scene
- * @param {Op} op
- * @param {Features} features
- * @returns {Features}
- */
+/** @param {Scene} scene @param {Op} op @param {Features} features @returns {Features} */
 function runOperation(scene, op, features) {
   const numbers = (/** @type {string} */ name) => floatsOf(scene.tensors, op[name]);
   const bias = op.bias ? numbers("bias") : null;

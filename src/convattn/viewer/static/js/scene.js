@@ -96,7 +96,6 @@ export const bytesOf = numbersOf(Uint8Array, "bytes");
  *   the reader added it, to this page alone
  * @typedef {{value: number | number[], error: number | number[] | null}} Statistic
  * @typedef {{pairs: [Pair, Pair], mode: "zeros" | "reflect" | "replicate" | "circular", spread: Pair}} Padding
- *
  * @typedef {object} PositionAttention  attention that depends on nothing but the displacement
  * @property {"position"} kind
  * @property {string} scores  where a file has `axes` alone, their sum, which is computed when the scene is opened
@@ -107,7 +106,6 @@ export const bytesOf = numbersOf(Uint8Array, "bytes");
  * @property {string | null} bias
  * @property {Padding} padding
  * @property {number} groups
- *
  * @typedef {object} MapsAttention  attention that depends on the image: rows of weights
  * @property {"maps"} kind
  * @property {("both" | "position" | "content")[]} parts
@@ -118,7 +116,6 @@ export const bytesOf = numbersOf(Uint8Array, "bytes");
  * @property {boolean} signed
  * @property {boolean} stored
  * @property {(number | "mean")[]} images
- *
  * @typedef {object} SceneLayer
  * @property {string} name
  * @property {string} kind
@@ -132,10 +129,8 @@ export const bytesOf = numbersOf(Uint8Array, "bytes");
  * @property {string | null} sentence
  * @property {Record<string, Statistic>[] | null} statistics
  * @property {PositionAttention | MapsAttention} attention
- *
  * @typedef {{epochs: number[], centres: string, sharpness: string, layers: number[]}} Timeline
  * @typedef {{op: string} & Record<string, any>} Op
- *
  * @typedef {object} SceneNetwork
  * @property {string} name
  * @property {string} title
@@ -145,7 +140,6 @@ export const bytesOf = numbersOf(Uint8Array, "bytes");
  * @property {Op[] | null} program
  * @property {SceneLayer[]} layers
  * @property {Timeline | null} timeline
- *
  * @typedef {object} Scene
  * @property {1} schema
  * @property {string} title
@@ -233,11 +227,7 @@ export function positionOf({ attention }) {
   return attention.kind === "position" ? attention : attention.position;
 }
 
-/**
- * Returns where the queries of a layer stand among its keys.
- * @param {SceneLayer} layer
- * @returns {LayerGeometry}
- */
+/** Returns where the queries of a layer stand among its keys. @param {SceneLayer} layer @returns {LayerGeometry} */
 export function geometryOf(layer) {
   const position = positionOf(layer);
   if (!position) throw new Error(`${layer.name} has no scores of displacements`);

@@ -52,11 +52,7 @@ export function unionOf(one, other) {
   };
 }
 
-/**
- * Writes a share as a length of CSS, as browsers write it back.
- * @param {number} share
- * @param {string} [unit]
- */
+/** Writes a share as a length of CSS, as browsers write it back. @param {number} share @param {string} [unit] */
 export const cssShare = (share, unit = "%") => `${Number((100 * share).toFixed(3))}${unit}`;
 
 /** @param {Extent} extent @returns {Record<string, number>} attributes of an SVG rectangle */

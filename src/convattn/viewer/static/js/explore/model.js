@@ -222,11 +222,7 @@ export function createModel(source, state, theme) {
   };
 }
 
-/**
- * @param {Map<string, Tensor>} tensors
- * @param {string} name
- * @param {Float32Array} data
- */
+/** @param {Map<string, Tensor>} tensors @param {string} name @param {Float32Array} data */
 function replaceFloats(tensors, name, data) {
   const tensor = tensors.get(name);
   if (tensor) tensors.set(name, { ...tensor, dtype: "F32", data });

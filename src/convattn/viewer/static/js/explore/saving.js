@@ -48,11 +48,7 @@ function brokenText(text, size, width) {
   return lines;
 }
 
-/**
- * @param {(canvas: HTMLCanvasElement) => void} draw
- * @param {Box & {opacity?: number}} box
- * @returns {SVGElement}
- */
+/** @param {(canvas: HTMLCanvasElement) => void} draw @param {Box & {opacity?: number}} box @returns {SVGElement} */
 function figureImage(draw, box) {
   const canvas = h("canvas");
   draw(canvas);
@@ -178,10 +174,7 @@ export function csvLine(fields) {
     .join(",");
 }
 
-/**
- * @param {Record<string, string | number | null | undefined>[]} rows all with the same names
- * @returns {string}
- */
+/** @param {Record<string, string | number | null | undefined>[]} rows all with the same names @returns {string} */
 function csvText(rows) {
   return [Object.keys(rows[0] ?? {}), ...rows.map(Object.values)].map((row) => `${csvLine(row)}\n`).join("");
 }

@@ -23,11 +23,7 @@ const BORDER_TAIL = 6; // soft heads see this far
 /** @type {Record<string, PadMode>} */
 const BORDER_MODES = { zeros: "zeros", "a mirror": "reflect", "other side": "circular", "the edge": "replicate" };
 
-/**
- * Step 3: what heads see beyond the border.
- * @param {Tour} tour
- * @returns {Step}
- */
+/** Step 3: what heads see beyond the border. @param {Tour} tour @returns {Step} */
 export function bordersStep(tour) {
   const { picture } = tour;
   const taps = namedTaps("Blur");

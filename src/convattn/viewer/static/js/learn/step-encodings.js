@@ -121,10 +121,7 @@ function productFit(target, fitLine) {
   return target.map((_, at) => down[Math.floor(at / FIT_SIDE)] * right[at % FIT_SIDE]);
 }
 
-/**
- * Waves of a sinusoidal encoding along one axis, ω_i = 10000^(−i/F), sines and cosines.
- * @param {number} waves  F
- */
+/** Waves of a sinusoidal encoding along one axis, ω_i = 10000^(−i/F), sines and cosines. @param {number} waves F */
 export function waveFeatures(waves) {
   const rates = Array.from({ length: waves }, (_, at) => 10000 ** (-at / waves));
   return rates.flatMap((rate) => [
@@ -201,12 +198,7 @@ const FIT_LIMIT = FIT_MIDDLE - 2;
 /** @param {number} share */
 const matchText = (share) => `${Number((100 * share).toPrecision(3))} %`;
 
-/**
- * Step 5: other functions of the offset.
- * @param {Tour} tour
- * @param {Element} text
- * @returns {Step}
- */
+/** Step 5: other functions of the offset. @param {Tour} tour @param {Element} text @returns {Step} */
 export function encodingsStep(tour, text) {
   const note = /** @type {Element} */ (text.querySelector(".learn-small")); // stands below the maps
   /** @type {[number, number]} */

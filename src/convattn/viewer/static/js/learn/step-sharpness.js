@@ -33,20 +33,13 @@ const SHARPEST = 100;
 const CURVE_AT = Array.from({ length: 31 }, (_, at) => SOFTEST * (SHARPEST / SOFTEST) ** (at / 30));
 const SHOWN_HEAD = 2; // the head that is shown: up and right
 
-/**
- * What float32 can tell apart: both outputs are rounded to it.
- * @param {Picture} output
- */
+/** What float32 can tell apart: both outputs are rounded to it. @param {Picture} output */
 export const float32Floor = (output) => 2 ** -23 * largestSize(output.data);
 
 /** @param {number} sharpness */
 export const sharpnessText = (sharpness) => (sharpness >= HARD ? "hard" : `α = ${sharpness.toPrecision(2)}`);
 
-/**
- * Step 2: from blur to a single pixel.
- * @param {Tour} tour
- * @returns {Step}
- */
+/** Step 2: from blur to a single pixel. @param {Tour} tour @returns {Step} */
 export function sharpnessStep(tour) {
   const { picture } = tour;
   let taps = namedTaps("Sharpen");
