@@ -3,7 +3,7 @@ import { mount, pageRoot } from "./page.js";
 import { decodeLevels, findQuery, rowsInPage, spreadRow } from "./rows.js";
 import { bytesOf, floatsOf, openScene, readSafetensors } from "./scene.js";
 
-/** @import { LayerRows, RowsAsked, Source } from "./rows.js" */
+/** @import { LayerRows, RowsRequest, Source } from "./rows.js" */
 /** @import { Scene } from "./scene.js" */
 
 /**
@@ -26,7 +26,7 @@ export function remoteSource(transport) {
   };
 }
 
-/** @param {RowsAsked} asked @returns {RowsFields} as a server or a kernel reads it */
+/** @param {RowsRequest} asked @returns {RowsFields} as a server or a kernel reads it */
 export const rowsFields = ({ network, image, query, part }) => ({
   network,
   image,
@@ -38,7 +38,7 @@ export const rowsFields = ({ network, image, query, part }) => ({
  * Computes in the page what can be, and asks for the rest.
  * @param {Scene} scene
  * @param {Transport} transport
- * @param {RowsAsked} asked
+ * @param {RowsRequest} asked
  * @returns {Promise<LayerRows[]>}
  */
 async function askRows(scene, transport, asked) {

@@ -150,24 +150,24 @@ export function storedRows(scene, { network, image, query, part }, number) {
 
 /**
  * Where a page gets its rows from: the scene itself, a server, a notebook.
- * @typedef {{network: number, image: number | "mean", query: Query, part: Part}} RowsAsked
+ * @typedef {{network: number, image: number | "mean", query: Query, part: Part}} RowsRequest
  * @typedef {object} Source
  * @property {Scene} scene
- * @property {(asked: RowsAsked) => Promise<LayerRows[]>} rows  of the layers that have this query and this image
+ * @property {(asked: RowsRequest) => Promise<LayerRows[]>} rows  of the layers that have this query and this image
  * @property {null | ((file: File) => Promise<number>)} upload  adds an image to the scene and returns its number
  */
 
 /** Opens a scene that holds everything. @param {ArrayBuffer} buffer @returns {Source} */
 export function staticSource(buffer) {
   const scene = openScene(buffer);
-  const rows = async (/** @type {RowsAsked} */ asked) => rowsInPage(scene, asked);
+  const rows = async (/** @type {RowsRequest} */ asked) => rowsInPage(scene, asked);
   return { scene, rows, upload: takesPictures(scene) ? (file) => addPicture(scene, file) : null };
 }
 
 /**
  * Returns the rows that need nothing but the scene.
  * @param {Scene} scene
- * @param {RowsAsked} asked
+ * @param {RowsRequest} asked
  * @returns {LayerRows[]}
  */
 export function rowsInPage(scene, asked) {

@@ -1,4 +1,4 @@
-// A state that a scene can show, and why it cannot show others.
+// What is shown, and how: the states that a scene can show, the controls above the maps, and the images.
 
 import {
   createSegments,

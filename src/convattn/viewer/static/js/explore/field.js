@@ -1,5 +1,5 @@
-// A plane in pixels of the image: pictures and maps on top of each other, marks above them, and a query that is moved
-// by pointer or keys.
+// A plane in pixels of the image: pictures and maps on top of each other, marks above them, a query that is moved by
+// pointer or keys, and a handle on the centre of a head.
 
 import {
   div,

@@ -1,4 +1,5 @@
-// What a small map shows: all keys, or those near the query, so that heads that look a pixel away can be told apart.
+// Every head of every layer as a small map: of all keys, or of those near the query, so that heads that look a pixel away
+// can be told apart.
 
 import { div, h, keyTarget, setProp, setProps } from "../dom.js";
 import { contextOf, drawBars, drawMap } from "../draw.js";
@@ -103,8 +104,6 @@ export function placeMarks(element, { extent, query, whole }, image) {
     "--inside": padded ? edges.join(" ") : "0",
   });
 }
-
-// Every head of every layer as a small map: rows are layers, columns are heads.
 
 /** @typedef {{button: HTMLButtonElement, map: HTMLCanvasElement, bars: HTMLCanvasElement}} MapCell */
 /**

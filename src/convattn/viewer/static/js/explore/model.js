@@ -1,4 +1,4 @@
-// What the parts of the page share: the rows of the present query, the heads that were moved, and who wants to know.
+// What the parts of the page share: the rows of the present query, the heads that were moved, and the listeners.
 
 import { positionScores, quadraticAxes, sumOfAxes, tableShape } from "../attention.js";
 import { reasonOf } from "../dom.js";

@@ -1,4 +1,5 @@
-// The view as one SVG: image, maps of all heads, the chosen one, the colour bar. PNG files are drawn from it.
+// What can be taken along: the address of the view, the view as a picture, its numbers. The picture is one SVG, from which
+// PNG files are drawn.
 
 import { h, reasonOf, say, svg } from "../dom.js";
 import { contextOf, drawRamp, numberText } from "../draw.js";
@@ -8,6 +9,7 @@ import { viewWords } from "./words.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
 
+/** @import { Props } from "../dom.js" */
 /** @import { Extent } from "./field.js" */
 /** @import { SmallView } from "./matrix.js" */
 /** @import { Model } from "./model.js" */
@@ -18,16 +20,8 @@ import { rowNumbers } from "../statistics.js";
 const FIGURE = { side: 300, cell: 56, gap: 6, name: 14, margin: 24, least: 640 };
 const FONT = "system-ui, sans-serif";
 
-/**
- * @param {string} text
- * @param {number} x
- * @param {number} y
- * @param {Record<string, unknown>} [props]
- * @returns {SVGElement}
- */
-function figureText(text, x, y, props) {
-  return svg("text", { x, y, ...props }, text);
-}
+/** @param {string} text @param {number} x @param {number} y @param {Props} [props] @returns {SVGElement} */
+const figureText = (text, x, y, props) => svg("text", { x, y, ...props }, text);
 
 /**
  * Breaks a text between words, and very long words anywhere.
@@ -55,14 +49,8 @@ function figureImage(draw, box) {
   return svg("image", { ...box, href: canvas.toDataURL(), preserveAspectRatio: "none" });
 }
 
-/**
- * @param {Box} box
- * @param {number} width of the line
- * @returns {SVGElement} an outline in the colour of what is chosen
- */
-function figureFrame(box, width) {
-  return svg("rect", { ...box, fill: "none", stroke: "#d9480f", "stroke-width": width });
-}
+/** Outlines a box in the colour of what is chosen. @param {Box} box @param {number} width @returns {SVGElement} */
+const figureFrame = (box, width) => svg("rect", { ...box, fill: "none", stroke: "#d9480f", "stroke-width": width });
 
 /**
  * @param {Extent} extent of what is drawn
@@ -150,8 +138,6 @@ export function makeFigure(model, sentence) {
   const props = { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, ...letters };
   return { figure: svg("svg", props, svg("rect", { width, height, fill: paper }), ...parts), width, height };
 }
-
-// What can be taken along: the address of the view, the view as a picture, its numbers.
 
 /** Pixels of a PNG for each unit of the figure. */
 const PNG_SCALE = 2;

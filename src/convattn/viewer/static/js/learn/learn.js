@@ -1,4 +1,4 @@
-// The picture of the tour: small and grey.
+// The guided tour: its picture, its steps, and the way on to the network.
 
 import { div, fill, h, oncePerFrame, para, say, section } from "../dom.js";
 import { bordersStep } from "./step-borders.js";
