@@ -1,10 +1,8 @@
 """The base class of encodings: a module from real displacements to one score per head."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from itertools import product
-from types import NotImplementedType
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -13,8 +11,8 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, must_be
-from convattn.grid import Axis, PerAxis, axis_lists, whole_number
+from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.grid import Axis, whole_number
 
 _COMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
 """Hooks of torch that compute a parameter before its module is called."""
@@ -45,44 +43,6 @@ def _refusal(module: nn.Module, kind: str, hook: object) -> str:
     )
 
 
-class ComputedTensor(Tensor):
-    """A tensor computed from a parameter; writing into it, or into a view of it, raises an error.
-
-    Other results computed from it are plain tensors.
-    """
-
-    _hint: str
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Runs a function of torch on plain tensors; refuses to write into a computed one."""
-        kwargs, name = kwargs or {}, func.__name__
-        written = kwargs.get("out", next(iter([*args, *kwargs.values()]), None))
-        writes = "out" in kwargs or name in ("__set__", "__setitem__") or (name[-1] == "_" and name[-2:] != "__")
-        if writes and isinstance(written, ComputedTensor):
-            raise ArgumentError(written._hint)
-        sources = [one for one in args if isinstance(one, ComputedTensor)]
-        with torch._C.DisableTorchFunctionSubclass():
-            plain = (one.as_subclass(Tensor) if isinstance(one, ComputedTensor) else one for one in args)
-            return _guard_views(func(*plain, **kwargs), sources)
-
-    def _cannot(self, _: object) -> NotImplementedType:
-        return NotImplemented
-
-    # x *= 2 is x = x * 2, which assigns where x is a property
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = _cannot  # type: ignore[assignment]
-
-
-def computed(values: Tensor, name: str, parameter: str) -> Tensor:
-    """Guards a property that is computed from a parameter: writing into it, which has no effect, raises an error."""
-    if torch.compiler.is_compiling():
-        return values
-    nothing = f"{name} is computed from {parameter}, so writing into it would change nothing"
-    return _guard(values, f"{nothing}: assign it, as in encoding.{name} = value")
-
-
 def given_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     """Reads the finite numbers that a user assigned, of a shape or of one head for all; float64 on the CPU."""
     expected = f"finite numbers of shape {shape}, or {shape[1:]} for all heads"
@@ -104,23 +64,6 @@ def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
         raise ArgumentError(must_be(name, "a parameter that can be written, not one computed from others", name))
     with torch.no_grad():
         parameter.copy_(values)
-
-
-def _guard(values: Tensor, hint: str) -> Tensor:
-    guarded = values.as_subclass(ComputedTensor)
-    guarded._hint = hint
-    return guarded
-
-
-def _guard_views(result: Any, sources: Sequence[ComputedTensor]) -> Any:
-    """Guards whatever shares memory with a guarded tensor."""
-    if type(result) in (tuple, list):
-        return type(result)(_guard_views(one, sources) for one in result)
-    if type(result) is Tensor:
-        for source in sources:
-            if torch._C._is_alias_of(result, source):  # type: ignore[attr-defined]
-                return _guard(result, source._hint)
-    return result
 
 
 class Encoding(nn.Module, ABC):
@@ -149,6 +92,12 @@ class Encoding(nn.Module, ABC):
 
     axis_additive: ClassVar[bool] = False
     """Whether the score is a sum of one term per axis."""
+
+    if TYPE_CHECKING:
+        # A layer's encoding may be of any class: its own attributes, as a sharpness, are found when it runs.
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, num_heads: int, dims: int) -> None:
         """Checks and stores the sizes.
@@ -335,20 +284,9 @@ class AxisAdditiveEncoding(Encoding):
     def axis_tables(
         self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> list[Float[Tensor, "heads _"]]:
-        """Scores, for each axis alone, all displacements of a grid along it.
+        """Scores, for each axis alone, all displacements of a grid along it, from the lowest to the highest.
 
-        Args:
-            axes: Queries and keys along each axis.
-            dtype: Dtype in which to compute.
-            device: Where to compute.
-
-        Returns:
-            One table per axis, from the lowest to the highest displacement.
-
-        Raises:
-            ShapeError: The grid has another number of axes than the encoding, or `axis_score` returned another shape.
-            EncodingRangeError: The grid has displacements that the encoding does not hold.
-            ArgumentError: The encoding has a hook that would be ignored.
+        Arguments and errors are those of `table`.
         """
         displacements = enumerate(self._displacements(axes, dtype, device))
         return [self._fitting(self.axis_score(n, along), along.shape, along) for n, along in displacements]
@@ -358,18 +296,7 @@ class AxisAdditiveEncoding(Encoding):
     ) -> list[Float[Tensor, "_ width"]]:
         """Returns, for each axis alone, the features of all displacements of a grid along it; r_δ = Σ_a r_a[δ_a].
 
-        Args:
-            axes: Queries and keys along each axis.
-            dtype: Dtype in which to compute.
-            device: Where to compute.
-
-        Returns:
-            One table per axis, from the lowest to the highest displacement, each of width `feature_width`.
-
-        Raises:
-            ArgumentError: The encoding has no features, or a hook that would be ignored.
-            ShapeError: The grid has another number of axes than the encoding.
-            EncodingRangeError: The grid has displacements that the encoding does not hold.
+        Arguments and errors are those of `table`; an encoding without features raises ArgumentError.
         """
         self._require_features()
         return [self.axis_feature_vectors(n, along) for n, along in enumerate(self._displacements(axes, dtype, device))]
@@ -410,46 +337,3 @@ class AxisAdditiveEncoding(Encoding):
         """Adds up the features of the axes."""
         terms = [self.axis_feature_vectors(axis, displacement[..., axis]) for axis in range(self.dims)]
         return sum(terms[1:], terms[0])
-
-
-_COMMON = {1: 520, 2: 40, 3: 20}
-_SMALL = 8
-"""Extents by the number of axes: common sizes 512, 32 and 16 with some padding; fewer than 10^5 displacements."""
-
-
-def read_table(
-    table: Float[Tensor, "*axes width"], displacement: Float[Tensor, "*points dims"]
-) -> Float[Tensor, "*points width"]:
-    """Interpolates a table of displacements multilinearly; integer displacements give the entries themselves."""
-    # The table holds −(E − 1), …, E − 1 along each axis.
-    sizes = torch.tensor(table.shape[:-1], device=displacement.device)
-    below = displacement.floor()
-    part = displacement - below
-    lower = below.long() + (sizes - 1) // 2
-    upper = (lower + 1).minimum(sizes - 1)
-    result = torch.zeros((), dtype=displacement.dtype, device=displacement.device)
-    for corner in product((False, True), repeat=len(sizes)):
-        weights = [part[..., a] if high else 1 - part[..., a] for a, high in enumerate(corner)]
-        entries = table[tuple((upper if high else lower)[..., a] for a, high in enumerate(corner))]
-        result = result + torch.stack(weights).prod(0)[..., None] * entries.to(displacement.dtype)
-    return result
-
-
-def chosen_extent(extent: PerAxis | None, dims: int) -> tuple[int, ...]:
-    """Returns a table's extent per axis; None gives one that holds common sizes."""
-    return axis_lists("extent", _COMMON.get(dims, _SMALL) if extent is None else extent, dims, least=1)
-
-
-def require_extent(
-    encoding: Encoding, extents: Sequence[int], lowest: Sequence[float], highest: Sequence[float]
-) -> None:
-    """Raises EncodingRangeError if a table of these extents does not hold a box of displacements."""
-    needed = [max(-low, high) for low, high in zip(lowest, highest, strict=True)]
-    for axis, extent in enumerate(extents):
-        if needed[axis] > extent - 1:
-            kind, fitting = type(encoding).__name__, -int(-max(needed) // 1) + 1
-            raise EncodingRangeError(
-                f"{kind} holds displacements from {1 - extent} to {extent - 1} along axis {axis}, but {lowest[axis]:g}"
-                f" to {highest[axis]:g} are asked: build it with extent={fitting} or more, as in"
-                f" encoding={kind}({encoding.num_heads}, {encoding.dims}, extent={fitting})"
-            )

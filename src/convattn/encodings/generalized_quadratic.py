@@ -8,7 +8,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings.encoding import Encoding, computed, given_numbers, write_parameter
+from convattn.encodings.encoding import Encoding, given_numbers, write_parameter
 from convattn.encodings.quadratic import starting_centres
 from convattn.errors import ArgumentError, must_be
 
@@ -55,8 +55,8 @@ class GeneralizedQuadratic(Encoding):
 
     @property
     def precision(self) -> Float[Tensor, "heads dims dims"]:
-        """Σ⁻¹ = SᵀS per head, in 1/pixel². Assign positive definite matrices; writing into it raises."""
-        return computed(self.shape.mT @ self.shape, "precision", "shape")
+        """Σ⁻¹ = SᵀS per head, in 1/pixel². Assign positive definite matrices; writing into it has no effect."""
+        return self.shape.mT @ self.shape
 
     @precision.setter
     def precision(self, value: Any) -> None:

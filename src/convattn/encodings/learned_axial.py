@@ -8,13 +8,8 @@ from einops import einsum
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.encodings.encoding import (
-    AxisAdditiveEncoding,
-    chosen_extent,
-    compute_parameters,
-    read_table,
-    require_extent,
-)
+from convattn.encodings.encoding import AxisAdditiveEncoding, compute_parameters
+from convattn.encodings.learned_table import chosen_extent, read_table, require_extent
 from convattn.grid import PerAxis, whole_number
 
 

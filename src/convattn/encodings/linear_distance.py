@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings.encoding import AxisAdditiveEncoding, computed, given_numbers, write_parameter
+from convattn.encodings.encoding import AxisAdditiveEncoding, given_numbers, write_parameter
 from convattn.errors import ArgumentError, must_be
 
 
@@ -39,8 +39,8 @@ class LinearDistance(AxisAdditiveEncoding):
 
     @property
     def slope(self) -> Float[Tensor, " heads"]:
-        """Slope m per head, in 1/pixel. Assigning a number or one per head writes its logarithm; in place it raises."""
-        return computed(self.log_slope.exp(), "slope", "log_slope")
+        """Slope m per head, in 1/pixel. Assign a number, or one per head; writing into it has no effect."""
+        return self.log_slope.exp()
 
     @slope.setter
     def slope(self, value: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings.encoding import AxisAdditiveEncoding, computed, given_numbers, write_parameter
+from convattn.encodings.encoding import AxisAdditiveEncoding, given_numbers, write_parameter
 from convattn.errors import ArgumentError, ShapeError, must_be
 
 
@@ -112,8 +112,8 @@ class Quadratic(AxisAdditiveEncoding):
 
     @property
     def sharpness(self) -> Float[Tensor, " heads"]:
-        """α = ½·root² per head, in 1/pixel². Assign a number, or one per head; writing into it raises."""
-        return computed(self.root_sharpness**2 / 2, "sharpness", "root_sharpness")
+        """α = ½·root² per head, in 1/pixel². Assign a number, or one per head; writing into it has no effect."""
+        return self.root_sharpness**2 / 2
 
     @sharpness.setter
     def sharpness(self, value: Any) -> None:

@@ -1,6 +1,6 @@
 """Self-attention on grids as modules, with the arguments of `torch.nn.ConvNd`."""
 
-from convattn.layers.content import Content
+from convattn.layers.content_scores import Content
 from convattn.layers.frozen import FrozenAttention
 from convattn.layers.fusion import fuse
 from convattn.layers.gated import (

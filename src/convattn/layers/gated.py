@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnknownNameError, must_be
-from convattn.layers.content import Content
+from convattn.layers.content_scores import Content
 from convattn.layers.relative import GateKind, RelativeAttention
 
 
@@ -79,7 +79,9 @@ class GatedRelativeAttention(RelativeAttention, ABC):
 
 @final
 class GatedRelativeAttention1d(GatedRelativeAttention):
-    """Gated relative self-attention on sequences; see `GatedRelativeAttention`.
+    """Gated relative self-attention on sequences: A_h = (1 − s_h) softmax(content) + s_h softmax(position).
+
+    Arguments are those of `RelativeAttention1d`, and `gate`: "sigmoid", or "tanh", which starts without content.
 
     Example:
         >>> layer = GatedRelativeAttention1d(4, 6, 3, "sinusoidal", gate="tanh")
@@ -92,7 +94,9 @@ class GatedRelativeAttention1d(GatedRelativeAttention):
 
 @final
 class GatedRelativeAttention2d(GatedRelativeAttention):
-    """Gated relative self-attention on images; see `GatedRelativeAttention`.
+    """Gated relative self-attention on images: A_h = (1 − s_h) softmax(content) + s_h softmax(position).
+
+    Arguments are those of `RelativeAttention2d`, and `gate`: "sigmoid", or "tanh", which starts without content.
 
     Example:
         >>> layer = GatedRelativeAttention2d(4, 6, 9, "quadratic", padding=1)
@@ -105,7 +109,9 @@ class GatedRelativeAttention2d(GatedRelativeAttention):
 
 @final
 class GatedRelativeAttention3d(GatedRelativeAttention):
-    """Gated relative self-attention on volumes; see `GatedRelativeAttention`.
+    """Gated relative self-attention on volumes: A_h = (1 − s_h) softmax(content) + s_h softmax(position).
+
+    Arguments are those of `RelativeAttention3d`, and `gate`: "sigmoid", or "tanh", which starts without content.
 
     Example:
         >>> layer = GatedRelativeAttention3d(2, 3, 2, "distance", gate="tanh")

@@ -30,7 +30,7 @@ from convattn.functional import (
 from convattn.functional.autocast import autocasts, without_autocast
 from convattn.functional.plan import REQUESTED, can_be_read
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_number
-from convattn.layers.content import Content, ContentScores
+from convattn.layers.content_scores import Content, ContentScores
 from convattn.layers.values import make_values
 from convattn.record import Record
 
@@ -504,7 +504,11 @@ class RelativeAttention(HasKernel, ABC):
 
 @final
 class RelativeAttention1d(RelativeAttention):
-    """Relative self-attention on sequences (batch, channels, positions); see `RelativeAttention`.
+    """Relative self-attention on sequences (batch, channels, positions), in the place of `nn.Conv1d`.
+
+    Its output is y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k], where A_h[q, k] is the softmax over all positions k of a score
+    of k − q. Arguments are those of `nn.Conv1d` for geometry, groups and bias, the number of heads, and `encoding`: the
+    name of an encoding, as "sinusoidal", an `Encoding`, or a function of displacements.
 
     Example:
         >>> import torch
@@ -517,7 +521,11 @@ class RelativeAttention1d(RelativeAttention):
 
 @final
 class RelativeAttention2d(RelativeAttention):
-    """Relative self-attention on images (batch, channels, rows, cols); see `RelativeAttention`.
+    """Relative self-attention on images (batch, channels, rows, cols), in the place of `nn.Conv2d`.
+
+    Its output is y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k], where A_h[q, k] is the softmax over all pixels k of a score of
+    k − q. Arguments are those of `nn.Conv2d` for geometry, groups and bias, the number of heads, and `encoding`: the
+    name of an encoding, as "quadratic", an `Encoding`, or a function of displacements.
 
     Example:
         >>> import torch
@@ -531,7 +539,11 @@ class RelativeAttention2d(RelativeAttention):
 
 @final
 class RelativeAttention3d(RelativeAttention):
-    """Relative self-attention on volumes (batch, channels, depth, rows, cols); see `RelativeAttention`.
+    """Relative self-attention on volumes (batch, channels, depth, rows, cols), in the place of `nn.Conv3d`.
+
+    Its output is y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k], where A_h[q, k] is the softmax over all pixels k of a score of
+    k − q. Arguments are those of `nn.Conv3d` for geometry, groups and bias, the number of heads, and `encoding`: the
+    name of an encoding, as "distance", an `Encoding`, or a function of displacements.
 
     Example:
         >>> import torch
