@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.definition import attend_at
 from benchmarks.record import Check
-from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget, roundings
+from convattn.functional.reference import LEAST_ROUNDINGS, rounded_differently, rounding_budget, roundings
 from convattn.layers import RelativeAttention
 
 __all__ = ["FEW_NUMBERS", "Truth", "judge", "roads", "some_queries"]

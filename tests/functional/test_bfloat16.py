@@ -61,7 +61,9 @@ def gradients(compute, values, *, autocast=True):
 def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, monkeypatch):
     values = inputs(queries, keys)
     monkeypatch.setattr(bfloat16, "_ALIGNED", 1)
-    monkeypatch.setattr(bfloat16, "_CACHE", images * 88 * HEADS * 4 * 2)  # images of at most 88 pixels in bfloat16
+    monkeypatch.setattr(
+        bfloat16, "_CACHE_IN_BFLOAT16", images * 88 * HEADS * 4 * 2
+    )  # images of at most 88 pixels in bfloat16
     actual = gradients(attended, values)
     exact = gradients(products, [value.double() for value in values], autocast=False)
     lows = [gradients(road, values) for road in roads(len(keys))]

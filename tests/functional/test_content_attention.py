@@ -1,7 +1,6 @@
 """Content attention, some images at a time: parts give what the whole gives, and nothing large is kept."""
 
 import importlib
-from dataclasses import replace
 
 import pytest
 import torch
@@ -74,13 +73,6 @@ PIECES = {
         {"content": Content(query_bias=True, content_bias=False)},
     ),
     "features of all axes at once": (RelativeAttention2d, "generalized_quadratic", (5, 7), {}),
-    "folded matrices": (RelativeAttention2d, "learned_axial", (5, 7), {"content": Content(key_width=64)}),
-    "folded, features at once": (
-        RelativeAttention2d,
-        "generalized_quadratic",
-        (5, 7),
-        {"content": Content(key_width=64)},
-    ),
     "no features": (RelativeAttention2d, "learned_axial", (5, 7), {"content": Content(position=False)}),
     "one row": (RelativeAttention2d, "learned_axial", (1, 9), {}),
     "one column": (RelativeAttention2d, "learned_axial", (9, 1), {}),
@@ -152,23 +144,8 @@ def test_a_part_that_forgets_a_term_is_noticed(monkeypatch):
 
 
 @pytest.mark.parametrize("content", [Content(key_width=64, query_bias=True, key_bias=True), Content(key_width=1)])
-def test_one_matrix_in_place_of_two_is_the_reference_where_heads_are_wide(content, monkeypatch):
-    """The fold is taken for wide heads only, and with either the result is right; without the bias's part it is not."""
-    taken = []
-    honest = MODULE.fold
-    monkeypatch.setattr(MODULE, "fold", lambda *args: taken.append(args) or honest(*args))
+def test_heads_of_every_width_are_the_reference(content):
     check(made("content", content=content), torch.randn(3, 4, 5, 7))
-    assert bool(taken) == (content.key_width == 64)
-
-
-def test_a_fold_that_forgets_a_bias_is_noticed(monkeypatch):
-    """Negative control of the test above."""
-    honest, content = MODULE.fold, Content(key_width=64, query_bias=True)
-    monkeypatch.setattr(
-        MODULE, "fold", lambda maps, *rest: honest(replace(maps, query_bias=0 * maps.query_bias), *rest)
-    )
-    with pytest.raises(AssertionError, match="result: error"):
-        check(made("content", content=content), torch.randn(3, 4, 5, 7))
 
 
 def saved_bytes(layer, x):

@@ -99,9 +99,9 @@ def zeros_beyond_the_border(_):
 def one_head_per_pixel(right):
     """A kernel in which of the heads at one pixel the last alone remains."""
 
-    def wrong(maps, positions, taps):
-        again = [position in positions[number + 1 :] for number, position in enumerate(positions)]
-        return right(torch.where(torch.tensor(again)[:, None, None], 0, maps), positions, taps)
+    def wrong(maps, offsets, window):
+        again = [offset in offsets[number + 1 :] for number, offset in enumerate(offsets)]
+        return right(torch.where(torch.tensor(again)[:, None, None], 0, maps), offsets, window)
 
     return wrong
 
@@ -152,7 +152,7 @@ VALUES = [
     ),
     Fault("fourier", "kernels in half precision", FOURIER, "functional.fourier:_place", of_result(halved)),
     Fault("shift", "zeros beyond the border", SHIFT, "functional.shift:functional", zeros_beyond_the_border),
-    Fault("shift", "one head per pixel", TOGETHER, "functional.shift:_joined", one_head_per_pixel),
+    Fault("shift", "one head per pixel", TOGETHER, "functional.shift:_by_tap", one_head_per_pixel),
     Fault("content", "the softmax leaks", CONTENT, "functional.content:attention_weights", of_result(leaky)),
     Fault("content", "position in half precision", CONTENT, "functional.content:_Call._along", of_result(halved)),
     Fault(
@@ -252,7 +252,7 @@ GRADIENTS = [
         "shift",
         "one head without gradient",
         SHIFT,
-        "functional.shift:_joined",
+        "functional.shift:_by_tap",
         of_argument(0, last_without_gradient),
         "values",
     ),

@@ -21,8 +21,8 @@ from tests.testing.dense import as_dtype, dense_attention
 
 from convattn.encodings import ENCODINGS
 from convattn.errors import ArgumentError, DeviceError
-from convattn.functional import derivatives
 from convattn.functional import separable as weights_first
+from convattn.functional import torch_modes
 from convattn.layers import (
     Content,
     GatedRelativeAttention2d,
@@ -131,7 +131,7 @@ def test_transforms_have_derivatives(plain):
 def test_a_gradient_that_is_no_longer_differentiated_by_torch_is_noticed(impl, monkeypatch):
     """Negative control: with the hand-written gradient alone, which torch sees as constant, a Hessian is wrong."""
     case = LayerCase("quadratic", options={"impl": impl})
-    constant = derivatives.backward_to_differentiate
+    constant = torch_modes.backward_to_differentiate
     monkeypatch.setattr(weights_first, "SMALL_BYTES", -1)
     monkeypatch.setattr(weights_first, "backward_to_differentiate", lambda *args: _detached(constant(*args)))
     with pytest.raises((AssertionError, RuntimeError), match="error"):

@@ -14,7 +14,7 @@ from tests.testing.keys import key_index, take_keys
 from torch import Tensor
 
 from convattn.convert.taps import AnyConvolution, TransposedConvolution
-from convattn.functional.rounding import rounded_differently
+from convattn.functional.reference import rounded_differently
 from convattn.testing.budget import Sums, assert_within_budget, roundings
 
 __all__ = ["FEW", "assert_convolves", "convolve", "rounded_differently", "tap_maps"]

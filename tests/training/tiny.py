@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convattn.data import ImageDataset, ImageSplit, normalise
-from convattn.functional.rounding import LEAST_ROUNDINGS
+from convattn.functional.reference import LEAST_ROUNDINGS
 from convattn.lab import Recipe, run_setup, trainer
 from convattn.lab import trainer as batches
 from convattn.lab.recipe import (

@@ -22,8 +22,8 @@ from convattn.convert.taps import (
 )
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, must_be
-from convattn.functional.autocast import without_autocast
-from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
+from convattn.functional.reference import LEAST_ROUNDINGS, rounded_differently, rounding_budget
+from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Geometry
 from convattn.layers import RelativeAttention
 from convattn.record import Record

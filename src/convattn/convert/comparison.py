@@ -18,7 +18,7 @@ from convattn.convert.surgery import Arguments, copy_module, full_name, is_float
 from convattn.convert.taps import AnyConvolution, read_taps, summed_otherwise
 from convattn.convert.to_attention import pad_same
 from convattn.errors import ArgumentError, ConversionError, must_fit
-from convattn.functional.rounding import LEAST_ROUNDINGS
+from convattn.functional.reference import LEAST_ROUNDINGS
 from convattn.sealed import weights_digest
 from convattn.wording import some
 

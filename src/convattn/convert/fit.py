@@ -16,7 +16,7 @@ from convattn.convert.certificate import LeftAlone
 from convattn.convert.surgery import Arguments, copy_network, input_shapes, names_by_module, run
 from convattn.convert.taps import CONVOLUTIONS, Convolution, read_taps, tap_pixels
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
-from convattn.functional.autocast import without_autocast
+from convattn.functional.torch_modes import without_autocast
 from convattn.layers import RelativeAttention
 from convattn.record import Record
 

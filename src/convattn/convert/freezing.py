@@ -74,8 +74,8 @@ def _frozen_layer(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) ->
     if window is None:
         return FrozenAttention(layer, sizes)
     kind: Any = CONVOLUTIONS[layer.dims]
-    run, bias = window.run, layer.bias is not None
-    arguments = (run.taps, run.stride, run.padding, run.dilation, layer.groups, bias)
+    bias = layer.bias is not None
+    arguments = (window.taps, window.stride, window.padding, window.dilation, layer.groups, bias)
     convolution = kind(layer.in_channels, layer.out_channels, *arguments, device="meta")
     convolution.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
     if layer.bias is not None:

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, must_fit
-from convattn.functional.autocast import without_autocast
-from convattn.functional.rounding import rounded_differently
+from convattn.functional.reference import rounded_differently
+from convattn.functional.torch_modes import without_autocast
 from convattn.layers import RelativeAttention
 
 CALLS = (

@@ -18,7 +18,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from convattn.convert.surgery import copy_module, full_name, is_own_hook
 from convattn.errors import UnsupportedModelError
 from convattn.functional import combine_heads, pad_keys, query_pixels
-from convattn.functional.rounding import rounded_differently
+from convattn.functional.reference import rounded_differently
 from convattn.grid import Axis, Geometry
 from convattn.wording import counted
 

@@ -37,7 +37,7 @@ from convattn.errors import (
     must_be,
 )
 from convattn.functional import find_shifts
-from convattn.functional.autocast import without_autocast
+from convattn.functional.torch_modes import without_autocast
 from convattn.grid import PADDING_MODES, Axis, Geometry, PerAxis, axis_lists
 from convattn.layers import FactoredValues, MergedValues, RelativeAttention
 

@@ -24,11 +24,9 @@ from convattn.functional.reference import (
 )
 from convattn.functional.separable import separable_attention, values_first_attention
 from convattn.functional.shift import (
-    ShiftConvolution,
     Shifts,
     WindowConvolution,
     shift_attention,
-    shift_convolution,
     take_every,
     window_convolution,
 )
@@ -41,7 +39,6 @@ __all__ = [
     "HeadMaps",
     "Path",
     "PositionTables",
-    "ShiftConvolution",
     "Shifts",
     "WindowConvolution",
     "Work",
@@ -65,7 +62,6 @@ __all__ = [
     "query_pixels",
     "separable_attention",
     "shift_attention",
-    "shift_convolution",
     "take_every",
     "values_first_attention",
     "window_convolution",

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.autocast import product_dtype, without_autocast
 from convattn.functional.reference import attention_weights, combine_heads
+from convattn.functional.torch_modes import product_dtype, without_autocast
 from convattn.grid import Axis
 
 MOST_TAPS = 14

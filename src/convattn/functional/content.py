@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from convattn.functional.autocast import without_autocast
-from convattn.functional.derivatives import needs_own_operations
 from convattn.functional.reference import (
     attention_weights,
     combine_heads,
@@ -22,6 +20,7 @@ from convattn.functional.reference import (
     position_weights,
     query_pixels,
 )
+from convattn.functional.torch_modes import needs_own_operations, without_autocast
 from convattn.grid import Axis
 
 
@@ -110,14 +109,14 @@ class ContentMaps:
     """The linear maps from pixels to queries and keys, all heads in one matrix."""
 
     query: Float[Tensor, "heads_width channels"]  # W_q
-    key: Float[Tensor, "heads_width channels"] | None  # W_k; None if the pixels are the keys of all heads
+    key: Float[Tensor, "heads_width channels"]  # W_k
     query_bias: Float[Tensor, " heads_width"] | None = None
     key_bias: Float[Tensor, " heads_width"] | None = None
     content_bias: Float[Tensor, "heads width"] | None = None  # u
 
     def project(
         self, keys: Float[Tensor, "images channels *spatial"], axes: Sequence[Axis], heads: int
-    ) -> tuple[Float[Tensor, "images heads queries width"], Float[Tensor, "images heads_or_one keys width"]]:
+    ) -> tuple[Float[Tensor, "images heads queries width"], Float[Tensor, "images heads keys width"]]:
         """Computes queries, without the content bias, and keys from key images.
 
         Args:
@@ -129,11 +128,9 @@ class ContentMaps:
             Queries and keys.
         """
         pattern = "images pixels (heads width) -> images heads pixels width"
-        query = functional.linear(pixels_last(query_pixels(keys, axes)), self.query, self.query_bias)
-        query, pixels = rearrange(query, pattern, heads=heads), pixels_last(keys)
-        if self.key is None:
-            return query, pixels[:, None]
-        return query, rearrange(functional.linear(pixels, self.key, self.key_bias), pattern, heads=heads)
+        query = functional.linear(_pixels_last(query_pixels(keys, axes)), self.query, self.query_bias)
+        key = functional.linear(_pixels_last(keys), self.key, self.key_bias)
+        return rearrange(query, pattern, heads=heads), rearrange(key, pattern, heads=heads)
 
 
 @dataclass(frozen=True)
@@ -151,43 +148,7 @@ class PositionTables:
     features: Sequence[Float[Tensor, "heads_or_one _ width"]] = ()
 
 
-def score_products(images: int, channels: int, queries: int, keys: int, width: int) -> tuple[int, int]:
-    """Counts the multiplications per head for queries, keys and scores: with W_q and W_k apart, and folded."""
-    apart = images * width * (channels * (queries + keys) + queries * keys)
-    folded = channels * channels * (width + images * queries) + images * channels * queries * keys
-    return apart, folded
-
-
-def fold(
-    content: ContentMaps, position: PositionTables, heads: int, dtype: torch.dtype
-) -> tuple[ContentMaps, PositionTables]:
-    """Folds W_q and W_k into one matrix, q·k = (W_kᵀ q)·x and q·r = x·(W_qᵀ r) + b·r; everything scaled by 1/√width."""
-    # The pixels are then the keys, and features of pixels end in a one. The bias of the keys adds the same number to
-    # all scores of a query, and the softmax cancels it: it stays in the graph with a gradient of zero.
-    assert content.key is not None
-    wide = torch.promote_types(dtype, torch.float32)
-    query, key = (
-        rearrange(matrix.to(wide), "(heads width) channels -> heads width channels", heads=heads)
-        for matrix in (content.query, content.key)
-    )
-    query = query * query.shape[1] ** -0.5
-    bias = query.new_zeros(heads, query.shape[1])
-    if content.query_bias is not None:
-        bias = content.query_bias.to(wide).view(heads, -1) * query.shape[1] ** -0.5
-    features = [
-        torch.cat([table.to(wide) @ query, table.to(wide) @ bias[..., None]], dim=-1) for table in position.features
-    ]
-    if content.content_bias is not None:
-        bias = bias + content.content_bias.to(wide) * query.shape[1] ** -0.5
-    folded = einsum(bias, key, "heads width, heads width channels -> heads channels").flatten()
-    if content.key_bias is not None:
-        folded = folded + 0 * content.key_bias.to(wide).sum()
-    matrix = einsum(key, query, "heads width channels, heads width inputs -> heads channels inputs").flatten(0, 1)
-    maps = ContentMaps(matrix.to(dtype), None, folded.to(dtype))
-    return maps, PositionTables(position.scores, features)
-
-
-def pixels_last(images: Float[Tensor, "images channels *spatial"]) -> Float[Tensor, "images pixels channels"]:
+def _pixels_last(images: Float[Tensor, "images channels *spatial"]) -> Float[Tensor, "images pixels channels"]:
     """Returns images as rows of channels, one row per pixel."""
     return rearrange(images, "images channels ... -> images (...) channels")
 
@@ -211,8 +172,8 @@ def content_attention(
 
     As many images are computed at a time as fit a budget of memory; of an image that does not fit, as many rows of
     queries. Scores and weights are computed again in the backward pass; queries, keys and mixed pixels are kept between
-    the passes. For wide heads, W_q and W_k are folded into one matrix. Features are never stored for every query and
-    key: a query is multiplied with those of each axis's displacements, and the axes are added up.
+    the passes. Features are never stored for every query and key: a query is multiplied with those of each axis's
+    displacements, and the axes are added up.
 
     Source: Dai et al. 2019 (Transformer-XL), §3.3; the gate is d'Ascoli et al. 2021 (ConViT), eq. 6.
 
@@ -231,11 +192,6 @@ def content_attention(
         Output channels at each query, in the dtype of `keys`.
     """
     with without_autocast(keys.device):
-        queries, pixels = prod(len(axis.queries) for axis in axes), prod(axis.keys for axis in axes)
-        width = len(content.query) // len(maps)
-        apart, folded = score_products(keys.shape[0], keys.shape[1], queries, pixels, width)
-        if folded < apart:
-            content, position = fold(content, position, len(maps), keys.dtype)
         work = _Call(axes, content, position, maps, groups, share, dropout)
         step, rows = work.images_and_rows(keys)
         shared, along = work.shared(rows), work.along_axes(rows, keys.device)
@@ -327,17 +283,12 @@ class _Call:
         query, key = self.content.project(keys, self.axes, len(self.maps))
         wide = torch.promote_types(query.dtype, torch.float32)
         query, key = query.contiguous().to(wide), key.contiguous().to(wide)  # or each product copies them
-        if self.content.key is None:
-            at_queries = pixels_last(query_pixels(keys, self.axes))
-            ones = at_queries.new_ones(()).expand(*at_queries.shape[:2], 1)
-            seeing = torch.cat([at_queries, ones], dim=-1)[:, None].to(wide)
-        else:
-            scale, bias = query.shape[-1] ** -0.5, self.content.content_bias
-            seeing = query = query * scale
-            query = query if bias is None else query + (bias * scale).to(wide)[:, None]
-        pixels, again = pixels_last(keys), torch.is_grad_enabled() and not needs_own_operations()
+        scale, bias = query.shape[-1] ** -0.5, self.content.content_bias
+        unbiased = query = query * scale
+        query = query if bias is None else query + (bias * scale).to(wide)[:, None]
+        pixels, again = _pixels_last(keys), torch.is_grad_enabled() and not needs_own_operations()
         parts = []
-        for piece in self._pieces(query, seeing, rows):
+        for piece in self._pieces(query, unbiased, rows):
             arguments = (key, pixels, along, shared, *piece)
             if again:
                 mixed = checkpoint(self._mix, *arguments, use_reentrant=False, preserve_rng_state=self.dropout > 0)
@@ -347,12 +298,12 @@ class _Call:
             parts.append(self._combine(mixed))
         return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
 
-    def _pieces(self, query: Tensor, seeing: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, list[Axis]]]:
+    def _pieces(self, query: Tensor, unbiased: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, list[Axis]]]:
         """Splits what belongs to queries along `row_axis`, and adds the axes with these queries."""
         queries, keys = self.axes[self.row_axis].queries, self.axes[self.row_axis].keys
         parts = [Axis(queries[first : first + rows], keys) for first in range(0, len(queries), rows)]
         lengths = [len(part.queries) * (query.shape[2] // len(queries)) for part in parts]
-        for part, own, seen in zip(parts, query.split(lengths, 2), seeing.split(lengths, 2), strict=True):
+        for part, own, seen in zip(parts, query.split(lengths, 2), unbiased.split(lengths, 2), strict=True):
             yield own, seen, [part if n == self.row_axis else axis for n, axis in enumerate(self.axes)]
 
     def _mix(
@@ -362,7 +313,7 @@ class _Call:
         given: Sequence[_Along | None],
         shared: Tensor | None,
         query: Tensor,
-        seeing: Tensor,
+        unbiased: Tensor,
         some: Sequence[Axis],
     ) -> Float[Tensor, "images heads queries channels"]:
         """Takes the weighted means of the pixels, for some queries along each axis."""
@@ -373,7 +324,7 @@ class _Call:
             ]
             if shared is None and not self.by_axis:
                 shared = self.shared_by(some)
-            scores = self._scores(query, key, seeing, along, some)
+            scores = self._scores(query, key, unbiased, along, some)
             if self.share is None:
                 weights = attention_weights(scores if shared is None else scores + shared)
             else:
@@ -383,23 +334,20 @@ class _Call:
         return torch.matmul(weights.flatten(1, 2), pixels).unflatten(1, weights.shape[1:3])
 
     def _scores(
-        self, query: Tensor, key: Tensor, seeing: Tensor, along: Sequence[_Along], some: Sequence[Axis]
+        self, query: Tensor, key: Tensor, unbiased: Tensor, along: Sequence[_Along], some: Sequence[Axis]
     ) -> Float[Tensor, "images heads queries keys"]:
         """Adds up all terms of the scores except the shared ones."""
-        # `seeing` is multiplied with the features: the queries, or the pixels, which are the same for all heads.
-        if key.shape[1] == 1:  # the keys are those of all heads
-            scores = (query.flatten(1, 2) @ key[:, 0].mT).unflatten(1, query.shape[1:3])
-        else:
-            scores = query @ key.mT
+        # `unbiased` are the queries without the content bias; they are multiplied with the features.
+        scores = query @ key.mT
         features = self.position.features
         if features and not self.features_by_axis:
             whole = features[0].unflatten(1, [axis.highest - axis.lowest + 1 for axis in self.axes])
-            seen = seeing @ self._window(whole, some).flatten(1, -2).mT
+            seen = unbiased @ self._window(whole, some).flatten(1, -2).mT
             index = _flat_index(some, seen.device).expand(*seen.shape[:2], -1, -1)
             scores = _add(scores, seen.gather(-1, index))
         by_axis, sizes = scores.unflatten(-1, [axis.keys for axis in self.axes]), [len(axis.queries) for axis in some]
         for number, (windows, table) in enumerate(along):
-            term = None if windows is None else self._along(number, seeing, windows, sizes)
+            term = None if windows is None else self._along(number, unbiased, windows, sizes)
             if table is not None and self.share is None:
                 own = [size if n == number else 1 for n, size in enumerate(sizes)]
                 spread = table.view(len(table), *own, -1).expand(-1, *sizes, -1).flatten(1, -2)
@@ -414,8 +362,7 @@ class _Call:
     ) -> Float[Tensor, "images heads queries _"]:
         """Multiplies each query with the features of its displacements to the keys along one axis."""
         split = query.unflatten(2, (prod(sizes[:number]), sizes[number], prod(sizes[number + 1 :])))
-        split, heads = (split[:, 0], "") if query.shape[1] == 1 else (split, "heads ")
-        pattern = f"images {heads}before q after width, heads q k width -> images heads before q after k"
+        pattern = "images heads before q after width, heads q k width -> images heads before q after k"
         return einsum(split, windows.expand(len(self.maps), -1, -1, -1), pattern).flatten(2, 4)
 
     def _combine(self, mixed: Float[Tensor, "images heads queries channels"]) -> Float[Tensor, "images out queries"]:

@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.errors import ArgumentError, DeviceError
-from convattn.functional.autocast import without_autocast
 from convattn.functional.content import ContentMaps, PositionTables
-from convattn.functional.derivatives import needs_own_operations
 from convattn.functional.reference import combine_heads
+from convattn.functional.torch_modes import needs_own_operations, without_autocast
 from convattn.grid import Axis
 
 _Place: TypeAlias = Callable[[Tensor, Tensor], Tensor | int]

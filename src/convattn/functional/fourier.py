@@ -17,9 +17,13 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.autocast import product_dtype, without_autocast
-from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
 from convattn.functional.reference import attention_weights, combine_heads
+from convattn.functional.torch_modes import (
+    backward_to_differentiate,
+    needs_own_operations,
+    product_dtype,
+    without_autocast,
+)
 from convattn.grid import Axis
 
 _CACHE = 5 << 19

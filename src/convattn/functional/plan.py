@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Shift
 from convattn.errors import ArgumentError
-from convattn.functional.autocast import without_autocast
 from convattn.functional.bands import Bands, band_attention, find_bands
-from convattn.functional.content import PIECE_BYTES, score_products
+from convattn.functional.content import PIECE_BYTES
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters, quick_length
 from convattn.functional.reference import HeadMaps, pad_keys, position_weights
 from convattn.functional.separable import separable_attention, values_first_attention
 from convattn.functional.shift import Shifts, shift_attention
+from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis, Geometry
 
 SLOWNESS = {"transforms": 8.0, "long transforms": 20.0, "own channels": 4.0}
@@ -203,18 +203,15 @@ class Work:
     def content(self, key_width: int, displacements: int) -> Cost:
         """Returns the cost of content scores, some images or rows at a time, with features of so many displacements."""
         queries, keys = math.prod(self.queries), math.prod(self.keys)
-        apart, folded = score_products(self.batch, self.channels, queries, keys, key_width)
-        width = self.channels if folded < apart else key_width
         row = queries // next((count for count in self.queries if count > 1), 1)
         at_once = min(queries, max(row, PIECE_BYTES // (8 * self.heads * keys)))
-        working = 12 * self.heads * at_once * keys + self.heads * (queries + keys) * width * self.itemsize
-        return Cost(self._with_content(min(apart, folded), width, displacements), working)
+        working = 12 * self.heads * at_once * keys + self.heads * (queries + keys) * key_width * self.itemsize
+        return Cost(self._with_content(key_width, displacements), working)
 
     def explicit_content(self, key_width: int, *, features: bool) -> Cost:
         """Returns the cost of content scores with the weights of all images, and features for every query and key."""
         queries, keys = math.prod(self.queries), math.prod(self.keys)
-        apart, _ = score_products(self.batch, self.channels, queries, keys, key_width)
-        flops = self._with_content(apart, key_width, keys if features else 0)
+        flops = self._with_content(key_width, keys if features else 0)
         numbers = self.batch * (3 * self.weights(by_axis=False) + self.heads * (queries + keys) * key_width)
         numbers += self.heads * self.pairs * key_width if features else 0
         return Cost(flops, numbers * max(4, self.itemsize))
@@ -222,16 +219,17 @@ class Work:
     def flex(self, key_width: int, displacements: int, *, fused: bool) -> Cost:
         """Returns the cost of FlexAttention: products of queries with features of displacements, then all pairs."""
         queries, keys = math.prod(self.queries), math.prod(self.keys)
-        apart, _ = score_products(self.batch, self.channels, queries, keys, key_width)
         weights = 0 if fused else self.batch * self.weights(by_axis=False) * 12
         numbers = queries * (key_width + self.channels) + keys * key_width
         tables = queries * displacements * max(4, self.itemsize)
         working = weights + self.batch * self.heads * (numbers * self.itemsize + tables)
-        return Cost(self._with_content(apart, key_width, displacements), working)
+        return Cost(self._with_content(key_width, displacements), working)
 
-    def _with_content(self, products: int, width: int, displacements: int) -> int:
-        """Counts the operations of content attention; `products` are the multiplications per head for its scores."""
-        position = self.batch * math.prod(self.queries) * displacements * width
+    def _with_content(self, width: int, displacements: int) -> int:
+        """Counts the operations of content attention with queries and keys of a width."""
+        queries, keys = math.prod(self.queries), math.prod(self.keys)
+        products = self.batch * width * (self.channels * (queries + keys) + queries * keys)
+        position = self.batch * queries * displacements * width
         weights = 5 * self.batch * self.weights(by_axis=False)
         return 2 * self.heads * (products + position) + weights + self.mixing(self.channels, by_axis=False) + self.maps
 

@@ -7,27 +7,91 @@ A_h = A_h,rows ⊗ A_h,cols (`docs/theory.md` §4), and y = Σ_h W_h A_h,rows A_
     (rows, cols, channels) →  (rows_out, cols, …) → (rows_out, cols_out, …) →  (pixels_out, outputs)
 
 Intermediate results are computed for images and tiles that fit the cache, over the keys that matter to the tile's
-queries, and computed again for gradients. In bfloat16 on a CPU all heads are computed together (`bfloat16.py`). One
-axis that holds all pixels is the general case of weights that are not a product.
+queries, and computed again for gradients. Small calls are plain products of all heads at once, and so is everything
+that torch must see (compilers, autocast, `torch.func`, further derivatives). In bfloat16 on a CPU all heads are
+computed together. One axis that holds all pixels is the general case of weights that are not a product.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from math import prod
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from convattn.functional.autocast import autocasts, product_dtype
-from convattn.functional.derivatives import backward_to_differentiate, needs_own_operations
 from convattn.functional.reference import combine_heads, join_axes
+from convattn.functional.torch_modes import autocasts, backward_to_differentiate, needs_own_operations, product_dtype
 
 AXES = ("depth", "rows", "cols")
+
+SMALL_BYTES = 1 << 19
+"""Bytes of the means of all heads up to which plain products of all heads are quicker than tiles, head by head: a step
+with 8 images of 16 channels and 8 x 8 pixels takes a sixth of the time, with 512 kB two thirds (nine and four heads,
+one core)."""
+
+_JOINED = 64
+"""Most keys of an image whose axes are joined under autocast on a CPU: one large product is then quicker than many
+small ones (a step with 8 x 8 pixels in bfloat16 takes half the time on one core with AMX, with 16 x 16 as long)."""
+
+
+def separable_attention(
+    weights: Sequence[Float[Tensor, "heads _ _"]],
+    keys: Float[Tensor, "batch channels *spatial"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    groups: int = 1,
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Attends with weights A_h = A_h,1 ⊗ … ⊗ A_h,n and sums the heads' matrices times the means.
+
+    Args:
+        weights: For each axis, (heads, queries, keys).
+        keys: Key images with as many axes.
+        maps: W_h; with groups its block-diagonal.
+        groups: Number of blocks.
+
+    Returns:
+        Output channels at each query, in the dtype of `keys`. Derivatives above the first, and those of torch's
+        function transforms, take the memory of all mixed pixels.
+    """
+    if _to_be_joined(weights, keys):
+        y = separable_attention([join_axes(weights)], keys.flatten(2), maps, groups)
+        return y.unflatten(2, [weight.shape[1] for weight in weights])
+    if _is_small(weights, keys):
+        return attention_as_products([weight.to(keys.dtype) for weight in weights], keys, maps, groups)
+    if groups == 1 and len(weights) < 3 and _in_bfloat16(keys) and not needs_own_operations(keys, maps, *weights):
+        return bfloat16_attention(weights, keys, maps)
+    weights = [weight.to(keys.dtype) for weight in weights]
+    narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
+    in_graph = torch.compiler.is_compiling() or autocasts(keys.device)
+    if narrow or in_graph or needs_own_operations(keys, maps, *weights):
+        return attention_as_products(weights, keys, maps, groups)
+    pixels = rearrange(keys, "batch channels ... -> batch ... channels").contiguous()
+    y = _Product.apply(pixels, maps, groups, *weights)
+    return rearrange(y, "batch ... outputs -> batch outputs ...")
+
+
+def _is_small(weights: Sequence[Tensor], keys: Tensor) -> bool:
+    """Tells whether the means of all heads are few numbers of at least 32 bits, outside autocast on a CPU."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or keys.element_size() < 4:
+        return False
+    pixels = max(prod(keys.shape[2:]), prod(weight.shape[1] for weight in weights))
+    return len(weights[0]) * prod(keys.shape[:2]) * pixels * keys.element_size() <= SMALL_BYTES
+
+
+def _in_bfloat16(keys: Tensor) -> bool:
+    """Tells whether products are taken in bfloat16 on a CPU, outside a compiled graph."""
+    if torch.compiler.is_compiling():
+        return False
+    return keys.device.type == "cpu" and product_dtype(keys) == torch.bfloat16
+
+
+def _to_be_joined(weights: Sequence[Tensor], keys: Tensor) -> bool:
+    """Tells whether the weights of all axes are multiplied before they meet the pixels."""
+    on_cpu = keys.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    return len(weights) > 1 and on_cpu and prod(keys.shape[2:]) <= _JOINED
 
 
 def values_first_attention(
@@ -81,6 +145,9 @@ def attention_as_products(weights: Sequence[Tensor], keys: Tensor, maps: Tensor,
     return combine_heads(mixed, maps, groups)
 
 
+_CACHE = 1 << 21
+"""Bytes of mixed pixels worked on at a time on a CPU, about the second-level caches of a few cores."""
+
 _SHORT = 32
 """Queries of a tile along an axis on which heads are narrow: enough for matrix products to run at speed, few enough for
 their keys to be few."""
@@ -127,18 +194,80 @@ def chunks(length: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def axis_tiles(
-    weights: Float[Tensor, "heads queries keys"], negligible: float, longest: int, *, cut_keys: bool = True
-) -> list[QueryTile]:
-    """Cuts the queries along one axis into tiles: of at most `longest` queries, and fewer if heads are narrow."""
-    # `negligible` is the attention that may be left out on either side, per query; 0 leaves out exact zeros only.
-    _, queries, keys = weights.shape
-    if cut_keys:
-        tiles = _narrow_tiles(weights, negligible, min(_SHORT, longest))
-        used = sum(length_of(part) for tile in tiles for part in tile.keys)
-        if used < WORTHWHILE * keys * sum(len(tile.keys) for tile in tiles):
-            return tiles
-    return [QueryTile(part, [slice(0, keys)] * len(weights)) for part in chunks(queries, longest)]
+class _Product(torch.autograd.Function):
+    """Attend along each axis, then apply the head's matrix, summing over heads in place."""
+
+    @staticmethod
+    def forward(ctx: Any, pixels: Tensor, maps: Tensor, groups: int, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(pixels, maps, *weights)
+        ctx.groups = groups
+        workspace = Workspace(pixels)
+        y = pixels.new_zeros(pixels.shape[0], *(weight.shape[1] for weight in weights), maps.shape[1])
+        for images, tile in _image_tiles(pixels, weights):
+            part = y[_queries(images, tile)]
+            total = part if part.is_contiguous() else workspace.get("total", *part.shape).zero_()
+            for head, weight in enumerate(maps):
+                mixed = mix(weights, tile, head, pixels[images], workspace)[-1]
+                add_head(total.view(-1, total.shape[-1]), mixed, weight, groups)
+            if total is not part:
+                part.copy_(total)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        pixels, maps, *weights = ctx.saved_tensors
+        needs, workspace = ctx.needs_input_grad, Workspace(pixels)
+        if torch.is_grad_enabled() or needs_own_operations(gradient):
+            wanted = (*needs[:2], *needs[3:])
+            compute = partial(_pixels_as_products, ctx.groups)
+            dx, dmaps, *dweights = backward_to_differentiate(compute, (pixels, maps, *weights), wanted, gradient)
+            return dx, dmaps, None, *dweights
+        dx = torch.zeros_like(pixels) if needs[0] else None
+        dmaps = torch.zeros_like(maps) if needs[1] else None
+        dweights = [torch.zeros_like(w) if need else None for w, need in zip(weights, needs[3:], strict=True)]
+        for images, tile in _image_tiles(pixels, weights):
+            dy = gradient[_queries(images, tile)].flatten(0, -2).contiguous()
+            for head, weight in enumerate(maps):
+                stages = mix(weights, tile, head, pixels[images], workspace)
+                if dmaps is not None:
+                    head_weight_backward(dy, stages[-1], ctx.groups, into=dmaps[head])
+                if dx is None and not any(needs[3:]):
+                    continue
+                dmixed = workspace.get("gradient", *stages[-1].shape)
+                head_backward(dy, weight, ctx.groups, out=dmixed)
+                mix_backward(
+                    weights,
+                    tile,
+                    head,
+                    stages,
+                    dmixed,
+                    pixels_gradient=None if dx is None else dx[images],
+                    weight_gradients=dweights,
+                    workspace=workspace,
+                )
+        return dx, dmaps, None, *dweights
+
+
+def _pixels_as_products(groups: int, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
+    """Computes what `_Product` does, with the channels of a pixel together."""
+    y = attention_as_products(weights, rearrange(pixels, "batch ... channels -> batch channels ..."), maps, groups)
+    return rearrange(y, "batch outputs ... -> batch ... outputs")
+
+
+def _queries(images: slice, tile: Sequence[QueryTile]) -> tuple[slice, ...]:
+    return images, *(part.queries for part in tile)
+
+
+def _image_tiles(pixels: Tensor, weights: Sequence[Tensor]) -> list[tuple[slice, tuple[QueryTile, ...]]]:
+    """Cuts one call into images and tiles of queries; on a GPU it is one piece."""
+    if pixels.device.type == "cpu":
+        most = _CACHE // max(1, pixels.shape[-1] * pixels.element_size())
+        eps = torch.finfo(pixels.dtype).eps
+        tiles, images = tiles_of_all_axes([weight.detach() for weight in weights], eps / 64, most)
+    else:
+        whole = (QueryTile(slice(0, w.shape[1]), [slice(0, w.shape[2])] * len(w)) for w in weights)
+        tiles, images = [tuple(whole)], max(1, len(pixels))
+    return list(product(chunks(len(pixels), images), tiles))
 
 
 def tiles_of_all_axes(
@@ -153,6 +282,31 @@ def tiles_of_all_axes(
     first = axis_tiles(weights[0], negligible, max(pixels // max(1, per_row), _SHORT))
     largest = per_row * max(tile.longest for tile in first)
     return list(product(first, *others)), max(1, pixels // max(1, largest))
+
+
+def axis_tiles(
+    weights: Float[Tensor, "heads queries keys"], negligible: float, longest: int, *, cut_keys: bool = True
+) -> list[QueryTile]:
+    """Cuts the queries along one axis into tiles: of at most `longest` queries, and fewer if heads are narrow."""
+    # `negligible` is the attention that may be left out on either side, per query; 0 leaves out exact zeros only.
+    _, queries, keys = weights.shape
+    if cut_keys:
+        tiles = _narrow_tiles(weights, negligible, min(_SHORT, longest))
+        used = sum(length_of(part) for tile in tiles for part in tile.keys)
+        if used < WORTHWHILE * keys * sum(len(tile.keys) for tile in tiles):
+            return tiles
+    return [QueryTile(part, [slice(0, keys)] * len(weights)) for part in chunks(queries, longest)]
+
+
+def _narrow_tiles(weights: Tensor, negligible: float, length: int) -> list[QueryTile]:
+    parts, keys = chunks(weights.shape[1], length), weights.shape[2]
+    most = torch.stack([weights[:, part].amax(1) for part in parts])
+    lows = (most.cumsum(-1) <= negligible).sum(-1).clamp(max=keys - 1)  # where no key matters, one stays
+    highs = (keys - (most.flip(-1).cumsum(-1) <= negligible).sum(-1)).maximum(lows + 1)
+    spans = [
+        [slice(*span) for span in zip(*ends, strict=True)] for ends in zip(lows.tolist(), highs.tolist(), strict=True)
+    ]
+    return [QueryTile(part, own) for part, own in zip(parts, spans, strict=True)]
 
 
 def mix(
@@ -216,24 +370,6 @@ def _summed_products(
     if queries * keys > (queries + keys) * behind:
         return einsum(upstream, stage, "before queries behind, before keys behind -> queries keys")
     return torch.bmm(upstream, stage.mT, out=workspace.get("products", before, queries, keys)).sum(0)
-
-
-def needed_keys(weights: Float[Tensor, "*rows keys"], negligible: float) -> Int[Tensor, "2 *rows"]:
-    """Returns the first key of each row that matters and the one after the last; equal if no key matters."""
-    first = (weights.cumsum(-1) <= negligible).sum(-1)
-    last = weights.shape[-1] - (weights.flip(-1).cumsum(-1) <= negligible).sum(-1)
-    return torch.stack([first, last.maximum(first)])
-
-
-def _narrow_tiles(weights: Tensor, negligible: float, length: int) -> list[QueryTile]:
-    parts, keys = chunks(weights.shape[1], length), weights.shape[2]
-    most = torch.stack([weights[:, part].amax(1) for part in parts])
-    tiles = []
-    for part, lows, highs in zip(parts, *needed_keys(most, negligible).tolist(), strict=True):
-        firsts = [min(low, keys - 1) for low in lows]  # a head that sees only the zeros around the image keeps one key
-        spans = [slice(low, max(high, low + 1)) for low, high in zip(firsts, highs, strict=True)]
-        tiles.append(QueryTile(part, spans))
-    return tiles
 
 
 def _region(pixels: Tensor, tile: Sequence[QueryTile], head: int) -> Tensor:
@@ -309,6 +445,70 @@ def bfloat16_attention(
     return _Bfloat16.apply(keys.bfloat16(), maps, *weights).movedim(-1, 1)
 
 
+class _Bfloat16(torch.autograd.Function):
+    """Attends along each axis, then applies all heads' matrices at once."""
+
+    @staticmethod
+    def forward(ctx: Any, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(pixels, maps, *weights)
+        means, matrix = _Means(weights, pixels.shape[1], pixels), _side_by_side(maps, pixels.dtype)
+        y = pixels.new_empty(len(pixels), *means.queries, len(matrix))
+        with torch.autocast("cpu", enabled=False):
+            for images in chunks(len(pixels), means.images):
+                mixed = means.together(means.along_cols(means.along_rows(means.lay_out(pixels[images], "pixels"))))
+                out = torch.mm(mixed, matrix.mT, out=means.space.get("outputs", len(mixed), len(matrix)))
+                means.restore(out.view(*_cols_and_rows(means.queries), -1), y[images].movedim(-1, 1))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        pixels, maps, *weights = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        if torch.is_grad_enabled() or needs_own_operations(gradient):
+            compute = partial(_as_products, pixels.dtype)
+            return tuple(backward_to_differentiate(compute, (pixels, maps, *weights), needs, gradient))
+        means, matrix = _Means(weights, pixels.shape[1], pixels), _side_by_side(maps, pixels.dtype)
+        dx = torch.empty_like(pixels) if needs[0] else None
+        dmatrix = torch.zeros(matrix.shape) if needs[1] else None
+        dweights = [
+            torch.zeros(weight.shape) if need else None for weight, need in zip(weights, needs[2:], strict=True)
+        ]
+        drows, dcols = [*dweights, None][:2]
+        with torch.autocast("cpu", enabled=False):
+            for images in chunks(len(pixels), means.images):
+                laid_out = means.lay_out(pixels[images], "pixels")
+                by_rows = means.along_rows(laid_out)
+                by_both = means.along_cols(by_rows)
+                mixed = means.together(by_both)
+                dy = means.lay_out(gradient[images].movedim(-1, 1), "outputs").view(-1, len(matrix))
+                if dmatrix is not None:
+                    dmatrix += torch.mm(dy.mT, mixed)
+                if dx is None and not any(needs[2:]):
+                    continue
+                dmixed = torch.mm(dy, matrix, out=mixed).view(-1, means.heads, means.channels)
+                by_both.view(means.heads, -1, means.channels).copy_(dmixed.transpose(0, 1))
+                back = means.rows_backward(means.cols_backward(by_both, by_rows, dcols), laid_out, drows)
+                if dx is not None:
+                    means.restore(back, dx[images])
+        dmaps = None if dmatrix is None else dmatrix.unflatten(1, (len(maps), -1)).transpose(0, 1).to(maps.dtype)
+        return dx, dmaps, *(d if d is None else d.to(w.dtype) for d, w in zip(dweights, weights, strict=True))
+
+
+def _as_products(dtype: torch.dtype, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
+    """Computes what `_Bfloat16` does, in operations that torch can differentiate."""
+    y = attention_as_products([weight.to(dtype) for weight in weights], pixels, maps.to(dtype), groups=1)
+    return y.movedim(1, -1)
+
+
+def _cols_and_rows(queries: Sequence[int]) -> tuple[int, int]:
+    rows, *cols = queries
+    return (*cols, 1)[0], rows
+
+
+def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
+    return maps.to(dtype).transpose(0, 1).flatten(1)
+
+
 class _Means:
     """Means of all heads for some images at a time, in memory that each part of the batch uses again."""
 
@@ -320,9 +520,9 @@ class _Means:
         self.rows, self.cols = rows.flatten(0, 1), cols[0] if cols else None
         self.rows_back = self.rows.mT.contiguous()  # products with transposed views take up to twice as long
         self.cols_back = None if self.cols is None else self.cols.mT.contiguous()
-        pixels = max(math.prod(self.queries), math.prod(w.shape[2] for w in weights))
+        pixels = max(prod(self.queries), prod(w.shape[2] for w in weights))
         fitting = _CACHE_IN_BFLOAT16 // max(1, pixels * self.heads * channels * like.element_size())
-        aligned = _ALIGNED // math.gcd(_ALIGNED, channels)
+        aligned = _ALIGNED // gcd(_ALIGNED, channels)
         self.images = max(1, fitting // aligned) * aligned
         self.space = Workspace(like)
 
@@ -376,212 +576,3 @@ class _Means:
 
     def _by_head(self, rows: Float[Tensor, "cols stacked inner"]) -> Float[Tensor, "heads cols means"]:
         return rows.view(len(rows), self.heads, -1).transpose(0, 1)
-
-
-class _Bfloat16(torch.autograd.Function):
-    """Attends along each axis, then applies all heads' matrices at once."""
-
-    @staticmethod
-    def forward(ctx: Any, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
-        ctx.save_for_backward(pixels, maps, *weights)
-        means, matrix = _Means(weights, pixels.shape[1], pixels), _side_by_side(maps, pixels.dtype)
-        y = pixels.new_empty(len(pixels), *means.queries, len(matrix))
-        with torch.autocast("cpu", enabled=False):
-            for images in chunks(len(pixels), means.images):
-                mixed = means.together(means.along_cols(means.along_rows(means.lay_out(pixels[images], "pixels"))))
-                out = torch.mm(mixed, matrix.mT, out=means.space.get("outputs", len(mixed), len(matrix)))
-                means.restore(out.view(*_cols_and_rows(means.queries), -1), y[images].movedim(-1, 1))
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        pixels, maps, *weights = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute = partial(_as_products, pixels.dtype)
-            return tuple(backward_to_differentiate(compute, (pixels, maps, *weights), needs, gradient))
-        means, matrix = _Means(weights, pixels.shape[1], pixels), _side_by_side(maps, pixels.dtype)
-        dx = torch.empty_like(pixels) if needs[0] else None
-        dmatrix = torch.zeros(matrix.shape) if needs[1] else None
-        dweights = [
-            torch.zeros(weight.shape) if need else None for weight, need in zip(weights, needs[2:], strict=True)
-        ]
-        drows, dcols = [*dweights, None][:2]
-        with torch.autocast("cpu", enabled=False):
-            for images in chunks(len(pixels), means.images):
-                laid_out = means.lay_out(pixels[images], "pixels")
-                by_rows = means.along_rows(laid_out)
-                by_both = means.along_cols(by_rows)
-                mixed = means.together(by_both)
-                dy = means.lay_out(gradient[images].movedim(-1, 1), "outputs").view(-1, len(matrix))
-                if dmatrix is not None:
-                    dmatrix += torch.mm(dy.mT, mixed)
-                if dx is None and not any(needs[2:]):
-                    continue
-                dmixed = torch.mm(dy, matrix, out=mixed).view(-1, means.heads, means.channels)
-                by_both.view(means.heads, -1, means.channels).copy_(dmixed.transpose(0, 1))
-                back = means.rows_backward(means.cols_backward(by_both, by_rows, dcols), laid_out, drows)
-                if dx is not None:
-                    means.restore(back, dx[images])
-        dmaps = None if dmatrix is None else dmatrix.unflatten(1, (len(maps), -1)).transpose(0, 1).to(maps.dtype)
-        return dx, dmaps, *(d if d is None else d.to(w.dtype) for d, w in zip(dweights, weights, strict=True))
-
-
-def _cols_and_rows(queries: Sequence[int]) -> tuple[int, int]:
-    rows, *cols = queries
-    return (*cols, 1)[0], rows
-
-
-def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
-    return maps.to(dtype).transpose(0, 1).flatten(1)
-
-
-def _as_products(dtype: torch.dtype, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
-    """Computes what `_Bfloat16` does, in operations that torch can differentiate."""
-    y = attention_as_products([weight.to(dtype) for weight in weights], pixels, maps.to(dtype), groups=1)
-    return y.movedim(1, -1)
-
-
-_CACHE = 1 << 21
-"""Bytes of mixed pixels worked on at a time on a CPU, about the second-level caches of a few cores."""
-
-SMALL_BYTES = 1 << 19
-"""Bytes of the means of all heads up to which plain products of all heads are quicker than tiles, head by head: a step
-with 8 images of 16 channels and 8 x 8 pixels takes a sixth of the time, with 512 kB two thirds (nine and four heads,
-one core)."""
-
-_JOINED = 64
-"""Most keys of an image whose axes are joined under autocast on a CPU: one large product is then quicker than many
-small ones (a step with 8 x 8 pixels in bfloat16 takes half the time on one core with AMX, with 16 x 16 as long)."""
-
-
-def separable_attention(
-    weights: Sequence[Float[Tensor, "heads _ _"]],
-    keys: Float[Tensor, "batch channels *spatial"],
-    maps: Float[Tensor, "heads outputs channels_per_group"],
-    groups: int = 1,
-) -> Float[Tensor, "batch outputs *queries"]:
-    """Attends with weights A_h = A_h,1 ⊗ … ⊗ A_h,n and sums the heads' matrices times the means.
-
-    Args:
-        weights: For each axis, (heads, queries, keys).
-        keys: Key images with as many axes.
-        maps: W_h; with groups its block-diagonal.
-        groups: Number of blocks.
-
-    Returns:
-        Output channels at each query, in the dtype of `keys`. Derivatives above the first, and those of torch's
-        function transforms, take the memory of all mixed pixels.
-    """
-    if _to_be_joined(weights, keys):
-        y = separable_attention([join_axes(weights)], keys.flatten(2), maps, groups)
-        return y.unflatten(2, [weight.shape[1] for weight in weights])
-    if _is_small(weights, keys):
-        return attention_as_products([weight.to(keys.dtype) for weight in weights], keys, maps, groups)
-    if groups == 1 and len(weights) < 3 and _in_bfloat16(keys) and not needs_own_operations(keys, maps, *weights):
-        return bfloat16_attention(weights, keys, maps)
-    weights = [weight.to(keys.dtype) for weight in weights]
-    narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
-    in_graph = torch.compiler.is_compiling() or autocasts(keys.device)
-    if narrow or in_graph or needs_own_operations(keys, maps, *weights):
-        return attention_as_products(weights, keys, maps, groups)
-    pixels = rearrange(keys, "batch channels ... -> batch ... channels").contiguous()
-    y = _Product.apply(pixels, maps, groups, *weights)
-    return rearrange(y, "batch ... outputs -> batch outputs ...")
-
-
-def _is_small(weights: Sequence[Tensor], keys: Tensor) -> bool:
-    """Tells whether the means of all heads are few numbers of at least 32 bits, outside autocast on a CPU."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or keys.element_size() < 4:
-        return False
-    pixels = max(math.prod(keys.shape[2:]), math.prod(weight.shape[1] for weight in weights))
-    return len(weights[0]) * math.prod(keys.shape[:2]) * pixels * keys.element_size() <= SMALL_BYTES
-
-
-def _in_bfloat16(keys: Tensor) -> bool:
-    """Tells whether products are taken in bfloat16 on a CPU, outside a compiled graph."""
-    if torch.compiler.is_compiling():
-        return False
-    return keys.device.type == "cpu" and product_dtype(keys) == torch.bfloat16
-
-
-def _to_be_joined(weights: Sequence[Tensor], keys: Tensor) -> bool:
-    """Tells whether the weights of all axes are multiplied before they meet the pixels."""
-    on_cpu = keys.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    return len(weights) > 1 and on_cpu and math.prod(keys.shape[2:]) <= _JOINED
-
-
-def _pixels_as_products(groups: int, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
-    """Computes what `_Product` does, with the channels of a pixel together."""
-    y = attention_as_products(weights, rearrange(pixels, "batch ... channels -> batch channels ..."), maps, groups)
-    return rearrange(y, "batch outputs ... -> batch ... outputs")
-
-
-def _image_tiles(pixels: Tensor, weights: Sequence[Tensor]) -> list[tuple[slice, tuple[QueryTile, ...]]]:
-    """Cuts one call into images and tiles of queries; on a GPU it is one piece."""
-    if pixels.device.type == "cpu":
-        most = _CACHE // max(1, pixels.shape[-1] * pixels.element_size())
-        eps = torch.finfo(pixels.dtype).eps
-        tiles, images = tiles_of_all_axes([weight.detach() for weight in weights], eps / 64, most)
-    else:
-        whole = (QueryTile(slice(0, w.shape[1]), [slice(0, w.shape[2])] * len(w)) for w in weights)
-        tiles, images = [tuple(whole)], max(1, len(pixels))
-    return list(product(chunks(len(pixels), images), tiles))
-
-
-class _Product(torch.autograd.Function):
-    """Attend along each axis, then apply the head's matrix, summing over heads in place."""
-
-    @staticmethod
-    def forward(ctx: Any, pixels: Tensor, maps: Tensor, groups: int, *weights: Tensor) -> Tensor:
-        ctx.save_for_backward(pixels, maps, *weights)
-        ctx.groups = groups
-        workspace = Workspace(pixels)
-        y = pixels.new_zeros(pixels.shape[0], *(weight.shape[1] for weight in weights), maps.shape[1])
-        for images, tile in _image_tiles(pixels, weights):
-            part = y[_queries(images, tile)]
-            total = part if part.is_contiguous() else workspace.get("total", *part.shape).zero_()
-            for head, weight in enumerate(maps):
-                mixed = mix(weights, tile, head, pixels[images], workspace)[-1]
-                add_head(total.view(-1, total.shape[-1]), mixed, weight, groups)
-            if total is not part:
-                part.copy_(total)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        pixels, maps, *weights = ctx.saved_tensors
-        needs, workspace = ctx.needs_input_grad, Workspace(pixels)
-        if torch.is_grad_enabled() or needs_own_operations(gradient):
-            wanted = (*needs[:2], *needs[3:])
-            compute = partial(_pixels_as_products, ctx.groups)
-            dx, dmaps, *dweights = backward_to_differentiate(compute, (pixels, maps, *weights), wanted, gradient)
-            return dx, dmaps, None, *dweights
-        dx = torch.zeros_like(pixels) if needs[0] else None
-        dmaps = torch.zeros_like(maps) if needs[1] else None
-        dweights = [torch.zeros_like(w) if need else None for w, need in zip(weights, needs[3:], strict=True)]
-        for images, tile in _image_tiles(pixels, weights):
-            dy = gradient[_queries(images, tile)].flatten(0, -2).contiguous()
-            for head, weight in enumerate(maps):
-                stages = mix(weights, tile, head, pixels[images], workspace)
-                if dmaps is not None:
-                    head_weight_backward(dy, stages[-1], ctx.groups, into=dmaps[head])
-                if dx is None and not any(needs[3:]):
-                    continue
-                dmixed = workspace.get("gradient", *stages[-1].shape)
-                head_backward(dy, weight, ctx.groups, out=dmixed)
-                mix_backward(
-                    weights,
-                    tile,
-                    head,
-                    stages,
-                    dmixed,
-                    pixels_gradient=None if dx is None else dx[images],
-                    weight_gradients=dweights,
-                    workspace=workspace,
-                )
-        return dx, dmaps, None, *dweights
-
-
-def _queries(images: slice, tile: Sequence[QueryTile]) -> tuple[slice, ...]:
-    return images, *(part.queries for part in tile)

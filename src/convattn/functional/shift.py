@@ -6,7 +6,6 @@ taps of a kernel, and W_h is its weight at the tap Δ_h.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +14,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.derivatives import needs_own_operations
 from convattn.functional.reference import dilate, pad_keys
+from convattn.functional.torch_modes import needs_own_operations
 from convattn.grid import Axis, Geometry
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -96,44 +95,22 @@ def _meets_the_fault(kernel: Tensor, stride: Sequence[int], padding: Sequence[in
     return max(stride) > 1 and kernel.shape[1] < _BLOCK and set(kernel.shape[2:]) == {1} and not any(padding)
 
 
-@dataclass(frozen=True, slots=True)
-class ShiftConvolution:
-    """A convolution with its arguments, one entry per axis in each."""
+class WindowConvolution(NamedTuple):
+    """A layer whose heads are the taps of its window, as a convolution for images of any size."""
 
-    stride: tuple[int, ...]  # step of the queries; in a transposed convolution, of the pixels
-    padding: tuple[int, ...]  # zeros that it adds itself
-    dilation: tuple[int, ...]  # step of its taps
-    taps: tuple[int, ...]  # size of its kernel
-    positions: tuple[int, ...] | None  # where in the kernel each head is; None if head t is tap t
-    extra: tuple[int, ...] | None  # output padding of a transposed convolution, or None
-    # First and last + 1 of the padded pixels that the kernel meets, the axes, and the geometry that pads; None if the
-    # convolution pads by itself
-    cut: tuple[list[int], list[int], Sequence[Axis], Geometry] | None
+    displacements: tuple[tuple[int, ...], ...]  # the taps, row by row
+    smallest: int  # least number of pixels of an image along each axis
+    taps: tuple[int, ...]  # size of the kernel along each axis
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
 
-    def __call__(self, x: Tensor, maps: Tensor, groups: int, bias: Tensor | None) -> Tensor:
-        """Computes the convolution.
-
-        Args:
-            x: Images, (batch, channels, *spatial).
-            maps: W_h, (heads, outputs, channels // groups).
-            groups: Number of blocks.
-            bias: Added to the output, or None.
-
-        Returns:
-            (batch, outputs, *queries).
-        """
-        if self.positions is not None:
-            maps = _joined(maps, self.positions, self.taps)
-        if self.extra is not None:
-            kernel = _transposed(maps, groups, self.taps)
-            return convolve_transposed(x, kernel, bias, self.stride, self.padding, self.extra, groups, self.dilation)
-        if self.cut is not None:
-            start, stop, axes, geometry = self.cut
-            x = _window(pad_keys(x, geometry), axes, start, stop)
-        return self.convolve(x, self.kernel(maps), groups, bias)
+    def kernel(self, maps: Tensor) -> Float[Tensor, "outputs channels_per_group *taps"]:
+        """Arranges W_h, (heads, outputs, channels // groups), as the convolution's kernel; a view if stored so."""
+        return _as_kernel(maps, self.taps)
 
     def convolve(self, x: Tensor, kernel: Tensor, groups: int, bias: Tensor | None) -> Tensor:
-        """Applies a kernel to images that already have the padding that the convolution itself does not add.
+        """Computes the layer.
 
         Args:
             x: Images.
@@ -145,18 +122,6 @@ class ShiftConvolution:
             (batch, outputs, *queries).
         """
         return convolve(x, kernel, bias, self.stride, self.padding, self.dilation, groups)
-
-    def kernel(self, maps: Tensor) -> Float[Tensor, "outputs channels_per_group *taps"]:
-        """Arranges the matrices of taps as the kernel of a convolution; a view if they are stored so."""
-        return maps.movedim(0, -1).unflatten(-1, self.taps)
-
-
-class WindowConvolution(NamedTuple):
-    """A layer whose heads are the taps of its window, as a convolution for images of any size."""
-
-    displacements: tuple[tuple[int, ...], ...]  # the taps, row by row
-    smallest: int  # images must have as many pixels along each axis
-    run: ShiftConvolution
 
 
 def window_convolution(geometry: Geometry) -> WindowConvolution | None:
@@ -175,65 +140,104 @@ def window_convolution(geometry: Geometry) -> WindowConvolution | None:
     sizes = zip(geometry.kernel_size, geometry.dilation, padding, strict=True)
     smallest = max(1, *(step * (taps - 1) + 1 - 2 * pad for taps, step, pad in sizes))
     taps = tuple(displacement for _, displacement in geometry.taps())
-    run = ShiftConvolution(geometry.stride, padding, geometry.dilation, geometry.kernel_size, None, None, None)
-    return WindowConvolution(taps, smallest, run)
+    return WindowConvolution(taps, smallest, geometry.kernel_size, geometry.stride, padding, geometry.dilation)
 
 
-def shift_convolution(
-    offsets: Sequence[tuple[int, ...]],
-    window: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+class Shifts(NamedTuple):
+    """Where hard heads look."""
+
+    # Displacement of each head. Where it leads out of the image, the head looks at the nearest key.
+    offsets: tuple[tuple[int, ...], ...]
+    leak: float  # largest share of attention, over heads and queries, that is not at that key
+
+    @property
+    def window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The kernel that holds all heads: (first displacement, taps, dilation) per axis."""
+        first, taps, steps = [], [], []
+        for along in zip(*self.offsets, strict=True):
+            low, high = min(along), max(along)
+            step = math.gcd(*(offset - low for offset in along)) or 1
+            first.append(low)
+            taps.append((high - low) // step + 1)
+            steps.append(step)
+        return tuple(first), tuple(taps), tuple(steps)
+
+
+def shift_attention(
+    shifts: Shifts,
     axes: Sequence[Axis],
     geometry: Geometry,
-) -> ShiftConvolution:
-    """Finds the convolution that computes heads with fixed displacements.
+    x: Float[Tensor, "batch channels *spatial"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    groups: int = 1,
+    bias: Float[Tensor, " outputs"] | None = None,
+    *,
+    unmoved: Sequence[Tensor] = (),
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes attention with hard heads as one convolution.
+
+    Where the images are spread out it is a transposed one if that has such arguments, so that the zeros between the
+    pixels are not made.
 
     Args:
-        offsets: Displacement of each head.
-        window: The kernel that holds all of them: first displacement, taps and dilation per axis.
+        shifts: Where the heads look.
         axes: Queries and keys along each axis of the padded images.
         geometry: How the images are padded.
+        x: Images, before padding.
+        maps: W_h; with groups its block-diagonal.
+        groups: Number of blocks.
+        bias: Added to the output.
+        unmoved: Scores of heads that learn; they get a gradient of zero.
 
     Returns:
-        Its arguments. Where the images are spread out it is a transposed one if that has such arguments, so that the
-        zeros between the pixels are not made.
+        Output channels at each query. Gradients with respect to `x`, `maps` and `bias` are exact.
     """
-    first, taps, dilation = window
+    if unmoved and not needs_own_operations(maps):
+        maps = _NoGradient.apply(maps, *unmoved)
+    first, taps, dilation = window = shifts.window
+    maps = _by_tap(maps, shifts.offsets, window)
     start = [axis.queries[0] + low for axis, low in zip(axes, first, strict=True)]
     spans = [(n - 1) * step + 1 for n, step in zip(taps, dilation, strict=True)]
-    stop = [axis.queries[-1] + low + span for axis, low, span in zip(axes, first, spans, strict=True)]
-    positions = _positions(offsets, first, taps, dilation)
     spread = _spread_arguments(geometry, axes, start, spans, dilation)
     if spread is not None:
         padding, extra = spread
-        return ShiftConvolution(geometry.input_dilation, padding, dilation, taps, positions, extra, None)
-    stride, own = tuple(axis.queries.step for axis in axes), _own_padding(geometry, axes, start, spans)
-    cut = (start, stop, axes, geometry) if own is None else None
-    return ShiftConvolution(stride, own or (0,) * len(axes), dilation, taps, positions, None, cut)
+        kernel = _transposed(maps, groups, taps)
+        return convolve_transposed(x, kernel, bias, geometry.input_dilation, padding, extra, groups, dilation)
+    padding = _own_padding(geometry, axes, start, spans)
+    if padding is None:
+        stop = [axis.queries[-1] + low + span for axis, low, span in zip(axes, first, spans, strict=True)]
+        x, padding = _window(pad_keys(x, geometry), axes, start, stop), (0,) * len(axes)
+    stride = tuple(axis.queries.step for axis in axes)
+    return convolve(x, _as_kernel(maps, taps), bias, stride, padding, dilation, groups)
 
 
-def _positions(
-    offsets: Sequence[tuple[int, ...]], first: tuple[int, ...], taps: tuple[int, ...], dilation: tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """Finds each head's tap; heads that look at the same pixel share one."""
-    positions = []
-    for offset in offsets:
-        position = 0
-        for value, low, step, size in zip(offset, first, dilation, taps, strict=True):
-            position = position * size + (value - low) // step
-        positions.append(position)
-    return None if positions == list(range(math.prod(taps))) else tuple(positions)
-
-
-def _joined(maps: Tensor, positions: tuple[int, ...], taps: tuple[int, ...]) -> Float[Tensor, "taps outputs channels"]:
-    """Adds up the matrices of heads at the same tap; those of a tap without a head are zero."""
-    index = torch.tensor(positions, device=maps.device)
-    return maps.new_zeros(math.prod(taps), *maps.shape[1:]).index_add(0, index, maps)
+def _as_kernel(maps: Tensor, taps: tuple[int, ...]) -> Float[Tensor, "outputs channels_per_group *taps"]:
+    """Arranges the matrices of taps as the kernel of a convolution."""
+    return maps.movedim(0, -1).unflatten(-1, taps)
 
 
 def _transposed(maps: Tensor, groups: int, taps: tuple[int, ...]) -> Float[Tensor, "inputs outputs_per_group *taps"]:
     """Arranges the matrices of taps as the kernel of a transposed convolution."""
     kernel = rearrange(maps.flip(0), "taps (groups outputs) inputs -> (groups inputs) outputs taps", groups=groups)
     return kernel.unflatten(-1, taps)
+
+
+def _by_tap(
+    maps: Tensor, offsets: Sequence[tuple[int, ...]], window: tuple[tuple[int, ...], ...]
+) -> Float[Tensor, "taps outputs channels"]:
+    """Adds up the matrices of heads at the same tap; those of a tap without a head are zero."""
+    first, taps, dilation = window
+    positions = []
+    for offset in offsets:
+        position = 0
+        for value, low, step, size in zip(offset, first, dilation, taps, strict=True):
+            position = position * size + (value - low) // step
+        positions.append(position)
+    count = math.prod(taps)
+    if positions == list(range(count)):
+        return maps
+    index = torch.tensor(positions, device=maps.device)
+    return maps.new_zeros(count, *maps.shape[1:]).index_add(0, index, maps)
 
 
 def _spread_arguments(
@@ -281,57 +285,6 @@ def _window(keys: Tensor, axes: Sequence[Axis], start: Sequence[int], stop: Sequ
     if not any(sum(pair) for pair in margins):
         return keys
     return functional.pad(keys, [pixels for pair in reversed(margins) for pixels in pair], mode="replicate")
-
-
-class Shifts(NamedTuple):
-    """Where hard heads look."""
-
-    # Displacement of each head. Where it leads out of the image, the head looks at the nearest key.
-    offsets: tuple[tuple[int, ...], ...]
-    leak: float  # largest share of attention, over heads and queries, that is not at that key
-
-    @property
-    def window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """The kernel that holds all heads: (first displacement, taps, dilation) per axis."""
-        first, taps, steps = [], [], []
-        for along in zip(*self.offsets, strict=True):
-            low, high = min(along), max(along)
-            step = math.gcd(*(offset - low for offset in along)) or 1
-            first.append(low)
-            taps.append((high - low) // step + 1)
-            steps.append(step)
-        return tuple(first), tuple(taps), tuple(steps)
-
-
-def shift_attention(
-    shifts: Shifts,
-    axes: Sequence[Axis],
-    geometry: Geometry,
-    x: Float[Tensor, "batch channels *spatial"],
-    maps: Float[Tensor, "heads outputs channels_per_group"],
-    groups: int = 1,
-    bias: Float[Tensor, " outputs"] | None = None,
-    *,
-    unmoved: Sequence[Tensor] = (),
-) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes attention with hard heads as one convolution.
-
-    Args:
-        shifts: Where the heads look.
-        axes: Queries and keys along each axis of the padded images.
-        geometry: How the images are padded.
-        x: Images, before padding.
-        maps: W_h; with groups its block-diagonal.
-        groups: Number of blocks.
-        bias: Added to the output.
-        unmoved: Scores of heads that learn; they get a gradient of zero.
-
-    Returns:
-        Output channels at each query. Gradients with respect to `x`, `maps` and `bias` are exact.
-    """
-    if unmoved and not needs_own_operations(maps):
-        maps = _NoGradient.apply(maps, *unmoved)
-    return shift_convolution(shifts.offsets, shifts.window, axes, geometry)(x, maps, groups, bias)
 
 
 class _NoGradient(torch.autograd.Function):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convattn.errors import ShapeError
-from convattn.functional.autocast import without_autocast
+from convattn.functional.torch_modes import without_autocast
 from convattn.heads.families.attention_class import TokenAttention, linear
 from convattn.layers import FactoredValues, RelativeAttention
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
+from convattn.functional.reference import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.heads.layout import Layout
 
 _SCORES_AT_ONCE = 2**19

@@ -13,7 +13,7 @@ from torch.nn import functional
 from convattn.encodings import Quadratic
 from convattn.errors import ShapeError
 from convattn.functional import attention_weights, displacement_scores
-from convattn.functional.autocast import without_autocast
+from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Geometry
 from convattn.heads.families.attention_class import PatchCounter, TokenAttention
 from convattn.layers import FactoredValues, RelativeAttention2d

@@ -15,8 +15,8 @@ from convattn.convert.surgery import Arguments, full_name, keep_random_state, na
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit
 from convattn.functional import attend, pad_keys
-from convattn.functional.autocast import without_autocast
-from convattn.functional.rounding import LEAST_ROUNDINGS, rounded_differently, rounding_budget
+from convattn.functional.reference import LEAST_ROUNDINGS, rounded_differently, rounding_budget
+from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
 from convattn.heads.catalogue import (
     AttentionModule,

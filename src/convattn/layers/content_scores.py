@@ -19,7 +19,7 @@ from convattn.functional import (
     flex_attention,
     query_pixels,
 )
-from convattn.functional.autocast import without_autocast
+from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis, whole_number
 
 

@@ -27,8 +27,8 @@ from convattn.functional import (
     position_share,
     window_convolution,
 )
-from convattn.functional.autocast import autocasts, without_autocast
 from convattn.functional.plan import REQUESTED, can_be_read
+from convattn.functional.torch_modes import autocasts, without_autocast
 from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_number
 from convattn.layers.content_scores import Content, ContentScores
 from convattn.layers.values import make_values
@@ -264,11 +264,11 @@ class RelativeAttention(HasKernel, ABC):
         window, values = self.window_convolution(), self.values
         if window is None:
             return self._attend(x)
-        kernel = window.run.kernel(values.maps()) if values.kernel_size is None else values()
+        kernel = window.kernel(values.maps()) if values.kernel_size is None else values()
         require_images(x, self.in_channels, self.dims, kernel.dtype)
         if min(x.shape[2:]) < window.smallest:
             return self._attend(x)
-        return window.run.convolve(x, kernel, self.groups, self.bias)
+        return window.convolve(x, kernel, self.groups, self.bias)
 
     @property
     def impl(self) -> str:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from convattn.functional.rounding import references, rounded_otherwise, rounding_budget, roundings
+from convattn.functional.reference import references, rounded_otherwise, rounding_budget, roundings
 
 __all__ = ["Sums", "assert_within_budget", "budget", "references", "rounded_otherwise", "roundings"]
 

@@ -7,7 +7,7 @@ from torch import nn
 from convattn.convert import conv_to_attention
 from convattn.convert.certificate import Certificate, Promise, certify_attention
 from convattn.encodings import Shift
-from convattn.functional.shift import ShiftConvolution
+from convattn.functional.shift import WindowConvolution
 
 
 def test_certificate_describes_the_conversion():
@@ -70,8 +70,8 @@ def test_a_wrong_layer_does_not_pass(fault):
 
 def test_a_layer_whose_own_path_is_wrong_does_not_pass(monkeypatch):
     """Hard heads run as a convolution; the softmax of the same heads alone does not prove it right."""
-    convolve = ShiftConvolution.convolve
-    monkeypatch.setattr(ShiftConvolution, "convolve", lambda *arguments: 1.01 * convolve(*arguments))
+    convolve = WindowConvolution.convolve
+    monkeypatch.setattr(WindowConvolution, "convolve", lambda *arguments: 1.01 * convolve(*arguments))
     assert not conv_to_attention(nn.Conv2d(3, 5, 3, padding=1))[1].passed
     assert conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), impl="separable")[1].passed
 

@@ -1,4 +1,4 @@
-"""Derivatives that hand-written gradients do not give: higher orders, forward mode, torch's function transforms.
+"""What torch's modes change for a path: autocast, compilers, torch's function transforms, further derivatives.
 
 The fast paths compute in place, part by part, with gradients written by hand. Torch can differentiate a gradient again,
 push tangents forward or map over a batch only through its own operations. So each of these paths has a second form in
@@ -6,11 +6,43 @@ such operations, which is used only when it is needed.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd.forward_ad import unpack_dual
+
+
+def autocasts(device: torch.device) -> bool:
+    """Tells whether autocast is on for a device."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Returns a context in which autocast is off for a device."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Returns the dtype in which products of a tensor are taken: under autocast its own, but not of float64.
+
+    Args:
+        x: Floating-point numbers.
+
+    Returns:
+        The dtype of autocast where it is enabled on the tensor's device, else that of the tensor.
+
+    Example:
+        >>> with torch.autocast("cpu"):
+        ...     product_dtype(torch.zeros(1)), product_dtype(torch.zeros(1, dtype=torch.float64))
+        (torch.bfloat16, torch.float64)
+    """
+    if x.dtype == torch.float64 or not autocasts(x.device):
+        return x.dtype
+    return torch.get_autocast_dtype(x.device.type)
 
 
 def needs_own_operations(*tensors: Tensor) -> bool:
