@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from convattn.data import ImageDataset, ImageSplit, load_samples, normalise
 from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
 from convattn.files import new_folder, write_atomically
-from convattn.lab.recipe import load_recipe, views
+from convattn.lab.augment import views
+from convattn.lab.recipe import load_recipe
 from convattn.lab.run_folder import HeadTrace, model_card
 from convattn.lab.run_setup import load_data
 from convattn.lab.tables import markdown_table

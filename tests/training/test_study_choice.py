@@ -17,8 +17,8 @@ from convattn.lab.study_record import (
     StudyRecord,
     Summary,
     _at_an_end,
-    doubts,
     read_search,
+    search_warnings,
 )
 
 NAME, KEY, RATES = "digits-quadratic", "optim.learning_rate", ("1e-3", "3e-3", "9e-3")
@@ -170,8 +170,8 @@ def test_recipes_of_a_search_that_are_not_run_leave_no_doubt(search, tmp_path):
     record, found = read_search(place)
     options = {"seeds": (0,), "scale": None, "overrides": {KEY: "1e-3"}, "grid": {}}
     runs = {name: plan_runs([name], tmp_path, **options) for name in (NAME, "convnet")}
-    assert doubts(place, record, found, runs["convnet"]) == []
-    assert len(doubts(place, record, found, runs[NAME])) == 1
+    assert search_warnings(place, record, found, runs["convnet"]) == []
+    assert len(search_warnings(place, record, found, runs[NAME])) == 1
 
 
 def test_words_have_no_smallest_and_no_largest():

@@ -10,7 +10,8 @@ from tests.training.tiny import references_of_runs, tiny_data, tiny_recipe, tiny
 from convattn.data import normalise
 from convattn.errors import CheckpointError, MissingDependencyError, RecipeError, UnknownNameError
 from convattn.lab import train
-from convattn.lab.recipe import DataRecipe, ResNetRecipe, views
+from convattn.lab.augment import views
+from convattn.lab.recipe import DataRecipe, ResNetRecipe
 from convattn.lab.trainer import Batches, Trainer
 from convattn.models import AttentionNet, load_network
 from convattn.testing.budget import assert_within_budget, references

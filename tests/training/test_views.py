@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from convattn.lab.recipe import views
+from convattn.lab.augment import views
 
 
 def drawn():

@@ -34,7 +34,7 @@ def random_boxes(
 
 
 Border = Literal["black", "reflect"]
-"""What is outside of an image: black, or the image mirrored at its outermost pixels."""
+"""Pixels outside of an image: black, or the image mirrored at its outermost pixels."""
 
 
 def random_crop(
@@ -44,7 +44,7 @@ def random_crop(
     generator: torch.Generator,
     border: Border = "black",
 ) -> UInt8[Tensor, "batch channels rows cols"]:
-    """Shifts each image by a random number of whole pixels; what comes in from outside is black, or reflected.
+    """Shifts each image by a random number of whole pixels; pixels from outside are black or reflected.
 
     ``y[b, c, i, j] = x̃[b, c, i + r_b, j + s_b]`` with x̃ the image padded by `padding` pixels on every side and r_b,
     s_b uniform on 0 … 2·padding: the usual "pad, then crop at random".
@@ -260,6 +260,29 @@ def cutmix(
     shown = partner.to(images.device)
     mixed = torch.where(pasted.to(images.device)[:, None], images[shown], images)
     return mixed, _blend(targets, partner.to(targets.device), own.to(targets.device))
+
+
+def views(
+    images: Float[Tensor, "batch channels rows cols"], kind: Literal["none", "mirror", "mirror_shift"]
+) -> list[tuple[float, Float[Tensor, "batch channels rows cols"]]]:
+    """Returns views of normalised images, each with the weight of its scores in their mean.
+
+    "mirror" adds the mirror images; "mirror_shift" adds to these two, which then count a quarter each, both moved by
+    one pixel down and right and up and left, an eighth each, with reflected borders.
+
+    Example:
+        >>> [share for share, _ in views(torch.zeros(1, 1, 4, 4), "mirror_shift")]
+        [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
+    """
+    if kind == "none":
+        return [(1.0, images)]
+    if kind == "mirror":
+        return [(0.5, images), (0.5, images.flip(-1))]
+    rows, cols = images.shape[2:]
+    framed = F.pad(images, (1, 1, 1, 1), mode="reflect")
+    moved = [framed[..., start : start + rows, start : start + cols] for start in (0, 2)]
+    shares = [(0.25, images), *((0.125, part) for part in moved)]
+    return [(share, view) for share, part in shares for view in (part, part.flip(-1))]
 
 
 def _require_targets(targets: Tensor, batch: int) -> None:

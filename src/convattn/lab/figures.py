@@ -203,7 +203,7 @@ _PANEL, _FRAME = 3.3, 0.4
 
 
 def head_moves(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot], *, columns: int = 3) -> Path:
-    """Draws where the heads of each layer attend at the last moment, and the way of their centres from the first.
+    """Draws where the heads of each layer attend at the last moment, and the moves of their centres since the first.
 
     Around each centre are the ellipses that hold 50 % and 90 % of the attention. The mass p of the attention
     exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) in the plane lies within (δ − Δ)ᵀ Σ⁻¹ (δ − Δ) = −2 ln(1 − p).
@@ -215,7 +215,7 @@ def head_moves(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot], 
             moments = sorted((item for item in snapshots if item.layer == layer), key=lambda item: item.step)
             first, last = moments[0], moments[-1]
             _draw_heads(panel, last)
-            _draw_ways(panel, first, last)
+            _draw_moves(panel, first, last)
             panel.set_title(f"layer {layer + 1}: α {_sharpness_range(first)} → {_sharpness_range(last)} per pixel²")
     return Path(path)
 
@@ -330,8 +330,8 @@ def _draw_paths(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> No
         panel.annotate(str(head + 1), (cols[-1], rows[-1]), **place)
 
 
-def _draw_ways(panel: Any, first: HeadSnapshot, last: HeadSnapshot) -> None:
-    """Draws a straight line from each centre at one moment, a ring, to the same at another."""
+def _draw_moves(panel: Any, first: HeadSnapshot, last: HeadSnapshot) -> None:
+    """Draws a straight line from each centre at one moment, marked by a ring, to the same centre at another."""
     for head, (start, end) in enumerate(zip(first.centres, last.centres, strict=True)):
         colour = COLOURS[head % len(COLOURS)]
         panel.plot([start[1], end[1]], [start[0], end[0]], color=colour, linewidth=1.5)
@@ -339,7 +339,7 @@ def _draw_ways(panel: Any, first: HeadSnapshot, last: HeadSnapshot) -> None:
 
 
 def _sharpness_range(snapshot: HeadSnapshot) -> str:
-    """Words the least and the largest sharpness of heads, α = tr Σ⁻¹ / 4."""
+    """Formats the smallest and the largest sharpness of heads, α = tr Σ⁻¹ / 4."""
     sharpness = np.trace(snapshot.precisions, axis1=1, axis2=2) / 4
     low, high = f"{sharpness.min():.2g}", f"{sharpness.max():.2g}"
     return low if low == high else f"{low}–{high}"

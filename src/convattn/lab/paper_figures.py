@@ -176,8 +176,8 @@ _MOMENTS = (0.0, 0.05, 0.2, 0.5, 1.0)
 """Shares of all steps at which figure 3 shows the heads."""
 
 
-def make_ways(material: Material, name: str, folder: Path, recipe: str) -> list[str]:
-    """Draws the heads of layer 4 over training, and writes where they were at every moment.
+def make_head_paths(material: Material, name: str, folder: Path, recipe: str) -> list[str]:
+    """Draws the heads of layer 4 over training, and writes their centres at every moment.
 
     A network without a layer 4 shows its last layer, and a note says so.
     """
@@ -191,8 +191,8 @@ def make_ways(material: Material, name: str, folder: Path, recipe: str) -> list[
     return [] if layer == _LAYER else [f"the network has {depth} layers: layer {layer + 1} stands for the paper's 4"]
 
 
-def make_end(material: Material, name: str, folder: Path, recipe: str, what: str) -> list[str]:
-    """Draws the heads of all layers at the end of training, and writes where they are; `what` is part of the title."""
+def make_final_heads(material: Material, name: str, folder: Path, recipe: str, what: str) -> list[str]:
+    """Draws the heads of all layers at the end of training, and writes their centres; `what` is part of the title."""
     snapshots = _read(material, recipe)
     shown = [snapshot for snapshot in snapshots if snapshot.step == snapshots[-1].step]
     head_layers(figure_paths(folder, name), shown, title=material.title(name, what, recipe))

@@ -10,41 +10,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jaxtyping import Float
-from torch import Tensor
-from torch.nn import functional as F
-
 from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_be, optional_module
 from convattn.fields import Range, Text, explain, fits, hints, read
 from convattn.files import as_path
 
 Views = Literal["none", "mirror", "mirror_shift"]
-"""Which views there are; see `views`."""
-
-
-def views(
-    images: Float[Tensor, "batch channels rows cols"], kind: Views
-) -> list[tuple[float, Float[Tensor, "batch channels rows cols"]]]:
-    """Returns views of normalised images, each after its share in the mean of their scores.
-
-    "mirror" adds the mirror images; "mirror_shift" adds to these two, which then count a quarter each, both moved by
-    one pixel down and right and up and left, an eighth each, with reflected borders.
-
-    Example:
-        >>> import torch
-        >>> [share for share, _ in views(torch.zeros(1, 1, 4, 4), "mirror_shift")]
-        [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
-    """
-    if kind == "none":
-        return [(1.0, images)]
-    if kind == "mirror":
-        return [(0.5, images), (0.5, images.flip(-1))]
-    rows, cols = images.shape[2:]
-    framed = F.pad(images, (1, 1, 1, 1), mode="reflect")
-    moved = [framed[..., start : start + rows, start : start + cols] for start in (0, 2)]
-    shares = [(0.25, images), *((0.125, part) for part in moved)]
-    return [(share, view) for share, part in shares for view in (part, part.flip(-1))]
-
+"""Views of test images whose scores are averaged; see `convattn.lab.augment.views`."""
 
 Count = Annotated[int, Range(1)]
 """A whole number of at least 1."""
@@ -202,7 +173,7 @@ class TriangleRecipe(Section):
 
 @dataclass(frozen=True)
 class LookaheadRecipe(Section):
-    """An average of the weights, to which they return; it is tested and saved.
+    """A slow average of the weights, to which they are reset every few steps; it is tested and saved.
 
     Every few steps, and after the last, the average becomes ``a ← λ a + (1 − λ) w``, and the weights w and the running
     statistics of batch normalisation take its values. At step s of T, λ = decay^steps · (s / T)³.

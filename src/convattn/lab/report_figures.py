@@ -43,7 +43,7 @@ def head_map(path: str | os.PathLike[str], report: HeadReport) -> Path:
 
 
 def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
-    """Draws the mean attention distance of every head over depth, with that of heads that look everywhere alike.
+    """Draws the mean attention distance of every head over depth, beside that of uniform attention.
 
     Source: Raghu et al., NeurIPS 2021, figure 1.
     """

@@ -14,7 +14,7 @@ from typing import Any
 
 from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, UnknownNameError, must_be
 from convattn.files import new_folder, require_new_folder, write_atomically
-from convattn.lab.paper_figures import Material, make_attention, make_curves, make_end, make_ways
+from convattn.lab.paper_figures import Material, make_attention, make_curves, make_final_heads, make_head_paths
 from convattn.lab.paper_table import TABLE1, table_csv, table_page, table_rows
 from convattn.lab.recipe import SCALES
 from convattn.lab.runs import RunGroup, find_runs, group_runs
@@ -116,17 +116,19 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
     {
         "table1": Target(_ALL, _make_table, least=0),
         "fig2": Target(_ALL, make_curves),
-        "fig3": _one_recipe("sa-quadratic", make_ways),
-        "fig4": _one_recipe("sa-quadratic", make_end, what=_AT_THE_END),
+        "fig3": _one_recipe("sa-quadratic", make_head_paths),
+        "fig4": _one_recipe("sa-quadratic", make_final_heads, what=_AT_THE_END),
         "fig5": _one_recipe("sa-learned", make_attention),
         "fig6": _one_recipe(_CONTENT, make_attention, averaged=_AVERAGED, places=[(0.5, 0.5)]),
         "fig7": _one_recipe(_CONTENT, make_attention, averaged=_AVERAGED, places=[(0.25, 0.25), (0.75, 0.75)]),
         "fig8": _one_recipe(_CONTENT, make_attention, image=0),
         "fig9": _one_recipe(_CONTENT, make_attention, image=1),
         "fig10": _one_recipe(_CONTENT, make_attention, image=2),
-        "fig12": _one_recipe("sa-quadratic-generalized", make_end, what="generalised heads before pruning"),
-        "fig13": _one_recipe("sa-quadratic-generalized-pruned", make_end, what="generalised heads after pruning"),
-        "fig14": _one_recipe("sa-quadratic-16-heads", make_end, what=_AT_THE_END),
+        "fig12": _one_recipe("sa-quadratic-generalized", make_final_heads, what="generalised heads before pruning"),
+        "fig13": _one_recipe(
+            "sa-quadratic-generalized-pruned", make_final_heads, what="generalised heads after pruning"
+        ),
+        "fig14": _one_recipe("sa-quadratic-16-heads", make_final_heads, what=_AT_THE_END),
     }
 )
 """Every table and figure by its name, in the paper's order."""

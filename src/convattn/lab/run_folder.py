@@ -199,7 +199,7 @@ class HeadTrace:
                 self.rows.append({**position, "centre_row": centre[0], "centre_col": centre[1], **precision})
 
     def complete(self, steps: Iterable[int]) -> bool:
-        """Tells whether the rows are those of every head after each of these steps, with finite numbers."""
+        """Returns whether there is a row of finite numbers for every head after each of these steps, once."""
         heads = [(layer, n) for layer, encoding in enumerate(self._encodings) for n in range(encoding.num_heads)]
         expected = [(step, *head) for step in steps for head in heads]
         finite = all(value is not None and math.isfinite(value) for row in self.rows for value in row.values())
@@ -227,7 +227,7 @@ def _precisions(encoding: Quadratic | GeneralizedQuadratic) -> Iterator[dict[str
 
 
 _MANIFEST = "checkpoint.json"
-_KEPT = 2
+_NEWEST = 2
 
 
 @final
@@ -270,7 +270,7 @@ class Checkpoints:
         os.replace(written, place)
         places = self._newest_first()
         newest = places.index(place)
-        for other in places[:newest] + places[newest + _KEPT :]:
+        for other in places[:newest] + places[newest + _NEWEST :]:
             _drop(other)
 
     def load_newest(self, load: Callable[[Path, int], None]) -> None:

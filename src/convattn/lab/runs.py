@@ -69,15 +69,15 @@ class RunGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class RunsFound:
-    """What a folder holds."""
+class RunListing:
+    """The runs in a folder."""
 
     finished: tuple[Run, ...]  # Runs with a record, by folder
     unfinished: tuple[Path, ...]  # Folders of runs without one
     unreadable: tuple[tuple[Path, str], ...]  # Folders whose record cannot be read, each with the reason
 
 
-def find_runs(folder: str | os.PathLike[str]) -> RunsFound:
+def find_runs(folder: str | os.PathLike[str]) -> RunListing:
     """Finds the runs in a folder, at most two folders deep; hidden folders are left out.
 
     A folder is a run if it holds a recipe.toml, a metrics.jsonl or a record.json.
@@ -93,7 +93,7 @@ def find_runs(folder: str | os.PathLike[str]) -> RunsFound:
             finished.append(_read_run(place))
         except CheckpointError as error:
             unreadable.append((place, str(error)))
-    return RunsFound(tuple(finished), tuple(unfinished), tuple(unreadable))
+    return RunListing(tuple(finished), tuple(unfinished), tuple(unreadable))
 
 
 def group_runs(runs: Sequence[Run], recipe: str, scale: str) -> list[RunGroup]:

@@ -13,13 +13,12 @@ from convattn.lab.study_engines import Engine, LocalEngine
 from convattn.lab.study_plan import PlannedRun, find_state, last_line, plan_runs, read_run, require_own
 from convattn.lab.study_record import (
     QUANTITIES,
-    StudyDifference,
     StudyRecord,
     Summary,
     compare,
-    doubts,
     read_search,
     require_same_data,
+    search_warnings,
 )
 from convattn.lab.tables import csv_text, markdown_table
 
@@ -72,7 +71,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     found, search = (None, None) if chosen is None else read_search(chosen)
     values = None if search is None else {choice.label: choice.values for choice in search.choices}
     runs = plan_runs(recipes, output, seeds=seeds, scale=scale, overrides=overrides, grid=grid, chosen=values)
-    notes = [] if chosen is None or found is None or search is None else doubts(chosen, found, search, runs)
+    notes = [] if chosen is None or found is None or search is None else search_warnings(chosen, found, search, runs)
     reference = _find_baseline(baseline, runs)
     place = Path(output)
     require_own(place, runs)
@@ -80,7 +79,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     with sole_use(place):
         _carry_out(runs, engine)
         command = _command(recipes, seeds, scale, overrides, grid, baseline, chosen)
-        record = compare(runs, reference, command, search=search, doubts=notes)
+        record = compare(runs, reference, command, search=search, search_warnings=notes)
         record.save(place / "study.json")
         write_atomically(place / "study.md", study_page(record))
         write_atomically(place / "study.csv", study_csv(record))
@@ -228,7 +227,7 @@ def _differences(record: StudyRecord) -> list[str]:
             ", ".join(map(str, item.seeds)),
             ", ".join(f"{100 * value:+.2f}" for value in item.values),
             f"{100 * item.mean:+.2f}" + ("" if item.deviation is None else f" ± {100 * item.deviation:.2f}"),
-            _interval(item),
+            "none" if item.low is None or item.high is None else f"{100 * item.low:+.2f} to {100 * item.high:+.2f}",
         ]
         for item in record.differences
     )
@@ -257,15 +256,8 @@ def _runs(record: StudyRecord) -> list[str]:
         ]
         for run in record.runs
     )
-    heads = (
-        "folder",
-        f"{record.measured} accuracy",
-        "seconds",
-        "hardware",
-        "threads",
-        "revision",
-        "SHA-256 of record.json",
-    )
+    accuracy = f"{record.measured} accuracy"
+    heads = ("folder", accuracy, "seconds", "hardware", "threads", "revision", "SHA-256 of record.json")
     if record.data is None:
         return ["No run has finished."]
     hashes = "\n".join(f"- {_code(value)} {name}" for name, value in record.data.hashes.items())
@@ -276,10 +268,6 @@ def _spread(summary: Summary) -> str:
     """Formats a mean with its deviation, in percent."""
     deviation = "" if summary.deviation is None else f" ± {100 * summary.deviation:.2f}"
     return f"{100 * summary.mean:.2f}{deviation} %"
-
-
-def _interval(item: StudyDifference) -> str:
-    return "none" if item.low is None or item.high is None else f"{100 * item.low:+.2f} to {100 * item.high:+.2f}"
 
 
 def _code(text: str) -> str:

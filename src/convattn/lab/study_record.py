@@ -237,9 +237,9 @@ def compare(
     command: str,
     *,
     search: StudySearch | None = None,
-    doubts: Sequence[str] = (),
+    search_warnings: Sequence[str] = (),
 ) -> StudyRecord:
-    """Makes the record of a study from the folders of its runs; `doubts` are warnings on the search."""
+    """Makes the record of a study from the folders of its runs."""
     finished = [(run, *read_run(run)) for run in runs if is_finished(run.folder)]
     records = [record for _, record, _ in finished]
     require_same_data([(run.name, record.data) for run, record, _ in finished])
@@ -278,7 +278,7 @@ def compare(
             if not is_finished(run.folder)
         ),
         data=records[0].data if records else None,
-        warnings=(*doubts, *_warnings(records)),
+        warnings=(*search_warnings, *_warnings(records)),
         not_covered=(
             "whether the differences hold for other data, sizes or lengths of training",
             "errors of the many comparisons where there are many: each interval is of one difference alone",
@@ -337,20 +337,19 @@ def read_search(folder: str | os.PathLike[str]) -> tuple[StudyRecord, StudySearc
     return record, StudySearch(record.command, hashlib.sha256(file.read_bytes()).hexdigest(), record.seeds, choices)
 
 
-def doubts(
+def search_warnings(
     folder: str | os.PathLike[str], record: StudyRecord, search: StudySearch, runs: Sequence[PlannedRun]
 ) -> list[str]:
-    """Lists why a choice may not be the best: values at an end of their list, and settings that the search had not."""
+    """Lists why a choice may not be the best: a value at the end of its list, or other settings in the search."""
     found, first = [], {run.recipe.name: run for run in reversed(runs)}
     for choice in search.choices:
         if choice.label not in first:
             continue
         found += [f"{choice.label}: the chosen {text}" for text in _at_an_end(choice)]
-        found += [
-            f"{choice.label}: {_words(item.values)} was not eligible, because a run of it failed"
-            for item in choice.candidates
-            if item.failed
-        ]
+        for item in choice.candidates:
+            if item.failed:
+                values = ", ".join(f"{key}={value}" for key, value in item.values.items())
+                found.append(f"{choice.label}: {values} was not eligible, because a run of it failed")
         run = next((run for run in record.runs if _variant(run.label) == (choice.label, dict(choice.values))), None)
         if run is None:
             raise CheckpointError(f"{Path(folder) / 'study.json'} is damaged: it lists no run of {choice.label}")
@@ -369,10 +368,6 @@ def _choose(name: str, candidates: Sequence[StudyCandidate]) -> StudyChoice:
     return StudyChoice(name, values, tuple(candidates))
 
 
-def _words(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in values.items())
-
-
 def _variant(label: str) -> tuple[str, dict[str, str]]:
     """Splits ``NAME[KEY=VALUE,KEY=VALUE]`` into the recipe's name and the values, in which commas may stand."""
     name, _, inside = label.removesuffix("]").partition("[")
@@ -381,7 +376,7 @@ def _variant(label: str) -> tuple[str, dict[str, str]]:
 
 
 def _at_an_end(choice: StudyChoice) -> list[str]:
-    """Says which chosen numbers are the smallest or the largest of theirs."""
+    """Names the chosen numbers that are the smallest or the largest of those tried."""
     found = []
     for key, value in choice.values.items():
         try:

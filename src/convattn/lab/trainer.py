@@ -18,9 +18,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from convattn.errors import RecipeError, TrainingError, must_be
 from convattn.fields import read
-from convattn.lab.augment import cutmix, cutout, horizontal_flip, mirror, mixup, random_crop
+from convattn.lab.augment import cutmix, cutout, horizontal_flip, mirror, mixup, random_crop, views
 from convattn.lab.pruning import reinitialise_heads
-from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views, views
+from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views
 from convattn.lab.run_setup import (
     Network,
     build_network,
