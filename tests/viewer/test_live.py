@@ -194,6 +194,10 @@ def test_a_call_that_the_first_image_does_not_have_is_left_out():
     live, alone = Live(Exhibit(network, images)), Live(Exhibit(network.layer, images))
     assert live.rows(RowsRequest(0, 1, (2.0, 3.0))) == alone.rows(RowsRequest(0, 1, (2.0, 3.0)))
     assert live.map_bytes == alone.map_bytes
+    stored, single = build_scene(Exhibit(network, images)), build_scene(Exhibit(network.layer, images))
+    assert [layer["name"] for layer in stored.header["networks"][0]["layers"]] == ["layer"]
+    assert stored.tensors.keys() == single.tensors.keys()
+    assert all(torch.equal(stored.tensors[name], tensor) for name, tensor in single.tensors.items())
 
 
 def test_a_network_that_fails_on_a_picture_is_told():

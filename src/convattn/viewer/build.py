@@ -257,6 +257,7 @@ class _Network:
         Without maps to store, the first image is enough.
         """
         images, layers = self.exhibit.images, self.exhibit.layers
+        count = len(images)
         calls: list[LayerCall] = []
         taken = 0
 
@@ -266,19 +267,19 @@ class _Network:
             if call.attention is not None:
                 self._maps[call.name] = LayerMaps(call)
                 if stored:
-                    taken += self._maps[call.name].add(call.parts)
-
-        def further(call: LayerCall) -> None:
-            if call.attention is not None:
-                self._maps[call.name].add(call.parts)
+                    taken += self._maps[call.name].add(call.parts, 0)
 
         read_layers(self.exhibit.network, images[:1], first, layers=layers)
         if not self._maps or not stored:
             return calls
-        count = len(images)
         self.collected.reserve(taken * (count + (count > 1)))
-        for image in images[1:]:
-            read_layers(self.exhibit.network, image[None], further, layers=layers)
+        for number in range(1, count):
+
+            def further(call: LayerCall, number: int = number) -> None:
+                if call.name in self._maps:
+                    self._maps[call.name].add(call.parts, number)
+
+            read_layers(self.exhibit.network, images[number : number + 1], further, layers=layers)
         return calls
 
     def _layer(self, number: int, call: LayerCall, program: Program | None) -> dict[str, Any]:

@@ -156,11 +156,11 @@ class LayerMaps:
         self._sums: dict[str, Tensor] = {}
         self._images = 0
 
-    def add(self, parts: Mapping[str, Tensor]) -> int:
-        """Adds the next image; returns the bytes that it takes."""
+    def add(self, parts: Mapping[str, Tensor], image: int) -> int:
+        """Adds the weights on an image; returns the bytes that they take."""
         taken = 0
         for part, weights in parts.items():
-            self._rows[part, self._images] = rows = encode_rows(weights.cpu())
+            self._rows[part, image] = rows = encode_rows(weights.cpu())
             taken += rows.bytes
             self._sums[part] = weights.float().cpu() + self._sums.get(part, 0)
         self._images += 1
