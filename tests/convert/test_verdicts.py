@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from convattn.convert import attention_to_conv, conv_to_attention, network_to_attention, network_to_conv
-from convattn.convert.certificate import Certificate, NetworkCertificate, Promise, certify_attention
+from convattn.convert.certificate import Certificate, NetworkCertificate, certify_attention
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.layers import RelativeAttention2d
@@ -139,7 +139,7 @@ def tampered(fault):
     layer, _ = conv_to_attention(conv)
     with torch.no_grad():
         fault(layer)
-    return certify_attention(conv, layer, Promise(leak=0.0, per_unit=0.0, exact=True), discarded=())
+    return certify_attention(conv, layer, leak=0.0, per_unit=0.0)
 
 
 def wrong_promise(leak):
@@ -147,7 +147,7 @@ def wrong_promise(leak):
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 5, 3, padding=1)
     layer, _ = conv_to_attention(conv, sharpness=3.0)
-    return certify_attention(conv, layer, Promise(leak=leak, per_unit=leak, exact=leak == 0), discarded=())
+    return certify_attention(conv, layer, leak=leak, per_unit=leak)
 
 
 class Wrong(nn.Module):

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from einops import reduce
@@ -454,22 +454,19 @@ def describe_attention(layer: RelativeAttention) -> str:
     return f"{type(layer).__name__}({layer.extra_repr()}, encoding={layer.encoding})"
 
 
-class Promise(NamedTuple):
-    """What a conversion promises before anything is measured."""
-
-    leak: float  # share of the attention off the taps, or outside the window
-    per_unit: float  # a-priori error bound for inputs of absolute value ≤ 1
-    exact: bool  # whether rounding is the only loss
-    any_size: bool = True  # whether the bound holds for images of all sizes
-
-
 def certify_attention(
-    conv: AnyConvolution, layer: RelativeAttention, promise: Promise, discarded: tuple[tuple[float, ...], ...]
+    conv: AnyConvolution,
+    layer: RelativeAttention,
+    *,
+    leak: float,
+    per_unit: float,
+    discarded: tuple[tuple[float, ...], ...] = (),
 ) -> Certificate:
     """Runs a convolution and the layer made from it on random images, and records how much they differ.
 
-    The layer runs twice: as a real softmax, and by the path that it takes by itself. `discarded` holds the singular
-    values left out, per head.
+    The layer runs twice: as a real softmax, and by the path that it takes by itself. `leak` bounds the attention off
+    the taps, and `per_unit` the error for inputs of absolute value ≤ 1. `discarded` holds the singular values left out,
+    per head.
     """
     sizes = [size + 3 + axis for axis, size in enumerate(smallest_image(layer.geometry))]  # all different
     x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
@@ -482,7 +479,7 @@ def certify_attention(
         lows = [tap_by_tap(taps, x), in_one_product(taps, x), conv(x), *(conv(other) for other in _moved(x))]
     measured_error = max(largest(y.double().cpu() - high) for y in (made, by_itself))
     allowed, bounds = rounding_budget(high, lows), attention_rounding(layer, conv)
-    not_covered = []
+    exact, not_covered = leak == 0 and not any(discarded), []
     if lowest_sharpness(layer) is not None:
         not_covered.append("centres rounded when the layer is cast to a narrower dtype")
     if max(layer.geometry.input_dilation) > 1 or isinstance(conv, TransposedConvolution):
@@ -491,10 +488,20 @@ def certify_attention(
         direction="conv_to_attention",
         source=repr(conv),
         result=describe_attention(layer),
+        leak=leak,
         discarded=discarded,
         not_covered=tuple(not_covered),
         weights=weights_digest(layer),
-        **_fields(layer, x, promise, bounds, largest=largest(high), measured_error=measured_error, rounding=allowed),
+        **_fields(
+            layer,
+            x,
+            per_unit,
+            bounds,
+            exact=exact,
+            largest=largest(high),
+            measured_error=measured_error,
+            rounding=allowed,
+        ),
     )
 
 
@@ -502,9 +509,12 @@ def certify_convolution(
     layer: RelativeAttention,
     conv: AnyConvolution,
     kernel: Float[Tensor, "outputs channels *taps"],
-    rows: Float[Tensor, "heads outputs"],
+    maps: Float[Tensor, "heads outputs channels"],
     sizes: tuple[int, ...],
-    promise: Promise,
+    *,
+    leak: float,
+    errors: Float[Tensor, "heads queries"],
+    any_size: bool,
 ) -> Certificate:
     """Runs a layer and the convolution made from it on random images of `sizes`, and records how much they differ.
 
@@ -513,8 +523,11 @@ def certify_convolution(
     lose what other ways of computing it lose (torch's own convolution on this processor is one of them), but never more
     than the a-priori bound on rounding.
 
-    `kernel` is the kernel before rounding and `rows` is Σ_i |W_h[o, i]|, both in float64.
+    `kernel` is the kernel before rounding and `maps` are the heads' matrices, both in float64. `errors` bounds how much
+    attention the kernel misses, and `leak` how much lies outside the window; `any_size` tells whether both hold for
+    images of all sizes.
     """
+    rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
     x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
     with torch.no_grad(), without_autocast(x.device):
         exact_conv = copy.deepcopy(conv).double()
@@ -525,17 +538,27 @@ def certify_convolution(
     rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * largest(x)
     budget = max(rounding_budget(high, lows), rounding_budget(high_conv, reordered)) + rounded
     measured_error, bounds = largest(made.double() - high), convolution_rounding(conv, kernel, rows)
-    common = _fields(layer, x, promise, bounds, largest=largest(high), measured_error=measured_error, rounding=budget)
-    per_unit, at_zero = convolution_rounding(exact_conv, kernel, rows)
-    if not largest(high_conv - high) <= common["bound"] + rounded + per_unit * largest(x) + at_zero:
+    common = _fields(
+        layer,
+        x,
+        (errors.mT @ rows).max().item(),
+        bounds,
+        exact=errors.max().item() <= torch.finfo(x.dtype).eps,
+        largest=largest(high),
+        measured_error=measured_error,
+        rounding=budget,
+    )
+    exact_per_unit, at_zero = convolution_rounding(exact_conv, kernel, rows)
+    if not largest(high_conv - high) <= common["bound"] + rounded + exact_per_unit * largest(x) + at_zero:
         common["verdict"] = "failed"
-    not_covered = [] if promise.any_size else [f"images of other sizes than {' x '.join(map(str, sizes))}"]
+    not_covered = [] if any_size else [f"images of other sizes than {' x '.join(map(str, sizes))}"]
     if layer.dropout:
         not_covered.append("dropout of attention weights in training, which a convolution does not have")
     return Certificate(
         direction="attention_to_conv",
         source=describe_attention(layer),
         result=repr(conv),
+        leak=leak,
         discarded=(),
         not_covered=tuple(not_covered),
         weights=weights_digest(conv),
@@ -551,9 +574,10 @@ def _moved(x: Tensor) -> list[Tensor]:
 def _fields(
     layer: RelativeAttention,
     x: Tensor,
-    promise: Promise,
+    bound_per_unit: float,
     bounds: tuple[float, float],
     *,
+    exact: bool,
     largest: float,
     measured_error: float,
     rounding: float,
@@ -563,16 +587,15 @@ def _fields(
     `bounds` limit the `rounding` that other computations of the same show. A bound hidden by rounding counts as exact.
     """
     unit, (per_unit, at_zero) = x.abs().max().item(), bounds
-    bound, rounding = promise.per_unit * unit, min(rounding, per_unit * unit + at_zero)
-    verdict: Verdict = "exact" if promise.exact or bound <= rounding else "different"
+    bound, rounding = bound_per_unit * unit, min(rounding, per_unit * unit + at_zero)
+    verdict: Verdict = "exact" if exact or bound <= rounding else "different"
     return {
         "verdict": verdict if measured_error <= bound + rounding else "failed",
         "dtype": str(x.dtype).removeprefix("torch."),
         "heads": layer.num_heads,
         "sharpness": lowest_sharpness(layer),
-        "exact": promise.exact,
-        "leak": promise.leak,
-        "bound_per_unit": promise.per_unit,
+        "exact": exact,
+        "bound_per_unit": bound_per_unit,
         "rounding_per_unit": per_unit,
         "rounding_at_zero": at_zero,
         "check_shape": tuple(x.shape),

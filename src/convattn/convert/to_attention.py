@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from convattn.convert.certificate import (
     Certificate,
-    Promise,
     certify_attention,
     off_centre_mass,
     underflows,
@@ -112,8 +111,8 @@ def conv_to_attention(
         error = 2 * leak * reduce(kept.abs(), "heads outputs channels -> outputs", "sum")
         if head_width is not None:
             error = error + reduce((taps.maps.double() - kept).abs(), "heads outputs channels -> outputs", "sum")
-    promise = Promise(leak, error.max().item(), exact=leak == 0 and not any(discarded))
-    return layer, certify_attention(conv, layer, promise, discarded)
+    per_unit = error.max().item()
+    return layer, certify_attention(conv, layer, leak=leak, per_unit=per_unit, discarded=discarded)
 
 
 def _encoding(taps: Taps, sharpness: float | None) -> Encoding:

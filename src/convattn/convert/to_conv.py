@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from einops import einsum, rearrange, reduce
+from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from convattn.convert.certificate import (
     Certificate,
-    Promise,
     certify_convolution,
     draw_images,
     require_share,
@@ -641,15 +640,16 @@ def attention_to_conv(
             maps = copy.deepcopy(layer.values).double().maps()
             choice = choose_kernel(layer, sizes, maps, taps, mass, modes)
             conv = make_convolution(layer, choice)
-            rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
-            shares = choice.errors.flatten(1) + 2 * content_share
-            promise = Promise(
+            return conv, certify_convolution(
+                layer,
+                conv,
+                choice.kernel,
+                maps,
+                sizes,
                 leak=choice.leak + content_share,
-                per_unit=(shares.mT @ rows).max().item(),
-                exact=shares.max().item() <= torch.finfo(dtype).eps,
+                errors=choice.errors.flatten(1) + 2 * content_share,
                 any_size=choice.any_size,
             )
-            return conv, certify_convolution(layer, conv, choice.kernel, rows, sizes, promise)
     except (RuntimeError, MemoryError) as error:  # torch unfolds large kernels of volumes, pixel by pixel
         if not lacks_memory(error):
             raise

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from convattn.convert import conv_to_attention
-from convattn.convert.certificate import Certificate, Promise, certify_attention
+from convattn.convert.certificate import Certificate, certify_attention
 from convattn.encodings import Shift
 from convattn.functional.shift import WindowConvolution
 
@@ -62,7 +62,7 @@ def test_a_wrong_layer_does_not_pass(fault):
     layer, right = conv_to_attention(conv)
     with torch.no_grad():
         fault(layer)
-    wrong = certify_attention(conv, layer, Promise(leak=0.0, per_unit=0.0, exact=True), discarded=())
+    wrong = certify_attention(conv, layer, leak=0.0, per_unit=0.0)
     assert right.passed
     assert not wrong.passed
     assert "failed" in wrong.summary()
