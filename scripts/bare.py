@@ -25,7 +25,7 @@ TESTS = (
     "tests/test_grid.py",
     "tests/encodings",
     "tests/layers/test_relative.py",
-    "tests/convert/test_saved.py",
+    "tests/convert/test_saved_layers.py",
     "tests/convert/layer/test_to_attention.py",
     "tests/convert/layer/test_to_conv.py",
     "tests/models/test_saved.py",

@@ -367,7 +367,7 @@ def _require_absent(options: Mapping[str, object], reason: str) -> None:
 
 def _holds_layer(source: str) -> bool:
     """Tells whether a folder, which need not exist, holds a single layer, as `save_layer` writes it."""
-    from convattn.convert.saved import KINDS
+    from convattn.convert.saved_layers import KINDS
 
     try:
         config = json_format.loads((Path(source) / "config.json").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from convattn.convert import load_layer
-from convattn.convert.saved import KINDS
+from convattn.convert.saved_layers import KINDS
 from convattn.errors import ArgumentError, CheckpointError, must_be_a
 from convattn.models import fetch
 from convattn.models import load_network as load_own_network

@@ -14,7 +14,7 @@ from torch import nn
 
 from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate, NetworkCertificate
-from convattn.convert.saved import KINDS
+from convattn.convert.saved_layers import KINDS
 from convattn.convert.surgery import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.files import as_path, new_folder, require_new_folder, write_atomically

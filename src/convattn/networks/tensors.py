@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from convattn.convert.saved import KINDS, describe_layer, rebuild_layer
+from convattn.convert.saved_layers import KINDS, describe_layer, rebuild_layer
 from convattn.convert.surgery import full_name, graft, is_own_hook, names_by_module
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention
