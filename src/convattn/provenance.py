@@ -110,50 +110,28 @@ class DataRecord(Record):
 
 @dataclass(frozen=True)
 class RunRecord(Record):
-    """Everything that is needed to read, repeat and check a training run.
-
-    Attributes:
-        name: Name of the recipe.
-        claim: What the recipe says it shows.
-        command: Command that repeats the run.
-        recipe: The recipe as resolved, overrides included.
-        seed: Seed of all random numbers.
-        data: Which data the run saw.
-        parameters: Number of trainable parameters.
-        results: Final numbers by name; accuracies are fractions in [0, 1]. Those of held-out training images are called
-            "validation_accuracy" and "validation_loss", and then there are none of test images.
-        seconds: Wall time of training and evaluation, in seconds.
-        peak_memory: Peak memory of the process (CPU) or of the device (GPU), in bytes.
-        memory_estimate: Bytes expected on each device, in records of earlier versions; None in others.
-        energy: Energy of the device in joules, in some records of earlier versions; None in others.
-        resumed: How often the run was resumed from a checkpoint.
-        hardware: Processor or accelerator, cores, memory.
-        versions: Versions of Python and of the packages that computed.
-        started: Start, ISO 8601 in UTC.
-        revision: Code revision (git), or None outside a checkout.
-        not_covered: What the run says nothing about.
-    """
+    """Everything that is needed to read, repeat and check a training run."""
 
     schema_version: ClassVar[int] = 2
 
-    name: str
-    claim: str
-    command: str
-    recipe: dict[str, Any]
-    seed: int
-    data: DataRecord
-    parameters: int
-    results: dict[str, float]
-    seconds: float
-    peak_memory: int
-    memory_estimate: int | None
-    energy: float | None
-    resumed: int
-    hardware: dict[str, str]
-    versions: dict[str, str]
-    started: str
-    revision: str | None
-    not_covered: tuple[str, ...] = field(default=())
+    name: str  # Name of the recipe
+    claim: str  # What the recipe says it shows
+    command: str  # Command that repeats the run
+    recipe: dict[str, Any]  # The recipe as resolved, overrides included
+    seed: int  # Seed of all random numbers
+    data: DataRecord  # Which data the run saw
+    parameters: int  # Number of trainable parameters
+    results: dict[str, float]  # Final numbers of "test_…", or "validation_…" of held-out images; accuracies in [0, 1]
+    seconds: float  # Wall time of training and evaluation
+    peak_memory: int  # Of the process (CPU) or of the device (GPU), in bytes
+    memory_estimate: int | None  # Bytes expected on each device, in records of earlier versions; else None
+    energy: float | None  # Of the device in joules, in some records of earlier versions; else None
+    resumed: int  # How often the run was resumed from a checkpoint
+    hardware: dict[str, str]  # Processor or accelerator, cores, memory
+    versions: dict[str, str]  # Versions of Python and of the packages that computed
+    started: str  # Start, ISO 8601 in UTC
+    revision: str | None  # Code revision (git), or None outside a checkout
+    not_covered: tuple[str, ...] = field(default=())  # What the run says nothing about
 
     @property
     def measured(self) -> str:

@@ -33,11 +33,7 @@ _one_at_a_time = threading.Lock()
 
 
 class PictureError(DataError):
-    """A picture cannot be read.
-
-    Attributes:
-        reason: Whether the file is no picture, is damaged, or is larger than what is read.
-    """
+    """A picture cannot be read: the file is none, is damaged, or is larger than what is read."""
 
     def __init__(self, reason: Literal["none", "damaged", "large"], message: str) -> None:
         """Takes the reason, and what was wrong."""
@@ -50,20 +46,11 @@ class PictureError(DataError):
 
 
 def decode_picture(file: Any, *, formats: tuple[str, ...] = FORMATS, pixels: int = PIXELS) -> Any:
-    """Decodes the first picture of a file.
+    """Returns the first picture of a file, as an RGB picture of pillow.
 
-    The size is read from the file's head, before anything is decoded. One picture is decoded at a time.
-
-    Args:
-        file: A path, or a file that is open.
-        formats: Names of the formats that are read.
-        pixels: The most pixels that are read.
-
-    Returns:
-        An RGB picture of pillow: upright where the file says how it was held, transparent parts on white.
-
-    Raises:
-        PictureError: It is none, is damaged, or is too large.
+    It is upright where the file says how it was held, and transparent parts are white. The size is read from the file's
+    head, before anything is decoded, and one picture is decoded at a time. Raises PictureError if the file is no
+    picture of these formats, is damaged, or has more pixels.
     """
     pil = _pillow()
     with _one_at_a_time, warnings.catch_warnings():
@@ -124,20 +111,11 @@ Colour = tuple[float, ...]
 
 
 def preparation(source: str | None, network: nn.Module, folder: Path | None = None) -> Prepare:
-    """Returns how a network's pictures are prepared.
+    """Returns the function that turns an RGB picture of pillow into what a network takes.
 
-    Args:
-        source: What builds the network, or None. timm and torchvision say how the pictures of theirs are prepared.
-        network: The network.
-        folder: Its folder, or None. The record of a network that this library trained on CIFAR-10 or digits says what
-            it saw.
-
-    Returns:
-        The function that turns a picture into a tensor.
-
-    Raises:
-        ArgumentError: Neither the source nor the folder says how.
-        MissingDependencyError: The network was trained on digits, and scikit-learn is not installed.
+    timm and torchvision say how the pictures of their networks are prepared. For a network that this library trained on
+    CIFAR-10 or digits, the record in its folder says it. Raises ArgumentError if neither does, and
+    MissingDependencyError if the network was trained on digits and scikit-learn is not installed.
     """
     data = trained_on(folder)
     if data == "cifar10":
@@ -185,15 +163,9 @@ def trained_on(folder: Path | None) -> str | None:
 
 
 def normalisation(source: str | None, network: nn.Module, folder: Path | None) -> tuple[Colour, Colour] | None:
-    """Returns the mean and the standard deviation with which pictures are normalised, where pixels are between 0 and 1.
+    """Returns the mean and the standard deviation with which pictures are normalised, of pixels in [0, 1].
 
-    Args:
-        source: What builds the network, or None.
-        network: The network.
-        folder: Its folder, or None.
-
-    Returns:
-        Both, or None where its preparation does not say them.
+    Returns None if the preparation of the network's pictures is unknown or does not give them.
     """
     try:
         return _read_normalisation(preparation(source, network, folder))
@@ -265,7 +237,7 @@ def open_images(path: Path, prepare: Callable[[], Prepare], *, limit: int | None
         limit: How many to take, in the order of their names or rows; None takes all.
 
     Returns:
-        The images, most of them read when they are asked for.
+        The images; pictures are decoded when they are asked for.
 
     Raises:
         ArgumentError: There is nothing at the path, or a file of another ending.
@@ -284,7 +256,7 @@ def open_images(path: Path, prepare: Callable[[], Prepare], *, limit: int | None
 
 
 def stack_images(opened: Sequence[Tensor] | Tensor, path: Path) -> Float[Tensor, "images channels rows cols"]:
-    """Returns opened images as one batch; ArgumentError if they are of several sizes, or no images."""
+    """Returns opened images as one batch; raises ArgumentError if they differ in size or are no images."""
     made = list(opened)
     if made[0].ndim != 3 or not made[0].is_floating_point():
         raise ArgumentError(f"--images must hold images, but {path} holds tensors of shape {tuple(made[0].shape)}")
@@ -364,18 +336,11 @@ class OwnImages:
 
 
 def own_images(folder: Path | None, limit: int) -> OwnImages | None:
-    """Returns test images of the data that a network was trained on: of CIFAR-10, or digits.
+    """Returns test images of the data that the network in a folder was trained on: of CIFAR-10, or digits.
 
-    Args:
-        folder: Its folder, or None.
-        limit: How many images at most. Of CIFAR-10 there are two of each class.
-
-    Returns:
-        The images, in the order of the test set or of the classes, of as many classes as the limit lets; None where
-        nothing says that it was trained on one of them.
-
-    Raises:
-        MissingDependencyError: It was trained on digits, and scikit-learn is not installed.
+    They are in the order of the test set; of CIFAR-10 there are two of each class, from as many classes as the limit
+    lets. Returns None if nothing says that the network was trained on one of them. Raises MissingDependencyError if
+    scikit-learn, which has the digits, or pillow is not installed.
     """
     data = trained_on(folder)
     if data == "cifar10":
@@ -396,7 +361,7 @@ def own_images(folder: Path | None, limit: int) -> OwnImages | None:
 
 
 def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages:
-    """Returns the same, or raises ArgumentError where nothing says what the network of that title was trained on."""
+    """Returns `own_images`, or raises ArgumentError if the data of the network of that title are unknown."""
     found = own_images(folder, limit)
     if found is None:
         raise ArgumentError(f"--images must be given: nothing says that {title} was trained on CIFAR-10 or digits")
