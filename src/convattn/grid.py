@@ -1,7 +1,7 @@
 """Grids of queries and keys in n dimensions: positions, sizes, padding and displacement tables.
 
 Everything here is integers and index tensors. The keys are the pixels of the padded image. A query stands at the middle
-of the window that a convolution with the same arguments would see. A displacement is δ = key − query, in pixels.
+of the window of a convolution with the same arguments. A displacement is δ = key − query, in pixels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -74,7 +74,7 @@ def axis_lists(name: str, value: PerAxis, dims: int, *, least: int) -> tuple[int
 
     Args:
         name: Name of the argument, for the error.
-        value: What the user gave.
+        value: The value given.
         dims: Number of axes.
         least: Smallest value allowed.
 
@@ -100,7 +100,7 @@ def whole_number(name: str, value: int, *, least: int = 1) -> int:
 
     Args:
         name: Name of the argument, for the error.
-        value: What the user gave.
+        value: The value given.
         least: Smallest value allowed.
 
     Returns:
@@ -160,7 +160,7 @@ class Geometry:
             The geometry, with one entry per axis in each field.
 
         Raises:
-            ArgumentError: A value is out of range, or "same" is asked with a stride.
+            ArgumentError: A value is out of range, or "same" is combined with a stride.
             UnknownNameError: The padding mode is unknown.
         """
         kernel = axis_lists("kernel_size", kernel_size, dims, least=1)
@@ -176,7 +176,7 @@ class Geometry:
 
     @property
     def anchor(self) -> tuple[int, ...]:
-        """Where the query stands in its window, in pixels: at the middle tap, of an even window at the one before."""
+        """Pixels from the window's first tap to the query: the middle tap, left of the centre for even windows."""
         return tuple(d * ((k - 1) // 2) for k, d in zip(self.kernel_size, self.dilation, strict=True))
 
     @property
@@ -199,7 +199,7 @@ class Geometry:
         return tuple(self._axis(number, size) for number, size in enumerate(spatial))
 
     def require_padding(self, number: int, pixels: int) -> None:
-        """Raises ShapeError unless an axis of the dilated image has the pixels that its padding repeats.
+        """Raises ShapeError if an axis of the dilated image has fewer pixels than its padding repeats.
 
         Args:
             number: Number of the axis.

@@ -44,7 +44,7 @@ def _refusal(module: nn.Module, kind: str, hook: object) -> str:
 
 
 def given_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
-    """Reads the finite numbers that a user assigned, of a shape or of one head for all; float64 on the CPU."""
+    """Reads finite numbers, one set per head or one for all heads, as float64 on the CPU."""
     expected = f"finite numbers of shape {shape}, or {shape[1:]} for all heads"
     try:
         numbers = torch.as_tensor(value).detach().to("cpu", torch.float64)
@@ -176,7 +176,7 @@ class Encoding(nn.Module, ABC):
 
         Raises:
             ShapeError: The grid has another number of axes than the encoding.
-            EncodingRangeError: It does not.
+            EncodingRangeError: The grid has displacements that the encoding does not hold.
         """
         if len(axes) != self.dims:
             raise ShapeError(must_be("len(axes)", str(self.dims), len(axes)))
@@ -242,7 +242,7 @@ class Encoding(nn.Module, ABC):
     def _displacements(
         self, axes: Sequence[Axis], dtype: torch.dtype, device: torch.device | None
     ) -> list[Float[Tensor, " _"]]:
-        """Lists the displacements of a grid along each axis, after checking that the encoding holds them."""
+        """Lists the displacements of a grid along each axis; raises if the encoding does not hold them."""
         self.require_axes(axes)
         compute_parameters(self)
         return [axis.displacements(device).to(dtype) for axis in axes]

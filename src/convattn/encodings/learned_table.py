@@ -36,7 +36,7 @@ def read_table(
 
 
 def chosen_extent(extent: PerAxis | None, dims: int) -> tuple[int, ...]:
-    """Returns a table's extent per axis; None gives one that holds common sizes."""
+    """Returns a table's extent per axis; for None one that holds common image sizes."""
     return axis_lists("extent", _COMMON.get(dims, _SMALL) if extent is None else extent, dims, least=1)
 
 

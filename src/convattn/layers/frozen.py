@@ -12,8 +12,8 @@ from convattn.functional import HeadMaps, Path
 from convattn.layers.relative import HasKernel, RelativeAttention, require_images
 
 
-class _Ready(NamedTuple):
-    """A path with the numbers that it needs."""
+class _Prepared(NamedTuple):
+    """A path with the matrices and the bias that it is called with."""
 
     path: Path
     maps: HeadMaps
@@ -28,7 +28,7 @@ class _Ready(NamedTuple):
 
 @final
 class FrozenAttention(HasKernel):
-    """A frozen copy of a layer without content, for images of the sizes it was frozen for.
+    """A frozen copy of a layer without content, for images of given sizes.
 
     It computes what the layer did in evaluation, by the same path, but with softmax, filters or kernel prepared. It has
     no parameters, does not train, and cannot be moved to another device or dtype: freeze the layer again. Gradients
@@ -58,52 +58,52 @@ class FrozenAttention(HasKernel):
         self._geometry = layer.geometry
         self.training = False
         with torch.inference_mode(False), torch.no_grad():  # in this order: the first turns gradients on
-            self._ready = {size: _make_ready(layer, size) for size in sizes}
-        if not self._ready:
+            self._prepared = {size: _prepare(layer, size) for size in sizes}
+        if not self._prepared:
             raise ArgumentError(must_be("sizes", "at least one size of images", []))
 
     @property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
         """Sizes of images, per axis, for which everything is prepared."""
-        return tuple(self._ready)
+        return tuple(self._prepared)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors that it holds."""
-        return sum(ready.nbytes for ready in self._ready.values())
+        return sum(prepared.nbytes for prepared in self._prepared.values())
 
     def _run(self, x: Tensor) -> Tensor:
         """Applies the layer to a batch of images."""
-        ready = self._ready.get(tuple(x.shape[2:]))
-        dtype = next(iter(self._ready.values())).path.work.dtype
+        prepared = self._prepared.get(tuple(x.shape[2:]))
+        dtype = next(iter(self._prepared.values())).path.work.dtype
         require_images(x, self.in_channels, len(self.geometry.kernel_size), dtype)
-        if ready is None:
-            made = " or ".join(" x ".join(map(str, size)) for size in self._ready)
+        if prepared is None:
+            made = " or ".join(" x ".join(map(str, size)) for size in self._prepared)
             raise ShapeError(
                 f"x must have a size for which this layer was frozen, {made}, but has"
                 f" {' x '.join(map(str, x.shape[2:]))}: freeze the layer again with such images"
             )
-        return ready.path.attend(x, ready.maps, ready.bias)
+        return prepared.path.attend(x, prepared.maps, prepared.bias)
 
     def train(self, mode: bool = True) -> "FrozenAttention":
-        """Stays in evaluation; raises ArgumentError if training is asked for."""
+        """Stays in evaluation mode; raises ArgumentError if `mode` is true."""
         if mode:
             raise ArgumentError("a frozen layer cannot be trained: train the network that it was frozen from")
         return self
 
     def extra_repr(self) -> str:
         """Returns sizes and paths, for printing."""
-        paths = {" x ".join(map(str, size)): ready.path.name for size, ready in self._ready.items()}
+        paths = {" x ".join(map(str, size)): prepared.path.name for size, prepared in self._prepared.items()}
         return f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, paths={paths}"
 
     def _maps(self) -> Tensor:
-        return next(iter(self._ready.values())).maps.whole()
+        return next(iter(self._prepared.values())).maps.whole()
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:  # noqa: ARG002 - as nn.Module has it
         raise ArgumentError("a frozen layer cannot be moved or cast: do so with the network, then freeze it again")
 
 
-def _make_ready(layer: RelativeAttention, size: tuple[int, ...]) -> _Ready:
+def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:
     """Prepares a copy of a layer in evaluation mode for images of one size."""
     weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
     still = copy.deepcopy(layer).eval()
@@ -112,4 +112,4 @@ def _make_ready(layer: RelativeAttention, size: tuple[int, ...]) -> _Ready:
     assert value is not None
     if path.name == "shift" and output is None:  # as the kernel of a convolution lies in memory
         value = value.movedim(0, -1).contiguous().movedim(-1, 0)
-    return _Ready(path, HeadMaps(value, output, maps.groups), bias)
+    return _Prepared(path, HeadMaps(value, output, maps.groups), bias)

@@ -72,9 +72,9 @@ class Plan(Record):
 
 
 class HasKernel(nn.Module, ABC):
-    """A layer that is called like a convolution, and has what other code reads from one: weight, window and steps.
+    """A layer that is called like a convolution and has its attributes: weight, window and steps.
 
-    The weight needs one head per tap of the window.
+    The weight exists if there is one head per tap of the window.
 
     Attributes:
         in_channels: Number of channels of the images.
@@ -95,8 +95,8 @@ class HasKernel(nn.Module, ABC):
             gives.
 
         Raises:
-            ShapeError: Wrong rank or number of channels, an image smaller than the window, or, frozen, of a size for
-                which nothing was prepared.
+            ShapeError: The rank or the number of channels is wrong, the image is smaller than the window, or a frozen
+                layer was not prepared for its size.
             ArgumentError: The dtype of x is not that of the weights.
             DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
@@ -104,7 +104,7 @@ class HasKernel(nn.Module, ABC):
         return self._run(x) if x is input else self._run(x)[0]
 
     def batch_of(self, input: Tensor) -> Tensor:  # noqa: A002 - as nn.ConvNd calls it
-        """Returns the images of a call, which is given the same arguments: a single image as a batch of one."""
+        """Returns the images of a call with these arguments; a single image becomes a batch of one."""
         alone = isinstance(input, Tensor) and input.ndim == len(self._geometry.kernel_size) + 1
         return input[None] if alone and len(input) == self.in_channels else input
 
@@ -380,7 +380,7 @@ class RelativeAttention(HasKernel, ABC):
         return ", ".join(sizes + [f"{name}={value!r}" for name, value in shown.items()])
 
     def needs_content(self) -> bool:
-        """Tells whether content scores change the result of a call in the present mode, or have a gradient."""
+        """Tells whether content scores change the result in the present mode, or have a gradient."""
         if self.content is None:
             return False
         content, gate = self.content, self.gate
@@ -390,7 +390,7 @@ class RelativeAttention(HasKernel, ABC):
         return learns or bool(gate.detach().any())
 
     def window_convolution(self) -> WindowConvolution | None:
-        """Returns the convolution that the layer is in the present mode; None unless heads are its window's taps."""
+        """Returns the convolution that equals the layer in the present mode; None unless heads are window taps."""
         window, encoding = self._window, self.encoding
         if window is None or type(encoding) is not Shift or encoding.displacements != window.displacements:
             return None
@@ -414,7 +414,7 @@ class RelativeAttention(HasKernel, ABC):
         return make_path(self._work(maps, shape, dtype, device), self.encoding, impl, self._dropout), maps
 
     def _attend(self, x: Tensor) -> Tensor:
-        """Computes the layer where its heads are not the taps of its window."""
+        """Computes the layer if its heads are not the taps of its window."""
         self._require_images(x)
         content = self.needs_content()
         if not content and self.impl != "reference":
