@@ -114,57 +114,34 @@ __all__ = [
     "view",
 ]
 
-_HOMES = {
-    "AttentionNet": "convattn.models",
-    "AxisAdditiveEncoding": "convattn.encodings",
-    "Certificate": "convattn.convert.certificate",
-    "Content": "convattn.layers",
-    "ConvAttnError": "convattn.errors",
-    "ConvNet": "convattn.models",
-    "ConvolutionalInit": "convattn.heads.initialise",
-    "Distance": "convattn.encodings",
-    "Encoding": "convattn.encodings",
-    "GatedRelativeAttention1d": "convattn.layers",
-    "GatedRelativeAttention2d": "convattn.layers",
-    "GatedRelativeAttention3d": "convattn.layers",
-    "GeneralizedQuadratic": "convattn.encodings",
-    "HeadReplacement": "convattn.heads.replace",
-    "HeadReport": "convattn.heads.head_report",
-    "LearnedAxial": "convattn.encodings",
-    "LearnedTable": "convattn.encodings",
-    "LinearDistance": "convattn.encodings",
-    "NetworkCertificate": "convattn.convert.certificate",
-    "Quadratic": "convattn.encodings",
-    "RelativeAttention1d": "convattn.layers",
-    "RelativeAttention2d": "convattn.layers",
-    "RelativeAttention3d": "convattn.layers",
-    "RunRecord": "convattn.provenance",
-    "Shift": "convattn.encodings",
-    "Sinusoidal": "convattn.encodings",
-    "analyze": "convattn.heads",
-    "attention_to_conv": "convattn.convert",
-    "conv_to_attention": "convattn.convert",
-    "convolutional_init": "convattn.heads",
-    "freeze": "convattn.convert",
-    "from_pretrained": "convattn.networks",
-    "fuse": "convattn.layers",
-    "load_layer": "convattn.convert",
-    "load_network": "convattn.networks",
-    "load_recipe": "convattn.lab",
-    "network_to_attention": "convattn.convert",
-    "network_to_conv": "convattn.convert",
-    "patch_convolution": "convattn.convert",
-    "push_to_hub": "convattn.networks",
-    "random_heads": "convattn.heads",
-    "refine": "convattn.convert",
-    "register_encoding": "convattn.encodings",
-    "replace_convolutional_heads": "convattn.heads",
-    "resnet18": "convattn.models",
-    "save_layer": "convattn.convert",
-    "save_network": "convattn.networks",
-    "train": "convattn.lab",
-    "view": "convattn.viewer",
+_NAMES = {
+    "convattn.convert": (
+        "attention_to_conv conv_to_attention freeze load_layer network_to_attention network_to_conv "
+        "patch_convolution refine save_layer"
+    ),
+    "convattn.convert.certificate": "Certificate NetworkCertificate",
+    "convattn.encodings": (
+        "AxisAdditiveEncoding Distance Encoding GeneralizedQuadratic LearnedAxial LearnedTable LinearDistance "
+        "Quadratic Shift Sinusoidal register_encoding"
+    ),
+    "convattn.errors": "ConvAttnError",
+    "convattn.heads": "analyze convolutional_init random_heads replace_convolutional_heads",
+    "convattn.heads.head_report": "HeadReport",
+    "convattn.heads.initialise": "ConvolutionalInit",
+    "convattn.heads.replace": "HeadReplacement",
+    "convattn.lab": "load_recipe train",
+    "convattn.layers": (
+        "Content GatedRelativeAttention1d GatedRelativeAttention2d GatedRelativeAttention3d "
+        "RelativeAttention1d RelativeAttention2d RelativeAttention3d fuse"
+    ),
+    "convattn.models": "AttentionNet ConvNet resnet18",
+    "convattn.networks": "from_pretrained load_network push_to_hub save_network",
+    "convattn.provenance": "RunRecord",
+    "convattn.viewer": "view",
 }
+"""The names that each module gives, separated by spaces."""
+
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name at all
 
