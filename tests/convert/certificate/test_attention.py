@@ -1,13 +1,16 @@
 import json
+from itertools import product
 
 import pytest
 import torch
 from torch import nn
 
 from convattn.convert import conv_to_attention
-from convattn.convert.certificate import Certificate, certify_attention
+from convattn.convert.certificate import Certificate, certify_attention, smallest_image
 from convattn.encodings import Shift
+from convattn.errors import ArgumentError, ShapeError
 from convattn.functional.shift import WindowConvolution
+from convattn.grid import PADDING_MODES, Geometry
 
 
 def test_certificate_describes_the_conversion():
@@ -96,3 +99,18 @@ def test_certificate_survives_json():
     certificate = conv_to_attention(nn.Conv2d(3, 5, 3), head_width=1)[1]
     assert Certificate.from_json(certificate.to_json()) == certificate
     assert json.loads(certificate.to_json())["record"] == "Certificate"
+
+
+@pytest.mark.parametrize("mode", PADDING_MODES)
+def test_the_smallest_image_just_holds_the_window(mode):
+    for k, dilation, spread, before, after in product((1, 2, 5), (1, 3), (1, 2, 3), (-1, 0, 2), (-2, 0, 3)):
+        options = {"kernel_size": k, "dilation": dilation, "input_dilation": spread, "padding": [(before, after)]}
+        try:
+            geometry = Geometry.parse(1, padding_mode=mode, **options)
+        except ArgumentError:  # this mode does not pad so
+            continue
+        (size,) = smallest_image(geometry)
+        geometry.axes([size])
+        if mode in ("zeros", "replicate") or spread == 1:
+            with pytest.raises(ShapeError):
+                geometry.axes([size - 1])
