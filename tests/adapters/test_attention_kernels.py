@@ -1,13 +1,15 @@
-"""The weights of a kernel, computed a few entries at a time, and whether their rows sum to one."""
+"""The weights of a kernel, whether their rows sum to one, and the proofs: of fused kernels and of our own layers."""
 
 from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional
 
 from convattn.heads import kernels
-from convattn.heads.kernels import weights_of
-from convattn.heads.reading import rows_sum_to_one
+from convattn.heads.kernels import FusedKernel, weights_of
+from convattn.heads.reading import own_weights, prove_own, rows_sum_to_one
+from convattn.layers import RelativeAttention2d
 from convattn.testing.budget import assert_within_budget, roundings
 
 QUERIES, KEYS = 7, 11
@@ -65,3 +67,84 @@ def test_rows_of_a_softmax_sum_to_one_and_a_leak_is_noticed(keys):
     assert not rows_sum_to_one(weights * (1 + 3 * keys * eps), eps)
     weights[1, 0, 2, 4, 0] = torch.nan
     assert not rows_sum_to_one(weights, eps)
+
+
+@pytest.fixture
+def parts():
+    torch.manual_seed(0)
+    made = [torch.randn(2, 3, 7, 5) for _ in "qkv"]
+    made[2][..., 0] = 1  # in this channel, weights that are all off by c make the product off by 7 c
+    return made
+
+
+def exact(parts):
+    return functional.scaled_dot_product_attention(*(part.double() for part in parts))
+
+
+def proof_of(parts, *, kernel_off=0.0, weights_off=0.0):
+    """Proves a kernel whose first channel, and weights whose product there, are off by so many budgets."""
+    budget = FusedKernel(exact(parts).float(), *parts).settle(2).made[1].budget
+    out = exact(parts)
+    out[..., 0] += kernel_off * budget
+    kernel = FusedKernel(out.float(), *parts)
+    proof = kernel.proof(kernel.weights().double() + weights_off * budget / 7, 1)
+    assert proof.budget == budget
+    return proof
+
+
+def test_two_right_results_may_be_off_in_opposite_directions(parts):
+    parts[2][..., 1:] = 0  # values that do not make the error of the weights larger elsewhere
+    proof = proof_of(parts, kernel_off=0.6, weights_off=-0.6)
+    assert 0.5 * proof.budget < proof.error <= proof.budget
+
+
+@pytest.mark.parametrize("off", [{"kernel_off": 1.5}, {"weights_off": 1.5}], ids=["kernel", "weights"])
+def test_control_either_side_beyond_the_budget_is_found(parts, off):
+    proof = proof_of(parts, **off)
+    assert proof.error > proof.budget
+
+
+def test_nan_is_not_within_the_budget(parts):
+    proof = proof_of(parts, kernel_off=torch.nan)
+    assert not proof.error <= proof.budget
+
+
+def layer_of(seed, dtype, far=1.0):
+    torch.manual_seed(seed)
+    layer = RelativeAttention2d(4, 5, num_heads=3, encoding="quadratic", content=True)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(far * torch.randn_like(parameter))
+    return layer.to(dtype), torch.randn(2, 4, 6, 9).to(dtype)
+
+
+def own_proof(layer, x, y):
+    """Proves the weights of the first image of x with the output y."""
+    return prove_own(layer, x[:1], y[:1], own_weights(layer, x)[:1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_content_is_proved_in_every_dtype(dtype):
+    for seed in range(10):
+        layer, x = layer_of(seed, dtype)
+        proof = own_proof(layer, x, layer(x))
+        assert proof.error <= proof.budget, seed
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@torch.no_grad()
+def test_control_what_another_layer_computes_is_not(dtype):
+    """One number of the keys that is off by a thousand roundings makes weights that are not the layer's.
+
+    It is the number on which the output depends most: others may hardly matter.
+    """
+    for seed in range(10):
+        layer, x = layer_of(seed, dtype)
+        other, _ = layer_of(seed, dtype)
+        keys = other.content.key.weight
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(other(x).square().sum(), keys)
+        keys.view(-1)[(keys * gradient).abs().argmax()] *= 1 + 1000 * torch.finfo(dtype).eps
+        proof = own_proof(layer, x, other(x))
+        assert proof.error > proof.budget, seed

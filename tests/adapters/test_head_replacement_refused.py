@@ -1,9 +1,10 @@
-"""What `replace_convolutional_heads` refuses, and why heads are left."""
+"""What `replace_convolutional_heads` refuses, reports that contradict themselves, and why heads and layers are left."""
 
 import copy
 import json
+import re
 from dataclasses import replace
-from math import nan
+from math import inf, nan
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from torch import nn
 
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedModelError
 from convattn.heads import analyze
+from convattn.heads.catalogue import read_matrices
 from convattn.heads.head_report import Estimate, HeadReport
 from convattn.heads.replace import MeasuredGrid, replace_convolutional_heads
 from convattn.heads.replaceable_heads import random_heads
@@ -42,11 +44,15 @@ def with_layer(report, **changes):
     return replace(report, layers=(replace(report.layers[0], **changes), *report.layers[1:]))
 
 
+def changed_head(layer, **changes):
+    """The statistics of a layer with its first head changed."""
+    heads = (replace(layer.heads[0], **changes), *layer.heads[1:])
+    return {"measured": replace(layer.measured, heads=heads)}
+
+
 def with_head(report, **changes):
     """The report with the first head of its first layer changed."""
-    layer = report.layers[0]
-    heads = (replace(layer.heads[0], **changes), *layer.heads[1:])
-    return with_layer(report, measured=replace(layer.measured, heads=heads))
+    return with_layer(report, **changed_head(report.layers[0], **changes))
 
 
 @pytest.mark.parametrize(
@@ -329,3 +335,130 @@ def test_an_older_report_without_a_digest_is_read_and_said_to_have_none(network,
     assert old.weights is None
     _, record = replace_convolutional_heads(network, old, heads=[("blocks.0.attn", 0)])
     assert record.not_covered[-1] == "whether the report was measured with these weights: it holds no digest of them"
+
+
+WEIGHTS = (1 / 36,) * 36
+"""A map of the class token over itself and 5 × 7 patches."""
+
+
+def first(*shift):
+    """Exchanges the first displacement."""
+    return lambda layer: {"displacements": (shift, *layer.displacements[1:])}
+
+
+def renumbered(*numbers):
+    """Gives the heads other numbers."""
+
+    def change(layer):
+        heads = tuple(replace(head, head=number) for head, number in zip(layer.heads, numbers, strict=True))
+        return {"measured": replace(layer.measured, heads=heads)}
+
+    return change
+
+
+def head_changed(**changes):
+    """Changes the first head."""
+    return lambda layer: changed_head(layer, **changes)
+
+
+SHARES = "prefix_weights of head 0 must be 1 shares of sum at most 1, one for each prefix token, but is "
+MAPS = "prefix_maps of head 0 must be "
+CASES = {
+    "no grid": (lambda _: {"grid": ()}, "grid must be sizes of at least 1, but is ()"),
+    "an empty grid": (lambda _: {"grid": (0, 0)}, "grid must be sizes of at least 1, but is (0, 0)"),
+    "a negative grid": (lambda _: {"grid": (-5, -7)}, "grid must be sizes of at least 1, but is (-5, -7)"),
+    "a grid of one axis": (lambda _: {"grid": (35,)}, "displacements must be along 1 axes, as its grid, but is (-4.0,"),
+    "a grid of a sequence": (
+        lambda _: {"pattern": "sequence"},
+        "grid must be of one axis, as its pattern is a sequence",
+    ),
+    "a larger grid": (lambda _: {"grid": (5, 8)}, f"{MAPS}of 41 weights, one for each token, but is 36"),
+    "negative prefix": (lambda _: {"prefix": -1}, "prefix must be at least 0, but is -1"),
+    "no prefix": (lambda _: {"prefix": 0}, "prefix_weights of head 0 must be 0 shares"),
+    "equal numbers": (renumbered(0, 0, 0), "heads must be numbered from 0 in their order, but is [0, 0, 0]"),
+    "reversed numbers": (renumbered(2, 1, 0), "heads must be numbered from 0 in their order, but is [2, 1, 0]"),
+    "displacements, nan": (first(nan, 0.0), "displacements must be within the report's radius of 6, but is (nan, 0.0)"),
+    "displacements, inf": (first(inf, 0.0), "displacements must be within the report's radius of 6, but is (inf, 0.0)"),
+    "displacements, far": (first(1e6, 0.0), "displacements must be within the report's radius of 6, but is (1000000.0"),
+    "displacements, twice": (first(0.0, 0.0), "displacements must be different from each other, but is (0.0, 0.0)"),
+    "displacements, one axis": (first(1.0), "displacements must be along 2 axes, as its grid, but is (1.0,)"),
+    "displacements, three axes": (first(1.0, 0.0, 0.0), "displacements must be along 2 axes, as its grid"),
+    "shares, none": (head_changed(prefix_weights=()), f"{SHARES}()"),
+    "shares, nan": (head_changed(prefix_weights=(nan,)), f"{SHARES}(nan,)"),
+    "shares, negative": (head_changed(prefix_weights=(-1.0,)), f"{SHARES}(-1.0,)"),
+    "shares, above 1": (head_changed(prefix_weights=(5.0,)), f"{SHARES}(5.0,)"),
+    "maps, none": (head_changed(prefix_maps=()), f"{MAPS}1, one for each prefix token, but is 0"),
+    "maps, one more": (head_changed(prefix_maps=(WEIGHTS, (1.0,))), f"{MAPS}1, one for each prefix token, but is 2"),
+    "maps, short": (head_changed(prefix_maps=((1.0,),)), f"{MAPS}of 36 weights, one for each token, but is 1"),
+    "maps, zeros": (head_changed(prefix_maps=((0.0,) * 36,)), f"{MAPS}weights of at least 0, not all of them 0"),
+    "maps, nan": (head_changed(prefix_maps=((nan, *WEIGHTS[1:]),)), f"{MAPS}weights of at least 0, not all of them 0"),
+    "maps, negative": (head_changed(prefix_maps=((-1.0, *WEIGHTS[1:]),)), f"{MAPS}weights of at least 0"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reports_that_contradict_themselves(network, report, name):
+    change, message = CASES[name]
+    layer = report.layers[1]
+    edited = replace(report, layers=(report.layers[0], replace(layer, **change(layer))))
+    again = HeadReport.from_json(edited.to_json())
+    expected = f"report must agree with itself, but blocks.1.attn: {message}"
+    with pytest.raises(ArgumentError, match="^" + re.escape(expected)):
+        replace_convolutional_heads(network, again, heads=every_head(report))
+
+
+def test_what_is_not_used_may_be_anything(network, report):
+    layer = report.layers[0]
+    edited = replace(layer, **head_changed(prefix_maps=(), prefix_weights=(nan,))(layer))
+    whole = replace(report, layers=(edited, report.layers[1]))
+    _, record = replace_convolutional_heads(network, whole, heads=[(layer.name, 1)])
+    assert len(record.replaced) == 1
+
+
+def torch_layer(**options):
+    return nn.MultiheadAttention(15, 3, **{"batch_first": True, **options})
+
+
+UNREAD = {
+    "a decoder": (
+        lambda: bert(is_decoder=True).encoder.layer[0].attention.self,
+        "it is a decoder's, which sees only what comes before",
+    ),
+    "keys of another width": (lambda: torch_layer(kdim=7), "its keys and values have widths of their own"),
+    "learned keys": (
+        lambda: torch_layer(add_bias_kv=True),
+        "it has learned keys and values beside the tokens",
+    ),
+    "an empty key": (lambda: torch_layer(add_zero_attn=True), "it has learned keys and values beside the tokens"),
+    "images second": (lambda: torch_layer(batch_first=False), "its batch is the second axis"),
+    "no attention": (lambda: nn.Linear(15, 15), "attention of its class is not replaced"),
+}
+
+
+@pytest.mark.parametrize(("build", "reason"), UNREAD.values(), ids=UNREAD)
+def test_layers_that_are_not_read_have_a_reason(build, reason):
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_matrices(build())
+    assert str(caught.value) == reason
+
+
+class Total(nn.Module):
+    """Gives out one number for all images."""
+
+    def forward(self, x):
+        return x.sum()
+
+
+class Mapped(nn.Module):
+    """Gives out no tensor."""
+
+    def forward(self, x):
+        return {"images": len(x)}
+
+
+@pytest.mark.parametrize("last", [Total, Mapped])
+def test_networks_without_a_row_for_each_image_are_not_compared(last):
+    network = nn.Sequential(timm_vit(), last())
+    report = report_of(network, attention_maps(network, images()))
+    with pytest.raises(ArgumentError, match=r"the network must return a tensor with one row for each image$"):
+        replace_convolutional_heads(network, report, images=images())

@@ -82,7 +82,7 @@ def read_partition_or_image(call: CallContext) -> Layout:
 
 def read_pooled(call: CallContext) -> Layout:
     """Reads queries and keys pooled from the grid that the module is given; a token lies where its kernel does."""
-    grid = call.argument(1, "feat_size")
+    grid = tuple(call.argument(1, "feat_size"))
     prefix = int(call.module.has_cls_token)  # type: ignore[arg-type]
     (rows, cols), q_steps = _pooled(call, call.module.pool_q, grid)
     counts, k_steps = _pooled(call, call.module.pool_k, grid)
@@ -100,7 +100,7 @@ def read_pooled(call: CallContext) -> Layout:
 def _pooled(call: CallContext, pool: Any, grid: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
     """Returns rows and columns of what a pooling gave, and its steps."""
     if pool is None:
-        return (grid[0], grid[1]), (1, 1)
+        return grid, (1, 1)
     if not isinstance(pool, nn.Conv2d) or isinstance(pool.padding, str):
         raise UnsupportedModelError("its tokens are pooled by no convolution with a padding in pixels")
     if any(2 * pad + 1 != size for pad, size in zip(pool.padding, pool.kernel_size, strict=True)):
