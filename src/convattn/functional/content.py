@@ -194,7 +194,12 @@ def content_attention(
     with without_autocast(keys.device):
         work = _Call(axes, content, position, maps, groups, share, dropout)
         step, rows = work.images_and_rows(keys)
-        shared, along = work.shared(rows), work.along_axes(rows, keys.device)
+        whole = rows >= len(axes[work.row_axis].queries)  # else pieces look up their own rows
+        shared = work.shared_by(axes) if whole and not work.by_axis else None
+        along = [
+            work.along_axis(number, axis, keys.device) if whole or number != work.row_axis else None
+            for number, axis in enumerate(axes)
+        ]
     parts = [work.attend(part, shared, along, rows) for part in keys.split(step)]
     y = torch.cat(parts) if len(parts) > 1 else parts[0]
     return y.unflatten(-1, [len(axis.queries) for axis in axes])
@@ -241,12 +246,6 @@ class _Call:
         images = PIECE_BYTES // max(1, (queries * numbers + width * pixels) * size)
         return max(1, images), rows if images else max(1, PIECE_BYTES // max(1, queries // rows * numbers * size))
 
-    def shared(self, rows: int) -> Float[Tensor, "heads queries keys"] | None:
-        """Looks up what all images share; None if it is a sum over axes, or if pieces look up their own rows."""
-        if self.by_axis or rows < len(self.axes[self.row_axis].queries):
-            return None
-        return self.shared_by(self.axes)
-
     def shared_by(self, some: Sequence[Axis]) -> Float[Tensor, "heads queries keys"]:
         """Looks up the position scores of some queries along each axis and every key; of a gate weights."""
         scores = displacement_scores(self._window(self.position.scores[0], some), some)
@@ -257,14 +256,6 @@ class _Call:
         for dim, (axis, part) in enumerate(zip(self.axes, some, strict=True), start=1):
             table = table.narrow(dim, part.lowest - axis.lowest, part.highest - part.lowest + 1)
         return table
-
-    def along_axes(self, rows: int, device: torch.device) -> list[_Along | None]:
-        """Looks up what belongs to each axis; None for `row_axis` where pieces look up their own rows."""
-        pieces = rows < len(self.axes[self.row_axis].queries)
-        return [
-            None if pieces and number == self.row_axis else self.along_axis(number, axis, device)
-            for number, axis in enumerate(self.axes)
-        ]
 
     def along_axis(self, number: int, some: Axis, device: torch.device) -> _Along:
         """Looks up features and scores of some queries and every key along one axis; of a gate weights."""

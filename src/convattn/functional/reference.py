@@ -282,27 +282,6 @@ def roundings(
     return [compute(*inputs), *(compute(*given) for given in moved)]
 
 
-def references(
-    compute: Callable[..., Result], *inputs: Tensor | nn.Module, count: int = LEAST_ROUNDINGS
-) -> tuple[Result, list[Result]]:
-    """Computes a result in float64, and `roundings` of it: what a budget is derived from.
-
-    The arguments are those of `roundings`. The copies in float64 hold the same numbers.
-
-    Example:
-        >>> hi, lows = references(torch.sum, torch.full((2,), 3.0))
-        >>> hi, len(lows)
-        (tensor(6., dtype=torch.float64), 5)
-    """
-    return compute(*map(_as_float64, inputs)), roundings(compute, *inputs, count=count)
-
-
-def _as_float64(given: Tensor | nn.Module) -> Tensor | nn.Module:
-    if isinstance(given, nn.Module):
-        return copy.deepcopy(given).double()
-    return given.detach().double().requires_grad_(given.requires_grad) if given.is_floating_point() else given
-
-
 def rounded_otherwise(given: Tensor | nn.Module, seed: int) -> Tensor | nn.Module:
     """Copies a tensor, or a module with its parameters, with the last digits rounded another way.
 

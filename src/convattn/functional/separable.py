@@ -298,13 +298,12 @@ def axis_tiles(
 
 
 def _narrow_tiles(weights: Tensor, negligible: float, length: int) -> list[QueryTile]:
+    """Cuts the queries into tiles of a length, each with the keys that matter to its queries."""
     parts, keys = chunks(weights.shape[1], length), weights.shape[2]
     most = torch.stack([weights[:, part].amax(1) for part in parts])
     lows = (most.cumsum(-1) <= negligible).sum(-1).clamp(max=keys - 1)  # where no key matters, one stays
     highs = (keys - (most.flip(-1).cumsum(-1) <= negligible).sum(-1)).maximum(lows + 1)
-    spans = [
-        [slice(*span) for span in zip(*ends, strict=True)] for ends in zip(lows.tolist(), highs.tolist(), strict=True)
-    ]
+    spans = [list(map(slice, *ends)) for ends in zip(lows.tolist(), highs.tolist(), strict=True)]
     return [QueryTile(part, own) for part, own in zip(parts, spans, strict=True)]
 
 

@@ -1,14 +1,15 @@
 """The error budget: a tolerance derived from what rounding does to independent computations, not chosen."""
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
-from convattn.functional.reference import references, rounded_otherwise, rounding_budget, roundings
+from convattn.functional.reference import LEAST_ROUNDINGS, Result, rounded_otherwise, rounding_budget, roundings
 
 __all__ = ["Sums", "assert_within_budget", "budget", "references", "rounded_otherwise", "roundings"]
 
@@ -91,3 +92,24 @@ def assert_within_budget(
         error, limit = errors[wrong].max().item(), allowed[wrong].min().item()
         largest = hi.abs().max().item()
         raise AssertionError(f"{what}: error {error:.3g} is above the budget {limit:.3g} (max|hi| {largest:.3g})")
+
+
+def references(
+    compute: Callable[..., Result], *inputs: Tensor | nn.Module, count: int = LEAST_ROUNDINGS
+) -> tuple[Result, list[Result]]:
+    """Computes a result in float64, and `roundings` of it: what a budget is derived from.
+
+    The arguments are those of `roundings`. The copies in float64 hold the same numbers.
+
+    Example:
+        >>> hi, lows = references(torch.sum, torch.full((2,), 3.0))
+        >>> hi, len(lows)
+        (tensor(6., dtype=torch.float64), 5)
+    """
+    return compute(*map(_as_float64, inputs)), roundings(compute, *inputs, count=count)
+
+
+def _as_float64(given: Tensor | nn.Module) -> Tensor | nn.Module:
+    if isinstance(given, nn.Module):
+        return copy.deepcopy(given).double()
+    return given.detach().double().requires_grad_(given.requires_grad) if given.is_floating_point() else given
