@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from convattn.cli.app import new_app, run_app
-from convattn.cli.output import AsJson, OutputOrDefault, WholeNumber, first_free, print_record
+from convattn.cli.output import OutputOrDefault, WholeNumber, first_free, print_record
 from convattn.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ def bench(
     suite: str,
     *,
     output: OutputOrDefault = None,
-    quick: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    cases: Annotated[tuple[str, ...], Parameter(name="--case", negative="", show_default=False)] = (),
-    repeats: Annotated[WholeNumber | None, Parameter(show_default=False)] = None,
+    quick: bool = False,
+    cases: Annotated[tuple[str, ...], Parameter(name="--case")] = (),
+    repeats: WholeNumber | None = None,
     dtype: str = "float32",
     device: str = "cpu",
-    json: AsJson = False,
+    json: bool = False,
 ) -> int:
     """Measure layers, converted networks or long sequences against their peers, and write tables.
 

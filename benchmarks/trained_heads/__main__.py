@@ -76,8 +76,7 @@ def subjects(given: argparse.Namespace, data: ImageDataset) -> Iterator[Subject]
 def report_of(subject: Subject, kept: Path) -> HeadReport:
     """Measures the heads, or returns what was kept."""
     if not kept.is_file():
-        partial = kept.with_suffix(".partial")
-        analyze(subject.model, subject.inputs, radius=subject.radius, progress=False, partial=partial).save(kept)
+        analyze(subject.model, subject.inputs, radius=subject.radius, progress=False).save(kept)
     return HeadReport.load(kept)
 
 

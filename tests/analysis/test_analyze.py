@@ -241,16 +241,6 @@ MISTAKES = {
         ArgumentError,
         r"images\[1\] must be dense, but is torch\.sparse_coo",
     ),
-    "partial number": (
-        lambda: analyze(gated(0.5), noise(4, 6, 5, 6), partial=5),
-        ArgumentError,
-        "partial must be a path",
-    ),
-    "partial folder": (
-        lambda: analyze(gated(0.5), noise(4, 6, 5, 6), partial="nowhere/partial"),
-        ArgumentError,
-        "partial must be a file in a folder that exists, but is 'nowhere/partial'",
-    ),
     "grey": (
         lambda: analyze(gated(0.5), noise(4, 1, 5, 6)),
         ArgumentError,

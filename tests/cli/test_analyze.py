@@ -17,7 +17,6 @@ from convattn.errors import CheckpointError
 from convattn.heads import read_table
 from convattn.heads.compare import ReportComparison
 from convattn.heads.head_report import HeadReport
-from convattn.heads.measure import Run
 from convattn.lab import report_figures as figures
 from convattn.networks.images import Pictures
 
@@ -147,59 +146,14 @@ def test_networks_of_the_package_say_how_images_are_prepared(images, tmp_path, c
     assert all(torch.equal(seen[number], prepared[number]) for number in seen)
 
 
-def test_interrupted_analysis_goes_on(images, made, tmp_path, capsys, monkeypatch):
-    calls = []
-    read = Pictures.__getitem__
+def test_interrupted_analysis_leaves_nothing(images, tmp_path, capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
 
-    def stop(self, number):
-        calls.append(number)
-        if len(calls) == 9:
-            raise KeyboardInterrupt
-        return read(self, number)
-
-    command = ["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]
-    monkeypatch.setattr(Pictures, "__getitem__", stop)
-    assert main(command) == 130
+    monkeypatch.setattr(figures, "shift_scatter", interrupt)
+    assert main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]) == 130
     assert capsys.readouterr().err == "convattn: interrupted\n"
-    assert [file.name for file in (tmp_path / "report").iterdir()] == ["partial.pt"]
-    assert main(command) == 0
-    assert sorted(file.name for file in (tmp_path / "report").iterdir()) == FILES
-    assert (tmp_path / "report" / "report.json").read_text() == (made / "report.json").read_text()
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_what_a_killed_analysis_leaves_is_no_obstacle(kept, images, tmp_path, monkeypatch):
-    report = tmp_path / "report"
-    command = ["analyze", *SOURCE, "--images", str(images), "-o", str(report)]
-    with monkeypatch.context() as patched:
-        patched.setattr(figures, "shift_scatter", interrupt)
-        assert main(command) == 130
-    if not kept:
-        for file in report.iterdir():
-            file.unlink()
-    (report / ".lock").write_text("process 1 of this machine")
-    (report / ".partial.pt.0123abcd.convattn").mkdir()
-    (report / ".partial.pt.0123abcd.convattn" / "partial.pt").write_bytes(b"half")
-    assert main(command) == 0
-    assert {file.name for file in report.iterdir()} - {".lock"} == set(FILES)
-
-
-def test_interrupted_figures_are_drawn_by_the_same_command(images, made, tmp_path, monkeypatch):
-    command = ["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]
-    with monkeypatch.context() as patched:
-        patched.setattr(figures, "shift_scatter", interrupt)
-        assert main(command) == 130
-    assert (
-        {"partial.pt", "report.json"} < {file.name for file in (tmp_path / "report").iterdir()} < {"partial.pt", *FILES}
-    )
-    monkeypatch.setattr(Run, "_measure", interrupt)  # nothing is measured again
-    assert main(command) == 0
-    assert sorted(file.name for file in (tmp_path / "report").iterdir()) == FILES
-    assert (tmp_path / "report" / "report.json").read_text() == (made / "report.json").read_text()
-
-
-def interrupt(*_, **__):
-    raise KeyboardInterrupt
+    assert not (tmp_path / "report").exists()
 
 
 def test_matplotlib_is_asked_for_first(images, tmp_path, capsys, monkeypatch):

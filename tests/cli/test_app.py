@@ -37,15 +37,14 @@ MISTAKES = {
     "one too many": (["info", "extra"], "unexpected argument 'extra'"),
     "not a number": (["convert", "x", "-o", "new", "--sharpness", "hard"], 'unable to convert "hard" into float'),
     "not an integer": (
-        ["convert", "x", "-o", "new", "--head-width", "1.5"],
-        "Invalid value for --head-width: must be an integer, but is '1.5'",
+        ["convert", "x", "-o", "new", "--kernel-size", "1.5"],
+        "Invalid value for --kernel-size: must be an integer, but is '1.5'",
     ),
     "missing source": (["convert", "nowhere", "-o", "new"], "there is no folder 'nowhere'$"),
     "sharpness": (
         ["convert", "convolution", "-o", "new", "--sharpness", "0"],
         "sharpness must be a positive finite number",
     ),
-    "head width": (["convert", "convolution", "-o", "new", "--head-width", "0"], "head_width must be .*, but is 0"),
     "taken folder": (["convert", "convolution", "-o", "convolution"], "--output must be new or empty"),
     "file for folder": (
         ["convert", "convolution", "-o", "note"],

@@ -16,7 +16,7 @@ from torch import nn
 
 from convattn import NetworkCertificate, convert, load_network, network_to_attention, save_network
 from convattn.cli import main
-from convattn.cli.convert import _value
+from convattn.cli.network_options import _value
 from convattn.convert.certificate import Certificate
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.layers import RelativeAttention2d
@@ -62,7 +62,7 @@ def test_a_network_of_timm_is_converted_with_the_weights_of_a_file(file, weights
 def test_there_and_back(weights, capsys):
     wanted = weights.state_dict()
     arguments = ["convert", "timm:resnet10t", "--weights", "weights.pth", *TINY, "-o", "made", *SHAPE, *STEM]
-    assert main([*arguments, "--impl", "separable"]) == 0
+    assert main(arguments) == 0
     capsys.readouterr()
     assert main(["convert", "made", "--to", "conv", "-o", "back", *SHAPE, "--json"]) == 0
     certificate = NetworkCertificate.from_json(capsys.readouterr().out)
@@ -299,10 +299,6 @@ MISTAKES = {
     "shape that does not fit": (
         [*OWN, "--random-weights", "--shape", "5,8,8"],
         "images must fit the network",
-    ),
-    "head width": (
-        [*OWN, "--random-weights", "--head-width", "3"],
-        "--head-width is for a single layer, not for a net",
     ),
     "option of attention": ([*OWN, "--to", "conv", "--sharpness", "0"], "--sharpness cannot be given with --to conv"),
     "option of conv": ([*OWN, "--fold"], "--fold cannot be given with --to attention"),

@@ -12,12 +12,13 @@ from PIL import Image
 from tests.pretrained_cases import made_by_script
 
 from convattn import load_network
-from convattn.cli import demo as demo_module
 from convattn.cli import main
-from convattn.cli.demo import KERNELS, Demonstration, NetworkConversion, filter_bank, write_page
 from convattn.convert import load_layer
 from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.errors import MissingDependencyError
+from convattn.lab import demonstration as demo_module
+from convattn.lab.demonstration import KERNELS, Demonstration, NetworkConversion, demonstrate, filter_bank
+from convattn.lab.html_pages import write_html
 from convattn.layers import RelativeAttention2d
 from convattn.models import pretrained_card
 
@@ -72,7 +73,7 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="module")
 def made(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
-    return folder, demo_module.demonstrate(folder, trained, quiet=True)
+    return folder, demonstrate(folder, trained, tell=lambda _: None)
 
 
 def test_demo_leaves_what_later_commands_read(made, tmp_path, capsys):
@@ -128,15 +129,15 @@ def test_demo_takes_one_thread_and_gives_the_others_back(monkeypatch, tmp_path):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
-    def stop(_):
+    def stop(*_, **__):
         raise RuntimeError(f"on {torch.get_num_threads()} of them")
 
-    monkeypatch.setattr(demo_module, "show_conversions", stop)
+    monkeypatch.setattr(demo_module, "demonstrate", stop)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         with pytest.raises(RuntimeError, match="on 1 of them"):
-            demo_module.demonstrate(tmp_path, tmp_path, quiet=True)
+            main(["demo", "-o", str(tmp_path / "demo")])
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)
@@ -153,7 +154,10 @@ def test_network_that_is_not_as_on_its_card_is_told(made, tmp_path):
     assert not other.network.as_on_card
     assert "NOT what its card says" in other.summary()
     shutil.copytree(folder, tmp_path / "copy")
-    assert "NOT what its card says" in Page(write_page(other, tmp_path / "copy").read_text("utf-8")).words
+    assert (
+        "NOT what its card says"
+        in Page(write_html("demo_page.html", tmp_path / "copy", shown=other).read_text("utf-8")).words
+    )
 
 
 def test_page_stands_alone_and_can_be_read_aloud(made):
@@ -184,7 +188,8 @@ def test_page_shows_signs_of_html_as_they_are(made, tmp_path):
     run = shown.network.card.run
     run = replace(run, command=words, hardware={**run.hardware, "processor": words})
     network = replace(shown.network, card=replace(shown.network.card, run=run))
-    page = Page(write_page(replace(shown, photograph=words, network=network), tmp_path / "copy").read_text("utf-8"))
+    other = replace(shown, photograph=words, network=network)
+    page = Page(write_html("demo_page.html", tmp_path / "copy", shown=other).read_text("utf-8"))
     assert page.words.count(words) == 3
     assert not [tag for tag, _ in page.tags if tag == "i"]
 
@@ -200,7 +205,7 @@ def test_command_numbers_its_folder_and_says_that_it_failed(made, tmp_path, monk
     Path("demo").mkdir()
     Path("demo", "mine").write_text("precious")
 
-    def short(folder, network, *, quiet):
+    def short(folder, network, *, tell):
         assert network.name == pretrained_card(network.name).name
         shown = replace(Demonstration.load(made[0] / "demo.json"), passed=False)
         shutil.copytree(made[0], folder, dirs_exist_ok=True)
@@ -218,7 +223,7 @@ def test_command_numbers_its_folder_and_says_that_it_failed(made, tmp_path, monk
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MissingDependencyError("matplotlib", "train")])
 def test_demo_that_stops_leaves_nothing(tmp_path, monkeypatch, capsys, error):
-    def stop(folder, network, *, quiet):
+    def stop(folder, network, *, tell):
         (folder / "half").write_text("half")
         raise error
 

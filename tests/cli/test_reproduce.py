@@ -9,8 +9,8 @@ import torch
 from tests.analysis.run_cases import make_run
 
 from convattn.cli import main
-from convattn.cli.reproduce_view import figure_links, link_panels, write_views
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples
+from convattn.lab.network_pages import figure_links, link_panels, write_views
 from convattn.lab.reproduction import TARGETS, Reproduction, TargetResult
 from convattn.models import AttentionNet, ConvNet
 from convattn.provenance import DataRecord, RunRecord
@@ -77,7 +77,7 @@ def test_pages_can_be_left_out(runs, tmp_path):
 
 
 def test_a_page_that_is_too_large_is_left_out_and_said(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("convattn.cli.reproduce_view.LARGEST", 1000)
+    monkeypatch.setattr("convattn.lab.network_pages.LARGEST", 1000)
     assert main(["reproduce", "fig4", "--runs", str(runs), "--scale", "small", "-o", "made"]) == 0
     index = (tmp_path / "made" / "index.html").read_text()
     assert "no page: the scene would be" in index

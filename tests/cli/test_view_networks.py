@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from convattn.cli.convert import Origin
-from convattn.cli.view_networks import Shown, gather
+from convattn.cli.network_options import NetworkOptions
+from convattn.cli.view_networks import Exhibition, gather
 from convattn.convert import network_to_attention, network_to_conv, save_layer
 from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention, RelativeAttention2d
@@ -17,9 +17,8 @@ from convattn.networks import load_network, save_network
 SMALL = "convattn:cifar10-small"
 
 
-def _gather(source: str, *, images: Path | None = None, weights: bool = False, **options) -> Shown:
-    origin = Origin(source, weights=None, pretrained=False, random_weights=weights, arguments={})
-    return gather(origin, images, **options)
+def _gather(source: str, *, images: Path | None = None, weights: bool = False, **options) -> Exhibition:
+    return gather(source, NetworkOptions(random_weights=weights), images, **options)
 
 
 def _saved(folder: Path, name: str, **options) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from convattn.__about__ import __version__
 from convattn.cli.analyze import analyze, compare
@@ -60,8 +60,14 @@ def new_app(name: str, summary: str | None) -> App:
         version=__version__,
         help_format="plaintext",
         help_formatter=HelpText(),
+        default_parameter=Parameter(negative="", show_default=_shown_default),
         suppress_keyboard_interrupt=False,
     )
+
+
+def _shown_default(value: object) -> object:
+    """Returns the default that help shows; a flag and an option that may be repeated show none."""
+    return None if value is False or value == () else value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

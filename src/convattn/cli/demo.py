@@ -1,301 +1,14 @@
 """`convattn demo`: converts a convolution and a trained network on embedded images, and writes a page about it."""
 
-import time
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
 
-from convattn.cli.convert import Origin
-from convattn.cli.output import AsJson, OutputOrDefault, first_free, print_record, print_text, write_html
+from convattn.cli.output import OutputOrDefault, first_free, print_record, print_text
 from convattn.cli.threads import one_thread
-from convattn.convert.certificate import Certificate, NetworkCertificate
-from convattn.models.pretrained import PretrainedCard
-from convattn.record import Record
-from convattn.wording import counted
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from convattn.layers import RelativeAttention
-    from convattn.networks.datasets import SampleImages
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """A conversion of the filters, and how it did on the photograph."""
-
-    certificate: Certificate  # What the conversion promises
-    difference: float  # Largest difference between attention and convolution on the photograph
-    exact_difference: float  # Largest difference between attention and the convolution in float64
-    rounding: float  # Largest difference between the convolution and itself in float64
-    unit: float  # Machine epsilon times the largest output: what rounding changes an output by
-    figure: str  # Name of the figure's file
-
-
-@dataclass(frozen=True)
-class NetworkConversion:
-    """A conversion of the trained network to convolutions."""
-
-    kernel: int | None  # Taps per axis that every layer was given; None for as many as each needs
-    certificate: NetworkCertificate  # What was measured of it, on the embedded images
-
-    @property
-    def words(self) -> str:
-        """The window in words."""
-        if self.kernel is not None:
-            return f"{self.kernel} × {self.kernel}"
-        sides = sorted({taps for layer in self.certificate.layers for taps in layer.kernel_size})
-        return f"as needed, {sides[0]} × {sides[0]}" + (f" to {sides[-1]} × {sides[-1]}" if len(sides) > 1 else "")
-
-
-@dataclass(frozen=True)
-class TrainedNetwork:
-    """The trained network that comes with the package, and what was made of it."""
-
-    card: PretrainedCard  # What its card says
-    labels: tuple[int, ...]  # Class of each embedded image
-    seen: tuple[int, ...]  # Class that the network gives it, here
-    classes: tuple[str, ...]  # Names of the classes
-    conversions: tuple[NetworkConversion, ...]  # To convolutions: as many taps as needed, then smaller windows
-    back: NetworkCertificate  # The first of these convolutions to attention again
-    images: str  # Name of the file that draws the images with their classes
-    heads: str  # Name of the file that draws the heads at the start and the end of its training
-    credit: str  # Where the images are from
-
-    @property
-    def right(self) -> int:
-        """Number of images whose class the network sees."""
-        return sum(seen == label for seen, label in zip(self.seen, self.labels, strict=True))
-
-    @property
-    def as_on_card(self) -> bool:
-        """Whether the network sees here in every image what its card says."""
-        return self.seen == self.card.sample_classes
-
-
-@dataclass(frozen=True)
-class Demonstration(Record):
-    """What the demo showed."""
-
-    schema_version: ClassVar[int] = 3
-
-    conversions: tuple[Conversion, ...]  # The filters converted with hard heads, then with soft ones
-    network: TrainedNetwork  # The trained network
-    photograph: str  # Credit of the photograph
-    seconds: float  # Wall time of everything, in seconds
-    passed: bool  # Whether no conversion failed, the network sees what its card says, and it came back exact or close
-
-    def summary(self) -> str:
-        """Returns what was shown, in a few lines of plain text."""
-        hard, soft = self.conversions
-        network = self.network
-        rounding = hard.exact_difference / hard.unit
-        own, softness = hard.rounding / hard.unit, soft.certificate.sharpness
-        seen = "as" if network.as_on_card else "NOT what"
-        windows = [f"                   {_in_words(item)}" for item in network.conversions]
-        return "\n".join(
-            [
-                hard.certificate.summary(),
-                "",
-                f"on the photograph  hard heads differ from the exact convolution by {rounding:.2g} roundings at most",
-                f"                   (the float32 convolution itself by {own:.2g}),",
-                f"                   heads of sharpness {softness:.3g} by {soft.exact_difference / soft.unit:.2g}",
-                f"trained network    {seen} its card says; right on {network.right} of {len(network.seen)} images",
-                f"                   {network.card.summary()}",
-                "to convolutions    windows, predictions that changed, and verdicts:",
-                *windows,
-                f"to attention       {network.back.verdict}: the first of these, to hard heads",
-                f"time               {self.seconds:.1f} s in all",
-            ]
-        )
-
-
-def _in_words(conversion: NetworkConversion) -> str:
-    found = conversion.certificate
-    return f"{conversion.words}: {found.top1_changed} of {found.top1_total}, {found.verdict}"
-
-
-SOFT_SHARPNESS = 3.0
-
-_FILTERS = {
-    "vertical edges": [[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]],
-    "horizontal edges": [[-1, -2, -1], [0, 0, 0], [1, 2, 1]],
-    "Laplacian": [[0, 1, 0], [1, -4, 1], [0, 1, 0]],
-    "blur": [[1 / 16, 2 / 16, 1 / 16], [2 / 16, 4 / 16, 2 / 16], [1 / 16, 2 / 16, 1 / 16]],
-}
-"""Sobel's two operators, the Laplacian and the binomial blur."""
-
-_LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in the grey value (ITU-R BT.601)."""
-
-
-def filter_bank() -> "nn.Conv2d":
-    """Builds a 3×3 convolution of colour images with four outputs: two edge detectors, the Laplacian and a blur.
-
-    It repeats the border's pixels and so keeps the image's size.
-    """
-    import torch
-    from torch import nn
-
-    conv = nn.Conv2d(3, len(_FILTERS), kernel_size=3, padding=1, padding_mode="replicate", bias=False)
-    kernels = torch.tensor(list(_FILTERS.values()))
-    with torch.no_grad():
-        conv.weight.copy_(torch.einsum("okl,c->ockl", kernels, torch.tensor(_LUMA)))
-    return conv
-
-
-def show_conversions(folder: Path) -> list[Conversion]:
-    """Converts the filters with hard heads, then with soft ones, saves the layers and draws both on a photograph."""
-    from convattn.convert import conv_to_attention, save_layer
-    from convattn.networks.datasets import load_photograph
-
-    pixels = load_photograph("china").pixels.float()[None] / 255
-    conv = filter_bank()
-    save_layer(conv, folder / "convolution")
-    attention, certificate = conv_to_attention(conv)
-    save_layer(attention, folder / "attention", certificate=certificate)
-    soft, promise = conv_to_attention(conv, sharpness=SOFT_SHARPNESS)
-    return [
-        _show_conversion(folder / "hard-heads.png", pixels, conv, attention, certificate),
-        _show_conversion(folder / "soft-heads.png", pixels, conv, soft, promise),
-    ]
-
-
-def _show_conversion(
-    path: Path, pixels: "Tensor", conv: "nn.Conv2d", layer: "RelativeAttention", certificate: Certificate
-) -> Conversion:
-    """Runs both on the photograph, measures their difference and draws it."""
-    import copy
-
-    import torch
-    from einops import rearrange, reduce
-
-    from convattn.lab.figures import Comparison, convolution_and_attention
-
-    softmax = copy.deepcopy(layer)
-    softmax.impl = "separable"  # hard heads would run as the convolution that they are compared with
-    with torch.inference_mode():
-        made, low = softmax(pixels), conv(pixels)
-        high = copy.deepcopy(conv).double()(pixels.double())
-    unit = torch.finfo(low.dtype).eps * high.abs().max().item()
-    comparison = Comparison(
-        photograph=rearrange(pixels[0], "channels rows cols -> rows cols channels").numpy(),
-        names=tuple(_FILTERS),
-        kernels=reduce(conv.weight.detach(), "outputs channels rows cols -> outputs rows cols", "sum").numpy(),
-        convolution=high[0].numpy(),
-        attention=made[0].numpy(),
-        heads=layer.attention((7, 7))[:, 3, 3].detach().numpy(),
-        sharpness=certificate.sharpness,
-        unit=unit,
-    )
-    convolution_and_attention(path, comparison)
-    difference, exact, rounding = (
-        (a.double() - b).abs().max().item() for a, b in ((made, low), (made, high), (low, high))
-    )
-    return Conversion(certificate, difference, exact, rounding, unit, path.name)
-
-
-KERNELS = (None, 3, 5, 7)
-"""Windows of the convolutions; None leaves as many taps to each layer as it needs."""
-
-
-def show_network(folder: Path, source: Path) -> TrainedNetwork:
-    """Runs the trained network in a folder on the embedded images, draws its heads, and converts it both ways.
-
-    The convolutions with as many taps as each layer needs are saved in `folder`.
-    """
-    from convattn.heads import read_heads
-    from convattn.lab.figures import head_moves
-    from convattn.models.pretrained import CARD
-    from convattn.networks import load_network, save_network
-    from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, class_scores, load_samples, normalise
-
-    card = PretrainedCard.load(source / CARD)
-    network, samples = load_network(source), load_samples()
-    images = normalise(samples.split.images, CIFAR10_MEAN, CIFAR10_STD)
-    seen = class_scores(network, images).argmax(1).tolist()
-    pictures = _draw_images(folder / "images.png", samples, seen)
-    heads = head_moves(folder / "heads.png", read_heads(source))
-    made = [_as_convolutions(network, kernel, images, samples.split.labels) for kernel in KERNELS]
-    own, certificate = made[0]
-    save_network(own, folder / "as-convolutions", certificate=certificate)
-    return TrainedNetwork(
-        card=card,
-        labels=tuple(samples.split.labels.tolist()),
-        seen=tuple(seen),
-        classes=samples.classes,
-        conversions=tuple(NetworkConversion(kernel, item) for kernel, (_, item) in zip(KERNELS, made, strict=True)),
-        back=_as_attention(own, images),
-        images=pictures.name,
-        heads=heads.name,
-        credit=samples.credit,
-    )
-
-
-def _as_convolutions(
-    network: "nn.Module", kernel: int | None, images: "Tensor", labels: "Tensor"
-) -> tuple["nn.Module", NetworkCertificate]:
-    """Converts the network to convolutions with a window of `kernel` x `kernel`."""
-    from convattn.convert import network_to_conv
-
-    made, certificate = network_to_conv(network, kernel_size=kernel, images=images, labels=labels, fold=False)
-    return made, replace(certificate, images=_images_in_words(len(images)))
-
-
-def _as_attention(network: "nn.Module", images: "Tensor") -> NetworkCertificate:
-    """Converts a network of convolutions to attention with hard heads."""
-    from convattn.convert import network_to_attention
-
-    _, certificate = network_to_attention(network, images=images)
-    return replace(certificate, images=_images_in_words(len(images)))
-
-
-def _images_in_words(count: int) -> str:
-    return f"{counted(count, 'test image')} of CIFAR-10"
-
-
-def _draw_images(path: Path, samples: "SampleImages", seen: list[int]) -> Path:
-    """Draws the images with their classes, and with those that the network gives them."""
-    from einops import rearrange
-
-    from convattn.lab.figures import ClassifiedImages, classified_images
-
-    pixels = rearrange(samples.split.images, "images channels rows cols -> images rows cols channels").numpy()
-    shown = [samples.classes[label] for label in samples.split.labels.tolist()]
-    return classified_images(path, ClassifiedImages(pixels, shown, [samples.classes[number] for number in seen]))
-
-
-def write_page(shown: Demonstration, folder: Path) -> Path:
-    """Writes `index.html`, with the pictures inside.
-
-    Args:
-        shown: What the demo showed.
-        folder: Folder with the figures that it names.
-
-    Returns:
-        The page.
-    """
-    return write_html("demo_page.html", folder, shown=shown)
-
-
-VIEW = "view"
-"""Folder of the page, in that of the demo."""
-
-
-def show_view(folder: Path, source: Path) -> None:
-    """Writes the page of the trained network in a folder, with the embedded images."""
-    from convattn.cli.view_networks import UNTRAINED, gather
-    from convattn.viewer import build_scene, write_page
-
-    origin = Origin(str(source), weights=None, pretrained=False, random_weights=False, arguments={})
-    shown = gather(origin, None, compare=(UNTRAINED,))
-    write_page(build_scene(shown.exhibits, names=shown.names, labels=shown.labels), folder / VIEW)
-
 
 _NETWORK = "convattn:cifar10-small"
 
 
-def demo(*, output: OutputOrDefault = None, json: AsJson = False) -> int:
+def demo(*, output: OutputOrDefault = None, json: bool = False) -> int:
     """Convert and certify in less than a minute, and write a page about it.
 
     Nothing is downloaded or trained. A convolution of a photograph becomes attention that computes the same. A network
@@ -313,46 +26,26 @@ def demo(*, output: OutputOrDefault = None, json: AsJson = False) -> int:
         0, or 1 if a certificate failed or the network sees something else than its card says.
     """
     from convattn.files import new_folder
+    from convattn.lab.demonstration import demonstrate
     from convattn.models.pretrained import network_folder
 
     folder = first_free(Path("demo")) if output is None else output
-    with new_folder(folder, "--output") as temporary:
-        shown = demonstrate(temporary, network_folder(_NETWORK), quiet=json)
+    with new_folder(folder, "--output") as temporary, one_thread():
+        shown = demonstrate(temporary, network_folder(_NETWORK), tell=_ignore if json else print_text)
     print_record(shown, f"\n{shown.summary()}\n\n{_where_next(folder)}", json=json)
     return 0 if shown.passed else 1
 
 
-def demonstrate(folder: Path, network: Path, *, quiet: bool = False) -> Demonstration:
-    """Makes everything that the demo shows in an empty folder, with the trained network in another."""
-    from convattn.networks.datasets import PHOTOGRAPHS
-
-    say = (lambda _: None) if quiet else print_text
-    began = time.perf_counter()
-    with one_thread():
-        say("1/3  converting a convolution of a photograph to attention")
-        conversions = show_conversions(folder)
-        say("2/3  converting a trained network of attention to convolutions and back")
-        trained = show_network(folder, network)
-        say("3/3  writing the interactive page of the trained network")
-        show_view(folder, network)
-    held = all(item.certificate.verdict != "failed" for item in (*conversions, *trained.conversions))
-    shown = Demonstration(
-        conversions=tuple(conversions),
-        network=trained,
-        photograph=PHOTOGRAPHS["china"],
-        seconds=time.perf_counter() - began,
-        passed=held and trained.as_on_card and trained.back.passed,
-    )
-    shown.save(folder / "demo.json")
-    write_page(shown, folder)
-    return shown
+def _ignore(_: str) -> None:
+    """Tells no progress."""
 
 
 def _where_next(folder: Path) -> str:
     """Returns the page to open, and commands to try next."""
+    view = folder / "view" / "index.html"
     return "\n".join(
         [
-            f"wrote {folder}; look at {folder / 'index.html'}, and touch the heads in {folder / VIEW / 'index.html'},",
+            f"wrote {folder}; look at {folder / 'index.html'}, and touch the heads in {view},",
             "then try:",
             f"  convattn convert {folder / 'convolution'} -o {folder.name}-softer --sharpness 5 --allow-difference",
             f"  convattn view {_NETWORK} --compare untrained --compare converted -o {folder.name}-view",

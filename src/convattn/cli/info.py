@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from convattn.__about__ import __version__
-from convattn.cli.output import AsJson, print_record
+from convattn.cli.output import print_record
 from convattn.errors import install_hint
 from convattn.record import Record
 
@@ -56,7 +56,7 @@ def _beside(name: str, value: str) -> str:
     )
 
 
-def info(*, json: AsJson = False) -> int:
+def info(*, json: bool = False) -> int:
     """Print versions, hardware, trained networks, names of encodings and recipes, and missing packages.
 
     Args:

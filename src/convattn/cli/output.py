@@ -1,17 +1,14 @@
-"""What commands share: options, printing, and pages of one file."""
+"""What commands share: options and printing."""
 
-import base64
 import sys
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from convattn.errors import ArgumentError, must_be, optional_module
-from convattn.files import write_atomically
+from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
 
 
@@ -24,9 +21,8 @@ def _read_whole(_: Any, tokens: Sequence[Any]) -> int:
 
 
 Output = Annotated[Path, Parameter(name=("--output", "-o"))]
-OutputOrDefault = Annotated[Path | None, Parameter(name=("--output", "-o"), show_default=False)]
+OutputOrDefault = Annotated[Path | None, Parameter(name=("--output", "-o"))]
 WholeNumber = Annotated[int, Parameter(converter=_read_whole)]
-AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 
 
 def first_free(folder: Path) -> Path:
@@ -102,25 +98,3 @@ def print_record(record: Record, summary: str, *, json: bool) -> None:
         sys.stdout.flush()
     else:
         print_text(summary)
-
-
-def write_html(template: str, folder: Path, **shown: Any) -> Path:
-    """Writes `index.html`.
-
-    Args:
-        template: File of this room; it can import `page_parts.html`.
-        folder: Existing folder, with the pictures that the template embeds.
-        **shown: What the template shows, by name.
-
-    Returns:
-        The page.
-    """
-    jinja2 = optional_module("jinja2", "jinja2", "train")
-    loader = jinja2.FunctionLoader(lambda name: (resources.files("convattn.cli") / name).read_text(encoding="utf-8"))
-    pages = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
-    pages.filters["number"] = format
-    pages.filters["embedded"] = lambda file: base64.b64encode((folder / file).read_bytes()).decode()
-    page = pages.get_template(template).render(**shown)
-    return write_atomically(folder / "index.html", page.lstrip())

@@ -1,11 +1,8 @@
 """`convattn reproduce`: the paper's tables and figures from training runs."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from convattn.cli.output import AsJson, OutputOrDefault, first_free, print_record
+from convattn.cli.output import OutputOrDefault, first_free, print_record
 from convattn.errors import ArgumentError, MissingDependencyError
 
 
@@ -13,12 +10,12 @@ def reproduce(
     target: str,
     /,
     *,
-    runs: Annotated[Path | None, Parameter(show_default=False)] = None,
+    runs: Path | None = None,
     output: OutputOrDefault = None,
     scale: str = "paper",
-    data: Annotated[Path | None, Parameter(show_default=False)] = None,
-    no_view: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    json: AsJson = False,
+    data: Path | None = None,
+    no_view: bool = False,
+    json: bool = False,
 ) -> int:
     """Make a table or a figure of the paper from training runs.
 
@@ -62,7 +59,7 @@ def reproduce(
     result = make(names, runs, folder, scale=scale, data=data)
     files = [folder / file for item in result.targets for file in item.files]
     if not no_view:
-        from convattn.cli.reproduce_view import write_views
+        from convattn.lab.network_pages import write_views
 
         index = write_views(result, folder, data)
         files += [] if index is None else [index]

@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from convattn.cli.output import AsJson, OutputOrDefault, WholeNumber, key_values, print_record
+from convattn.cli.output import OutputOrDefault, WholeNumber, key_values, print_record
 from convattn.errors import ArgumentError, must_be
 
 if TYPE_CHECKING:
     from convattn.lab.study_engines import Engine
     from convattn.lab.study_record import StudyRecord
-
-_Several = Parameter(negative="", show_default=False)
-_Optional = Parameter(show_default=False)
 
 
 def study(  # noqa: PLR0913  (each is an option of the command)
@@ -22,17 +19,17 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     /,
     *,
     seeds: str = "0,1,2",
-    scale: Annotated[str | None, _Optional] = None,
-    overrides: Annotated[tuple[str, ...], Parameter(name="--set"), _Several] = (),
-    grid: Annotated[tuple[str, ...], _Several] = (),
-    baseline: Annotated[str | None, _Optional] = None,
-    chosen: Annotated[Path | None, _Optional] = None,
+    scale: str | None = None,
+    overrides: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
+    grid: tuple[str, ...] = (),
+    baseline: str | None = None,
+    chosen: Path | None = None,
     output: OutputOrDefault = None,
-    workers: Annotated[WholeNumber | None, _Optional] = None,
-    threads: Annotated[WholeNumber | None, _Optional] = None,
+    workers: WholeNumber | None = None,
+    threads: WholeNumber | None = None,
     engine: Literal["local", "ray"] = "local",
-    address: Annotated[str | None, _Optional] = None,
-    json: AsJson = False,
+    address: str | None = None,
+    json: bool = False,
 ) -> int:
     """Train recipes with several seeds, and compare them.
 

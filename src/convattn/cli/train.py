@@ -3,26 +3,28 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from convattn.cli.output import AsJson, OutputOrDefault, WholeNumber, first_free, key_values, print_record
+from convattn.cli.output import OutputOrDefault, WholeNumber, first_free, key_values, print_record
 from convattn.cli.threads import one_thread
-from convattn.provenance import RunRecord
+
+if TYPE_CHECKING:
+    from convattn.provenance import RunRecord
 
 
 def train(
     recipe: str,
     /,
     *,
-    scale: Annotated[Literal["paper", "medium", "small", "tiny"] | None, Parameter(show_default=False)] = None,
+    scale: Literal["paper", "medium", "small", "tiny"] | None = None,
     output: OutputOrDefault = None,
-    overrides: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
-    resume: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    checkpoint_every: Annotated[WholeNumber | None, Parameter(show_default=False)] = None,
-    tracker: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
-    json: AsJson = False,
+    overrides: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
+    resume: bool = False,
+    checkpoint_every: WholeNumber | None = None,
+    tracker: tuple[str, ...] = (),
+    json: bool = False,
 ) -> int:
     """Train a network by a recipe, and record everything needed to repeat the run.
 
@@ -74,7 +76,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def summarise_run(record: RunRecord) -> str:
+def summarise_run(record: "RunRecord") -> str:
     """Summarises the record of a run in a few lines of plain text."""
     scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
     counts = ", ".join(f"{number} {split}" for split, number in record.data.counts.items())

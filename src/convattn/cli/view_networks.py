@@ -10,14 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convattn.cli.convert import Origin
-from convattn.convert import network_to_attention, network_to_conv
-from convattn.encodings import Shift
-from convattn.errors import ArgumentError, CheckpointError, MissingDependencyError, UnsupportedModelError, must_be
-from convattn.heads.catalogue import attention_layers
+from convattn.cli.network_options import DEFAULTS, NetworkOptions
+from convattn.errors import ArgumentError, CheckpointError, MissingDependencyError, must_be
 from convattn.heads.head_report import HeadReport
 from convattn.heads.head_snapshots import HEADS, read_heads
-from convattn.layers import RelativeAttention
 from convattn.models.pretrained import pretrained_names
 from convattn.networks import create_network
 from convattn.networks.images import (
@@ -32,18 +28,15 @@ from convattn.networks.images import (
 )
 from convattn.networks.source import HOMES
 from convattn.viewer import Exhibit
-from convattn.viewer.image_maps import is_positional
+from convattn.viewer.counterparts import CONVERTED, UNTRAINED, converted, readable_layers, untrained
 from convattn.wording import some
 
-UNTRAINED, CONVERTED = "untrained", "converted"
-"""What `--compare` takes besides sources."""
-
-_LIMIT, _OWN_LIMIT, _KERNEL_SIZE = 8, 20, 3
-"""Default number of a user's images and of a network's own, and of taps along each axis for heads that are not hard."""
+_LIMIT, _OWN_LIMIT = 8, 20
+"""Default number of a user's images, and of a network's own."""
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class Exhibition:
     """Networks on the same images."""
 
     exhibits: tuple[Exhibit, ...]
@@ -51,12 +44,159 @@ class Shown:
     labels: tuple[str, ...]  # what they show; () if unknown
     prepare: tuple[Callable[[Any], Tensor] | None, ...]  # how a picture is made an image, for each network
 
-    def exhibits_with(self, report: Path | None) -> tuple[Exhibit, ...]:
-        """Returns the exhibits, the first with a report of its heads."""
-        if report is None:
-            return self.exhibits
-        first = self.exhibits[0]
-        return (replace(first, report=_read_report(report, first)), *self.exhibits[1:])
+
+def gather(
+    source: str,
+    options: NetworkOptions,
+    images: Path | None,
+    *,
+    limit: int | None = None,
+    layers: Sequence[str] = (),
+    compare: Sequence[str] = (),
+    kernel_size: int | None = None,
+    report: Path | None = None,
+) -> Exhibition:
+    """Loads a network, its images, and what is shown beside it; without a limit twenty of its own, or 8 others."""
+    sources = [source, *(what for what in compare if what not in (UNTRAINED, CONVERTED))]
+    any_built = not all(map(_is_saved, sources))
+
+    def load(source: str) -> _Subject:
+        """Loads a network; the options of weights are for those that are built, if any of them is."""
+        bare = replace(DEFAULTS, no_verify=options.no_verify)
+        return _load(source, bare if any_built and _is_saved(source) else options)
+
+    subject = load(source)
+    opened = _open(subject, images, limit)
+    first = _exhibit(subject, opened, "trained" if subject.folder else "network", tuple(layers) or None)
+    exhibits = [first] if readable_layers(subject.network) or not compare else []
+    prepare = [_preparation(subject)] * (len(exhibits) + len(compare))
+    for what in compare:
+        if what == UNTRAINED:
+            exhibits.append(untrained(first, _draw(subject)))
+        elif what == CONVERTED:
+            exhibits.append(converted(first, kernel_size))
+        elif ":" not in what and not Path(what).is_dir():
+            raise ArgumentError(must_be("--compare", "untrained, converted, or a network such as a folder", what))
+        else:
+            other = load(what)
+            prepare[len(exhibits)] = _preparation(other)
+            exhibits.append(_other(other, subject, images, limit, len(exhibits), first))
+    if report is not None:
+        exhibits[0] = replace(exhibits[0], report=_read_report(report, exhibits[0]))
+    return Exhibition(tuple(exhibits), opened.names, opened.labels, tuple(prepare))
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """A network, and what is known of its origin."""
+
+    network: nn.Module
+    source: str | None  # What builds its architecture
+    options: dict[str, Any]
+    folder: Path | None  # Its folder
+    title: str
+    note: str  # What the page says of it
+
+    @property
+    def data(self) -> str | None:
+        """Name of the data that it was trained on."""
+        return trained_on(self.folder)
+
+
+@dataclass(frozen=True, eq=False)
+class _Images:
+    """Prepared images."""
+
+    prepared: Tensor
+    names: tuple[str, ...]
+    labels: tuple[str, ...]  # What they show; () if unknown
+
+
+def _is_saved(source: str) -> bool:
+    """Whether a network comes with its weights: from a folder, or from this package."""
+    home, _, name = source.partition(":")
+    return home not in HOMES or (home == "convattn" and name in pretrained_names())
+
+
+def _load(source: str, options: NetworkOptions) -> _Subject:
+    """Loads a network with its title and a note on random weights."""
+    home, _, name = source.partition(":")
+    loaded = options.load(source)
+    title = name if home in HOMES else Path(source).resolve().name
+    return _Subject(*loaded, title, "Its weights are random, drawn with seed 0." if options.random_weights else "")
+
+
+def _draw(subject: _Subject) -> nn.Module:
+    """Builds a network anew, with weights drawn with seed 0."""
+    if subject.source is None:
+        kind = type(subject.network).__name__
+        raise ArgumentError(f"--compare untrained builds the network anew, and nothing says what builds a {kind}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return create_network(subject.source, subject.options)
+
+
+def _open(subject: _Subject, path: Path | None, limit: int | None) -> _Images:
+    """Reads and prepares images: those at a path, or the network's own."""
+    like = next(subject.network.parameters())
+    if path is None:
+        own = require_own_images(subject.folder, subject.title, limit or _OWN_LIMIT)
+        return _Images(own.prepared.to(like), own.names, own.labels)
+    prepare = partial(preparation, subject.source, subject.network, subject.folder)
+    opened = open_images(path, prepare, limit=limit or _LIMIT)
+    prepared = stack_images(opened, path)
+    names = opened.names if isinstance(opened, Pictures) else tuple(f"image {n + 1}" for n in range(len(prepared)))
+    return _Images(prepared.to(like), names, ())
+
+
+def _preparation(subject: _Subject) -> Callable[[Any], Tensor] | None:
+    """Returns how pictures are prepared; None if it is unknown."""
+    try:
+        return preparation(subject.source, subject.network, subject.folder)
+    except ArgumentError:
+        return None
+    except MissingDependencyError as missing:
+        return partial(_refuse, missing)
+
+
+def _refuse(missing: MissingDependencyError, _: Any) -> Tensor:
+    """Says what is missing once there is a picture to prepare."""
+    raise missing
+
+
+def _exhibit(subject: _Subject, opened: _Images, name: str, layers: tuple[str, ...] | None) -> Exhibit:
+    """Shows a network on images, with the heads that its training recorded."""
+    mean, std = normalisation(subject.source, subject.network, subject.folder) or ((), ())
+    # A folder that is not a run has no such file, nor has one of heads without centres.
+    heads = read_heads(subject.folder) if subject.folder and (subject.folder / HEADS).is_file() else []
+    return Exhibit(
+        network=subject.network,
+        images=opened.prepared,
+        name=name,
+        title=subject.title,
+        note=subject.note,
+        mean=mean,
+        std=std,
+        classes=class_names(subject.data),
+        heads=heads,
+        layers=layers,
+    )
+
+
+def _other(
+    subject: _Subject, beside: _Subject, images: Path | None, limit: int | None, number: int, first: Exhibit
+) -> Exhibit:
+    """Shows another network: of the chosen layers if it has them, else of all."""
+    if images is None and subject.data != beside.data:
+        told = f"nothing says that {subject.title} and {beside.title} were trained on the same data"
+        raise ArgumentError(f"--images must be given: {told}")
+    missing = [name for name in first.layers or () if name not in readable_layers(subject.network)]
+    if missing:
+        told = f"All its layers are shown, because it has no {some(missing)}."
+        subject = replace(subject, note=" ".join(filter(None, [subject.note, told])))
+    layers = None if missing else first.layers
+    made = _exhibit(subject, _open(subject, images, limit), f"{subject.title} {number + 1}", layers)
+    return replace(made, classes=made.classes or first.classes)
 
 
 def _read_report(path: Path, first: Exhibit) -> HeadReport:
@@ -72,209 +212,3 @@ def _read_report(path: Path, first: Exhibit) -> HeadReport:
     if not there.intersection(measured):
         raise ArgumentError(f"--report is of another network: {first.title} has no layer {some(measured)}")
     return report
-
-
-@dataclass(frozen=True, eq=False)
-class _Subject:
-    """A network with what is known of where it comes from."""
-
-    network: nn.Module
-    source: str | None  # What builds its architecture
-    options: dict[str, Any]
-    folder: Path | None  # Its folder
-    title: str
-    note: str = ""  # What the page says of it
-
-    @property
-    def data(self) -> str | None:
-        """Name of the data that it was trained on."""
-        return trained_on(self.folder)
-
-
-def gather(
-    origin: Origin,
-    images: Path | None,
-    *,
-    limit: int | None = None,
-    layers: Sequence[str] = (),
-    compare: Sequence[str] = (),
-    kernel_size: int | None = None,
-) -> Shown:
-    """Loads a network, its images, and what is shown beside it; without a limit twenty of its own, or 8 others."""
-    origins = _origins(origin, compare)
-    subject = _load(origins[origin.source])
-    prepared, names, labels, classes = _open(subject, images, limit)
-    first = _exhibit(subject, prepared, "trained" if subject.folder else "network", classes, tuple(layers) or None)
-    exhibits = [first] if _attending(subject.network) or not compare else []
-    own = _preparation(subject)
-    prepare = [own] * len(exhibits)
-    for what in compare:
-        prepare.append(own)
-        if what == UNTRAINED:
-            exhibits.append(_untrained(subject, first))
-        elif what == CONVERTED:
-            exhibits.append(_converted(subject, first, kernel_size))
-        elif ":" not in what and not Path(what).is_dir():
-            raise ArgumentError(must_be("--compare", "untrained, converted, or a network such as a folder", what))
-        else:
-            other = _load(origins[what])
-            exhibits.append(_other(other, subject, images, limit, len(exhibits), first))
-            prepare[-1] = _preparation(other)
-    return Shown(tuple(exhibits), names, labels, tuple(prepare))
-
-
-def _origins(origin: Origin, compare: Sequence[str]) -> dict[str, Origin]:
-    """Returns the origin of each source: weights and arguments are for those that are built, if any of them is."""
-    sources = [origin.source, *(what for what in compare if what not in (UNTRAINED, CONVERTED))]
-    bare = replace(origin, weights=None, pretrained=False, random_weights=False, arguments={})
-    built = [source for source in sources if not _is_saved(source)]
-    return {source: replace(bare if built and source not in built else origin, source=source) for source in sources}
-
-
-def _is_saved(source: str) -> bool:
-    """Whether a network comes with its weights: from a folder, or from this package."""
-    home, _, name = source.partition(":")
-    return home not in HOMES or (home == "convattn" and name in pretrained_names())
-
-
-def _load(origin: Origin) -> _Subject:
-    loaded = origin.load(weights_matter=True)
-    home, _, name = origin.source.partition(":")
-    title = name if home in HOMES else Path(origin.source).resolve().name
-    note = "Its weights are random, drawn with seed 0." if origin.random_weights else ""
-    return _Subject(loaded.network, loaded.source, loaded.options, loaded.folder, title, note)
-
-
-def _open(
-    subject: _Subject, path: Path | None, limit: int | None
-) -> tuple[Tensor, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Returns the prepared images, their names, what they show, and the names of the classes."""
-    if path is None:
-        own = require_own_images(subject.folder, subject.title, limit or _OWN_LIMIT)
-        return own.prepared.to(next(subject.network.parameters())), own.names, own.labels, class_names(subject.data)
-    prepare = partial(preparation, subject.source, subject.network, subject.folder)
-    opened = open_images(path, prepare, limit=limit or _LIMIT)
-    prepared = stack_images(opened, path)
-    names = opened.names if isinstance(opened, Pictures) else tuple(f"image {n + 1}" for n in range(len(prepared)))
-    return prepared.to(next(subject.network.parameters())), names, (), class_names(subject.data)
-
-
-def _preparation(subject: _Subject) -> Callable[[Any], Tensor] | None:
-    """Returns how pictures are prepared; None if nobody says it."""
-    try:
-        return preparation(subject.source, subject.network, subject.folder)
-    except ArgumentError:
-        return None
-    except MissingDependencyError as missing:
-        return partial(_refuse, missing)
-
-
-def _refuse(missing: MissingDependencyError, _: Any) -> Tensor:
-    """Says what is missing once there is a picture to prepare."""
-    raise missing
-
-
-def _exhibit(
-    subject: _Subject, images: Tensor, name: str, classes: tuple[str, ...], layers: tuple[str, ...] | None
-) -> Exhibit:
-    mean, std = normalisation(subject.source, subject.network, subject.folder) or ((), ())
-    # A folder that is not a run has no such file, nor has one of heads without centres.
-    trained = subject.folder is not None and (subject.folder / HEADS).is_file()
-    heads = read_heads(subject.folder) if subject.folder and trained else []
-    return Exhibit(
-        network=subject.network,
-        images=images,
-        name=name,
-        title=subject.title,
-        note=subject.note,
-        mean=mean,
-        std=std,
-        classes=classes,
-        heads=heads,
-        layers=layers,
-    )
-
-
-def _untrained(subject: _Subject, first: Exhibit) -> Exhibit:
-    """Builds the network anew; its weights are rounded to 16 bits, which makes the page smaller."""
-    if subject.source is None:
-        kind = type(subject.network).__name__
-        raise ArgumentError(f"--compare untrained builds the network anew, and nothing says what builds a {kind}")
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        network = create_network(subject.source, subject.options).eval()
-        for parameter in network.parameters():
-            parameter.copy_(parameter.half())
-    note = "The same network before any training: weights drawn with seed 0, rounded to 16 bits."
-    return replace(first, network=network, name=UNTRAINED, title=f"{subject.title}, untrained", note=note, heads=())
-
-
-def _converted(subject: _Subject, first: Exhibit, kernel_size: int | None) -> Exhibit:
-    """Converts convolutions to attention, or attention to convolutions and those to attention with hard heads.
-
-    The page compares layers by their place. So of a network with attention of its own, the layers of the copy are the
-    same ones, without those that convolutions became: the many heads of a patch embedding stand beside nothing.
-    """
-    network, images, attending = subject.network, first.images, _attending(subject.network)
-    if _own_layers(network):
-        convolutions, size = _as_convolutions(network, images, kernel_size)
-        made, _ = network_to_attention(convolutions, images=images)
-        notes = [f"Converted to convolutions{size}, and back: every head is one tap."]
-    else:
-        made, _ = network_to_attention(network, images=images)
-        notes = ["Its convolutions as attention: every head is one tap."]
-    left_out = [name for name in _own_layers(made) if name not in attending]
-    if attending and left_out:
-        notes.append(f"Left out are those that have no counterpart to compare: {some(left_out)}.")
-    with torch.no_grad():
-        before, after = network(images), made(images)
-    if isinstance(before, Tensor) and before.ndim == 2:
-        same = int((before.argmax(1) == after.argmax(1)).sum())
-        notes.append(f"{same} of {len(images)} images get the same class.")
-    note = " ".join(filter(None, [*notes, subject.note]))
-    layers = first.layers or attending or None
-    return replace(
-        first, network=made, name=CONVERTED, title=f"{subject.title}, converted", note=note, heads=(), layers=layers
-    )
-
-
-def _as_convolutions(network: nn.Module, images: Tensor, kernel_size: int | None) -> tuple[nn.Module, str]:
-    """Converts attention to convolutions, and says their size; hard heads keep their taps unless one is asked for."""
-    convert = partial(network_to_conv, images=images, fold=False)
-    size = kernel_size or _KERNEL_SIZE
-    hard = [name for name in _own_layers(network) if isinstance(network.get_submodule(name).encoding, Shift)]
-    if not hard or kernel_size:
-        return convert(network, kernel_size=size)[0], f" of {size} × {size}"
-    made, _ = convert(network, include=hard)
-    if not any(is_positional(module) for module in made.modules()):
-        return made, ""
-    return convert(made, kernel_size=size)[0], f", of {size} × {size} where heads are not hard"
-
-
-def _own_layers(network: nn.Module) -> list[str]:
-    """Names the attention layers of this library."""
-    return [name for name, module in network.named_modules() if isinstance(module, RelativeAttention)]
-
-
-def _other(
-    subject: _Subject, beside: _Subject, images: Path | None, limit: int | None, number: int, first: Exhibit
-) -> Exhibit:
-    """Shows another network: of the chosen layers if it has them, else of all."""
-    if images is None and subject.data != beside.data:
-        told = f"nothing says that {subject.title} and {beside.title} were trained on the same data"
-        raise ArgumentError(f"--images must be given: {told}")
-    prepared, _, _, classes = _open(subject, images, limit)
-    missing = [name for name in first.layers or () if name not in _attending(subject.network)]
-    if missing:
-        told = f"All its layers are shown, because it has no {some(missing)}."
-        subject = replace(subject, note=" ".join(filter(None, [subject.note, told])))
-    layers = None if missing else first.layers
-    return _exhibit(subject, prepared, f"{subject.title} {number + 1}", classes or first.classes, layers)
-
-
-def _attending(network: nn.Module) -> tuple[str, ...]:
-    """Names the attention layers that can be read."""
-    try:
-        return tuple(layer.name for layer in attention_layers(network) if layer.refused is None)
-    except UnsupportedModelError:
-        return ()

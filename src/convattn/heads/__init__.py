@@ -8,7 +8,7 @@ from convattn.heads.initialise import convolutional_init
 from convattn.heads.patch_attention import GatedPatchAttention, PatchAttention
 from convattn.heads.replace import replace_convolutional_heads
 from convattn.heads.replaceable_heads import random_heads
-from convattn.heads.report import read_table, write_table
+from convattn.heads.report_table import read_table, write_table
 
 __all__ = [
     "CONTROLS",

@@ -1,11 +1,8 @@
-"""What the heads of a network look at, measured on images."""
+"""What the heads of a network look at, measured on images: runs, and the report made of them."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial as bind
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,24 +12,36 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.catalogue import attention_layers
-from convattn.heads.head_report import HeadReport
+from convattn.heads.head_report import (
+    Control,
+    Estimate,
+    HeadReport,
+    LayerReport,
+    LayerStatistics,
+    layer_sentence,
+    mean_of,
+)
+from convattn.heads.head_statistics import head_statistics
+from convattn.heads.head_sums import NO_POSITION
+from convattn.heads.kernel_fit import uniform_distance
 from convattn.heads.measure import (
+    GROUPS,
+    SEED,
     SHUFFLED,
     UNTRAINED,
-    PartialFile,
+    LayerMeasure,
     Run,
-    Settings,
     can_shuffle,
-    digest_model,
     shuffled,
     untrained,
 )
-from convattn.heads.report import assemble
+from convattn.provenance import describe_versions
+from convattn.sealed import weights_digest
+from convattn.wording import counted
 
 CONTROLS = (SHUFFLED, UNTRAINED)
 """Controls that `analyze` can measure."""
 
-_GROUPS, _SEED = 10, 0
 _MEASURED = "measured"
 
 
@@ -45,7 +54,6 @@ def analyze(
     radius: int = 7,
     controls: Sequence[str] = CONTROLS,
     progress: bool = True,
-    partial: str | os.PathLike[str] | None = None,
 ) -> HeadReport:
     """Measures where the heads of a network look, and how much of each layer a convolution explains.
 
@@ -66,8 +74,6 @@ def analyze(
         radius: Largest displacement along each axis, in cells, at which the report holds mean weights; at least 0.
         controls: "shuffled images" and "untrained weights", or one of them, or none.
         progress: Whether to show a progress bar; on a terminal only.
-        partial: File for an interrupted analysis. If it exists, the same call first checks that the images are the
-            same, then goes on from it. At the end it is deleted.
 
     Returns:
         The report.
@@ -75,7 +81,6 @@ def analyze(
     Raises:
         ArgumentError: There are no images, they differ in size, do not fit the network or are on the meta device; or
             another argument has a wrong value.
-        CheckpointError: The partial file is of another analysis, or damaged.
         UnknownNameError: There is no such layer or control.
         UnsupportedModelError: The network has no attention, or none that can be read; the message names it and says
             why.
@@ -88,57 +93,26 @@ def analyze(
         >>> len(report.layers[0].heads), report.layers[0].grid
         (4, (8, 8))
     """
-    report = analyze_and_keep(
-        model,
-        images,
-        layers=layers,
-        kernel_size=kernel_size,
-        radius=radius,
-        controls=controls,
-        progress=progress,
-        partial=partial,
-    )
-    if partial is not None:
-        Path(partial).unlink(missing_ok=True)
-    return report
-
-
-def analyze_and_keep(
-    model: nn.Module,
-    images: Tensor | Sequence[Tensor],
-    *,
-    layers: Sequence[str] | None,
-    kernel_size: int,
-    radius: int,
-    controls: Sequence[str],
-    progress: bool,
-    partial: str | os.PathLike[str] | None,
-) -> HeadReport:
-    """Does the same as `analyze`, but the partial file stays, for whoever still has to write the report to a file."""
     _require(model, images, kernel_size, radius, controls)
     _require_layers(model, layers)
-    count = len(images)
-    settings = Settings(None if layers is None else tuple(layers), kernel_size, _GROUPS, _SEED)
-    plans = [_Plan(_MEASURED, count), *(_Plan(name, control_count(count)) for name in CONTROLS if name in controls)]
-    file = None
-    if partial is not None:
-        of = {
-            "model": digest_model(model),
-            "images": count,
-            "settings": repr((settings, [plan.name for plan in plans])),
-        }
-        file = PartialFile(partial, of)
-    runs = {plan.name: Run(plan.count, settings) for plan in plans}
-    if file is not None:
-        file.restore(runs)
-        if not runs[_MEASURED].began_with(bind(_image, images)):
-            raise file.of_another("images")
-    notes = _measure(model, images, runs, file, progress=progress)
-    shape = tuple(images[0].shape)
-    report = assemble(model, shape, runs, settings, radius, notes)
-    if file is not None:
-        file.write(runs, now=True)
-    return report
+    counts = {_MEASURED: len(images)}
+    counts |= {name: control_count(len(images)) for name in CONTROLS if name in controls}
+    runs: dict[str, Run] = {}
+    notes: list[str] = []
+    with _bar(progress, counts) as advance:
+        for name, count in counts.items():
+            network, image = model, partial(_image, images)
+            if name == SHUFFLED:
+                grid = next(iter(runs[_MEASURED].layers.values())).pairs.layout.grid
+                if not can_shuffle(tuple(images[0].shape), grid):
+                    notes.append(f"shuffled images: {tuple(images[0].shape)} is not cut into a grid of {grid}")
+                    continue
+                image = partial(_shuffled, images, grid)
+            if name == UNTRAINED:
+                network = untrained(model, SEED)
+            runs[name] = Run(count, layers, kernel_size)
+            runs[name].measure(network, image, partial(advance, name), like=runs[_MEASURED])
+    return _assemble(model, tuple(images[0].shape), runs, kernel_size, radius, notes)
 
 
 def control_count(count: int) -> int:
@@ -146,57 +120,12 @@ def control_count(count: int) -> int:
     return min(count, max(10, round(count / 10)))
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """One run: what it is called in the report, and on how many images."""
-
-    name: str
-    count: int
-
-
-def _measure(
-    model: nn.Module,
-    images: Tensor | Sequence[Tensor],
-    runs: dict[str, Run],
-    file: PartialFile | None,
-    *,
-    progress: bool,
-) -> list[str]:
-    """Makes every run, those that can be made; returns which cannot, and why. An interruption writes the file."""
-    notes = []
-    with _bar(progress, runs) as advance:
-        for name, run in runs.items():
-
-            def after(done: int, name: str = name) -> None:
-                advance(name, done)
-                if file is not None:
-                    file.write(runs, now=False)
-
-            try:
-                image: Callable[[int], Tensor] = bind(_image, images)
-                network = model
-                if name == SHUFFLED:
-                    grid = next(iter(runs[_MEASURED].layers.values())).pairs.layout.grid
-                    if not can_shuffle(tuple(images[0].shape), grid):
-                        notes.append(f"shuffled images: {tuple(images[0].shape)} is not cut into a grid of {grid}")
-                        continue
-                    image = bind(_shuffled, images, grid)
-                if name == UNTRAINED and run.done < run.count:
-                    network = untrained(model, _SEED)
-                run.go_on(network, image, after, like=runs[_MEASURED])
-            except (KeyboardInterrupt, SystemExit):
-                if file is not None:
-                    file.write(runs, now=True)
-                raise
-    return notes
-
-
 def _shuffled(images: Tensor | Sequence[Tensor], grid: tuple[int, ...], number: int) -> Tensor:
     return shuffled(_image(images, number), grid, number)
 
 
 def _image(images: Tensor | Sequence[Tensor], number: int) -> Tensor:
-    """Returns an image; what is none raises ArgumentError."""
+    """Returns an image; raises ArgumentError unless it is a dense tensor with values."""
     image = images[number]
     if not isinstance(image, Tensor):
         raise ArgumentError(must_be_a(f"images[{number}]", "a tensor", image))
@@ -208,13 +137,13 @@ def _image(images: Tensor | Sequence[Tensor], number: int) -> Tensor:
 
 
 @contextmanager
-def _bar(progress: bool, runs: dict[str, Run]) -> Iterator[Callable[[str, int], None]]:
+def _bar(progress: bool, counts: Mapping[str, int]) -> Iterator[Callable[[str, int], None]]:
     """Shows a progress bar for each run; on a terminal only."""
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, disable=not (progress and console.is_terminal))
     with bar:
-        tasks = {name: bar.add_task(name, total=run.count, completed=run.done) for name, run in runs.items()}
+        tasks = {name: bar.add_task(name, total=count) for name, count in counts.items()}
         yield lambda name, done: bar.advance(tasks[name], done)
 
 
@@ -264,3 +193,105 @@ def _require_layers(model: nn.Module, layers: Sequence[str] | None) -> None:
     for name in layers:
         if name not in found:
             raise UnknownNameError("layer", name, found)
+
+
+_LIMITS = (
+    "attention says where a layer reads, not what its values carry",
+    "standard errors are over these images; they do not know other kinds of images",
+)
+
+
+def _assemble(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    runs: Mapping[str, Run],
+    kernel_size: int,
+    radius: int,
+    notes: Sequence[str],
+) -> HeadReport:
+    """Makes the report of the run "measured" and of its controls."""
+    main = runs[_MEASURED]
+    controls = {name: run for name, run in runs.items() if run is not main}
+    layers = []
+    for name, layer in main.layers.items():
+        measured = _layer_statistics(layer, main.count, kernel_size, radius)
+        beside = tuple(
+            Control(key, _layer_statistics(run.layers[name], run.count, kernel_size, None))
+            for key, run in controls.items()
+            if name in run.layers
+        )
+        layers.append(_layer_report(name, layer, measured, beside, kernel_size, radius))
+    limits = [*_LIMITS, *notes, *(f"{name}: {NO_POSITION}" for name in main.passed_over)]
+    if any(layer.masked for layer in main.layers.values()):
+        limits.append("masks differ between images: pairs that a mask excludes count as pairs of weight 0")
+    if any(layer.fit is None for layer in main.layers.values()):
+        limits.append("convolution scores of layers whose inputs or outputs do not lie on the grid of their queries")
+    unsettled = sum(layer.kernels.unsettled for run in runs.values() for layer in run.layers.values())
+    if unsettled:
+        limits.append(
+            f"position scores of {counted(unsettled, 'head')}, controls included: weights by displacement were not"
+            " fitted to the end, and the scores may be too low"
+        )
+    modules = dict(model.named_modules(remove_duplicate=False))
+    measured_modules = {name: modules[name] for name in ("", *main.layers) if name in modules}
+    return HeadReport(
+        model=type(model).__name__,
+        images=main.count,
+        control_images=max((run.count for run in controls.values()), default=0),
+        image_shape=shape,
+        groups=min(GROUPS, main.count),
+        kernel_size=kernel_size,
+        radius=radius,
+        seed=SEED,
+        layers=tuple(layers),
+        versions=describe_versions(),
+        not_covered=tuple(limits),
+        weights={name: weights_digest(module) for name, module in measured_modules.items()},
+    )
+
+
+def _layer_statistics(layer: LayerMeasure, images: int, kernel_size: int, radius: int | None) -> LayerStatistics:
+    """Computes the statistics of one layer in one run; `radius` None leaves the kernels out."""
+    heads, coverage = head_statistics(layer.sums, layer.pairs, layer.kernels, radius)
+    by_shift, by_hard = coverage(kernel_size)
+    nan = float("nan")
+    mean = mean_of([head.non_locality for head in heads])
+    # The heads of a layer see the same images, so that their errors do not average out.
+    error = mean_of([Estimate(head.non_locality.error, nan) for head in heads])
+    return LayerStatistics(
+        images=images,
+        heads=heads,
+        tap_coverage=by_shift,
+        hard_tap_coverage=by_hard,
+        non_locality=Estimate(mean, error),
+        convolution_score=Estimate(nan, nan) if layer.fit is None else layer.fit.estimate(GROUPS),
+        convolution_components=0 if layer.fit is None else layer.fit.components,
+        convolution_images=(0, 0) if layer.fit is None else layer.fit.images,
+    )
+
+
+def _layer_report(
+    name: str,
+    layer: LayerMeasure,
+    measured: LayerStatistics,
+    controls: tuple[Control, ...],
+    kernel_size: int,
+    radius: int,
+) -> LayerReport:
+    """Makes the report of one layer."""
+    pairs = layer.pairs
+    return LayerReport(
+        name=name,
+        kind=layer.kind,
+        pattern=pairs.layout.pattern,
+        grid=pairs.layout.grid,
+        prefix=int(pairs.layout.key_prefix.sum()),
+        normalised=layer.normalised,
+        error=layer.error,
+        budget=layer.budget,
+        uniform_distance=uniform_distance(pairs),
+        displacements=tuple(map(tuple, pairs.displacements[pairs.within(radius)].tolist())),
+        measured=measured,
+        controls=controls,
+        sentence=layer_sentence(pairs.layout.grid, measured, controls, kernel_size),
+    )

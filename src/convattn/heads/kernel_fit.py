@@ -124,58 +124,89 @@ _FLAT = 1e-14
 """Squared distance to looking everywhere alike, as a share of the squared attention of a query, that is rounding."""
 
 
-class KernelFit:
-    """Weights by displacement of every head of a layer, fitted to sums over images and scored on others."""
+class HeldOut:
+    """Squared errors of a model on images that it was not fitted to, beside their squared distance to a trivial one."""
 
     def __init__(self) -> None:
         """Starts without images."""
-        self.state: dict[str, Tensor] = {}
+        self.errors: list[Float64[Tensor, "*heads images"]] = []
+        self.totals: list[Float64[Tensor, "*heads images"]] = []
 
-    def score(self, call: AttentionCall, pairs: Pairs, fitted: HeadSums) -> None:
-        """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
-        if "logs" not in self.state:
-            everything = fitted.map(lambda part: part.sum(dim=0))
-            mass = everything.by_displacement.sum(dim=1) / (everything.images * pairs.queries)
-            logs, settled = fit_logs(everything, pairs)
-            self.state = {"logs": logs, "settled": settled, "mass": mass}
-        alike = shared_out(torch.zeros_like(pairs.counts), pairs)
-        errors, totals = [], []
-        for chosen, tile in tiles(call, pairs):
-            by_position = [shared_out(logs, pairs) for logs in self.state["logs"][chosen]]
-            mass = self.state["mass"][chosen, None, None]
-            for model, found in ((torch.stack(by_position, dim=1), errors), (alike[:, None], totals)):
-                expected = (mass * model).to(tile.dtype)
-                apart = [(part - expected).square_().sum(dim=4) for part in tile.split(images_in_cache(tile))]
-                found.append(torch.cat(apart).double().sum(dim=(1, 3)).mT)
-        for name, found in {"errors": torch.cat(errors), "totals": torch.cat(totals)}.items():
-            self.state[name] = torch.cat([self.state[name], found], dim=1) if name in self.state else found
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return sum(part.shape[-1] for part in self.errors)
 
-    def estimate(self, head: int, groups: int) -> Estimate:
-        """Returns R² of a head on the images scored, with the standard error of a jackknife over groups of them.
+    def explained(self, groups: int, head: int | None = None, least: float = 0.0) -> Estimate:
+        """Returns R² = 1 − Σ errors / Σ totals, with the standard error of a jackknife over groups of the images.
 
-        It is 0 for weights that describe the head no better than looking everywhere alike.
+        It is nan unless the totals are more than `least` an image. Of several heads `head` is the number of one.
         """
-        nan = float("nan")
-        if "errors" not in self.state:
-            return Estimate(nan, nan)
-        errors, totals = self.state["errors"][head], self.state["totals"][head]
-        if not float(totals.sum()) > _FLAT * float(self.state["mass"][head]) ** 2 * len(totals):
-            return Estimate(nan, nan)
+        chosen = ... if head is None else head
+        totals = torch.cat([part[chosen] for part in self.totals]) if self.totals else torch.zeros(0)
+        if not float(totals.sum()) > least * len(totals):
+            return Estimate(float("nan"), float("nan"))
+        errors = torch.cat([part[chosen] for part in self.errors])
         parts = torch.arange(len(errors)) * min(groups, len(errors)) // len(errors)
         keep = [parts != part for part in parts.unique()] if len(errors) > 1 else []
         others = [float(1 - errors[kept].sum() / totals[kept].sum()) for kept in keep]
         return Estimate(float(1 - errors.sum() / totals.sum()), jackknife(others))
 
+
+class KernelFit:
+    """Weights by displacement of every head of a layer, fitted to sums over images and scored on others.
+
+    Attributes:
+        logs: ln w(δ) of every head; None before the first images to score.
+        settled: Which heads have the weights of maximum likelihood.
+        mass: Mean attention of a query on positions.
+        held_out: Errors of these weights, beside those of looking everywhere alike.
+    """
+
+    def __init__(self) -> None:
+        """Starts without images."""
+        self.logs: Float64[Tensor, "heads displacements"] | None = None
+        self.settled = torch.ones(0, dtype=torch.bool)
+        self.mass: Float64[Tensor, " heads"] = torch.zeros(0)
+        self.held_out = HeldOut()
+
+    def score(self, call: AttentionCall, pairs: Pairs, fitted: HeadSums) -> None:
+        """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
+        if self.logs is None:
+            everything = fitted.map(lambda part: part.sum(dim=0))
+            self.mass = everything.by_displacement.sum(dim=1) / (everything.images * pairs.queries)
+            self.logs, self.settled = fit_logs(everything, pairs)
+        alike = shared_out(torch.zeros_like(pairs.counts), pairs)
+        errors, totals = [], []
+        for chosen, tile in tiles(call, pairs):
+            by_position = [shared_out(logs, pairs) for logs in self.logs[chosen]]
+            mass = self.mass[chosen, None, None]
+            for model, found in ((torch.stack(by_position, dim=1), errors), (alike[:, None], totals)):
+                expected = (mass * model).to(tile.dtype)
+                apart = [(part - expected).square_().sum(dim=4) for part in tile.split(images_in_cache(tile))]
+                found.append(torch.cat(apart).double().sum(dim=(1, 3)).mT)
+        self.held_out.errors.append(torch.cat(errors))
+        self.held_out.totals.append(torch.cat(totals))
+
+    def estimate(self, head: int, groups: int) -> Estimate:
+        """Returns R² of a head on the images scored.
+
+        It is 0 for weights that describe the head no better than looking everywhere alike.
+        """
+        if self.logs is None:
+            return Estimate(float("nan"), float("nan"))
+        return self.held_out.explained(groups, head, least=_FLAT * float(self.mass[head]) ** 2)
+
     def kernel(self, head: int, inside: Int64[Tensor, " kernel"]) -> tuple[float, ...]:
         """Returns the weights of a head at some displacements; over all of them they sum to its mean attention."""
-        if "logs" not in self.state:
+        if self.logs is None:
             return ()
-        return tuple((self.state["mass"][head] * self.state["logs"][head, inside].exp()).tolist())
+        return tuple((self.mass[head] * self.logs[head, inside].exp()).tolist())
 
     @property
     def unsettled(self) -> int:
         """Number of heads whose weights are not yet those of maximum likelihood."""
-        return int((~self.state["settled"]).sum()) if "settled" in self.state else 0
+        return int((~self.settled).sum())
 
 
 def shared_out(logs: Float64[Tensor, " displacements"], pairs: Pairs) -> Float64[Tensor, "groups rows cols"]:
@@ -212,24 +243,27 @@ class ConvolutionFit:
     def __init__(self, grid: tuple[int, ...], kernel_size: int) -> None:
         """Starts without images."""
         self.grid, self.kernel_size = grid, kernel_size
-        self.state: dict[str, Tensor] = {}
+        self.fitted = 0  # Number of images fitted to
+        self.held_out = HeldOut()
+        self._basis: Float[Tensor, "channels components"] | None = None
+        self._sums: dict[str, Tensor] = {}
+        self._solution: tuple[Tensor, Tensor, Tensor] | None = None  # Weights, bias, mean of the output
 
     @property
     def components(self) -> int:
         """Principal components of the input that are seen; 0 before the first batch."""
-        return self.state["basis"].shape[1] if "basis" in self.state else 0
+        return 0 if self._basis is None else self._basis.shape[1]
 
     @property
     def images(self) -> tuple[int, int]:
         """Images fitted to, and images scored."""
-        scored = len(self.state["errors"]) if "errors" in self.state else 0
-        return (int(self.state["images"]) if "images" in self.state else 0), scored
+        return self.fitted, self.held_out.images
 
     def fit(self, x: Float[Tensor, "images positions channels"], y: Float[Tensor, "images positions outputs"]) -> None:
         """Adds images to fit to."""
-        if "basis" not in self.state:
-            self.state = {"basis": _principal(x, max(1, FEATURES // self.kernel_size ** len(self.grid)))}
-        features, target = self._features(x), _rows(y)
+        if self._basis is None:
+            self._basis = _principal(x, max(1, FEATURES // self.kernel_size ** len(self.grid)))
+        features, target = self._features(x, self._basis), _rows(y)
         added = {
             "gram": (features.mT @ features).double(),
             "cross": (features.mT @ target).double(),
@@ -237,47 +271,41 @@ class ConvolutionFit:
             "target_sum": target.sum(dim=0).double(),
             "target_squares": _squares(target).sum(),
             "rows": torch.tensor(float(len(target)), dtype=torch.float64),
-            "images": torch.tensor(len(x)),
         }
-        for name, value in added.items():
-            self.state[name] = self.state[name] + value if name in self.state else value
+        self._sums = {name: self._sums[name] + value for name, value in added.items()} if self._sums else added
+        self.fitted += len(x)
 
     def score(
         self, x: Float[Tensor, "images positions channels"], y: Float[Tensor, "images positions outputs"]
     ) -> None:
         """Adds images to score; from the first of them on, the fit is done."""
-        if "weights" not in self.state:
-            self._solve()
-        target, features = _rows(y), self._features(x)
-        weights, bias, mean = (self.state[name].to(target) for name in ("weights", "bias", "target_mean"))
+        assert self._basis is not None
+        if self._solution is None:
+            self._solution = self._solve()
+        target, features = _rows(y), self._features(x, self._basis)
+        weights, bias, mean = (part.to(target) for part in self._solution)
         missed = target - torch.addmm(bias, features, weights)
-        errors = _squares(missed).view(len(x), -1).sum(dim=1)
-        totals = _squares(target - mean).view(len(x), -1).sum(dim=1)
-        for name, value in {"errors": errors, "totals": totals}.items():
-            self.state[name] = torch.cat([self.state[name], value]) if name in self.state else value
+        self.held_out.errors.append(_squares(missed).view(len(x), -1).sum(dim=1))
+        self.held_out.totals.append(_squares(target - mean).view(len(x), -1).sum(dim=1))
 
     def estimate(self, groups: int) -> Estimate:
         """Returns R² on the images scored, with the standard error of a jackknife over groups of them."""
-        if "errors" not in self.state or not float(self.state["totals"].sum()) > 0:
-            return Estimate(float("nan"), float("nan"))
-        errors, totals = self.state["errors"], self.state["totals"]
-        parts = torch.arange(len(errors)) * min(groups, len(errors)) // len(errors)
-        keep = [parts != part for part in parts.unique()] if len(errors) > 1 else []
-        others = [float(1 - errors[kept].sum() / totals[kept].sum()) for kept in keep]
-        return Estimate(float(1 - errors.sum() / totals.sum()), jackknife(others))
+        return self.held_out.explained(groups)
 
-    def _features(self, x: Float[Tensor, "images positions channels"]) -> Float[Tensor, "rows features"]:
+    def _features(
+        self, x: Float[Tensor, "images positions channels"], basis: Float[Tensor, "channels components"]
+    ) -> Float[Tensor, "rows features"]:
         """Returns the window of every position, one row each."""
-        reduced = (x.to(self.state["basis"].dtype) @ self.state["basis"]).unflatten(1, self.grid)
+        reduced = (x.to(basis.dtype) @ basis).unflatten(1, self.grid)
         before = (self.kernel_size - 1) // 2
         padded = functional.pad(reduced, (0, 0, *(before, self.kernel_size - 1 - before) * len(self.grid)))
         taps = product(range(self.kernel_size), repeat=len(self.grid))
         cut = [padded[:, *(slice(at, at + size) for at, size in zip(tap, self.grid, strict=True))] for tap in taps]
         return torch.cat(cut, dim=-1).reshape(len(x) * prod(self.grid), -1)
 
-    def _solve(self) -> None:
-        """Computes the convolution from the sums."""
-        state = self.state
+    def _solve(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Computes the convolution from the sums: its weights, its bias and the mean of the output."""
+        state = self._sums
         rows = state["rows"]
         feature_mean, target_mean = state["feature_sum"] / rows, state["target_sum"] / rows
         gram = state["gram"] - rows * feature_mean.outer(feature_mean)
@@ -293,9 +321,8 @@ class ConvolutionFit:
         # A fit with as many degrees of freedom as rows explains anything, and is never chosen.
         criterion = torch.where(freedom < 0.9 * rows, error / (rows - freedom).square(), torch.inf)
         best = shrunk[criterion.argmin()]
-        state["weights"] = vectors @ (best[:, None] * turned)
-        state["bias"] = target_mean - feature_mean @ state["weights"]
-        state["target_mean"] = target_mean
+        weights = vectors @ (best[:, None] * turned)
+        return weights, target_mean - feature_mean @ weights, target_mean
 
 
 def _rows(values: Float[Tensor, "images positions channels"]) -> Float[Tensor, "rows channels"]:

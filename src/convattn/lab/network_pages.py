@@ -1,4 +1,4 @@
-"""What `convattn reproduce` adds to the files: the page of each network that it shows, and an index with links."""
+"""Interactive pages of the networks that tables and figures show, and an index with links."""
 
 import re
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree as ET
 
-from convattn.cli.output import write_html
 from convattn.errors import ConvAttnError, UnsupportedModelError
 from convattn.files import write_atomically
 from convattn.heads.head_snapshots import HEADS, HeadSnapshot, read_heads
+from convattn.lab.html_pages import write_html
 from convattn.lab.paper_figures import choose_images, shown_layer, shown_moments
 from convattn.lab.recipe import load_recipe
 from convattn.lab.reproduction import TARGETS, Reproduction, TargetResult

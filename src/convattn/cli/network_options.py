@@ -1,0 +1,117 @@
+"""The options that say which network a command takes, and how it is built or loaded."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from cyclopts import Parameter
+
+from convattn.cli.output import key_values
+from convattn.errors import ArgumentError, UnknownNameError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class LoadedNetwork(NamedTuple):
+    """A network in evaluation mode, and where it comes from."""
+
+    network: "nn.Module"
+    source: str | None  # What builds its architecture, or None
+    options: dict[str, Any]  # What it is built with
+    folder: Path | None  # Where it was saved, or None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Where the weights of a network come from.
+
+    Attributes:
+        weights: File with the weights of a network of timm or torchvision, a state dict in safetensors or as torch.save
+            writes it; all names and shapes must fit.
+        pretrained: Fetch the weights that timm or torchvision has for the network.
+        random_weights: Draw the weights, with seed 0.
+        arguments: KEY=VALUE, an argument for the builder of a network of timm or torchvision, for instance
+            num_classes=10; the value is JSON or text. May be given more than once.
+        no_verify: Accept a folder whose files were changed after it was saved.
+    """
+
+    weights: Path | None = None
+    pretrained: bool = False
+    random_weights: bool = False
+    arguments: Annotated[tuple[str, ...], Parameter(name="--set")] = ()
+    no_verify: bool = False
+
+    def given(self) -> dict[str, object]:
+        """Returns the options of a network of another library, by their names."""
+        choices = {"--weights": self.weights, "--pretrained": self.pretrained, "--random-weights": self.random_weights}
+        return {**choices, "--set": self.arguments}
+
+    def load(self, source: str, *, weights_matter: bool = True) -> LoadedNetwork:
+        """Builds or loads a network; `weights_matter` says that the user must choose which weights to take."""
+        arguments = key_values(self.arguments, "--set")
+        given = [name for name, value in self.given().items() if value]
+        if Path(source).is_dir() or ":" not in source:
+            return self._load_folder(source, given)
+        from convattn.models import NETWORKS, pretrained_names
+        from convattn.networks.source import split_source
+
+        home, name = split_source(source)
+        if home == "convattn" and name not in NETWORKS:
+            if name not in pretrained_names():
+                raise UnknownNameError("network", name, [*pretrained_names(), *NETWORKS])
+            return self._load_folder(source, given)
+        chosen = [name for name in given if name != "--set"]
+        if len(chosen) > 1 or (weights_matter and not chosen):
+            found = f"{' and '.join(chosen)} are given" if chosen else "none is given"
+            raise ArgumentError(
+                f"the weights of {source} must be given by exactly one of --weights FILE, --pretrained and"
+                f" --random-weights, but {found}"
+            )
+        return self._build(source, {key: _value(text) for key, text in arguments.items()})
+
+    def _load_folder(self, source: str, given: Sequence[str]) -> LoadedNetwork:
+        """Loads a saved network; options `given` for networks of other libraries are refused."""
+        from convattn.models.pretrained import network_folder
+        from convattn.networks import load_network
+        from convattn.networks.loading import saved_config
+        from convattn.networks.source import own_source
+        from convattn.networks.timm import is_known
+
+        folder = network_folder(source)
+        if not folder.is_dir():
+            hint = f"; did you mean timm:{source}?" if is_known(source) else ""
+            raise ArgumentError(f"there is no folder {source!r}{hint}")
+        if given:
+            raise ArgumentError(f"{given[0]} is for a network of timm or torchvision; {source} has its own")
+        config, network = saved_config(folder), load_network(folder, verify=not self.no_verify)
+        builder, options = own_source(network) or (config.get("source"), config.get("options", {}))
+        return LoadedNetwork(network, builder, options, folder)
+
+    def _build(self, source: str, options: dict[str, Any]) -> LoadedNetwork:
+        """Builds a network, with seed 0 where weights are drawn."""
+        import torch
+
+        from convattn.networks import create_network
+        from convattn.networks.tensors import load_weights
+
+        torch.manual_seed(0)
+        network = create_network(source, options, pretrained=self.pretrained).eval()
+        if self.weights is not None:
+            load_weights(network, self.weights)
+        return LoadedNetwork(network, source, options, None)
+
+
+def _value(text: str) -> Any:
+    """Reads a value as JSON if it is JSON, and as text otherwise."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+DEFAULTS = NetworkOptions()
+"""The options when none is given."""

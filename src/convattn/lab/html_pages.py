@@ -1,0 +1,56 @@
+"""Pages of one HTML file: their templates, and the report of heads."""
+
+import base64
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from convattn.errors import optional_module
+from convattn.files import write_atomically
+from convattn.heads import write_table
+from convattn.heads.head_report import HeadReport
+from convattn.lab import report_figures as figures
+
+
+def write_html(template: str, folder: Path, **shown: Any) -> Path:
+    """Writes `index.html`.
+
+    Args:
+        template: File of this folder; it can import `page_parts.html`.
+        folder: Existing folder, with the pictures that the template embeds.
+        **shown: What the template shows, by name.
+
+    Returns:
+        The page.
+    """
+    jinja2 = optional_module("jinja2", "jinja2", "train")
+    loader = jinja2.FunctionLoader(lambda name: (resources.files("convattn.lab") / name).read_text(encoding="utf-8"))
+    pages = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    pages.filters["number"] = format
+    pages.filters["embedded"] = lambda file: base64.b64encode((folder / file).read_bytes()).decode()
+    page = pages.get_template(template).render(**shown)
+    return write_atomically(folder / "index.html", page.lstrip())
+
+
+def write_report(report: HeadReport, folder: Path, *, source: str, images: str) -> Path:
+    """Writes report.json, report.parquet, the figures and the page.
+
+    Args:
+        report: The report.
+        folder: Existing folder.
+        source: What the network was built from, as the command line names it.
+        images: Where the images are from: the name of a folder, of a file, or of a test set.
+
+    Returns:
+        The page.
+    """
+    report.save(folder / "report.json")
+    write_table(report, folder / "report.parquet")
+    figures.head_map(folder / "head-map.png", report)
+    figures.distance_by_depth(folder / "distance.png", report)
+    figures.convolution_by_depth(folder / "convolution.png", report)
+    figures.shift_scatter(folder / "shifts.png", report)
+    figures.kernel_gallery(folder / "kernels.png", report)
+    return write_html("analyze_page.html", folder, report=report, source=source, images=images)
