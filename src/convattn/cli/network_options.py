@@ -78,12 +78,11 @@ class NetworkOptions:
         from convattn.models.pretrained import network_folder
         from convattn.networks import load_network
         from convattn.networks.loading import saved_config
-        from convattn.networks.source import own_source
-        from convattn.networks.timm import is_known
+        from convattn.networks.source import is_timm_name, own_source
 
         folder = network_folder(source)
         if not folder.is_dir():
-            hint = f"; did you mean timm:{source}?" if is_known(source) else ""
+            hint = f"; did you mean timm:{source}?" if is_timm_name(source) else ""
             raise ArgumentError(f"there is no folder {source!r}{hint}")
         if given:
             raise ArgumentError(f"{given[0]} is for a network of timm or torchvision; {source} has its own")

@@ -30,11 +30,11 @@ from convattn.networks.datasets import (
     CIFAR10_STD,
     PHOTOGRAPHS,
     SampleImages,
+    class_scores,
     load_photograph,
     load_samples,
     normalise,
 )
-from convattn.networks.scores import class_scores
 from convattn.networks.source import own_source
 from convattn.record import Record
 from convattn.viewer import Exhibit, build_scene, write_page
