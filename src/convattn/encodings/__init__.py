@@ -2,6 +2,7 @@
 
 from convattn.encodings.distance import Distance
 from convattn.encodings.encoding import AxisAdditiveEncoding, Encoding
+from convattn.encodings.fixed_shift import Shift
 from convattn.encodings.generalized_quadratic import GeneralizedQuadratic
 from convattn.encodings.learned_axial import LearnedAxial
 from convattn.encodings.learned_table import LearnedTable
@@ -9,7 +10,6 @@ from convattn.encodings.linear_distance import LinearDistance
 from convattn.encodings.quadratic import Quadratic
 from convattn.encodings.registry import ENCODINGS, create_encoding, describe_encoding, register_encoding
 from convattn.encodings.score_function import ScoreFunction
-from convattn.encodings.shift import Shift
 from convattn.encodings.sinusoidal import Sinusoidal
 
 __all__ = [

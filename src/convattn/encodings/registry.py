@@ -8,13 +8,13 @@ from typing import Any
 
 from convattn.encodings.distance import Distance
 from convattn.encodings.encoding import Encoding
+from convattn.encodings.fixed_shift import Shift
 from convattn.encodings.generalized_quadratic import GeneralizedQuadratic
 from convattn.encodings.learned_axial import LearnedAxial
 from convattn.encodings.learned_table import LearnedTable
 from convattn.encodings.linear_distance import LinearDistance
 from convattn.encodings.quadratic import Quadratic
 from convattn.encodings.score_function import ScoreFunction
-from convattn.encodings.shift import Shift
 from convattn.encodings.sinusoidal import Sinusoidal
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be
 

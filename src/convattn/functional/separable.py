@@ -28,7 +28,7 @@ from convattn.functional.torch_modes import autocasts, backward_to_differentiate
 
 AXES = ("depth", "rows", "cols")
 
-SMALL_BYTES = 7 << 16
+SMALL_BYTES = 15 << 15
 """Bytes of the means of all heads up to which plain products of all heads are quicker than tiles, head by head: with
 nine heads and 64 channels on 14 x 14 pixels, 430 kB, a forward takes half the time and a step a fifth (one core)."""
 
