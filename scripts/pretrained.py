@@ -79,7 +79,15 @@ def ends_of(heads: Path, network: nn.Module) -> HeadTrace:
     return trace
 
 
-def store(run: Path, target: Path, data: ImageDataset, command: str, revision: str | None = None) -> PretrainedCard:
+def store(
+    run: Path,
+    target: Path,
+    data: ImageDataset,
+    command: str,
+    *,
+    revision: str | None = None,
+    settings: str | None = None,
+) -> PretrainedCard:
     """Makes the folder, which must be new or empty, and tests what it holds on the test images of the data."""
     record = RunRecord.load(run / "record.json")
     if data.record.hashes != record.data.hashes:
@@ -89,7 +97,8 @@ def store(run: Path, target: Path, data: ImageDataset, command: str, revision: s
         write_sealed(folder, {**config, LOAD_AS: str(LOADED).removeprefix("torch.")}, rounded(tensors))
         if (run / HEADS).is_file():
             ends_of(run / HEADS, load_network(folder)).save(folder / HEADS)
-        card = replace(measure(folder, record, data), name=target.name, command=command, revision=revision)
+        told = {"name": target.name, "command": command, "revision": revision, "settings": settings}
+        card = replace(measure(folder, record, data), **told)
         card.save(folder / CARD)
         write_atomically(folder / "README.md", card_text(card))
     return card
@@ -121,6 +130,7 @@ def measure(folder: Path, record: RunRecord, data: ImageDataset) -> PretrainedCa
         command="",
         revision=None,
         run=record,
+        settings=None,
     )
 
 
@@ -137,6 +147,7 @@ def card_text(card: PretrainedCard) -> str:
         "task": card.task,
         "data": "; ".join([card.run.data.name, *copies]),
         "trained": f"{epochs} {'epoch' if epochs == 1 else 'epochs'}, recipe `{card.run.name}`, seed {card.run.seed}",
+        "settings": card.settings or "how they were chosen is not known",
         "test accuracy of the run": f"{results['test_accuracy']:.2%} of {card.tested:,} images",
         "test accuracy of this file": f"{card.accuracy:.2%}, measured again after rounding",
     }
@@ -187,6 +198,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
     parser.add_argument("name", nargs="?", help="name of the folder to make")
     parser.add_argument("--package", action="store_true", help="put it into the package")
+    parser.add_argument("--settings", help="how the settings of the run were chosen, and on which images")
     parser.add_argument("--table", action="store_true", help="write the table of pretrained/README.md only")
     given = parser.parse_args(arguments)
     if not given.table:
@@ -200,7 +212,7 @@ def main(arguments: list[str]) -> int:
             data = load_data(load_recipe(given.run / "recipe.toml").data)
             if (target / CARD).is_file():
                 shutil.rmtree(target)
-            print(store(given.run, target, data, command, revision).summary())  # noqa: T201
+            print(store(given.run, target, data, command, revision=revision, settings=given.settings).summary())  # noqa: T201
         except ConvAttnError as error:
             print(f"pretrained.py: {error}", file=sys.stderr)  # noqa: T201
             return 2

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import ClassVar
 
 from convattn.errors import UnknownNameError
 from convattn.files import as_path
@@ -20,6 +21,8 @@ CARD = "card.json"
 class PretrainedCard(Record):
     """What is known of a trained network that comes with the library: `card.json` in its folder."""
 
+    later: ClassVar[tuple[str, ...]] = ("settings",)
+
     name: str  # Its name, and that of its folder
     task: str  # What it was trained for, in a few words
     file_dtype: str  # Dtype of the floating-point tensors in the file, to which the run's weights were rounded
@@ -32,6 +35,7 @@ class PretrainedCard(Record):
     command: str  # Command that made the folder from that of the run
     revision: str | None  # Revision of the code that made the folder
     run: RunRecord  # The training run
+    settings: str | None  # How its settings were chosen, and on which images; None if that is not known
 
     def summary(self) -> str:
         """Returns the task, the accuracy and the size in one line of plain text."""
