@@ -142,3 +142,19 @@ class RunRecord(Record):
     def accuracy(self) -> float:
         """Share of the measured images classified correctly after the last epoch, in [0, 1]."""
         return self.results[f"{self.measured}_accuracy"]
+
+    def summary(self) -> str:
+        """Returns the accuracy, the data, the time and the command as a few lines of plain text."""
+        scale = "" if self.recipe["scale"] == "paper" else f" at scale {self.recipe['scale']}"
+        counts = ", ".join(f"{number} {split}" for split, number in self.data.counts.items())
+        rows = {f"{self.measured} accuracy": f"{self.accuracy:.2%}"}
+        if "views_accuracy" in self.results:
+            rows["with views"] = f"{self.results['views_accuracy']:.2%} ({self.recipe['training']['test_views']})"
+        rows |= {
+            "parameters": f"{self.parameters:,}",
+            "images": f"{self.data.name}: {counts}",
+            "time": f"{self.seconds:.1f} s on {self.hardware['processor']}, threads: {self.hardware['threads']}",
+            "repeat with": self.command,
+        }
+        lines = [f"  {name:<15} {value}" for name, value in rows.items()]
+        return "\n".join([f"{self.name}{scale}, seed {self.seed}", *lines])

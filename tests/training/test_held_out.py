@@ -8,7 +8,6 @@ import torch
 from tests.training.test_resume import cut_off, resume, timeless
 from tests.training.tiny import tiny_data, tiny_recipe
 
-from convattn.cli.train import summarise_run
 from convattn.data import ImageSplit
 from convattn.errors import RecipeError
 from convattn.lab import train
@@ -35,7 +34,7 @@ def test_record_and_metrics_name_the_validation_images_and_no_test_images(run):
         assert {"validation_accuracy", "validation_loss"} < numbers.keys()
         assert not any("test" in name for name in numbers)
     assert ", validation " in told[0]
-    assert "validation accuracy " in summarise_run(record)
+    assert "validation accuracy " in record.summary()
     card = (folder / "README.md").read_text()
     assert f"Validation accuracy **{record.accuracy:.2%}**" in card
     assert "the test split was not used" in card

@@ -6,7 +6,6 @@ import json
 import pytest
 from tests.training.study_fake import FakeTrain
 
-from convattn.cli.study import _summarise_study
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.lab import load_recipe, study
 from convattn.lab.study_engines import LocalEngine
@@ -50,7 +49,7 @@ def with_accuracies(search, folder, *accuracies):
 def test_search_measures_validation_images(search):
     folder, record = search
     assert record.measured == "validation"
-    assert _summarise_study(record).startswith("on held-out training images:\n")
+    assert record.summary().startswith("on held-out training images:\n")
     page = (folder / "study.md").read_text()
     assert "| recipe | n | validation accuracy |" in page
     assert "Validation accuracy less the baseline's" in page
@@ -76,7 +75,7 @@ def test_best_variant_is_taken_and_the_choice_is_in_record_and_page(search, tmp_
     assert f"| {NAME} | {KEY}=3e-3 | 75.00 % | **chosen** |" in page
     assert f"| {NAME} | {KEY}=1e-3 | 50.00 % |  |" in page
     assert record.search.study_sha256 in page
-    assert f"{NAME}: chosen {KEY}=3e-3, of 3 tried on held-out images" in _summarise_study(record)
+    assert f"{NAME}: chosen {KEY}=3e-3, of 3 tried on held-out images" in record.summary()
 
 
 def test_among_equals_the_first_counts_and_the_end_of_the_list_is_told(search, tmp_path):

@@ -11,7 +11,6 @@ from convattn.errors import ArgumentError, must_be
 
 if TYPE_CHECKING:
     from convattn.lab.study_engines import Engine
-    from convattn.lab.study_record import StudyRecord
 
 
 def study(  # noqa: PLR0913  (each is an option of the command)
@@ -80,7 +79,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         chosen=chosen,
         engine=made,
     )
-    print_record(record, f"{_summarise_study(record)}\nwrote {folder}; look at {folder / 'study.md'}", json=json)
+    print_record(record, f"{record.summary()}\nwrote {folder}; look at {folder / 'study.md'}", json=json)
     return 1 if record.failures else 0
 
 
@@ -106,19 +105,3 @@ def _read_seeds(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise ArgumentError(must_be("--seeds", "whole numbers separated by commas", text)) from None
-
-
-def _summarise_study(record: "StudyRecord") -> str:
-    lines = ["on held-out training images:"] if record.measured == "validation" else []
-    for choice in () if record.search is None else record.search.choices:
-        values = ", ".join(f"{key}={value}" for key, value in choice.values.items())
-        lines.append(f"{choice.label}: chosen {values}, of {len(choice.candidates)} tried on held-out images")
-    for group in record.groups:
-        spread = "" if group.accuracy.deviation is None else f" ± {100 * group.accuracy.deviation:.2f}"
-        lines.append(f"{group.label}: {100 * group.accuracy.mean:.2f}{spread} %, n = {group.accuracy.n}")
-    for item in record.differences:
-        interval = "" if item.low is None or item.high is None else f" [{100 * item.low:+.2f}, {100 * item.high:+.2f}]"
-        lines.append(f"{item.label} less {item.baseline}: {100 * item.mean:+.2f}{interval} points; {item.worth}")
-    lines += [f"warning: {text}" for text in record.warnings]
-    lines += [f"FAILED {item.label}, seed {item.seed}: {item.reason} ({item.log})" for item in record.failures]
-    return "\n".join(lines)

@@ -3,15 +3,12 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from convattn.cli.output import OutputOrDefault, WholeNumber, first_free, key_values, print_record
 from convattn.cli.threads import one_thread
-
-if TYPE_CHECKING:
-    from convattn.provenance import RunRecord
 
 
 def train(
@@ -68,27 +65,9 @@ def train(
             tell=None if sys.stderr.isatty() else _say,  # a terminal has the progress bar
         )
     if os.environ.get("RANK", "0") == "0":  # as torchrun and accelerate name the first of several processes
-        print_record(record, f"{summarise_run(record)}\nwrote {folder}", json=json)
+        print_record(record, f"{record.summary()}\nwrote {folder}", json=json)
     return 0
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def summarise_run(record: "RunRecord") -> str:
-    """Summarises the record of a run in a few lines of plain text."""
-    scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
-    counts = ", ".join(f"{number} {split}" for split, number in record.data.counts.items())
-    views = record.results.get("views_accuracy")
-    rows = {
-        f"{record.measured} accuracy": f"{record.accuracy:.2%}",
-        **({} if views is None else {"with views": f"{views:.2%} ({record.recipe['training']['test_views']})"}),
-        "parameters": f"{record.parameters:,}",
-        "images": f"{record.data.name}: {counts}",
-        "time": f"{record.seconds:.1f} s on {record.hardware['processor']}, threads: {record.hardware['threads']}",
-        "repeat with": record.command,
-    }
-    return "\n".join(
-        [f"{record.name}{scale}, seed {record.seed}", *(f"  {name:<15} {value}" for name, value in rows.items())]
-    )

@@ -135,6 +135,24 @@ class StudyRecord(Record):
         """Which images were measured: "test", or "validation" for held-out training images."""
         return "validation" if self.data is not None and "validation" in self.data.counts else "test"
 
+    def summary(self) -> str:
+        """Returns the results, differences, warnings and failures as plain text, one line each."""
+        lines = ["on held-out training images:"] if self.measured == "validation" else []
+        for choice in () if self.search is None else self.search.choices:
+            values = ", ".join(f"{key}={value}" for key, value in choice.values.items())
+            lines.append(f"{choice.label}: chosen {values}, of {len(choice.candidates)} tried on held-out images")
+        for group in self.groups:
+            spread = "" if group.accuracy.deviation is None else f" ± {100 * group.accuracy.deviation:.2f}"
+            lines.append(f"{group.label}: {100 * group.accuracy.mean:.2f}{spread} %, n = {group.accuracy.n}")
+        for item in self.differences:
+            interval = (
+                "" if item.low is None or item.high is None else f" [{100 * item.low:+.2f}, {100 * item.high:+.2f}]"
+            )
+            lines.append(f"{item.label} less {item.baseline}: {100 * item.mean:+.2f}{interval} points; {item.worth}")
+        lines += [f"warning: {text}" for text in self.warnings]
+        lines += [f"FAILED {item.label}, seed {item.seed}: {item.reason} ({item.log})" for item in self.failures]
+        return "\n".join(lines)
+
 
 _RESAMPLES = 9_999
 _SEED = 0
