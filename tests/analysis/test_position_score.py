@@ -6,8 +6,7 @@ from tests.analysis.reference_statistics import reference_error
 from tests.analysis.statistics_cases import LAYOUTS, added, make_call, within
 
 from convattn.heads import kernel_fit as likelihood
-from convattn.heads.analysis import analyze
-from convattn.heads.head_statistics import head_statistics
+from convattn.heads.analysis import analyze, layer_statistics
 from convattn.heads.head_sums import make_pairs
 from convattn.heads.kernel_fit import KernelFit, fit_logs, shared_out
 from convattn.heads.layout import AttentionCall, global_layout
@@ -45,7 +44,7 @@ def test_weights_by_position_are_found_again(name, rounds, monkeypatch):
         assert (exact - again).abs().max() < 1e-3
     fit = KernelFit()
     fit.score(call, pairs, sums)
-    heads, _ = head_statistics(sums, pairs, fit, 1)
+    heads = layer_statistics(sums, pairs, fit, None, kernel_size=3, radius=1).heads
     for head in heads:
         assert head.position_score.value > 1 - 1e-5
         assert head.content_share.value < 1e-12
@@ -80,7 +79,7 @@ def test_a_hard_head_at_the_border_leaves_no_weight_in_the_middle():
     sums, pairs = added(call, [slice(0, 4)], 4)
     fit = KernelFit()
     fit.score(call, pairs, sums)
-    ((head,), _) = head_statistics(sums, pairs, fit, 1)
+    (head,) = layer_statistics(sums, pairs, fit, None, kernel_size=3, radius=1).heads
     steps = pairs.displacements[pairs.within(1)].tolist()
     assert head.kernel[steps.index([0.0, 0.0])] == pytest.approx(1 / 7, abs=1e-5)
     assert head.position_kernel[steps.index([0.0, 0.0])] < 1e-4

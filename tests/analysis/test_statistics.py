@@ -9,7 +9,7 @@ from tests.analysis.statistics_cases import EPS, LAYOUTS, added, make_call, whol
 from convattn.errors import UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads import head_sums as sums
-from convattn.heads.head_statistics import covered, head_statistics
+from convattn.heads.analysis import covered, layer_statistics
 from convattn.heads.head_sums import make_pairs
 from convattn.heads.kernel_fit import KernelFit
 from convattn.heads.layout import OUTSIDE, AttentionCall, Layout
@@ -22,7 +22,7 @@ NUMBERS += ["non_locality", "prefix_share"]
 
 
 def statistics(sums, pairs, radius):
-    return head_statistics(sums, pairs, KernelFit(), radius)
+    return layer_statistics(sums, pairs, KernelFit(), None, kernel_size=3, radius=radius)
 
 
 @pytest.mark.parametrize("signed", [False, True], ids=["", "signed"])
@@ -30,7 +30,7 @@ def statistics(sums, pairs, radius):
 def test_every_number_is_that_of_whole_maps(layout, signed):
     call = make_call(layout, signed=signed)
     sums, pairs = added(call, [slice(0, 6)], 3)
-    heads, _ = statistics(sums, pairs, 2)
+    heads = statistics(sums, pairs, 2).heads
     for number, head in enumerate(heads):
         hi = reference(*whole_maps(call, number))
         terms = call.weights[:, :, 0].numel()
@@ -51,7 +51,7 @@ def test_every_number_is_that_of_whole_maps(layout, signed):
 def test_standard_errors_are_those_of_whole_maps_without_each_group(layout):
     call = make_call(layout, images=6, heads=1)
     sums, pairs = added(call, [slice(0, 6)], 3)
-    (head,), _ = statistics(sums, pairs, 2)
+    (head,) = statistics(sums, pairs, 2).heads
     maps, *places = whole_maps(call, 0)
     hard = reference(maps, *places)["hard_shift"]
     others = [reference(np.delete(maps, [2 * left, 2 * left + 1], axis=0), *places) for left in range(3)]
@@ -94,7 +94,7 @@ def test_variance_over_images_is_unbiased_in_small_batches():
     call = make_call(LAYOUTS["sequence"], images=400, heads=1)
     batches = [slice(start, start + 2) for start in range(0, 400, 2)]
     sums, pairs = added(call, batches, 10)
-    (head,), _ = statistics(sums, pairs, None)
+    (head,) = statistics(sums, pairs, None).heads
     exact = reference(*whole_maps(call, 0))["content_share"]
     assert abs(head.content_share.value - exact) < 3 * head.content_share.error
     assert abs(head.content_share.value / 2 - exact) > 10 * head.content_share.error
@@ -104,9 +104,9 @@ def test_an_image_alone_in_its_batch_says_nothing_of_variance_over_images():
     call = make_call(LAYOUTS["sequence"])
     maps = whole_maps(call, 0)[0]
     hi = maps[:5].var(axis=0, ddof=1).mean() / np.square(maps - maps.mean()).mean()
-    (head, *_), _ = statistics(*added(call, [slice(0, 5), slice(5, 6)], 3), None)
+    (head, *_) = statistics(*added(call, [slice(0, 5), slice(5, 6)], 3), None).heads
     within(head.content_share.value, hi, maps.size)
-    (head, *_), _ = statistics(*added(call, [slice(number, number + 1) for number in range(6)], 3), None)
+    (head, *_) = statistics(*added(call, [slice(number, number + 1) for number in range(6)], 3), None).heads
     assert np.isnan(head.content_share.value)
 
 
@@ -114,7 +114,7 @@ def test_float32_weights_lose_only_their_rounding():
     layout = LAYOUTS["one class token"]
     narrow, wide = make_call(layout, dtype=torch.float32), make_call(layout)
     (found, pairs), (hi, _) = added(narrow, [slice(0, 6)], 3), added(wide, [slice(0, 6)], 3)
-    for one, other in zip(statistics(found, pairs, 2)[0], statistics(hi, pairs, 2)[0], strict=True):
+    for one, other in zip(statistics(found, pairs, 2).heads, statistics(hi, pairs, 2).heads, strict=True):
         for name in NUMBERS:
             apart = abs(getattr(one, name).value - getattr(other, name).value)
             assert apart <= 64 * torch.finfo(torch.float32).eps * max(1.0, abs(getattr(other, name).value))
@@ -126,14 +126,15 @@ def test_hard_heads_are_exact():
     weights = (delta == torch.tensor([1.0, -1.0])).all(-1).float().expand(4, 1, 1, -1, -1)
     call = AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
     sums, pairs = added(call, [slice(0, 4)], 4)
-    (head,), coverage = statistics(sums, pairs, 1)
+    found = statistics(sums, pairs, 1)
+    (head,) = found.heads
     assert [estimate.value for estimate in head.shift] == [1.0, -1.0]
     assert (head.hard_share.value, head.hard_share.error, head.hard_shift) == (1.0, 0.0, (1.0, -1.0))
     assert (head.spread.value, head.entropy.value, head.effective_positions.value) == (0.0, 0.0, 1.0)
     assert head.distance.value == head.non_locality.value == pytest.approx(2**0.5, abs=4 * EPS)
     assert (head.shift_invariance.value, head.content_share.value, head.prefix_share.value) == (1.0, 0.0, 0.0)
     assert sorted(head.kernel) == [0.0] * 8 + [1.0]
-    assert [estimate.value for estimate in coverage(3)] == [1 / 9, 1 / 9]
+    assert [found.tap_coverage.value, found.hard_tap_coverage.value] == [1 / 9, 1 / 9]
 
 
 def test_weights_that_are_all_alike_explain_nothing():
@@ -141,7 +142,7 @@ def test_weights_that_are_all_alike_explain_nothing():
     weights = torch.full((4, 1, 2, 15, 15), 1 / 15)
     call = AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
     sums, pairs = added(call, [slice(0, 4)], 2)
-    for head in statistics(sums, pairs, 1)[0]:
+    for head in statistics(sums, pairs, 1).heads:
         assert np.isnan(head.shift_invariance.value)
         assert np.isnan(head.content_share.value)
         assert not head.convolutional
@@ -187,7 +188,7 @@ def test_images_that_look_everywhere_alike_have_no_position_score():
 def test_one_image_has_no_standard_error():
     call = make_call(LAYOUTS["global"], images=1)
     sums, pairs = added(call, [slice(0, 1)], 1)
-    for head in statistics(sums, pairs, 1)[0]:
+    for head in statistics(sums, pairs, 1).heads:
         assert np.isfinite(head.distance.value)
         assert np.isnan(head.distance.error)
         assert np.isnan(head.content_share.value)
@@ -196,7 +197,7 @@ def test_one_image_has_no_standard_error():
 def test_maps_of_prefix_queries_are_means():
     call = make_call(LAYOUTS["five prefix tokens"])
     sums, pairs = added(call, [slice(0, 6)], 2)
-    heads, _ = statistics(sums, pairs, 1)
+    heads = statistics(sums, pairs, 1).heads
     for number, head in enumerate(heads):
         hi = call.weights[:, 0, number, :5].mean(0)
         assert (torch.tensor(head.prefix_maps, dtype=torch.float64) - hi).abs().max() <= 6 * EPS
