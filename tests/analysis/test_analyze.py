@@ -1,4 +1,4 @@
-"""What `analyze` leaves as it is, its controls, interruptions and mistakes."""
+"""What `analyze` leaves as it is, its controls and mistakes."""
 
 import copy
 import math
