@@ -14,7 +14,7 @@ from torch import nn
 
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, without_trace
 from convattn.files import as_path, new_files, new_folder, write_atomically
-from convattn.models.hub import fetch, front_matter, upload
+from convattn.models.pretrained import fetch, front_matter, upload
 from convattn.sealed import CONFIG, read_sealed, require_sizes, write_sealed
 from convattn.wording import some
 

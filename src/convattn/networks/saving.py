@@ -19,7 +19,7 @@ from convattn.convert.surgery import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.files import as_path, new_folder, require_new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
-from convattn.models.hub import front_matter, upload
+from convattn.models.pretrained import front_matter, upload
 from convattn.networks.loading import SCHEMA, saved_config
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import (
