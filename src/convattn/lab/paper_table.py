@@ -3,12 +3,13 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from convattn.errors import ConvAttnError
 from convattn.lab.runs import Run, RunGroup
 from convattn.lab.tables import csv_text, markdown_table
 from convattn.models import FlopCount
+from convattn.models.classifier import ImageClassifier
 from convattn.networks import load_network
 
 PAPER = (
@@ -170,11 +171,6 @@ _FULL_SIZE = (
 )
 
 
-@runtime_checkable
-class _CountsFlops(Protocol):
-    def flops(self, image_size: int = 32) -> FlopCount: ...
-
-
 def _flops(run: Run, problems: list[str]) -> FlopCount | None:
     """Counts the operations of a run's network, or says why that cannot be."""
     try:
@@ -182,7 +178,7 @@ def _flops(run: Run, problems: list[str]) -> FlopCount | None:
     except ConvAttnError as error:
         problems.append(f"operations of {run.folder} are not counted: {error}")
         return None
-    return network.flops(run.image_size) if run.image_size and isinstance(network, _CountsFlops) else None
+    return network.flops(run.image_size) if run.image_size and isinstance(network, ImageClassifier) else None
 
 
 def _hardware(hardware: Mapping[str, str]) -> str:

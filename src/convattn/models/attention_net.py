@@ -2,7 +2,6 @@
 
 import copy
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast, final
@@ -22,7 +21,7 @@ from convattn.layers.block import MixingBlock
 from convattn.models.classifier import FlopCount, ImageClassifier, matmul_flops
 
 
-class MixingNet(ImageClassifier, ABC):
+class MixingNet(ImageClassifier):
     """Patches to pixels, post-normalised blocks, mean over pixels, class scores.
 
     ``images → p x p space-to-depth → Linear to width → blocks → mean over pixels → Linear to classes``. Weights of
@@ -81,10 +80,6 @@ class MixingNet(ImageClassifier, ABC):
         for block in self.blocks:
             features = block(features)
         return self.head(reduce(features, "batch width rows cols -> batch width", "mean"))
-
-    @abstractmethod
-    def flops(self, image_size: int = 32) -> FlopCount:
-        """Counts the floating-point operations for one image, in closed form."""
 
     def _shared_flops(self, pixels: int) -> int:
         """Counts all linear maps outside the mixers, on so many pixels after space-to-depth."""
@@ -262,15 +257,7 @@ class AttentionNet(MixingNet):
             block.mixer, block.dense = fuse(cast(RelativeAttention2d, block.mixer), block.dense), nn.Identity()
         return made
 
-    def flops(self, image_size: int = 32) -> FlopCount:
-        """Counts the floating-point operations for one image, in closed form.
-
-        Args:
-            image_size: Rows and columns of the image, divisible by the patch.
-
-        Returns:
-            Operations of the linear maps, the mixing and the scores; mixing and scores with N x N weights.
-        """
+    def _flops(self, image_size: int) -> FlopCount:
         pixels = (image_size // self.patch) ** 2
         all_heads = sum(self.heads) * self.width
         maps = matmul_flops(pixels, all_heads, self.width)
@@ -445,15 +432,7 @@ class ConvNet(MixingNet):
         made.patches, made.embed, made.blocks, made.head = source.patches, source.embed, source.blocks, source.head
         return made.train(network.training)
 
-    def flops(self, image_size: int = 32) -> FlopCount:
-        """Counts the floating-point operations for one image, in closed form.
-
-        Args:
-            image_size: Rows and columns of the image, divisible by the patch.
-
-        Returns:
-            Operations of the linear maps and the convolutions, taps on the padding included.
-        """
+    def _flops(self, image_size: int) -> FlopCount:
         pixels = (image_size // self.patch) ** 2
         taps = self.kernel_size**2 * self.width
         return FlopCount(self._shared_flops(pixels) + len(self.blocks) * matmul_flops(pixels, taps, self.width))

@@ -4,6 +4,7 @@ import copy
 import inspect
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ def matmul_flops(rows: int, inner: int, cols: int) -> int:
 _Model = TypeVar("_Model", bound="ImageClassifier")
 
 
-class ImageClassifier(nn.Module):
+class ImageClassifier(nn.Module, ABC):
     """A network with `save_pretrained`, `from_pretrained` and `push_to_hub`.
 
     A saved network is ``model.safetensors`` (weights) and ``config.json`` (the constructor's arguments, the class under
@@ -74,6 +75,22 @@ class ImageClassifier(nn.Module):
         given = {**defaults, **dict(zip(defaults, values, strict=False)), **named}
         made.arguments = {name: _plain(value) for name, value in given.items()}
         return made
+
+    def flops(self, image_size: int = 32) -> FlopCount:
+        """Counts the floating-point operations for one image, in closed form.
+
+        Args:
+            image_size: Rows and columns of the image; of an `AttentionNet` or `ConvNet` divisible by the patch.
+
+        Returns:
+            Operations of the linear maps, of convolutions with the taps on the padding, of the mixing and of the
+            scores; mixing and scores with N x N weights.
+        """
+        return self._flops(image_size)
+
+    @abstractmethod
+    def _flops(self, image_size: int) -> FlopCount:
+        """Counts as `flops` does."""
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
         """Saves the network in a folder, which stays as it is if that fails.

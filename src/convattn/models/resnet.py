@@ -76,15 +76,7 @@ class ResNet(ImageClassifier):
         features = self.stages(F.relu(self.stem(images)))
         return self.head(features.mean(dim=(2, 3)))
 
-    def flops(self, image_size: int = 32) -> FlopCount:
-        """Counts the floating-point operations for one image, in closed form.
-
-        Args:
-            image_size: Rows and columns of the image.
-
-        Returns:
-            Operations of the convolutions, taps on the padding included, and of the last linear map.
-        """
+    def _flops(self, image_size: int) -> FlopCount:
         stem, size = cast(nn.Conv2d, self.stem[0]), image_size
         total = matmul_flops(size**2, _taps(stem), stem.out_channels)
         for block in self.stages:

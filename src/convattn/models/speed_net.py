@@ -176,15 +176,7 @@ class SpeedNet(ImageClassifier):
         features = self.stages(F.gelu(self.stem(images)))
         return self.head(features.amax(dim=(2, 3))) / _DIVISOR
 
-    def flops(self, image_size: int = 32) -> FlopCount:
-        """Counts the floating-point operations for one image, in closed form.
-
-        Args:
-            image_size: Rows and columns of the image.
-
-        Returns:
-            Operations of the linear maps, the mixing and the scores; mixing and scores with N x N weights.
-        """
+    def _flops(self, image_size: int) -> FlopCount:
         size = image_size - 1
         linear = matmul_flops(size**2, self.stem.weight.shape[1], self.stem.weight.shape[0])
         mixing = scores = 0

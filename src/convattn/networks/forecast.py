@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -115,54 +115,58 @@ def forecast_attention(
     """Tells what `network_to_attention` would change in a network, which is run once on the images."""
     require_path(impl, content=content)
     found, left = find_convolutions(network, include, exclude)
-    met = input_shapes(network, Arguments((images,), {}, "the images given"), [item.names[0] for item in found])
-    layers = []
+    changes = []
     for item in found:
-        conv = item.conv
-        layer, _ = conv_to_attention(conv, sharpness=sharpness, content=content, impl=impl)
-        shape = next(iter(met.get(item.names[0], ())), None)
-        if shape is not None and item.same:
-            shape = tuple(pad_same(torch.empty(shape, device="meta"), layer.geometry).shape)
-        result = SamePaddedAttention if item.same else type(layer)
-        kinds = type(item.module).__name__, result.__name__
-        layers.append(_forecast_layer(item.names, *kinds, layer, conv, shape, to_conv=False))
-    after = _parameters(network) + sum(one.parameters_after - one.parameters_before for one in layers)
-    return _forecast("network_to_attention", network, images, layers, tuple(left), after)
+        layer, _ = conv_to_attention(item.conv, sharpness=sharpness, content=content, impl=impl)
+        kinds = type(item.module), SamePaddedAttention if item.same else type(layer)
+        changes.append(_Change(item.names, *kinds, layer, item.conv))
+    return _forecast(network, images, changes, left, None)
 
 
 def forecast_conv(network: nn.Module, images: Tensor, **options: Any) -> ConversionForecast:
     """Tells what `network_to_conv` with these options would change, by converting without measuring."""
     made, certificate = network_to_conv(network, **options)
-    given = Arguments((images,), {}, "the images given")
-    met = input_shapes(network, given, [layer.name for layer in certificate.layers])
-    layers = []
+    changes = []
     for entry in certificate.layers:
         layer, conv = network.get_submodule(entry.name), made.get_submodule(entry.name)
         assert isinstance(layer, RelativeAttention)
-        names = (entry.name, *entry.aliases)
-        kinds = type(layer).__name__, type(conv).__name__
-        shape = next(iter(met.get(entry.name, ())), None)
-        layers.append(_forecast_layer(names, *kinds, layer, conv, shape, to_conv=True))
-    return _forecast("network_to_conv", network, images, layers, certificate.left_alone, _parameters(made))
+        changes.append(_Change((entry.name, *entry.aliases), type(layer), type(conv), layer, conv))
+    return _forecast(network, images, changes, certificate.left_alone, made)
+
+
+class _Change(NamedTuple):
+    """A layer to be replaced: attention and the convolution that it equals, one of them new."""
+
+    names: Sequence[str]  # Its names in the network
+    source: type  # Class of the layer that is there
+    result: type  # Class of the layer that would take its place
+    attention: RelativeAttention
+    conv: nn.Module
 
 
 def _forecast(
-    direction: str,
     network: nn.Module,
     images: Tensor,
-    layers: Sequence[LayerForecast],
-    left: tuple[LeftAlone, ...],
-    after: int,
+    changes: Sequence[_Change],
+    left: Sequence[LeftAlone],
+    made: nn.Module | None,
 ) -> ConversionForecast:
-    """Puts the forecast of a network together; `after` is its number of parameters after the conversion."""
+    """Puts the forecast of a network together; `made` is the network of convolutions, or None towards attention."""
+    given, first = Arguments((images,), {}, "the images given"), [change.names[0] for change in changes]
+    shapes = input_shapes(network, given, first)
+    layers = tuple(
+        _forecast_layer(change, next(iter(shapes.get(change.names[0], ())), None), to_conv=made is not None)
+        for change in changes
+    )
+    added = sum(layer.parameters_after - layer.parameters_before for layer in layers)
     return ConversionForecast(
-        direction=direction,
+        direction="network_to_attention" if made is None else "network_to_conv",
         source=full_name(type(network)),
         shape=tuple(images.shape),
-        layers=tuple(layers),
-        left_alone=left,
+        layers=layers,
+        left_alone=tuple(left),
         parameters_before=_parameters(network),
-        parameters_after=after,
+        parameters_after=_parameters(network) + added if made is None else _parameters(made),
         not_covered=_NOT_COVERED,
     )
 
@@ -171,36 +175,30 @@ def _parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _forecast_layer(
-    names: Sequence[str],
-    source: str,
-    result: str,
-    attention: RelativeAttention,
-    conv: nn.Module,
-    shape: tuple[int, ...] | None,
-    *,
-    to_conv: bool,
-) -> LayerForecast:
+def _forecast_layer(change: _Change, shape: tuple[int, ...] | None, *, to_conv: bool) -> LayerForecast:
     """Counts parameters, operations and memory of one layer; `shape` is None where no image reaches it."""
+    attention, conv = change.attention, change.conv
     before, after = (attention, conv) if to_conv else (conv, attention)
-    counted: dict[nn.Module, int | None] = {attention: None, conv: None}
+    flops: dict[nn.Module, int | None] = {attention: None, conv: None}
     path, working, pairs = "not reached", None, None
     if shape is not None:
+        if change.result is SamePaddedAttention:
+            shape = tuple(pad_same(torch.empty(shape, device="meta"), attention.geometry).shape)
         plan = attention.plan(shape)
         path, working, pairs = plan.path, plan.bytes, _pairs_bytes(attention, shape)
-        counted = {attention: plan.flops, conv: _convolution_flops(conv, attention, shape)}
+        flops = {attention: plan.flops, conv: _convolution_flops(conv, attention, shape)}
     return LayerForecast(
-        name=names[0],
-        aliases=tuple(names[1:]),
-        source=source,
-        result=result,
+        name=change.names[0],
+        aliases=tuple(change.names[1:]),
+        source=change.source.__name__,
+        result=change.result.__name__,
         heads=attention.num_heads,
         kernel_size=tuple(conv.kernel_size),  # type: ignore[arg-type]
         path="convolution" if to_conv else path,
         parameters_before=_parameters(before),
         parameters_after=_parameters(after),
-        flops_before=counted[before],
-        flops_after=counted[after],
+        flops_before=flops[before],
+        flops_after=flops[after],
         working_bytes=working,
         pairs_bytes=pairs,
     )

@@ -50,25 +50,34 @@ def network_card(
 
     What is not known is left out or called unknown. A certificate may be `of_other_weights` than the network has.
     """
-    kinds = Counter(layer["kind"] for layer in config["layers"])
-    attention = any("Attention" in kind for kind in kinds)
+    attention = any("Attention" in layer["kind"] for layer in config["layers"])
     tags = ["attention", "convolution", "relative-position"] if attention else ["convolution"]
     source = config["source"]
     name = source.partition(":")[2] if source else config["class"].rpartition(".")[2]
+    proof = "No certificate was saved with it."
+    if certificate is not None:
+        limit = ""
+        if of_other_weights:
+            limit = "**This certificate is of other weights**: the network was changed after its conversion.\n\n"
+        elif certificate.weights is None:
+            limit = "Whether this certificate is of these weights is not known: it holds no digest of them.\n\n"
+        proof = f"{limit}```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
+    use = 'load_network("FOLDER")  # from_pretrained("OWNER/NAME")'
+    if not source and not any("" in layer["names"] for layer in config["layers"]):
+        use = f'load_network("FOLDER", model={name}(...))  # a {name} as it was before its conversion'
     sections = [
         front_matter(library_name="convattn", model_name=name, tags=tags),
         f"# {name}",
-        _what_it_is(config, network, certificate),
-        "## Certificate\n\n" + _certificate(certificate, of_other_weights=of_other_weights),
-        f"## Use\n\n```python\n{_use(config)}\n```",
+        _origin(config, network, certificate),
+        f"## Certificate\n\n{proof}",
+        f"## Use\n\n```python\nfrom convattn import load_network\n\nnetwork = {use}\n```",
         _REST,
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _what_it_is(
-    config: Mapping[str, Any], network: nn.Module, certificate: NetworkCertificate | Certificate | None
-) -> str:
+def _origin(config: Mapping[str, Any], network: nn.Module, certificate: NetworkCertificate | Certificate | None) -> str:
+    """Says what a network was, which layers replace others, and what saved it."""
     origin = f"`{config['source']}`" if config["source"] else f"a network of class `{config['class']}`"
     options = f" with {config['options']}" if config["options"] else ""
     replaced = config["layers"]  # of a known source: those that a new network does not have
@@ -85,27 +94,6 @@ def _what_it_is(
     return (
         f"This network was {origin}{options}. {made} It has {parameters:,} parameters, and was saved by convattn"
         f" {config['convattn']} with {versions}."
-    )
-
-
-def _certificate(certificate: NetworkCertificate | Certificate | None, *, of_other_weights: bool) -> str:
-    if certificate is None:
-        return "No certificate was saved with it."
-    limit = ""
-    if of_other_weights:
-        limit = "**This certificate is of other weights**: the network was changed after its conversion.\n\n"
-    elif certificate.weights is None:
-        limit = "Whether this certificate is of these weights is not known: it holds no digest of them.\n\n"
-    return f"{limit}```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
-
-
-def _use(config: Mapping[str, Any]) -> str:
-    if config["source"] or any("" in layer["names"] for layer in config["layers"]):
-        return 'from convattn import load_network\n\nnetwork = load_network("FOLDER")  # from_pretrained("OWNER/NAME")'
-    name = config["class"].rpartition(".")[2]
-    return (
-        "from convattn import load_network\n\n"
-        f'network = load_network("FOLDER", model={name}(...))  # a {name} as it was before its conversion'
     )
 
 
