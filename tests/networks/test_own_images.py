@@ -9,8 +9,6 @@ import torch
 from PIL import Image
 
 from convattn.cli import main
-from convattn.cli.network_options import DEFAULTS
-from convattn.cli.view_networks import gather
 from convattn.convert.certificate import NetworkCertificate
 from convattn.data import load_digits, normalise
 from convattn.errors import ArgumentError, MissingDependencyError
@@ -22,6 +20,7 @@ from convattn.networks import images as own_module
 from convattn.networks import images as preparations
 from convattn.networks import load_network
 from convattn.networks.images import class_names, normalisation, preparation, require_own_images
+from convattn.viewer.exhibition import gather
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def digits_run(tmp_path):
 
 
 def test_a_network_trained_on_digits_is_shown_on_digits(digits_run):
-    digits, shown = load_digits(), gather(str(digits_run), DEFAULTS, None, compare=["untrained"])
+    digits, shown = load_digits(), gather(str(digits_run), compare=["untrained"])
     assert torch.equal(shown.exhibits[0].images, normalise(digits.test.images[:20], digits.mean, digits.std))
     assert shown.names[19] == "test image 19"
     assert shown.labels == tuple(str(int(label)) for label in digits.test.labels[:20])
@@ -45,7 +44,7 @@ def test_a_network_trained_on_digits_is_shown_on_digits(digits_run):
 
 def test_networks_of_other_data_are_not_shown_on_the_images_of_one(digits_run):
     with pytest.raises(ArgumentError, match="nothing says that cifar10-small and run were trained on the same data"):
-        gather(str(digits_run), DEFAULTS, None, compare=["convattn:cifar10-small"])
+        gather(str(digits_run), compare=["convattn:cifar10-small"])
 
 
 def test_a_network_is_analysed_without_images_of_ones_own(digits_run, tmp_path):
@@ -118,7 +117,7 @@ def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path,
     monkeypatch.setattr(preparations, "load_digits", missing)
     assert normalisation(None, AttentionNet(in_channels=1), digits_run) is None
     np.save(tmp_path / "images.npy", np.zeros((2, 1, 8, 8), np.float32))
-    shown = gather(str(digits_run), DEFAULTS, tmp_path / "images.npy")
+    shown = gather(str(digits_run), tmp_path / "images.npy")
     assert shown.exhibits[0].mean == ()
     with pytest.raises(MissingDependencyError, match="needs scikit-learn"):  # once a picture is dropped on the page
         shown.prepare[0](Image.new("RGB", (8, 8)))

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from convattn.cli.network_options import DEFAULTS, LoadedNetwork, NetworkOptions
+from convattn.cli.network_options import DEFAULTS, NetworkOptions
 from convattn.cli.output import OutputOrDefault, WholeNumber, print_record, require_images
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, MissingDependencyError, UnsupportedModelError, must_be
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from convattn.convert.certificate import Certificate, NetworkCertificate
     from convattn.networks.forecast import ConversionForecast
+    from convattn.networks.loading import LoadedNetwork
 
 EXIT_CODES = {"exact": 0, "close": 0, "failed": 1, "different": 3}
 """Exit code of the command by verdict."""
@@ -189,7 +190,7 @@ def _forecast(to: str) -> Callable[..., "ConversionForecast"]:
 
 
 def _images(
-    loaded: LoadedNetwork, path: Path | None, limit: int | None, sizes: tuple[int, ...] | None
+    loaded: "LoadedNetwork", path: Path | None, limit: int | None, sizes: tuple[int, ...] | None
 ) -> tuple["Tensor", str, bool]:
     """Reads images, takes those of the network's own test set, or draws one.
 
@@ -217,7 +218,7 @@ def _images(
 
 
 def _convert_network(
-    loaded: LoadedNetwork, to: str, options: dict[str, Any], measured: tuple["Tensor", str, bool], target: _Target
+    loaded: "LoadedNetwork", to: str, options: dict[str, Any], measured: tuple["Tensor", str, bool], target: _Target
 ) -> int:
     """Converts a network, writes it if its verdict allows that, and returns the exit code."""
     from convattn.convert import network_to_attention, network_to_conv

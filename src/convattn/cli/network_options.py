@@ -1,10 +1,10 @@
 """The options that say which network a command takes, and how it is built or loaded."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -12,16 +12,7 @@ from convattn.cli.output import key_values
 from convattn.errors import ArgumentError, UnknownNameError
 
 if TYPE_CHECKING:
-    from torch import nn
-
-
-class LoadedNetwork(NamedTuple):
-    """A network in evaluation mode, and where it comes from."""
-
-    network: "nn.Module"
-    source: str | None  # What builds its architecture, or None
-    options: dict[str, Any]  # What it is built with
-    folder: Path | None  # Where it was saved, or None
+    from convattn.networks.loading import LoadedNetwork
 
 
 @Parameter(name="*")
@@ -50,7 +41,7 @@ class NetworkOptions:
         choices = {"--weights": self.weights, "--pretrained": self.pretrained, "--random-weights": self.random_weights}
         return {**choices, "--set": self.arguments}
 
-    def load(self, source: str, *, weights_matter: bool = True) -> LoadedNetwork:
+    def load(self, source: str, *, weights_matter: bool = True) -> "LoadedNetwork":
         """Builds or loads a network; `weights_matter` says that the user must choose which weights to take."""
         arguments = key_values(self.arguments, "--set")
         given = [name for name, value in self.given().items() if value]
@@ -73,12 +64,20 @@ class NetworkOptions:
             )
         return self._build(source, {key: _value(text) for key, text in arguments.items()})
 
-    def _load_folder(self, source: str, given: Sequence[str]) -> LoadedNetwork:
+    def loader(self, sources: Sequence[str]) -> "Callable[[str], LoadedNetwork]":
+        """Returns what loads each of several networks.
+
+        The options of weights are for those that are built; if none is, they are refused.
+        """
+        bare = NetworkOptions(no_verify=self.no_verify)
+        built = [source for source in sources if not _is_saved(source)]
+        return lambda source: (bare if built and source not in built else self).load(source)
+
+    def _load_folder(self, source: str, given: Sequence[str]) -> "LoadedNetwork":
         """Loads a saved network; options `given` for networks of other libraries are refused."""
         from convattn.models.pretrained import network_folder
-        from convattn.networks import load_network
-        from convattn.networks.loading import saved_config
-        from convattn.networks.source import is_timm_name, own_source
+        from convattn.networks.loading import load_with_source
+        from convattn.networks.source import is_timm_name
 
         folder = network_folder(source)
         if not folder.is_dir():
@@ -86,22 +85,30 @@ class NetworkOptions:
             raise ArgumentError(f"there is no folder {source!r}{hint}")
         if given:
             raise ArgumentError(f"{given[0]} is for a network of timm or torchvision; {source} has its own")
-        config, network = saved_config(folder), load_network(folder, verify=not self.no_verify)
-        builder, options = own_source(network) or (config.get("source"), config.get("options", {}))
-        return LoadedNetwork(network, builder, options, folder)
+        return load_with_source(folder, verify=not self.no_verify)
 
-    def _build(self, source: str, options: dict[str, Any]) -> LoadedNetwork:
+    def _build(self, source: str, options: dict[str, Any]) -> "LoadedNetwork":
         """Builds a network, with seed 0 where weights are drawn."""
         import torch
 
         from convattn.networks import create_network
+        from convattn.networks.loading import LoadedNetwork
         from convattn.networks.tensors import load_weights
 
         torch.manual_seed(0)
         network = create_network(source, options, pretrained=self.pretrained).eval()
         if self.weights is not None:
             load_weights(network, self.weights)
-        return LoadedNetwork(network, source, options, None)
+        return LoadedNetwork(network, source, options, None, self.random_weights)
+
+
+def _is_saved(source: str) -> bool:
+    """Whether a network comes with its weights: from a folder, or from this package."""
+    from convattn.models import pretrained_names
+    from convattn.networks.source import HOMES
+
+    home, _, name = source.partition(":")
+    return home not in HOMES or (home == "convattn" and name in pretrained_names())
 
 
 def _value(text: str) -> Any:

@@ -22,7 +22,7 @@ from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
 
 if TYPE_CHECKING:
-    from convattn.cli.view_networks import Exhibition
+    from convattn.viewer.exhibition import Exhibition
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,11 @@ def view(  # noqa: PLR0913 - the options of the command
         if value is not None and value < 1:
             raise ArgumentError(must_be(name, "at least 1", value))
     require_images(images, source)
-    from convattn.cli.view_networks import gather
     from convattn.files import require_new_folder
+    from convattn.viewer.exhibition import gather
 
-    collect = partial(gather, source, network, images, limit=limit, layers=layer, compare=compare)
+    load = network.loader([source, *compare])
+    collect = partial(gather, source, images, load=load, limit=limit, layers=layer, compare=compare)
     collect = partial(collect, kernel_size=kernel_size, report=report)
     if output is None:
         return _serve(collect, host, port, open_page=open_, json=json)

@@ -24,7 +24,7 @@ from convattn.lab.figures import (
 from convattn.lab.html_pages import write_html
 from convattn.layers import RelativeAttention
 from convattn.models.pretrained import CARD, PretrainedCard
-from convattn.networks import create_network, load_network, save_network
+from convattn.networks import load_network, save_network
 from convattn.networks.datasets import (
     CIFAR10_MEAN,
     CIFAR10_STD,
@@ -35,10 +35,9 @@ from convattn.networks.datasets import (
     load_samples,
     normalise,
 )
-from convattn.networks.source import own_source
 from convattn.record import Record
-from convattn.viewer import Exhibit, build_scene, write_page
-from convattn.viewer.counterparts import untrained
+from convattn.viewer import build_scene, write_page
+from convattn.viewer.exhibition import UNTRAINED, gather
 from convattn.wording import counted
 
 
@@ -282,22 +281,5 @@ def demonstrate(folder: Path, network: Path, *, tell: Callable[[str], None]) -> 
 
 def show_view(page: Path, source: Path) -> None:
     """Writes the page of the trained network in a folder, beside itself untrained, with the embedded images."""
-    network, samples = load_network(source), load_samples()
-    first = Exhibit(
-        network=network,
-        images=normalise(samples.split.images, CIFAR10_MEAN, CIFAR10_STD),
-        name="trained",
-        title=source.resolve().name,
-        mean=CIFAR10_MEAN,
-        std=CIFAR10_STD,
-        classes=samples.classes,
-        heads=read_heads(source),
-    )
-    architecture = own_source(network)
-    assert architecture is not None  # the demo shows networks of this library
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        drawn = create_network(*architecture)
-    names = [f"test image {row}" for row in samples.rows]
-    labels = [samples.classes[label] for label in samples.split.labels.tolist()]
-    write_page(build_scene([first, untrained(first, drawn)], names=names, labels=labels), page)
+    shown = gather(str(source), compare=[UNTRAINED])
+    write_page(build_scene(shown.exhibits, names=shown.names, labels=shown.labels), page)

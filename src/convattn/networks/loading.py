@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -14,7 +14,7 @@ from convattn.errors import ArgumentError, CheckpointError, must_be_a
 from convattn.models import fetch
 from convattn.models import load_network as load_own_network
 from convattn.models.pretrained import network_folder
-from convattn.networks.source import create_network
+from convattn.networks.source import create_network, own_source
 from convattn.networks.tensors import load_tensors, put_layers
 from convattn.sealed import CONFIG, read_config, read_sealed, require_sizes
 
@@ -125,6 +125,24 @@ def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if not ("architecture" in config or config.get("kind") in ["network", *KINDS]):
         raise CheckpointError(f"{folder / CONFIG} does not describe a network or a layer of convattn")
     return config
+
+
+class LoadedNetwork(NamedTuple):
+    """A network in evaluation mode, and where it comes from."""
+
+    network: nn.Module
+    source: str | None  # What builds its architecture; None if unknown
+    options: dict[str, Any]  # What it is built with
+    folder: Path | None  # Where it was saved; None if it was built
+    drawn: bool = False  # Whether its weights are random
+
+
+def load_with_source(folder: str | os.PathLike[str], *, verify: bool = True) -> LoadedNetwork:
+    """Loads a network as `load_network` does, with what builds its architecture."""
+    folder = network_folder(folder)
+    config, network = saved_config(folder), load_network(folder, verify=verify)
+    source, options = own_source(network) or (config.get("source"), config.get("options", {}))
+    return LoadedNetwork(network, source, options, folder)
 
 
 def _load_converted(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, verify: bool) -> nn.Module:

@@ -7,18 +7,19 @@ import pytest
 import torch
 
 from convattn.cli.network_options import NetworkOptions
-from convattn.cli.view_networks import Exhibition, gather
 from convattn.convert import network_to_attention, network_to_conv, save_layer
 from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention, RelativeAttention2d
 from convattn.models import AttentionNet, SpeedNet
 from convattn.networks import load_network, save_network
+from convattn.viewer.exhibition import Exhibition, gather
 
 SMALL = "convattn:cifar10-small"
 
 
 def _gather(source: str, *, images: Path | None = None, weights: bool = False, **options) -> Exhibition:
-    return gather(source, NetworkOptions(random_weights=weights), images, **options)
+    load = NetworkOptions(random_weights=weights).loader([source, *options.get("compare", ())])
+    return gather(source, images, load=load, **options)
 
 
 def _saved(folder: Path, name: str, **options) -> str:

@@ -1,0 +1,263 @@
+"""What the page shows of a network: the network on images, and beside it its copies or other networks."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convattn.convert import network_to_attention, network_to_conv
+from convattn.encodings import Shift
+from convattn.errors import ArgumentError, CheckpointError, MissingDependencyError, UnsupportedModelError, must_be
+from convattn.heads.catalogue import attention_layers
+from convattn.heads.head_report import HeadReport
+from convattn.heads.head_snapshots import HEADS, read_heads
+from convattn.layers import RelativeAttention
+from convattn.networks import create_network
+from convattn.networks.images import (
+    OwnImages,
+    Pictures,
+    Prepare,
+    class_names,
+    normalisation,
+    open_images,
+    preparation,
+    require_own_images,
+    stack_images,
+    trained_on,
+)
+from convattn.networks.loading import LoadedNetwork, load_with_source
+from convattn.networks.source import HOMES
+from convattn.viewer.build import Exhibit
+from convattn.viewer.image_maps import is_positional
+from convattn.wording import some
+
+UNTRAINED, CONVERTED = "untrained", "converted"
+"""Names of the copies of a network."""
+
+_LIMIT, _OWN_LIMIT = 8, 20
+"""Default number of a user's images, and of a network's own."""
+
+_KERNEL_SIZE = 3
+"""Default number of taps along each axis for heads that are not hard."""
+
+
+@dataclass(frozen=True, eq=False)
+class Exhibition:
+    """Networks on the same images."""
+
+    exhibits: tuple[Exhibit, ...]
+    names: tuple[str, ...]  # Of the images
+    labels: tuple[str, ...]  # What they show; () if unknown
+    prepare: tuple[Prepare | None, ...]  # How each network's pictures are prepared; None if unknown
+
+
+def gather(
+    source: str,
+    images: Path | None = None,
+    *,
+    load: Callable[[str], LoadedNetwork] = load_with_source,
+    limit: int | None = None,
+    layers: Sequence[str] = (),
+    compare: Sequence[str] = (),
+    kernel_size: int | None = None,
+    report: Path | None = None,
+) -> Exhibition:
+    """Loads a network, its images, and what is shown beside it.
+
+    Args:
+        source: What `load` takes; by default the folder of a network.
+        images: What `open_images` takes; None takes test images of the data that the network was trained on.
+        load: Loads the network of a source.
+        limit: How many images to take; None takes 8 of a user's, or 20 of the network's own.
+        layers: Names of the layers to show; () shows all.
+        compare: "untrained", "converted" or another source, each shown beside the network.
+        kernel_size: Taps along each axis of the convolutions of "converted"; None keeps the taps of hard heads, and
+            gives three to others.
+        report: Folder or file of a head report on the network.
+
+    Returns:
+        The networks, first the one of `source`. One without attention is left out if another is shown.
+    """
+    loaded = load(source)
+    opened = _open(source, loaded, images, limit)
+    first = _exhibit(source, loaded, opened, "trained" if loaded.folder else "network")
+    first = replace(first, layers=tuple(layers) or None)
+    exhibits = [first] if readable_layers(loaded.network) or not compare else []
+    prepare = [_preparation(loaded)] * len(exhibits)
+    for what in compare:
+        prepare.append(_preparation(loaded))
+        if what == UNTRAINED:
+            exhibits.append(untrained(first, _draw(loaded)))
+        elif what == CONVERTED:
+            exhibits.append(converted(first, kernel_size))
+        elif ":" not in what and not Path(what).is_dir():
+            raise ArgumentError(must_be("--compare", "untrained, converted, or a network such as a folder", what))
+        else:
+            other = load(what)
+            if images is None and trained_on(other.folder) != trained_on(loaded.folder):
+                told = f"nothing says that {_title(what)} and {first.title} were trained on the same data"
+                raise ArgumentError(f"--images must be given: {told}")
+            prepare[-1] = _preparation(other)
+            name = f"{_title(what)} {len(exhibits) + 1}"
+            made = _exhibit(what, other, _open(what, other, images, limit), name)
+            exhibits.append(_beside(first, made))
+    if report is not None:
+        exhibits[0] = replace(exhibits[0], report=_read_report(report, exhibits[0]))
+    return Exhibition(tuple(exhibits), opened.names, opened.labels, tuple(prepare))
+
+
+def _title(source: str) -> str:
+    """Returns what the page calls the network of a source."""
+    home, _, name = source.partition(":")
+    return name if home in HOMES else Path(source).resolve().name
+
+
+def _open(source: str, loaded: LoadedNetwork, path: Path | None, limit: int | None) -> OwnImages:
+    """Reads and prepares images: those at a path, or the network's own."""
+    like = next(loaded.network.parameters())
+    if path is None:
+        own = require_own_images(loaded.folder, _title(source), limit or _OWN_LIMIT)
+        return replace(own, prepared=own.prepared.to(like))
+    prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
+    opened = open_images(path, prepare, limit=limit or _LIMIT)
+    prepared = stack_images(opened, path).to(like)
+    names = opened.names if isinstance(opened, Pictures) else tuple(f"image {n + 1}" for n in range(len(prepared)))
+    return OwnImages(prepared, names, (), path.name)
+
+
+def _exhibit(source: str, loaded: LoadedNetwork, opened: OwnImages, name: str) -> Exhibit:
+    """Shows a network on images, with the heads that its training recorded."""
+    mean, std = normalisation(loaded.source, loaded.network, loaded.folder) or ((), ())
+    # A folder that is not a run has no such file, nor has one of heads without centres.
+    heads = read_heads(loaded.folder) if loaded.folder and (loaded.folder / HEADS).is_file() else []
+    return Exhibit(
+        network=loaded.network,
+        images=opened.prepared,
+        name=name,
+        title=_title(source),
+        note="Its weights are random, drawn with seed 0." if loaded.drawn else "",
+        mean=mean,
+        std=std,
+        classes=class_names(trained_on(loaded.folder)),
+        heads=heads,
+    )
+
+
+def _beside(first: Exhibit, other: Exhibit) -> Exhibit:
+    """Shows of another network the layers that are shown of the first if it has them, else all."""
+    classes, layers = other.classes or first.classes, first.layers
+    missing = [name for name in layers or () if name not in readable_layers(other.network)]
+    if not missing:
+        return replace(other, classes=classes, layers=layers)
+    told = f"All its layers are shown, because it has no {some(missing)}."
+    return replace(other, classes=classes, note=" ".join(filter(None, [other.note, told])))
+
+
+def _preparation(loaded: LoadedNetwork) -> Prepare | None:
+    """Returns how pictures are prepared; None if it is unknown."""
+    try:
+        return preparation(loaded.source, loaded.network, loaded.folder)
+    except ArgumentError:
+        return None
+    except MissingDependencyError as missing:
+        return partial(_refuse, missing)
+
+
+def _refuse(missing: MissingDependencyError, _: Any) -> Tensor:
+    """Says what is missing once there is a picture to prepare."""
+    raise missing
+
+
+def _draw(loaded: LoadedNetwork) -> nn.Module:
+    """Builds a network anew, with weights drawn with seed 0."""
+    if loaded.source is None:
+        kind = type(loaded.network).__name__
+        raise ArgumentError(f"--compare untrained builds the network anew, and nothing says what builds a {kind}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return create_network(loaded.source, loaded.options)
+
+
+def _read_report(path: Path, first: Exhibit) -> HeadReport:
+    """Reads what `convattn analyze` measured of a network."""
+    try:
+        report = HeadReport.load(path / "report.json" if path.is_dir() else path)
+    except CheckpointError as error:
+        reason = re.sub(r"(a )?HeadReport", "a head report", str(error))
+        raise CheckpointError(
+            f"--report must be a head report (the folder that `convattn analyze -o` makes): {reason}"
+        ) from None
+    measured, there = [layer.name for layer in report.layers], {name for name, _ in first.network.named_modules()}
+    if not there.intersection(measured):
+        raise ArgumentError(f"--report is of another network: {first.title} has no layer {some(measured)}")
+    return report
+
+
+def readable_layers(network: nn.Module) -> tuple[str, ...]:
+    """Returns the names of the attention layers whose weights can be read."""
+    try:
+        return tuple(layer.name for layer in attention_layers(network) if layer.refused is None)
+    except UnsupportedModelError:
+        return ()
+
+
+def untrained(first: Exhibit, drawn: nn.Module) -> Exhibit:
+    """Shows a network beside itself with drawn weights, which are rounded to 16 bits to make the page smaller."""
+    with torch.no_grad():
+        for parameter in drawn.eval().parameters():
+            parameter.copy_(parameter.half())
+    note = "The same network before any training: weights drawn with seed 0, rounded to 16 bits."
+    return replace(first, network=drawn, name=UNTRAINED, title=f"{first.title}, untrained", note=note, heads=())
+
+
+def converted(first: Exhibit, kernel_size: int | None = None) -> Exhibit:
+    """Converts convolutions to attention, or attention to convolutions and those to attention with hard heads.
+
+    The page compares layers by their place. So of a network with attention of its own, the layers of the copy are the
+    same ones, without those that convolutions became: the many heads of a patch embedding stand beside nothing.
+    `kernel_size` is the number of taps along each axis; None keeps the taps of hard heads, and gives three to others.
+    """
+    network, images, readable = first.network, first.images, readable_layers(first.network)
+    if _own_layers(network):
+        convolutions, size = _as_convolutions(network, images, kernel_size)
+        made, _ = network_to_attention(convolutions, images=images)
+        notes = [f"Converted to convolutions{size}, and back: every head is one tap."]
+    else:
+        made, _ = network_to_attention(network, images=images)
+        notes = ["Its convolutions as attention: every head is one tap."]
+    left_out = [name for name in _own_layers(made) if name not in readable]
+    if readable and left_out:
+        notes.append(f"Left out are those that have no counterpart to compare: {some(left_out)}.")
+    with torch.no_grad():
+        before, after = network(images), made(images)
+    if isinstance(before, Tensor) and before.ndim == 2:
+        same = int((before.argmax(1) == after.argmax(1)).sum())
+        notes.append(f"{same} of {len(images)} images get the same class.")
+    note = " ".join(filter(None, [*notes, first.note]))
+    layers = first.layers or readable or None
+    return replace(
+        first, network=made, name=CONVERTED, title=f"{first.title}, converted", note=note, heads=(), layers=layers
+    )
+
+
+def _as_convolutions(network: nn.Module, images: Tensor, kernel_size: int | None) -> tuple[nn.Module, str]:
+    """Converts attention to convolutions, and says their size."""
+    convert = partial(network_to_conv, images=images, fold=False)
+    size = kernel_size or _KERNEL_SIZE
+    hard = [name for name in _own_layers(network) if isinstance(network.get_submodule(name).encoding, Shift)]
+    if not hard or kernel_size:
+        return convert(network, kernel_size=size)[0], f" of {size} × {size}"
+    made, _ = convert(network, include=hard)
+    if not any(is_positional(module) for module in made.modules()):
+        return made, ""
+    return convert(made, kernel_size=size)[0], f", of {size} × {size} where heads are not hard"
+
+
+def _own_layers(network: nn.Module) -> list[str]:
+    """Returns the names of the attention layers of this library."""
+    return [name for name, module in network.named_modules() if isinstance(module, RelativeAttention)]
