@@ -142,7 +142,7 @@ def test_a_converted_copy_of_random_weights_says_so_too(tmp_path):
         ([SMALL, "--report", "full/mine", "-o", "page"], "full/mine: not a head report: the text is not JSON"),
         (
             ["convattn:AttentionNet", "--random-weights", "-o", "page"],
-            "nothing says that AttentionNet was trained on CIFAR-10 or digits",
+            "AttentionNet is not known to be trained on CIFAR-10 or digits",
         ),
         ([SMALL, "-o", "full"], "--output must be new or empty"),
     ],

@@ -26,7 +26,7 @@ def load_network(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.M
         The network on the CPU, in evaluation mode.
 
     Raises:
-        CheckpointError: A file is missing, damaged or not what was saved.
+        CheckpointError: A file is missing, damaged or was changed.
         UnknownNameError: The configuration names a network that this version does not have.
 
     Example:

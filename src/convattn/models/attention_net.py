@@ -205,14 +205,16 @@ class AttentionNet(MixingNet):
             raise ArgumentError(f"width must be even for learned_axial with content, but is {width}")
         self_scoring = gated or not content
         extent = -(-image_size // patch)
-        options = _encoding_options(encoding, width, extent=extent, self_scoring=self_scoring)
+        tables: dict[str, Any] = {"extent": extent} if encoding in ("learned_axial", "learned_table") else {}
+        if encoding == "learned_axial":
+            tables |= {"width": width if self_scoring else width // 2, "head_vectors": self_scoring}
         layer: dict[str, Any] = {"dropout": dropout}
         if content:
             layer["content"] = _content(width, gated=gated, shared_position=encoding == "learned_axial")
         kind = GatedRelativeAttention2d if gated else RelativeAttention2d
         block_heads = axis_lists("heads", heads, depth, least=1)
         mixers = [
-            kind(width, width, number, _create_encoding(encoding, number, centres, options), **layer)
+            kind(width, width, number, _create_encoding(encoding, number, centres, tables), **layer)
             for number in block_heads
         ]
         super().__init__(
@@ -269,14 +271,8 @@ class AttentionNet(MixingNet):
         return FlopCount(linear + 2 * maps, mixing=pairs, content_scores=pairs, position_scores=positions)
 
 
-def _encoding_options(name: str, width: int, *, extent: int, self_scoring: bool) -> dict[str, Any]:
-    """Chooses the size of an encoding's tables, and whether learned tables score by vectors of their own."""
-    if name == "learned_axial":
-        return {"extent": extent, "width": width if self_scoring else width // 2, "head_vectors": self_scoring}
-    return {"extent": extent} if name == "learned_table" else {}
-
-
 def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any]) -> Encoding:
+    """Creates the encoding of a block, with its centres drawn or on a grid."""
     if centres not in _CENTRES:
         raise UnknownNameError("centres", centres, _CENTRES)
     if centres == "normal":
@@ -311,7 +307,7 @@ def _content(width: int, *, gated: bool, shared_position: bool) -> Content:
 class ConvNet(MixingNet):
     """The same network as `AttentionNet`, with K x K convolutions in place of attention.
 
-    It answers what the paper leaves open: how well do the same blocks do when their heads are fixed on a K x K grid?
+    The control of the paper's comparison: the same blocks with their heads fixed on a K x K grid.
     At the defaults it has 12,086,682 parameters: 12,086,844 less the nine centres and sharpnesses (27 numbers) of
     each of six blocks.
 
@@ -356,7 +352,7 @@ class ConvNet(MixingNet):
             dropout: Probability in [0, 1) with which a value of a branch is dropped in training.
             initializer_range: Standard deviation of the weights at the start, > 0.
             dense: Whether a linear map follows the convolution in each block.
-            padding_mode: How images go on outside: "zeros", "reflect", "replicate" or "circular".
+            padding_mode: How images are continued at the border: "zeros", "reflect", "replicate" or "circular".
 
         Raises:
             ArgumentError: A size is out of range, or the kernel has no middle.

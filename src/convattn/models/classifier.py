@@ -68,7 +68,7 @@ class ImageClassifier(nn.Module, ABC):
     arguments: dict[str, Any]
 
     def __new__(cls, *values: Any, **named: Any) -> Any:
-        """Notes the arguments, which are those of `__init__`."""
+        """Records the arguments of `__init__`."""
         made = super().__new__(cls)
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
         defaults = {one.name: one.default for one in parameters}
@@ -151,7 +151,7 @@ class ImageClassifier(nn.Module, ABC):
         Args:
             pretrained_model_name_or_path: Folder, "convattn:NAME" for a network that comes with the package, or
                 repository "owner/name" on the Hub.
-            force_download: Whether to download again what is in the cache.
+            force_download: Whether to download files again that are in the cache.
             token: Token for the Hub; None takes the one stored by `hf auth login`.
             cache_dir: Folder for downloads; None takes the Hub's own cache.
             local_files_only: Whether to use the cache only, and download nothing.
@@ -165,7 +165,7 @@ class ImageClassifier(nn.Module, ABC):
 
         Raises:
             ArgumentError: The class does not take the arguments given here, or the package has no network of that name.
-            CheckpointError: A file is missing, damaged or not what was saved, or the weights are not of this class.
+            CheckpointError: A file is missing, damaged or was changed, or the weights are not of this class.
             MissingDependencyError: The network is on the Hub, and huggingface-hub is not installed.
         """
         folder = fetch(
@@ -182,7 +182,7 @@ class ImageClassifier(nn.Module, ABC):
         try:
             with torch.device("meta"):  # where sizes that do not fit the tensors take no memory
                 trial = cls(**chosen)
-        except Exception as error:  # noqa: BLE001 - what was edited may fail in any way
+        except Exception as error:  # noqa: BLE001 - edited files may raise any error
             if arguments:
                 raise ArgumentError(
                     f"{cls.__name__} does not take {arguments} with what {folder} says: {error}"

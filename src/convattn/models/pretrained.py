@@ -20,7 +20,7 @@ CARD = "card.json"
 
 @dataclass(frozen=True)
 class PretrainedCard(Record):
-    """What is known of a trained network that comes with the library: `card.json` in its folder."""
+    """Describes a trained network that comes with the library: `card.json` in its folder."""
 
     later: ClassVar[tuple[str, ...]] = ("settings",)
 
@@ -113,7 +113,7 @@ def fetch(
             library_name="convattn",
             **options,
         )
-    except (OSError, ValueError) as error:  # what the Hub's client raises is one or the other
+    except (OSError, ValueError) as error:  # the Hub's client raises no others
         raise CheckpointError(
             f"{repository} is not a folder, and cannot be fetched from the Hub ({type(error).__name__}: {error})"
         ) from None

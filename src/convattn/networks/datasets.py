@@ -21,7 +21,7 @@ from convattn.provenance import DataRecord
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2023, 0.1994, 0.2010)
-"""Of the channels of CIFAR-10, as the paper normalises them."""
+"""Mean and standard deviation of the channels of CIFAR-10, with which the paper normalises."""
 
 _HELD_OUT_SEED = 0
 
@@ -136,7 +136,7 @@ def normalise(
         std: Standard deviation of each channel, positive, in the same units.
 
     Returns:
-        What a network takes.
+        Normalised images, of the same shape.
 
     Raises:
         ShapeError: The mean or the standard deviation has not one value for each channel.
@@ -259,7 +259,7 @@ def load_photograph(name: str = "china") -> Photograph:
 
 
 IMAGES, DESCRIPTION = "cifar10-samples.png", "cifar10-samples.json"
-"""Files of the package: the images below one another, and what they show."""
+"""Files of the package: the images below one another, and their labels, rows and credit."""
 
 _SIZE = 32
 
@@ -292,9 +292,9 @@ def load_samples() -> SampleImages:
     """
     pil = optional_module("PIL.Image", "pillow", "pictures")
     folder = resources.files("convattn.networks")
-    told = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
     with (folder / IMAGES).open("rb") as file, pil.Image.open(file) as image:
         pixels = torch.from_numpy(np.array(image))
     images = rearrange(pixels, "(images rows) cols channels -> images channels rows cols", rows=_SIZE).contiguous()
-    split = ImageSplit(images, torch.tensor(told["labels"]))
-    return SampleImages(split, tuple(told["classes"]), tuple(told["rows"]), told["credit"])
+    split = ImageSplit(images, torch.tensor(description["labels"]))
+    return SampleImages(split, tuple(description["classes"]), tuple(description["rows"]), description["credit"])

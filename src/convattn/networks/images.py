@@ -33,10 +33,10 @@ _one_at_a_time = threading.Lock()
 
 
 class PictureError(DataError):
-    """A picture cannot be read: the file is none, is damaged, or is larger than what is read."""
+    """A picture cannot be read: the file is not a picture, is damaged, or is larger than the limit."""
 
     def __init__(self, reason: Literal["none", "damaged", "large"], message: str) -> None:
-        """Takes the reason, and what was wrong."""
+        """Takes the reason and the message."""
         self.reason: Literal["none", "damaged", "large"] = reason
         super().__init__(message)
 
@@ -60,7 +60,9 @@ def decode_picture(file: Any, *, formats: tuple[str, ...] = FORMATS, pixels: int
                 _require_size(picture, pixels)
                 return _colours(pil.ImageOps.exif_transpose(picture))
         except pil.UnidentifiedImageError:
-            raise PictureError("none", f"this is no picture that can be read ({', '.join(formats)})") from None
+            raise PictureError(
+                "none", f"this is no picture that can be read ({', '.join(formats)})"
+            ) from None
         except pil.Image.DecompressionBombError:
             raise PictureError("large", f"the picture has more than {pixels:,} pixels") from None
         except (PictureError, FileNotFoundError, PermissionError):
@@ -88,14 +90,14 @@ def _require_size(picture: Any, pixels: int) -> None:
 
 
 def _colours(picture: Any) -> Any:
-    """Makes a picture RGB: what is transparent lies on white, and grey of 16 bits becomes grey of 8."""
+    """Makes a picture RGB: transparent parts become white, and grey of 16 bits becomes grey of 8."""
     if picture.mode == "F":
-        raise PictureError("none", "the picture has floating-point numbers, of which nobody says what is white")
+        raise PictureError("none", "the picture has floating-point numbers, and the value of white is unknown")
     if picture.mode.startswith("I"):
         # Pillow's own conversion takes every value above 255 for white.
         grey = np.asarray(picture)
         if grey.min() < 0 or grey.max() > 65_535:
-            raise PictureError("none", "the picture has numbers of 32 bits, of which nobody says what is white")
+            raise PictureError("none", "the picture has numbers of 32 bits, and the value of white is unknown")
         return _pillow().Image.fromarray(((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)).convert("RGB")
     if picture.has_transparency_data:
         image, whole = _pillow().Image, picture.convert("RGBA")
@@ -111,10 +113,10 @@ Colour = tuple[float, ...]
 
 
 def preparation(source: str | None, network: nn.Module, folder: Path | None = None) -> Prepare:
-    """Returns the function that turns an RGB picture of pillow into what a network takes.
+    """Returns the function that turns an RGB picture of pillow into the input of a network.
 
-    timm and torchvision say how the pictures of their networks are prepared. For a network that this library trained on
-    CIFAR-10 or digits, the record in its folder says it. Raises ArgumentError if neither does, and
+    timm and torchvision define the preparation for their networks; for a network that this library trained on CIFAR-10
+    or digits, the record in its folder does. Raises ArgumentError if the preparation is unknown, and
     MissingDependencyError if the network was trained on digits and scikit-learn is not installed.
     """
     data = trained_on(folder)
@@ -136,7 +138,7 @@ def preparation(source: str | None, network: nn.Module, folder: Path | None = No
 
 @dataclass(frozen=True)
 class _AsTrained:
-    """Makes a picture what networks of this library were trained on."""
+    """Prepares a picture like the training images of a network of this library."""
 
     mode: str  # of pillow: colours, or levels of grey
     size: int  # pixels along each axis
@@ -152,7 +154,7 @@ class _AsTrained:
 
 
 def trained_on(folder: Path | None) -> str | None:
-    """Returns the name of the data that a network in a folder was trained on; None if nothing says it."""
+    """Returns the name of the data that a network in a folder was trained on; None if it is unknown."""
     for file in () if folder is None else (folder / "card.json", folder / "record.json"):
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -169,7 +171,7 @@ def normalisation(source: str | None, network: nn.Module, folder: Path | None) -
     """
     try:
         return _read_normalisation(preparation(source, network, folder))
-    except (ArgumentError, MissingDependencyError):  # nobody says how its pictures are prepared
+    except (ArgumentError, MissingDependencyError):  # their preparation is unknown
         return None
 
 
@@ -313,7 +315,7 @@ def _read_array(path: Path, prepare: Callable[[], Prepare], limit: int | None) -
         make = prepare()
         pictures = [(f"{path}, image {row}", lambda row=row: _encoded(array[row])) for row in range(len(array))]
         return Pictures(pictures, make)
-    with np.errstate(over="ignore"):  # what is infinite then is refused later
+    with np.errstate(over="ignore"):  # infinite numbers are refused later
         return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
 
 
@@ -332,15 +334,15 @@ class OwnImages:
     prepared: Float[Tensor, "images channels rows cols"]  # What the network takes
     names: tuple[str, ...]
     labels: tuple[str, ...]  # What each shows
-    what: str  # Where they are from, in words
+    what: str  # Their source, in words
 
 
 def own_images(folder: Path | None, limit: int) -> OwnImages | None:
     """Returns test images of the data that the network in a folder was trained on: of CIFAR-10, or digits.
 
     They are in the order of the test set; of CIFAR-10 there are two of each class, from as many classes as the limit
-    lets. Returns None if nothing says that the network was trained on one of them. Raises MissingDependencyError if
-    scikit-learn, which has the digits, or pillow is not installed.
+    lets. Returns None if the network was not trained on either, or its data are unknown. Raises MissingDependencyError
+    if scikit-learn, which has the digits, or pillow is not installed.
     """
     data = trained_on(folder)
     if data == "cifar10":
@@ -364,7 +366,7 @@ def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages
     """Returns `own_images`, or raises ArgumentError if the data of the network of that title are unknown."""
     found = own_images(folder, limit)
     if found is None:
-        raise ArgumentError(f"--images must be given: nothing says that {title} was trained on CIFAR-10 or digits")
+        raise ArgumentError(f"--images must be given: {title} is not known to be trained on CIFAR-10 or digits")
     return found
 
 

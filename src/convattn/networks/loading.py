@@ -30,7 +30,7 @@ _FIELDS: dict[str, Any] = {
     "strides": dict,
     "buffers": dict,
 }
-"""What `config.json` of a network must hold."""
+"""Required fields of the `config.json` of a network."""
 
 
 def load_network(
@@ -93,7 +93,7 @@ def from_pretrained(
         model: As in `load_network`.
         revision: Branch, tag or commit of the repository; None takes its main branch.
         cache_dir: Folder for downloads; None takes the Hub's own cache.
-        force_download: Whether to download again what is in the cache.
+        force_download: Whether to download files again that are in the cache.
         local_files_only: Whether to use the cache only, and download nothing.
         token: Token for the Hub; None takes the one stored by `hf auth login`.
         verify: As in `load_network`.
@@ -158,7 +158,7 @@ def _load_converted(folder: Path, model: nn.Module | Callable[[], nn.Module] | N
     try:
         network = put_layers(network, config["layers"])
         load_tensors(network, tensors, config["tied"], config)
-    except Exception as error:  # noqa: BLE001 - what was edited may fail in any way
+    except Exception as error:  # noqa: BLE001 - edited files may raise any error
         together = "with the model given" if model is not None else "together"
         raise CheckpointError(f"the files in {folder} do not fit {together}: {error}") from None
     return network.eval()

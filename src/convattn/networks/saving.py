@@ -48,7 +48,8 @@ def network_card(
 ) -> str:
     """Writes the model card of a saved network as Markdown with the Hub's front matter, from what `config.json` holds.
 
-    What is not known is left out or called unknown. A certificate may be `of_other_weights` than the network has.
+    Unknown facts are left out or called unknown. `of_other_weights` tells that the network has other weights than
+    those of the certificate.
     """
     attention = any("Attention" in layer["kind"] for layer in config["layers"])
     tags = ["attention", "convolution", "relative-position"] if attention else ["convolution"]
@@ -82,8 +83,8 @@ def _origin(config: Mapping[str, Any], network: nn.Module, certificate: NetworkC
     options = f" with {config['options']}" if config["options"] else ""
     replaced = config["layers"]  # of a known source: those that a new network does not have
     if not config["source"]:
-        told = certificate.layers if isinstance(certificate, NetworkCertificate) else ()
-        converted = {layer.name for layer in told}
+        entries = certificate.layers if isinstance(certificate, NetworkCertificate) else ()
+        converted = {layer.name for layer in entries}
         replaced = [layer for layer in replaced if converted.intersection(layer["names"])]
     kinds = Counter(layer["kind"] for layer in replaced)
     parts = ", ".join(f"{count} `{kind}`" for kind, count in sorted(kinds.items()))
@@ -168,22 +169,23 @@ def save_network(
             " or leave it out; same_weights=False saves it as a certificate of other weights"
         )
     built = own_source(network) if source is None else (source, _json_options(options))
+    home, built_with = built or (None, {})
     if built is None and options:
         raise ArgumentError(must_be("options", "None without a source, whose builder takes them", options))
     try:
         layers = describe_layers(network) if built is None else _compare_with_new(network, *built)
         tensors, tied = file_tensors(network)
     except UnsupportedModelError as error:
-        place = f" as {built[0]}" if built else ""
+        place = f" as {home}" if home else ""
         raise UnsupportedModelError(f"cannot save this {kind}{place}: {error}") from None
     config = {
         "convattn": __version__,
         "schema_version": SCHEMA,
         "kind": "network",
         "class": full_name(type(network)),
-        "source": built[0] if built else None,
-        "options": built[1] if built else {},
-        "versions": _builder_versions(built[0] if built else None),
+        "source": home,
+        "options": built_with,
+        "versions": _builder_versions(home),
         "layers": layers,
         "tied": tied,
         **describe_tensors(network),
@@ -279,9 +281,9 @@ def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certif
             f"cannot save this {type(network).__name__}: {frozen[0] or ITSELF} is frozen and has no weights of its own."
             " Save the network that was frozen, and freeze it again after loading"
         )
-    places = dict(network.named_modules(remove_duplicate=False))
     if not isinstance(certificate, NetworkCertificate):
         return
+    places = dict(network.named_modules(remove_duplicate=False))
     missing = next((layer.name for layer in certificate.layers if layer.name not in places), None)
     if missing is not None:
         wanted = f"that of this {type(network).__name__}, which has no {missing}"

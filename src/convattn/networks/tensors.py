@@ -22,7 +22,7 @@ from convattn.wording import ITSELF, some
 def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Returns the tensors to write, and for each name left out the name of the tensor that it is tied to.
 
-    What is no plain tensor with values raises UnsupportedModelError.
+    Raises UnsupportedModelError unless every entry of the state dict is a dense tensor with values.
     """
     first: dict[tuple[Any, ...], str] = {}
     tensors: dict[str, Tensor] = {}
@@ -93,9 +93,9 @@ def require_same(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) ->
         if name in found and found[name].shape != tensor.shape
     ]
     parts = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    told = [f"{len(names)} {word}: {some(names)}" for word, names in parts.items() if names]
-    if told:
-        raise CheckpointError("; ".join(told))
+    messages = [f"{len(names)} {word}: {some(names)}" for word, names in parts.items() if names]
+    if messages:
+        raise CheckpointError("; ".join(messages))
 
 
 def _require_plain(name: str, tensor: object) -> None:
@@ -135,7 +135,7 @@ def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
     """Gives a network the weights in a file: a state dict in safetensors, or as `torch.save` writes it.
 
     In a pickled file it may also be under "state_dict"; it is read by torch's reader of weights alone, which runs no
-    code of the file. What cannot be read, or holds other names or shapes than the network, raises CheckpointError.
+    code of the file. Raises CheckpointError if the file cannot be read, or holds other names or shapes.
     """
     path = Path(file)
     found = _read_state_dict(path)
@@ -165,7 +165,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError:  # torch's own words advise to run what the file holds
         reason = "UnpicklingError: it is no file of torch.save, or holds more than tensors, which is not loaded"
         raise CheckpointError(f"cannot read weights from {path}: {reason}") from None
-    except Exception as error:  # noqa: BLE001 - the reader of a damaged file may fail in any way
+    except Exception as error:  # noqa: BLE001 - the reader of a damaged file may raise any error
         reason = str(error).partition("\n")[0] or "it may be empty or cut short"
         raise CheckpointError(f"cannot read weights from {path}: {type(error).__name__}: {reason}") from None
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
