@@ -17,7 +17,6 @@ from convattn.heads.head_report import HeadReport
 from convattn.models import AttentionNet
 from convattn.models.pretrained import network_folder
 from convattn.networks import images as own_module
-from convattn.networks import images as preparations
 from convattn.networks import load_network
 from convattn.networks.images import class_names, normalisation, preparation, require_own_images
 from convattn.viewer.exhibition import gather
@@ -88,14 +87,12 @@ def test_networks_of_other_libraries_need_images_before_weights_are_fetched(tmp_
         assert "--images must be given for timm:no-such-network" in capsys.readouterr().err
 
 
-def test_fewer_images_of_cifar10_are_of_as_many_classes():
-    own = require_own_images(network_folder("convattn:cifar10-small"), "it", 12)
+def test_images_of_cifar10_are_of_as_many_classes_as_the_limit_lets():
+    folder = network_folder("convattn:cifar10-small")
+    own = require_own_images(folder, "it", 12)
     assert own.labels == tuple(sorted(own.labels, key=list(class_names("cifar10")).index))
     assert sorted(Counter(own.labels).values()) == [1] * 8 + [2] * 2
-
-
-def test_there_are_twenty_images_of_cifar10():
-    own = require_own_images(network_folder("convattn:cifar10-small"), "it", 100)
+    own = require_own_images(folder, "it", 100)
     assert len(own.prepared) == len(own.names) == len(own.labels) == 20
     assert own.what == "the test set of CIFAR-10"
     assert class_names(None) == ()
@@ -110,11 +107,15 @@ def test_pictures_for_a_network_of_digits_are_made_grey_and_small(digits_run, si
     assert torch.equal(made, normalise(torch.from_numpy(np.array(grey))[None, None], digits.mean, digits.std)[0])
 
 
-def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path, monkeypatch):
+@pytest.fixture
+def no_scikit_learn(monkeypatch):
     def missing():
         raise MissingDependencyError("scikit-learn", "train")
 
-    monkeypatch.setattr(preparations, "load_digits", missing)
+    monkeypatch.setattr(own_module, "load_digits", missing)
+
+
+def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path, no_scikit_learn):
     assert normalisation(None, AttentionNet(in_channels=1), digits_run) is None
     np.save(tmp_path / "images.npy", np.zeros((2, 1, 8, 8), np.float32))
     shown = gather(str(digits_run), tmp_path / "images.npy")
@@ -123,11 +124,7 @@ def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path,
         shown.prepare[0](Image.new("RGB", (8, 8)))
 
 
-def test_without_scikit_learn_a_network_of_digits_is_converted(digits_run, tmp_path, monkeypatch):
-    def missing():
-        raise MissingDependencyError("scikit-learn", "train")
-
-    monkeypatch.setattr(own_module, "load_digits", missing)
+def test_without_scikit_learn_a_network_of_digits_is_converted(digits_run, tmp_path, no_scikit_learn):
     assert main(["convert", str(digits_run), "--to", "conv", "--dry-run"]) == 0
     assert main(["convert", str(digits_run), "--to", "conv", "-o", str(tmp_path / "conv"), "--allow-difference"]) == 3
     words = NetworkCertificate.load(tmp_path / "conv" / "certificate.json").images

@@ -176,21 +176,6 @@ def test_the_options_of_the_source_must_be_given(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"options": {"num_classes": 3}}, "options must be None without a source"),
-        ({"source": "resnet18"}, 'source must be "timm:NAME"'),
-        ({"source": "tim:resnet18"}, "unknown source 'tim': did you mean 'timm'"),
-        ({"source": "timm:resnet10t", "options": {"act_layer": nn.ReLU}}, "options must be a dict of JSON types"),
-    ],
-)
-def test_wrong_sources_are_refused(arguments, message, tmp_path):
-    with pytest.raises(ArgumentError, match=message):
-        save_network(nn.Sequential(nn.Conv1d(2, 3, 5)), tmp_path / "made", **arguments)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     made, _ = network_to_attention(ResNet(1, width=8).eval(), include="stem.*", images=images())

@@ -82,11 +82,15 @@ def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_
         ({"folder": None}, "folder must be a path, but is None"),
         ({"folder": "x" * 300}, "folder cannot be made: File name too long"),
         ({"source": 3}, 'source must be "timm:NAME" or "torchvision:NAME", but is 3'),
+        ({"source": "resnet18"}, 'source must be "timm:NAME"'),
+        ({"source": "tim:resnet18"}, "unknown source 'tim': did you mean 'timm'"),
+        ({"source": "timm:resnet10t", "options": {"act_layer": nn.ReLU}}, "options must be a dict of JSON types"),
         ({"source": "timm:resnet10t", "options": 3}, "options must be a dict of JSON types: .*, but is 3"),
         (
             {"source": "timm:resnet10t", "options": {"sizes": (3, 5)}},
             r"options must be a dict of JSON types: .*, but is \{'sizes': \(3, 5\)\}",
         ),
+        ({"options": {"num_classes": 3}}, "options must be None without a source"),
         ({"options": [1]}, r"options must be None without a source, whose builder takes them, but is \[1\]"),
     ],
 )
