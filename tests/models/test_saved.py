@@ -65,12 +65,19 @@ def test_a_network_that_would_not_load_is_not_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("config.json", "config.json is not readable"), ("model.safetensors", "cannot read the weights")],
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "config.json is not readable"),
+        ("model.safetensors", None, "cannot read the weights in"),
+        ("model.safetensors", b"not weights", "cannot read the weights in"),
+    ],
+    ids=["no configuration", "no weights", "damaged weights"],
 )
-def test_missing_file_is_named(tmp_path, name, message):
+def test_missing_and_damaged_files_are_named(tmp_path, name, content, message):
     ResNet(1).save_pretrained(tmp_path)
     (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
         ResNet.from_pretrained(tmp_path)
 
@@ -81,13 +88,6 @@ def test_weights_of_another_network_are_refused(tmp_path):
         ConvNet.from_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="does not hold the weights of this ResNet"):
         ResNet.from_pretrained(tmp_path, num_classes=3)
-
-
-def test_damaged_weights_are_refused(tmp_path):
-    ResNet(1).save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"not weights")
-    with pytest.raises(CheckpointError, match="cannot read the weights in"):
-        ResNet.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
