@@ -10,7 +10,6 @@ from convattn.cli.output import (
     OutputOrDefault,
     WholeNumber,
     print_record,
-    print_text,
     require_images,
 )
 from convattn.cli.threads import one_thread
@@ -124,8 +123,5 @@ def compare(first: Path, second: Path, /, *, output: OutputOrDefault = None, jso
             comparison.save(temporary / "comparison.json")
             comparison_figure(temporary / "comparison.png", reports[0], reports[1])
         text += f"\nwrote {output}"
-    if json:
-        print_record(comparison, text, json=True)
-    else:
-        print_text(text)
+    print_record(comparison, text, json=json)
     return 0

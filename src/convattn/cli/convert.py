@@ -1,7 +1,7 @@
 """`convattn convert`: a convolution or a whole network to attention, and back, with its certificate."""
 
 import json as json_format
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from convattn.convert.certificate import Certificate, NetworkCertificate
-    from convattn.networks.forecast import ConversionForecast
     from convattn.networks.loading import LoadedNetwork
 
 EXIT_CODES = {"exact": 0, "close": 0, "failed": 1, "different": 3}
@@ -109,17 +108,19 @@ def convert(  # noqa: PLR0913 - the options of the command
         options = {"sharpness": sharpness} if to == "attention" else {"kernel_size": kernel_size, "mass": mass}
         return _convert_layer(Path(source), to, options, target, verify=not network.no_verify)
     sizes = _require_measured(images, limit, shape)
-    options = {"include": include or None, "exclude": exclude or None}
+    options: dict[str, Any] = {"include": include or None, "exclude": exclude or None}
     if to == "attention":
         options |= {"sharpness": sharpness, "content": content}
     else:
         options |= {"kernel_size": kernel_size, "mass": mass, "fold": fold}
     from convattn.files import require_new_folder
+    from convattn.networks.forecast import forecast_attention, forecast_conv
 
     with one_thread(images is None):
         if dry_run:
             loaded = network.load(source, weights_matter=False)
-            forecast = _forecast(to)(loaded.network, _images(loaded, images, limit, sizes)[0][:1], **options)
+            predict = forecast_attention if to == "attention" else forecast_conv
+            forecast = predict(loaded.network, _images(loaded, images, limit, sizes)[0][:1], **options)
             print_record(forecast, forecast.summary(), json=json)
             return 0
         require_new_folder(target.output, "--output")
@@ -180,13 +181,6 @@ def _require_measured(path: Path | None, limit: int | None, shape: str | None) -
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise ArgumentError(must_be("--shape", "whole numbers separated by commas, for instance 3,224,224", shape))
     return tuple(map(int, parts))
-
-
-def _forecast(to: str) -> Callable[..., "ConversionForecast"]:
-    """Returns the function that says what a conversion would change."""
-    from convattn.networks.forecast import forecast_attention, forecast_conv
-
-    return forecast_attention if to == "attention" else forecast_conv
 
 
 def _images(

@@ -6,6 +6,7 @@ import re
 import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 
 from convattn.__about__ import __version__
@@ -41,19 +42,14 @@ class Installation(Record):
             "Trained networks": {f"convattn:{name}": text for name, text in self.networks.items()},
             "Names": {"encodings": ", ".join(self.encodings), "recipes": ", ".join(self.recipes)},
         }
-        width = max(len(name) for rows in groups.values() for name in rows) + 2
+        width = max(len(name) for rows in groups.values() for name in rows) + 4
+        wrap = partial(textwrap.fill, width=_COLUMNS, subsequent_indent=" " * width, break_on_hyphens=False)
         paragraphs = []
         for title, rows in groups.items():
-            lines = [_beside(f"  {name.replace('_', ' '):<{width}}", value) for name, value in rows.items()]
+            names = [f"  {name.replace('_', ' ')}".ljust(width) for name in rows]
+            lines = [wrap(value, initial_indent=name) for name, value in zip(names, rows.values(), strict=True)]
             paragraphs.append("\n".join([title, *lines]))
         return "\n\n".join(paragraphs)
-
-
-def _beside(name: str, value: str) -> str:
-    """Puts a value beside its name, on as many lines as it needs."""
-    return textwrap.fill(
-        value, _COLUMNS, initial_indent=name, subsequent_indent=" " * len(name), break_on_hyphens=False
-    )
 
 
 def info(*, json: bool = False) -> int:

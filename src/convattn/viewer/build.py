@@ -1,7 +1,7 @@
 """Networks and images → scene."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -343,7 +343,7 @@ class _Network:
             if isinstance(call.module, RelativeAttention)
             and isinstance(call.module.encoding, Quadratic | GeneralizedQuadratic)
         }
-        return describe_timeline(self.exhibit.heads, [*centred], [*centred.values()], self.key, self.collected)
+        return describe_timeline(self.exhibit.heads, centred, self.key, self.collected)
 
 
 def _key_place(features: Place, geometry: Geometry) -> Place:
@@ -443,13 +443,14 @@ def _head(head: HeadStatistics) -> dict[str, Any]:
 
 
 def describe_timeline(
-    snapshots: Sequence[HeadSnapshot], layers: Sequence[int], heads: Sequence[int], name: str, collected: SceneTensors
+    snapshots: Sequence[HeadSnapshot], layers: Mapping[int, int], name: str, collected: SceneTensors
 ) -> dict[str, Any] | None:
     """Describes where quadratic heads were during training; None where snapshots are none, or of other layers.
 
-    `layers` are the numbers of the layers with such heads, `heads` how many each has. A layer with fewer heads than
-    another is filled up with nan.
+    `layers` says how many such heads each layer has, by the layer's number. A layer with fewer heads than another is
+    filled up with nan.
     """
+    heads = list(layers.values())
     times = sorted({(shot.step, shot.epoch) for shot in snapshots})
     if not times or {shot.layer for shot in snapshots} != set(range(len(layers))):
         return None
