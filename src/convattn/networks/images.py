@@ -60,9 +60,7 @@ def decode_picture(file: Any, *, formats: tuple[str, ...] = FORMATS, pixels: int
                 _require_size(picture, pixels)
                 return _colours(pil.ImageOps.exif_transpose(picture))
         except pil.UnidentifiedImageError:
-            raise PictureError(
-                "none", f"this is no picture that can be read ({', '.join(formats)})"
-            ) from None
+            raise PictureError("none", f"this is no picture that can be read ({', '.join(formats)})") from None
         except pil.Image.DecompressionBombError:
             raise PictureError("large", f"the picture has more than {pixels:,} pixels") from None
         except (PictureError, FileNotFoundError, PermissionError):

@@ -33,6 +33,9 @@ from convattn.networks.tensors import (
 from convattn.sealed import weights_digest, write_sealed
 from convattn.wording import ITSELF
 
+AnyCertificate = NetworkCertificate | Certificate
+"""Certificate of a converted network or of a single layer."""
+
 _REST = (
     "The weights are a plain state dict in `model.safetensors`; `config.json` says how each layer is rebuilt. The"
     " licence, the training data and the accuracy are those of the network that was converted, and are not known here."
@@ -42,7 +45,7 @@ _REST = (
 def network_card(
     config: Mapping[str, Any],
     network: nn.Module,
-    certificate: NetworkCertificate | Certificate | None,
+    certificate: AnyCertificate | None,
     *,
     of_other_weights: bool = False,
 ) -> str:
@@ -77,7 +80,7 @@ def network_card(
     return "\n\n".join(sections) + "\n"
 
 
-def _origin(config: Mapping[str, Any], network: nn.Module, certificate: NetworkCertificate | Certificate | None) -> str:
+def _origin(config: Mapping[str, Any], network: nn.Module, certificate: AnyCertificate | None) -> str:
     """Says what a network was, which layers replace others, and what saved it."""
     origin = f"`{config['source']}`" if config["source"] else f"a network of class `{config['class']}`"
     options = f" with {config['options']}" if config["options"] else ""
@@ -108,7 +111,7 @@ def save_network(
     *,
     source: str | None = None,
     options: Mapping[str, Any] | None = None,
-    certificate: NetworkCertificate | Certificate | None = None,
+    certificate: AnyCertificate | None = None,
     same_weights: bool = True,
 ) -> Path:
     """Saves a whole network, converted or not, as a folder that is whole or not there.
@@ -158,7 +161,7 @@ def save_network(
     if source is not None and not isinstance(source, str):
         raise ArgumentError(must_be("source", '"timm:NAME" or "torchvision:NAME"', source))
     require_new_folder(folder)
-    if certificate is not None and not isinstance(certificate, NetworkCertificate | Certificate):
+    if certificate is not None and not isinstance(certificate, AnyCertificate):
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
     kind = type(network).__name__
     _require_layers(network, certificate)
@@ -206,7 +209,7 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
     *,
     source: str | None = None,
     options: Mapping[str, Any] | None = None,
-    certificate: NetworkCertificate | Certificate | None = None,
+    certificate: AnyCertificate | None = None,
     same_weights: bool = True,
     commit_message: str = "Upload network by convattn",
     private: bool | None = None,
@@ -264,40 +267,37 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
         )
 
 
-def _require_layers(network: nn.Module, certificate: NetworkCertificate | Certificate | None) -> None:
+def _require_layers(network: nn.Module, certificate: AnyCertificate | None) -> None:
     """Raises if a layer could not be rebuilt, or the certificate is that of another network."""
-    rooms = {name: type(module).__module__ for name, module in network.named_modules()}
+    kind, places = type(network).__name__, dict(network.named_modules(remove_duplicate=False))
+    rooms = {name: type(module).__module__ for name, module in places.items()}
     made = [name for name, room in rooms.items() if room.startswith(_ADAPTERS)]
     if made:
-        replaced = not any(room == _INITIALISED for room in rooms.values())
-        maker = "replace_convolutional_heads" if replaced else "convolutional_init"
+        maker = "convolutional_init" if _INITIALISED in rooms.values() else "replace_convolutional_heads"
         raise UnsupportedModelError(
-            f"cannot save this {type(network).__name__}: {made[0]} was made by {maker}, which a saved network cannot"
-            f" record. Save the state_dict, and load it after the same call of {maker}"
+            f"cannot save this {kind}: {made[0]} was made by {maker}, which a saved network cannot record. Save the"
+            f" state_dict, and load it after the same call of {maker}"
         )
-    frozen = [name for name, module in network.named_modules() if isinstance(module, FrozenAttention)]
+    frozen = [name for name, module in places.items() if isinstance(module, FrozenAttention)]
     if frozen:
         raise UnsupportedModelError(
-            f"cannot save this {type(network).__name__}: {frozen[0] or ITSELF} is frozen and has no weights of its own."
-            " Save the network that was frozen, and freeze it again after loading"
+            f"cannot save this {kind}: {frozen[0] or ITSELF} is frozen and has no weights of its own. Save the network"
+            " that was frozen, and freeze it again after loading"
         )
     if not isinstance(certificate, NetworkCertificate):
         return
-    places = dict(network.named_modules(remove_duplicate=False))
-    missing = next((layer.name for layer in certificate.layers if layer.name not in places), None)
-    if missing is not None:
-        wanted = f"that of this {type(network).__name__}, which has no {missing}"
-        raise ArgumentError(f"certificate must be {wanted}, but is that of a {certificate.source}")
     to_attention = certificate.direction == "network_to_attention"
     for layer in certificate.layers:
+        if layer.name not in places:
+            wanted = f"that of this {kind}, which has no {layer.name}"
+            raise ArgumentError(f"certificate must be {wanted}, but is that of a {certificate.source}")
         attends = any(isinstance(module, RelativeAttention) for module in places[layer.name].modules())
         if attends is not to_attention:
-            wanted = f"that of this {type(network).__name__}, where {layer.name or ITSELF} is"
-            wanted += " attention" if attends else " no attention"
+            wanted = f"that of this {kind}, where {layer.name or ITSELF} is{'' if attends else ' no'} attention"
             raise ArgumentError(f"certificate must be {wanted}, but is that of {certificate.direction}")
 
 
-def _same_weights(network: nn.Module, certificate: NetworkCertificate | Certificate | None) -> bool | None:
+def _same_weights(network: nn.Module, certificate: AnyCertificate | None) -> bool | None:
     """Tells whether a certificate is of the weights that a network, or a layer of it, has; None if that is unknown."""
     if certificate is None or certificate.weights is None:
         return None
