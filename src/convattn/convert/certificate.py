@@ -484,24 +484,22 @@ def certify_attention(
         not_covered.append("centres rounded when the layer is cast to a narrower dtype")
     if max(layer.geometry.input_dilation) > 1 or isinstance(conv, TransposedConvolution):
         not_covered.append("the argument output_size of forward: output_padding is used instead")
-    return Certificate(
+    return _certificate(
+        layer,
+        x,
+        per_unit,
+        bounds,
+        allowed,
         direction="conv_to_attention",
         source=repr(conv),
         result=describe_attention(layer),
         leak=leak,
+        exact=exact,
+        largest=largest(high),
+        measured_error=measured_error,
         discarded=discarded,
         not_covered=tuple(not_covered),
         weights=weights_digest(layer),
-        **_fields(
-            layer,
-            x,
-            per_unit,
-            bounds,
-            exact=exact,
-            largest=largest(high),
-            measured_error=measured_error,
-            rounding=allowed,
-        ),
     )
 
 
@@ -538,31 +536,29 @@ def certify_convolution(
     rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * largest(x)
     budget = max(rounding_budget(high, lows), rounding_budget(high_conv, reordered)) + rounded
     measured_error, bounds = largest(made.double() - high), convolution_rounding(conv, kernel, rows)
-    common = _fields(
-        layer,
-        x,
-        (errors.mT @ rows).max().item(),
-        bounds,
-        exact=errors.max().item() <= torch.finfo(x.dtype).eps,
-        largest=largest(high),
-        measured_error=measured_error,
-        rounding=budget,
-    )
+    per_unit = (errors.mT @ rows).max().item()
     exact_per_unit, at_zero = convolution_rounding(exact_conv, kernel, rows)
-    if not largest(high_conv - high) <= common["bound"] + rounded + exact_per_unit * largest(x) + at_zero:
-        common["verdict"] = "failed"
+    agreed = (per_unit + exact_per_unit) * largest(x) + rounded + at_zero
     not_covered = [] if any_size else [f"images of other sizes than {' x '.join(map(str, sizes))}"]
     if layer.dropout:
         not_covered.append("dropout of attention weights in training, which a convolution does not have")
-    return Certificate(
+    return _certificate(
+        layer,
+        x,
+        per_unit,
+        bounds,
+        budget,
+        same=largest(high_conv - high) <= agreed,
         direction="attention_to_conv",
         source=describe_attention(layer),
         result=repr(conv),
         leak=leak,
+        exact=errors.max().item() <= torch.finfo(x.dtype).eps,
+        largest=largest(high),
+        measured_error=measured_error,
         discarded=(),
         not_covered=tuple(not_covered),
         weights=weights_digest(conv),
-        **common,
     )
 
 
@@ -571,40 +567,38 @@ def _moved(x: Tensor) -> list[Tensor]:
     return [rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)]
 
 
-def _fields(
+def _certificate(
     layer: RelativeAttention,
     x: Tensor,
     bound_per_unit: float,
     bounds: tuple[float, float],
-    *,
-    exact: bool,
-    largest: float,
-    measured_error: float,
     rounding: float,
-) -> dict[str, Any]:
-    """Returns the fields of a certificate that both directions fill alike, with the verdict.
+    *,
+    same: bool = True,
+    **fields: Any,
+) -> Certificate:
+    """Makes the certificate of either direction, with the verdict.
 
     `bounds` limit the `rounding` that other computations of the same show. A bound hidden by rounding counts as exact.
+    `same` tells whether both agree in float64, where that was compared.
     """
     unit, (per_unit, at_zero) = x.abs().max().item(), bounds
     bound, rounding = bound_per_unit * unit, min(rounding, per_unit * unit + at_zero)
-    verdict: Verdict = "exact" if exact or bound <= rounding else "different"
-    return {
-        "verdict": verdict if measured_error <= bound + rounding else "failed",
-        "dtype": str(x.dtype).removeprefix("torch."),
-        "heads": layer.num_heads,
-        "sharpness": lowest_sharpness(layer),
-        "exact": exact,
-        "bound_per_unit": bound_per_unit,
-        "rounding_per_unit": per_unit,
-        "rounding_at_zero": at_zero,
-        "check_shape": tuple(x.shape),
-        "check_seed": SEED,
-        "bound": bound,
-        "measured_error": measured_error,
-        "rounding": rounding,
-        "largest": largest,
-    }
+    verdict: Verdict = "exact" if fields["exact"] or bound <= rounding else "different"
+    return Certificate(
+        verdict=verdict if same and fields["measured_error"] <= bound + rounding else "failed",
+        dtype=str(x.dtype).removeprefix("torch."),
+        heads=layer.num_heads,
+        sharpness=lowest_sharpness(layer),
+        bound_per_unit=bound_per_unit,
+        rounding_per_unit=per_unit,
+        rounding_at_zero=at_zero,
+        check_shape=tuple(x.shape),
+        check_seed=SEED,
+        bound=bound,
+        rounding=rounding,
+        **fields,
+    )
 
 
 def require_share(argument: str, share: float | None) -> None:
