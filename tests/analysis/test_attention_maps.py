@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from convattn.errors import ArgumentError
-from convattn.heads.attention_maps import mean_attention, position_attention
+from convattn.lab.paper_figures import mean_attention, position_attention
 from convattn.models import AttentionNet, ConvNet
 from convattn.testing.budget import assert_within_budget, roundings
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from einops import rearrange
-from jaxtyping import Float, Int
+from einops import rearrange, reduce
+from jaxtyping import Float, Float64, Int
+from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, optional_module
 from convattn.files import write_atomically
-from convattn.heads.attention_maps import mean_attention, position_attention
 from convattn.heads.head_snapshots import HEADS, HeadSnapshot, read_heads
+from convattn.heads.layout import AttentionCall
+from convattn.heads.reading import watch
 from convattn.lab.figures import COLOURS, figure_files, head_layers, head_paths
 from convattn.lab.paper_table import TABLE1
 from convattn.lab.recipe import DataRecipe, load_recipe
@@ -23,6 +25,7 @@ from convattn.lab.run_folder import HEAD_COLUMNS
 from convattn.lab.run_setup import load_data
 from convattn.lab.runs import Run, RunGroup, read_metrics
 from convattn.lab.tables import csv_text, write_parquet
+from convattn.layers import RelativeAttention
 from convattn.models import AttentionNet
 from convattn.networks import load_network
 from convattn.networks.datasets import ImageDataset, normalise
@@ -236,6 +239,51 @@ _COLUMNS = pa.schema([*((name, pa.int64()) for name in _INDICES), ("attention", 
 _PANEL = 0.86
 _LEAST_COLUMNS = 7
 """Panels that a title is wide."""
+
+
+_IMAGES_AT_ONCE = 10
+
+_AttentionMaps = Float64[np.ndarray, "queries _ key_rows key_cols"]
+"""Weights over the keys of some queries of one layer, (queries, heads, rows, cols)."""
+
+
+def position_attention(
+    network: nn.Module, spatial: tuple[int, int], queries: Sequence[tuple[int, int]]
+) -> list[_AttentionMaps]:
+    """Returns the attention of each layer that depends on no image.
+
+    `spatial` is the size of the layers' feature maps, `queries` are the row and column of each query pixel. A network
+    without attention layers, or with content, raises ArgumentError.
+    """
+    layers = [module for module in network.modules() if isinstance(module, RelativeAttention)]
+    if not layers:
+        raise ArgumentError(f"network must have attention layers, but {type(network).__name__} has none")
+    rows, cols = (list(index) for index in zip(*queries, strict=True))
+    with torch.inference_mode():
+        maps = [layer.attention(spatial)[:, rows, cols].double() for layer in layers]
+    return [rearrange(one, "heads queries rows cols -> queries heads rows cols").numpy() for one in maps]
+
+
+def mean_attention(
+    network: nn.Module, images: Float[Tensor, "images channels rows cols"], queries: Sequence[tuple[int, int]]
+) -> list[_AttentionMaps]:
+    """Returns the attention of each layer averaged over normalised images.
+
+    `queries` are the row and column of each query pixel in the layers' feature maps. Every layer must see every pixel
+    from every pixel. A network without attention raises an error.
+    """
+    totals: dict[str, Any] = {}
+
+    def add(call: AttentionCall) -> None:
+        rows, cols = call.layout.grid
+        chosen = call.weights[:, 0][:, :, [row * cols + col for row, col in queries]].double()
+        totals[call.name] = totals.get(call.name, 0.0) + reduce(
+            chosen, "images heads queries (rows cols) -> queries heads rows cols", "sum", rows=rows, cols=cols
+        )
+
+    for batch in images.split(_IMAGES_AT_ONCE):
+        watch(network, batch, add)
+    return [(total / len(images)).numpy() for total in totals.values()]
 
 
 @dataclass(frozen=True, eq=False)
