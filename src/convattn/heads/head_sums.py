@@ -7,7 +7,7 @@ a power of two, so that weights of 0 and 1 stay exact.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import log2
 
@@ -169,14 +169,15 @@ class HeadSums:
 def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"], groups: int) -> HeadSums:
     """Sums the weights of one batch; `members` says which group of images each image is in."""
     weights = call.weights
-    images = len(weights)
+    images, windows, heads = weights.shape[:3]
     made = empty_sums(call, pairs, groups)
     ones = torch.ones(images, dtype=torch.float64, device=weights.device)
     made.images.index_add_(0, members, ones)
     made.compared.index_add_(0, members, ones * (images > 1))
-    level = _level(weights.shape[-1])
+    level = 2.0 ** -round(log2(weights.shape[-1]))  # the power of two nearest to 1/keys
     runs = members.unique_consecutive(return_counts=True)
-    mass, logs, squares, apart = _empty_rows(call, pairs)
+    dtype = torch.promote_types(weights.dtype, torch.float32)
+    mass, logs, squares, apart = weights.new_empty(4, images, windows, heads, len(pairs.rows), dtype=dtype)
     for chosen, tile in tiles(call, pairs):
         signed = images > 0 and float(tile.amin()) < 0
         total = tile.new_zeros(len(runs[0]), *tile.shape[1:])  # Σ (A − level) over the images of a run
@@ -205,12 +206,7 @@ def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images
     images_of = made.images[:, None, None]
     by_displacement = made.centred + level * images_of * pairs.counts
     absolute = torch.where((made.absolute > 0).any(dim=(0, 2))[None, :, None], made.absolute, by_displacement)
-    return HeadSums(**{**_tensors(made), "by_displacement": by_displacement, "absolute": absolute})
-
-
-def _level(keys: int) -> float:
-    """Returns the power of two that is nearest to 1/keys."""
-    return 2.0 ** -round(log2(keys))
+    return replace(made, by_displacement=by_displacement, absolute=absolute)
 
 
 def tiles(call: AttentionCall, pairs: Pairs) -> Iterator[tuple[slice, Float[Tensor, "images groups heads rows cols"]]]:
@@ -238,13 +234,6 @@ def _stretches(tile: Float[Tensor, "images ..."], counts: Int64[Tensor, " runs"]
         for start in range(first, first + count, step):
             yield run, slice(start, min(start + step, first + count))
         first += count
-
-
-def _empty_rows(call: AttentionCall, pairs: Pairs) -> Float[Tensor, "kinds images groups heads rows"]:
-    """Returns memory for four sums of each row of weights, in at least float32."""
-    images, groups, heads = call.weights.shape[:3]
-    dtype = torch.promote_types(call.weights.dtype, torch.float32)
-    return call.weights.new_empty(4, images, groups, heads, len(pairs.rows), dtype=dtype)
 
 
 def _shifted(
@@ -315,7 +304,3 @@ def _prefix_queries(layout: Layout) -> Int64[Tensor, " prefix_queries"]:
     """Returns which queries of the only group are prefix tokens, in the order of the tokens."""
     found = ((layout.queries[0] < 0) & (layout.queries[0] != OUTSIDE)).nonzero()[:, 0]
     return found[layout.queries[0, found].argsort(descending=True)]
-
-
-def _tensors(sums: HeadSums) -> dict[str, Tensor]:
-    return {item.name: getattr(sums, item.name) for item in fields(sums)}
