@@ -41,12 +41,12 @@ Verdict = Literal["exact", "close", "different", "failed"]
 
 
 @dataclass(frozen=True)
-class Judged(Record):
+class VerdictRecord(Record):
     """A record of a check, with one of four verdicts."""
 
     schema_version: ClassVar[int] = 3
     added: ClassVar[tuple[str, ...]] = ()  # Fields that files of the version before lack; they are read as None
-    layer_kind: ClassVar["type[Judged] | None"] = None  # What the field `layers` holds, if there is one
+    layer_kind: ClassVar["type[VerdictRecord] | None"] = None  # What the field `layers` holds, if there is one
 
     verdict: Verdict
 
@@ -69,7 +69,7 @@ class Judged(Record):
 
 
 @dataclass(frozen=True)
-class LayerMeasurement(Judged):
+class LayerMeasurement(VerdictRecord):
     """What is promised for one layer, and what was measured of it on a random input."""
 
     added: ClassVar[tuple[str, ...]] = ("largest",)
@@ -211,7 +211,7 @@ class LeftAlone(Record):
 
 
 @dataclass(frozen=True)
-class NetworkCertificate(Judged):
+class NetworkCertificate(VerdictRecord):
     """What the conversion of a whole network promises, and what was measured of it, in either direction.
 
     Each layer has its own bound for every input, as in `Certificate`. For the whole network there is a promise only if
@@ -227,7 +227,7 @@ class NetworkCertificate(Judged):
 
     added: ClassVar[tuple[str, ...]] = ("tolerance",)
     later: ClassVar[tuple[str, ...]] = ("weights",)
-    layer_kind: ClassVar[type[Judged]] = LayerCertificate
+    layer_kind: ClassVar[type[VerdictRecord]] = LayerCertificate
 
     direction: str  # "network_to_attention" or "network_to_conv"
     source: str  # Class of the network converted

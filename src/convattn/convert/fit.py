@@ -143,7 +143,7 @@ def require_batch(name: str, images: object) -> None:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class LayerToFit:
     """A layer to fit, and the module whose output is its target."""
 
     name: str  # What the record calls it
@@ -154,7 +154,7 @@ class Fitted:
 def fit_layers(
     model: nn.Module,
     teacher: nn.Module,
-    layers: Mapping[str, Fitted],
+    layers: Mapping[str, LayerToFit],
     images: Tensor,
     output: Callable[[nn.Module, Tensor], Tensor],
     *,
@@ -205,7 +205,7 @@ def _require_fit(argument: str, image: Tensor, *networks: nn.Module) -> None:
 
 
 def _fit_layer(
-    model: nn.Module, teacher: nn.Module, fitted: Fitted, fit: Tensor, rest: Tensor, ridge: float, argument: str
+    model: nn.Module, teacher: nn.Module, fitted: LayerToFit, fit: Tensor, rest: Tensor, ridge: float, argument: str
 ) -> RefinedLayer:
     """Fits one layer, and undoes the fit if it does not help."""
     layer, target = fitted.layer, fitted.target
@@ -348,7 +348,7 @@ def _restore_modes_and_buffers(refined: nn.Module, conv_model: nn.Module) -> Non
             refined.get_buffer(name).copy_(buffer)
 
 
-def _convolutions_to_fit(conv_model: nn.Module, teacher: nn.Module) -> tuple[dict[str, Fitted], list[LeftAlone]]:
+def _convolutions_to_fit(conv_model: nn.Module, teacher: nn.Module) -> tuple[dict[str, LayerToFit], list[LeftAlone]]:
     """Finds the convolutions to fit, each with the module whose output is its target, and those left alone."""
     pairs, left_alone = {}, []
     attention = dict(teacher.named_modules(remove_duplicate=False))
@@ -364,7 +364,7 @@ def _convolutions_to_fit(conv_model: nn.Module, teacher: nn.Module) -> tuple[dic
         elif unknowns(conv) > _MOST_UNKNOWNS:
             reason = f"{unknowns(conv)} unknowns per output channel are more than {_MOST_UNKNOWNS}"
         else:
-            pairs[names[0]] = Fitted(names[0], conv, _target(names[0], conv_model, attention))
+            pairs[names[0]] = LayerToFit(names[0], conv, _target(names[0], conv_model, attention))
         if reason is not None:
             left_alone.append(LeftAlone(names[0], kind, reason))
     return pairs, left_alone

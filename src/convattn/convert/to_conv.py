@@ -230,11 +230,9 @@ class AttentionMap:
             zip(self.axes, window.first, window.taps, window.steps, strict=True), start=1
         ):
             index = torch.arange(taps) * step + low - axis.lowest
-            seen = (index >= 0) & (index < weights.shape[dim])
-            shape = [1] * weights.ndim
-            shape[dim] = taps
+            seen = ((index >= 0) & (index < weights.shape[dim])).to(weights)
             place = index.clamp(0, weights.shape[dim] - 1).to(weights.device)
-            weights = weights.index_select(dim, place) * seen.to(weights).view(shape)
+            weights = weights.index_select(dim, place) * seen.view(-1, *(1,) * (weights.ndim - 1 - dim))
         return einsum(weights, maps, "heads ..., heads outputs channels -> outputs channels ...")
 
     def trimmed(self, mass: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -286,11 +284,9 @@ def _scores(encoding: Encoding, axes: Sequence[Axis], device: torch.device) -> F
     """Scores all displacements; scores that are sums over axes need only one small table per axis."""
     if not isinstance(encoding, AxisAdditiveEncoding):
         return encoding.table(axes, torch.float64, device)
-    scores = torch.zeros((), dtype=torch.float64, device=device)
-    for dim, table in enumerate(encoding.axis_tables(axes, torch.float64, device), start=1):
-        shape = [len(table)] + [1] * len(axes)
-        shape[dim] = -1
-        scores = scores + table.view(shape)
+    scores, *others = encoding.axis_tables(axes, torch.float64, device)
+    for table in others:
+        scores = scores[..., None] + table.view(len(table), *(1,) * (scores.ndim - 1), -1)
     return scores
 
 

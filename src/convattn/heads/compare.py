@@ -168,7 +168,7 @@ def _hard_shifts(one: LayerReport, other: LayerReport) -> Iterator[tuple[int, st
 
 
 def _errors(first: Estimate, second: Estimate) -> float:
-    """Returns a difference in units of its standard error, nan if that is not known; what rounding explains is none."""
+    """Returns a difference in units of its standard error, nan if unknown; differences within rounding count as 0."""
     apart = abs(first.value - second.value)
     rounding = _ROUNDING * max(1.0, abs(first.value), abs(second.value))
     if not apart > _THRESHOLD * rounding:  # also where a number is not known

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert import attention_to_conv
-from convattn.convert.certificate import Judged, LeftAlone, underflows
+from convattn.convert.certificate import LeftAlone, VerdictRecord, underflows
 from convattn.convert.surgery import full_name, graft, keep_modes
 from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
@@ -24,7 +24,7 @@ from convattn.wording import counted
 
 
 @dataclass(frozen=True)
-class InitialisedLayer(Judged):
+class InitialisedLayer(VerdictRecord):
     """One attention layer whose heads were set on the patches around the query."""
 
     name: str  # Where it stands in the network
@@ -37,7 +37,7 @@ class InitialisedLayer(Judged):
 
 
 @dataclass(frozen=True)
-class ConvolutionalInit(Judged):
+class ConvolutionalInit(VerdictRecord):
     """What `convolutional_init` has made of a vision transformer.
 
     The verdict is "exact" where the heads are the convolution, at patches, up to rounding; "failed" where a layer's
@@ -45,7 +45,7 @@ class ConvolutionalInit(Judged):
     """
 
     schema_version: ClassVar[int] = 2
-    layer_kind: ClassVar[type[Judged]] = InitialisedLayer
+    layer_kind: ClassVar[type[VerdictRecord]] = InitialisedLayer
 
     model: str  # Class of the network
     grid: tuple[int, int]  # Rows and columns of patches, for images of the network's own size

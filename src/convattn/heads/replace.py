@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert.certificate import LeftAlone
-from convattn.convert.fit import Fitted, Refinement, fit_layers, require_batch
+from convattn.convert.fit import LayerToFit, Refinement, fit_layers, require_batch
 from convattn.convert.surgery import (
     Arguments,
     copy_module,
@@ -464,7 +464,7 @@ def refit_outputs(model: nn.Module, made: nn.Module, names: Sequence[str], image
     if not fitted:
         raise ArgumentError(f"refit must be None, because {left[0].summary()}")
     layers = {
-        place: Fitted(fitted[part], part, teacher.get_submodule(fitted[part]))
+        place: LayerToFit(fitted[part], part, teacher.get_submodule(fitted[part]))
         for place, part in student.named_modules()
         if isinstance(part, nn.Linear) and part in fitted
     }
