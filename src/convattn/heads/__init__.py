@@ -3,12 +3,12 @@
 from convattn.heads.analysis import CONTROLS, analyze
 from convattn.heads.compare import compare_reports
 from convattn.heads.convolved_attention import ConvolvedAttention, KernelMeans
+from convattn.heads.head_report import read_table, write_table
 from convattn.heads.head_snapshots import HeadSnapshot, read_heads
 from convattn.heads.initialise import convolutional_init
 from convattn.heads.patch_attention import GatedPatchAttention, PatchAttention
 from convattn.heads.replace import replace_convolutional_heads
 from convattn.heads.replaceable_heads import random_heads
-from convattn.heads.report_table import read_table, write_table
 
 __all__ = [
     "CONTROLS",
