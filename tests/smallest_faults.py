@@ -77,7 +77,10 @@ def weight_off(size: float) -> Callable:
         with torch.no_grad():
             weight.view(-1)[weight.abs().argmax()] *= 1 + size
 
-    return lambda right: lambda source, made, *rest: (wrong(source, made), right(source, made, *rest))[1]
+    def planted(right: Callable) -> Callable:
+        return lambda source, made, *rest, **named: (wrong(source, made), right(source, made, *rest, **named))[1]
+
+    return planted
 
 
 @dataclass(frozen=True)
