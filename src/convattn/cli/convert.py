@@ -101,18 +101,17 @@ def convert(  # noqa: PLR0913 - the options of the command
     if tolerance is not None and not 0 < tolerance < 1:
         raise ArgumentError(must_be("--tolerance", "a share in (0, 1)", tolerance))
     target = _Target(output or Path(), tolerance, allow_difference, json)
+    options: dict[str, Any] = (
+        {"sharpness": sharpness} if to == "attention" else {"kernel_size": kernel_size, "mass": mass}
+    )
     if _holds_layer(source):
         of_network = {**network.given(), "--images": images, "--limit": limit, "--shape": shape, "--include": include}
         of_network |= {"--exclude": exclude, "--content": content, "--fold": fold, "--dry-run": dry_run}
         _require_absent(of_network, f"is for a network, and {source} holds a single layer")
-        options = {"sharpness": sharpness} if to == "attention" else {"kernel_size": kernel_size, "mass": mass}
         return _convert_layer(Path(source), to, options, target, verify=not network.no_verify)
     sizes = _require_measured(images, limit, shape)
-    options: dict[str, Any] = {"include": include or None, "exclude": exclude or None}
-    if to == "attention":
-        options |= {"sharpness": sharpness, "content": content}
-    else:
-        options |= {"kernel_size": kernel_size, "mass": mass, "fold": fold}
+    options |= {"include": include or None, "exclude": exclude or None}
+    options |= {"content": content} if to == "attention" else {"fold": fold}
     from convattn.files import require_new_folder
     from convattn.networks.forecast import forecast_attention, forecast_conv
 
@@ -226,13 +225,10 @@ def _convert_network(
     certificate = replace(certificate, images=words)
     if target.accepts(certificate):
         save_network(made, target.output, source=loaded.source, options=loaded.options, certificate=certificate)
-    folded = any("folded in" in note for layer in certificate.layers for note in layer.notes)
-    if folded or not options.get("fold"):
-        return target.finish(certificate)
-    return target.finish(
-        certificate,
-        "\nfolded nothing: no new convolution is certainly followed by a linear map or batch normalisation",
-    )
+    note = ""
+    if options.get("fold") and not any("folded in" in text for layer in certificate.layers for text in layer.notes):
+        note = "\nfolded nothing: no new convolution is certainly followed by a linear map or batch normalisation"
+    return target.finish(certificate, note)
 
 
 def _holds_layer(source: str) -> bool:
