@@ -5,7 +5,7 @@ import torch
 
 from convattn.__about__ import __version__
 from convattn.cli import main
-from convattn.cli.info import Installation, describe_installation
+from convattn.cli.info import Installation, _optional_packages, describe_installation
 from convattn.encodings import ENCODINGS
 from convattn.lab import recipe_names
 from convattn.models import pretrained_card, pretrained_names
@@ -59,3 +59,12 @@ def test_missing_package_comes_with_its_install_line(monkeypatch):
     assert found.optional["scikit-learn"] == real("scikit-learn")
     assert f"missing: {line}" in found.summary()
     assert "ruff" not in {**found.missing, **found.optional}
+
+
+def test_a_package_of_several_extras_is_named_with_the_smallest(monkeypatch):
+    brought = {"sweep": ("monai", "timm"), "timm": ("timm",)}
+    lines = [f"{name}; extra == '{extra}'" for extra, names in brought.items() for name in names]
+    monkeypatch.setattr(metadata, "requires", lambda _: lines)
+    found = describe_installation()
+    assert {**found.optional, **found.missing}.keys() == {"monai", "timm"}
+    assert _optional_packages() == {"monai": "sweep", "timm": "timm"}

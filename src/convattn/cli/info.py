@@ -98,11 +98,15 @@ def describe_installation() -> Installation:
 
 
 def _optional_packages() -> dict[str, str]:
-    """Reads the optional packages, each with the first extra that brings it, from the metadata of the installation."""
-    found: dict[str, str] = {}
+    """Reads the optional packages, each with the smallest extra that brings it, from the metadata of this package."""
+    extras: dict[str, list[str]] = {}
     for requirement in metadata.requires("convattn") or ():
         name = re.match(r"[\w.-]+", requirement)
         extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
         if name and extra and name[0] != "convattn" and extra[1] not in _OTHERS:
-            found.setdefault(name[0], extra[1])
+            extras.setdefault(extra[1], []).append(name[0])
+    found: dict[str, str] = {}
+    for extra, names in sorted(extras.items(), key=lambda item: len(item[1])):
+        for name in names:
+            found.setdefault(name, extra)
     return found

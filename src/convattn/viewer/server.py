@@ -24,7 +24,8 @@ try:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
-    raise MissingDependencyError((error.name or "starlette").partition(".")[0], "view") from None
+    missing = (error.name or "starlette").partition(".")[0]
+    raise MissingDependencyError("uvicorn" if missing == "h11" else missing, "view") from None  # uvicorn brings h11
 
 CLIENTS = 200
 """Connections at a time; further ones are told to come later (503)."""
