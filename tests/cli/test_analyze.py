@@ -235,3 +235,5 @@ def test_two_reports_are_compared(images, made, tmp_path, capsys):
     assert sorted(file.name for file in (tmp_path / "both").iterdir()) == ["comparison.json", "comparison.png"]
     assert main(["compare", str(made), str(tmp_path)]) == 2
     assert "cannot read HeadReport" in capsys.readouterr().err
+    assert main(["compare", str(made), str(tmp_path / "none")]) == 2
+    assert "there is no report" in capsys.readouterr().err

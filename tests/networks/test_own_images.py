@@ -129,5 +129,5 @@ def test_without_scikit_learn_a_network_of_digits_is_converted(digits_run, tmp_p
     assert main(["convert", str(digits_run), "--to", "conv", "-o", str(tmp_path / "conv"), "--allow-difference"]) == 3
     words = NetworkCertificate.load(tmp_path / "conv" / "certificate.json").images
     assert words.startswith(
-        "one standard normal image (1, 1, 8, 8), seed 0, in place of digits: this needs scikit-learn"
+        "one standard normal image (1, 1, 8, 8), seed 0, in place of test images: this needs scikit-learn"
     )

@@ -112,6 +112,9 @@ def compare(first: Path, second: Path, /, *, output: OutputOrDefault = None, jso
     from convattn.heads import compare_reports
     from convattn.heads.head_report import HeadReport
 
+    for path in (first, second):
+        if not path.exists():
+            raise ArgumentError(f"there is no report {str(path)!r}")
     reports = [HeadReport.load(path / "report.json" if path.is_dir() else path) for path in (first, second)]
     comparison = compare_reports(*reports)
     text = comparison.summary()

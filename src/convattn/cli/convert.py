@@ -201,7 +201,7 @@ def _images(
         try:
             own = own_images(loaded.folder, count)
         except MissingDependencyError as missing:
-            why = f", in place of digits: {missing}"
+            why = f", in place of test images: {missing}"
     if own is not None:
         return own.prepared.to(like), f"{counted(len(own.prepared), 'image')} of {own.what}", False
     if limit is not None:
