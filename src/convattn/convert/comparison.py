@@ -187,8 +187,9 @@ def compare_networks(
     except Exception as error:  # a foreign network may look at its layers in any way
         raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
     if not to_conv and high is not None:
-        as_read = _with_convolutions(source, convolutions, _compute_in_float64).double()
-        convolved, _ = _run(as_read, batches, torch.float64)
+        convolved, _ = _run(  # without a name for the copy, which would keep it in memory
+            _with_convolutions(source, convolutions, _compute_in_float64).double(), batches, torch.float64
+        )
     own = min((x.dtype for x in plain), key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
     reordered = [results] if to_conv else []
     if not to_conv or (convolved is not None and own == torch.float64):
