@@ -37,10 +37,20 @@ def right(conversion, *verdicts):
     return made
 
 
+def loses_bias(conv):
+    """Says whether torch leaves out the bias between taps: some processors do, of transposed ones in bfloat16."""
+    if conv.bias is None or not isinstance(conv, TransposedConvolution):
+        return False
+    with torch.no_grad():
+        y = conv(torch.zeros(1, conv.in_channels, *SIZES[len(conv.kernel_size)], dtype=conv.weight.dtype))
+    return not torch.equal(y, conv.bias.view(-1, *(1,) * len(conv.kernel_size)).expand_as(y))
+
+
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(convolutions(DTYPES), st.sampled_from([0.5, 5.0, 46.0]), st.integers(1, 3), st.booleans())
 def test_convolutions(conv, sharpness, head_width, content):
-    again = right(attention_to_conv(right(conv_to_attention(conv, content=content), "exact")), "exact")
+    layer = right(conv_to_attention(conv, content=content), "exact")
+    again = right(attention_to_conv(layer), "exact", *(["failed"] if loses_bias(conv) else []))
     assert torch.equal(again.weight, conv.weight) or isinstance(conv, TransposedConvolution)
     right(conv_to_attention(conv, sharpness=sharpness))
     right(conv_to_attention(conv, head_width=head_width))
