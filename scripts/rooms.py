@@ -1,7 +1,7 @@
 """Prints the lines and files of each room of the package against its budget: python scripts/rooms.py.
 
 A room is a folder of the package, or the files at its root. Exit code 1 means that a room has more than 110 % of its
-budget, or no budget, or that two files of the package have one name.
+budget, or no budget, or that two files of the package have one name. Rooms in `ABOVE` may only shrink.
 """
 
 import sys
@@ -29,6 +29,9 @@ BUDGETS = {
 
 TOTAL = 24_500
 TOLERANCE = 1.1
+
+ABOVE: dict[str, int] = {}
+"""Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""
 
 
 def python_files(package: Path) -> list[Path]:
@@ -62,14 +65,25 @@ def shared_names(package: Path) -> dict[str, list[str]]:
     return {name: found for name, found in paths.items() if len(found) > 1}
 
 
-def find_faults(rooms: dict[str, tuple[int, int]], budgets: dict[str, int], shared: dict[str, list[str]]) -> list[str]:
-    """Describes each room above its budget or without one, and each name of several files."""
+def find_faults(
+    rooms: dict[str, tuple[int, int]], budgets: dict[str, int], shared: dict[str, list[str]], above: dict[str, int]
+) -> list[str]:
+    """Describes each room above its budget or without one, and each name of several files.
+
+    Args:
+        rooms: Lines and files by room.
+        budgets: Lines that a room may have.
+        shared: Names of several files, with their paths.
+        above: Lines that a room above its budget may have instead.
+    """
     faults = []
     for room, (lines, _) in rooms.items():
         if room not in budgets:
             faults.append(f"{room} has no budget")
-        elif lines > TOLERANCE * budgets[room]:
+        elif lines > TOLERANCE * budgets[room] and room not in above:
             faults.append(f"{room} has {lines:,} lines, more than 110 % of its budget of {budgets[room]:,}")
+        elif room in above and lines > above[room]:
+            faults.append(f"{room} has {lines:,} lines and is above its budget: it may have {above[room]:,}")
     return faults + [f"{name} is the name of {' and '.join(paths)}" for name, paths in shared.items()]
 
 
@@ -87,7 +101,7 @@ def table(rooms: dict[str, tuple[int, int]], budgets: dict[str, int], total: int
 def main() -> int:
     """Prints the table and the faults, and returns the exit code."""
     rooms = count_rooms(PACKAGE, BUDGETS)
-    faults = find_faults(rooms, BUDGETS, shared_names(PACKAGE))
+    faults = find_faults(rooms, BUDGETS, shared_names(PACKAGE), ABOVE)
     print("\n".join([table(rooms, BUDGETS, TOTAL), "", *faults]).rstrip())  # noqa: T201
     return 1 if faults else 0
 

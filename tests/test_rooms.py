@@ -21,8 +21,9 @@ def package(tmp_path):
     return tmp_path
 
 
-def faults(package, budgets=BUDGETS):
-    return SCRIPT["find_faults"](SCRIPT["count_rooms"](package, budgets), budgets, SCRIPT["shared_names"](package))
+def faults(package, budgets=BUDGETS, above=None):
+    rooms, shared = SCRIPT["count_rooms"](package, budgets), SCRIPT["shared_names"](package)
+    return SCRIPT["find_faults"](rooms, budgets, shared, above or {})
 
 
 def test_lines_and_files_are_counted_by_room(package):
@@ -47,6 +48,13 @@ def test_a_room_above_110_percent_is_a_fault(package, lines, refused):
     (package / "layers" / "relative.py").write_text("x = 1\n" * (lines - 2))
     expected = [f"layers has {lines} lines, more than 110 % of its budget of 10"]
     assert faults(package) == (expected if refused else [])
+
+
+@pytest.mark.parametrize(("lines", "refused"), [(20, False), (21, True)])
+def test_a_room_that_is_above_its_budget_may_only_shrink(package, lines, refused):
+    (package / "layers" / "relative.py").write_text("x = 1\n" * (lines - 2))
+    expected = [f"layers has {lines} lines and is above its budget: it may have 20"]
+    assert faults(package, above={"layers": 20}) == (expected if refused else [])
 
 
 def test_a_room_without_a_budget_is_a_fault(package):
