@@ -30,7 +30,16 @@ BUDGETS = {
 TOTAL = 24_500
 TOLERANCE = 1.1
 
-ABOVE: dict[str, int] = {}
+ABOVE = {
+    ROOT: 1_610,
+    "convert": 4_030,
+    "models": 1_310,
+    "networks": 1_950,
+    "heads": 5_710,
+    "viewer": 2_250,
+    "cli": 1_400,
+    "lab": 6_120,
+}
 """Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""
 
 
