@@ -204,3 +204,38 @@ def test_control_torchs_own_gradient_errs():
     if seen == "right":
         pytest.skip("the control: torch's own gradients of strided 1×1 convolutions are right here, also kept to AVX2")
     assert seen.startswith(("crash", "error: RuntimeError", "hang", "wrong"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "taps", "stride", "padding", "dilation", "transposed"),
+    [
+        ((17, 4), (5, 3), (1, 2), (0, 0), (2, 1), False),
+        ((3, 2), (2, 3), (2, 3), (0, 1), (1, 1), False),
+        ((1, 17), (2, 2), (3, 3), (1, 2), (2, 2), False),
+        ((8, 1), (5, 3), (1, 3), (2, 1), (1, 1), True),
+        ((3, 1), (3, 2), (3, 2), (0, 1), (1, 1), True),
+        ((1, 8), (2, 1), (3, 2), (1, 0), (2, 2), True),
+        ((1, 4, 4), (3, 3, 2), (3, 2, 3), (1, 1, 0), (1, 1, 1), True),
+    ],
+    ids=str,
+)
+def test_narrow_images_in_bfloat16_are_right(shape, taps, stride, padding, dilation, transposed):
+    """One output along a strided axis, taps that see no pixel, and planes that no tap reaches."""
+    generator = torch.Generator().manual_seed(0)
+    x, kernel = (torch.randn(2, 2, *sizes, generator=generator).bfloat16() for sizes in (shape, taps))
+
+    def ours(x, kernel):
+        x, kernel = x.detach().requires_grad_(), kernel.detach().requires_grad_()
+        if transposed:
+            y = convolve_transposed(x, kernel, None, stride, padding, [step - 1 for step in stride], 1, dilation)
+        else:
+            y = convolve(x, kernel, None, stride, padding, dilation, 1)
+        return y.detach(), *torch.autograd.grad(y.square().sum(), (x, kernel))
+
+    for size in (64, 256, 1024, 4096) * 3:
+        torch.full((size,), 1e30)  # numbers that are read by mistake are large
+    exact, seen = ours(x.double(), kernel.double()), ours(x, kernel)
+    moved = roundings(lambda *given: ours(*(tensor.float() for tensor in given)), x, kernel)
+    lows = [[low.bfloat16() for low in results] for results in moved]
+    for number, (made, high) in enumerate(zip(seen, exact, strict=True)):
+        assert_within_budget(made, high, [low[number] for low in lows])

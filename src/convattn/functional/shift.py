@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.functional.reference import dilate, pad_keys
-from convattn.functional.torch_modes import needs_own_operations
+from convattn.functional.torch_modes import needs_own_operations, product_dtype, without_autocast
 from convattn.grid import Axis, Geometry
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -54,6 +54,10 @@ def convolve(
     groups: int,
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes what `torch.nn.functional.conv1d`, `conv2d` or `conv3d` does, with correct gradients."""
+    if _is_narrow_in_bfloat16(x, kernel.shape[2:], x.shape[2:], stride, dilation):
+        with without_autocast(x.device):
+            wide = x.float(), kernel.float(), None if bias is None else bias.float()
+            return convolve(*wide, stride, padding, dilation, groups).bfloat16()
     if torch.is_grad_enabled() and _meets_the_fault(kernel, stride, padding):
         x, stride = take_every(x, stride), (1,) * len(stride)
     return _CONVOLUTIONS[len(stride)](x, kernel, bias, stride, padding, dilation, groups)
@@ -71,6 +75,13 @@ def convolve_transposed(
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes `torch.nn.functional.conv_transpose1d`, 2d or 3d with output padding `extra`, with correct gradients."""
     compute = _TRANSPOSED[len(stride)]
+    sizes = zip(x.shape[2:], kernel.shape[2:], stride, padding, extra, dilation, strict=True)
+    made = [step * (n - 1) - 2 * pad + d * (taps - 1) + 1 + more for n, taps, step, pad, more, d in sizes]
+    unwritten = len(stride) == 3 and _leaves_gaps(kernel, stride, padding, extra, dilation)
+    if _is_narrow_in_bfloat16(x, kernel.shape[2:], [0] if unwritten else made, stride, dilation):
+        with without_autocast(x.device):
+            wide = x.float(), kernel.float(), None if bias is None else bias.float()
+            return convolve_transposed(*wide, stride, padding, extra, groups, dilation).bfloat16()
     if torch.is_grad_enabled() and _meets_the_fault(kernel, stride, padding):
         y = dilate(compute(x, kernel, groups=groups), stride)
         y = functional.pad(y, [pixels for more in reversed(extra) for pixels in (0, more)])
@@ -79,6 +90,14 @@ def convolve_transposed(
     else:
         return compute(x, kernel, bias, stride, padding, extra, groups, dilation)
     return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * len(stride))
+
+
+def _is_narrow_in_bfloat16(x: Tensor, taps: Sequence[int], *sizes: Sequence[int]) -> bool:
+    """Tells whether taps of a strided convolution in bfloat16 may see no pixel: oneDNN's AMX then errs or crashes."""
+    pixels, stride, dilation = sizes
+    if max(stride) == 1 or x.device.type != "cpu" or product_dtype(x) != torch.bfloat16:
+        return False
+    return any(n <= d * (k - 1) + step for n, k, step, d in zip(pixels, taps, stride, dilation, strict=False))
 
 
 def _leaves_gaps(
