@@ -67,6 +67,11 @@ def test_a_head_that_does_not_look_at_the_nearest_key_is_no_shift():
     assert find_shifts([scores], [axis], 1e-15).offsets == ((1,),)
 
 
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), -float("inf")])
+def test_a_score_that_is_not_finite_is_no_hard_head_also_where_there_is_one_key(score):
+    assert find_shifts([torch.tensor([[score]])], [Axis(range(1), 1)], 1e-15) is None
+
+
 def test_scores_that_are_no_numbers_are_no_shift():
     scores = tables([(0, 0)], 800.0)
     scores[1][0, 3] = torch.nan

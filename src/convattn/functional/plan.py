@@ -418,7 +418,7 @@ def find_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis]
     for table, axis in zip(tables, axes, strict=True):
         scores = table.detach()
         at = scores.argmax(-1, keepdim=True)
-        inside = torch.softmax(scores, -1).scatter(-1, at, 0.0).sum(-1).amax().cpu()
+        inside = torch.softmax(scores, -1).scatter(-1, at, 0.0 * scores.amax(-1, keepdim=True)).sum(-1).amax().cpu()
         if not leak + inside <= most:
             return None
         along = at + axis.lowest
