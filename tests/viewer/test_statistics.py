@@ -18,7 +18,8 @@ def _shot(epoch, layer, heads):
 
 def _described(shots, layers, heads):
     collected = SceneTensors(10**6)
-    return describe_timeline(shots, layers, heads, "network", collected), collected.tensors
+    layers = dict(zip(layers, heads, strict=True))
+    return describe_timeline(shots, layers, "network", collected), collected.tensors
 
 
 def test_a_layer_with_fewer_heads_is_filled_up():
