@@ -169,7 +169,7 @@ def fit_exponent(points: Sequence[tuple[int, float]]) -> float | None:
         p; None with fewer than two different N.
 
     Example:
-        >>> fit_exponent([(10, 3.0), (100, 300.0)])
+        >>> round(fit_exponent([(10, 3.0), (100, 300.0)]), 6)
         2.0
     """
     if len({number for number, _ in points}) < 2:
