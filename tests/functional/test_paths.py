@@ -115,6 +115,14 @@ def axis_by_axis(case, keys, maps, *tables):
     return y.unflatten(-1, [len(axis.queries) for axis in case.axes])
 
 
+def divided_last(case, keys, maps, *tables):
+    """The exponentials of a sum of scores; the sum of them divides the means, so that its gradient is rounded too."""
+    scores = displacement_scores(full_table(tables), case.axes)
+    weights = torch.exp(scores - scores.detach().amax(-1, keepdim=True)).to(keys.dtype)
+    means = torch.einsum("hqk,bck->bhcq", weights, keys.flatten(2)) / weights.sum(-1)[:, None]
+    return combine_heads(means, maps, case.groups).unflatten(-1, [len(axis.queries) for axis in case.axes])
+
+
 def along_each_axis(case, keys, maps, *tables):
     """The same means, taken along one axis after another."""
     means = keys[:, None].expand(-1, HEADS, *keys.shape[1:])
@@ -125,7 +133,7 @@ def along_each_axis(case, keys, maps, *tables):
     return combine_heads(means, maps, case.groups)
 
 
-ROADS = (matrices_first, reference, axis_by_axis, along_each_axis)
+ROADS = (matrices_first, reference, divided_last, axis_by_axis, along_each_axis)
 PATHS = {"separable": separable, "dense": dense, "fourier": fourier}
 every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from convattn.layers import RelativeAttention
 from convattn.testing.contracts import Formula
 
-__all__ = ["as_dtype", "dense_attention", "dense_weights"]
+__all__ = ["as_dtype", "dense_attention", "dense_scores", "dense_weights"]
 
 
 def dense_attention(
@@ -20,16 +20,21 @@ def dense_attention(
 ) -> Float[Tensor, "batch outputs *out"]:
     """Computes a layer by its definition, y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k], in the dtype of x.
 
-    Only parameters and arguments of the layer are read. `backwards` sums from the last term to the first, which rounds
-    differently.
+    Only parameters and arguments of the layer are read. `backwards` sums from the last term to the first, and divides
+    by the sum of the exponentials last where the scores are those of positions alone. Both round differently.
     """
     keys, _, queries = _grids(layer, x)
-    weights = dense_weights(layer, x, formula, backwards=backwards).to(x.dtype)
-    weights = weights.flatten(2 + layer.dims).flatten(2, 1 + layer.dims)
+    position, content = dense_scores(layer, x, formula, backwards=backwards)
+    if backwards and content is None:
+        weights = _exponentials(position)[None].to(x.dtype)
+        totals = weights.sum(-1, keepdim=True)
+    else:
+        weights = _weights(layer, position, content, backwards=backwards).to(x.dtype)
+        totals = torch.ones_like(weights[..., :1])
     maps, pixels, order = _block_diagonal(layer), keys.flatten(2), -1 if backwards else 1
     weights, pixels = _ordered(weights, order), _ordered(pixels, order)
-    heads = list(zip(weights.unbind(1), maps, strict=True))
-    terms = [(weight @ pixels.mT) @ matrix.mT for weight, matrix in heads[::order]]
+    heads = list(zip(weights.unbind(1), totals.unbind(1), maps, strict=True))
+    terms = [((weight @ pixels.mT) / total) @ matrix.mT for weight, total, matrix in heads[::order]]
     y = sum(terms[1:], terms[0]).mT
     y = y if layer.bias is None else y + layer.bias[:, None]
     return y.unflatten(-1, [len({query[axis] for query in queries}) for axis in range(len(queries[0]))])
@@ -42,22 +47,27 @@ def dense_weights(
 
     The arguments are those of `dense_attention`.
     """
+    _, places, queries = _grids(layer, x)
+    weights = _weights(layer, *dense_scores(layer, x, formula, backwards=backwards), backwards=backwards)
+    sizes = [[len({point[axis] for point in points}) for axis in range(layer.dims)] for points in (queries, places)]
+    return weights.expand(len(x), -1, -1, -1).unflatten(-1, sizes[1]).unflatten(2, sizes[0])
+
+
+def dense_scores(
+    layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], formula: Formula, *, backwards: bool = False
+) -> tuple[Float[Tensor, "heads queries keys"], Float[Tensor, "batch heads queries keys"] | None]:
+    """Computes the scores of positions and those of content, in at least float32.
+
+    The arguments are those of `dense_attention`.
+    """
     keys, places, queries = _grids(layer, x)
     kind = torch.promote_types(x.dtype, torch.float32)
-    order = -1 if backwards else 1
     displacements = torch.tensor(places, dtype=kind) - torch.tensor(queries, dtype=kind)[:, None]
     position, features = _position_terms(layer, displacements, formula, one_by_one=backwards)
     if layer.content is None:
-        weights = _softmax(position, order).expand(len(x), -1, -1, -1)
-    else:
-        content = _content_scores(layer, keys, [places.index(query) for query in queries], features, kind, order)
-        if layer.gate is None:
-            weights = _softmax(content + position, order)
-        else:
-            share = _position_share(layer, kind)
-            weights = (1 - share) * _softmax(content, order) + share * _softmax(position, order)
-    sizes = [[len({point[axis] for point in points}) for axis in range(layer.dims)] for points in (queries, places)]
-    return weights.unflatten(-1, sizes[1]).unflatten(2, sizes[0])
+        return position, None
+    centres, order = [places.index(query) for query in queries], -1 if backwards else 1
+    return position, _content_scores(layer, keys, centres, features, kind, order)
 
 
 def as_dtype(layer: RelativeAttention, dtype: torch.dtype, encoding: torch.dtype | None = None) -> RelativeAttention:
@@ -83,8 +93,24 @@ def _grids(layer: RelativeAttention, x: Tensor) -> tuple[Tensor, list[tuple[int,
     return keys, list(product(*map(range, keys.shape[2:]))), list(product(*queries))
 
 
+def _weights(
+    layer: RelativeAttention, position: Tensor, content: Tensor | None, *, backwards: bool
+) -> Float[Tensor, "batch_or_one heads queries keys"]:
+    order = -1 if backwards else 1
+    if content is None:
+        return _softmax(position, order)[None]
+    if layer.gate is None:
+        return _softmax(content + position, order)
+    share = _position_share(layer, position.dtype)
+    return (1 - share) * _softmax(content, order) + share * _softmax(position, order)
+
+
+def _exponentials(scores: Tensor) -> Tensor:
+    return torch.exp(scores - scores.detach().amax(-1, keepdim=True))
+
+
 def _softmax(scores: Tensor, order: int) -> Tensor:
-    exponentials = torch.exp(scores - scores.max(-1, keepdim=True).values)
+    exponentials = _exponentials(scores)
     return exponentials / _ordered(exponentials, order).sum(-1, keepdim=True)
 
 
@@ -131,14 +157,28 @@ def _content_scores(
     for head in range(layer.num_heads):
         part = slice(head * width, (head + 1) * width)
         q, k = _ordered(asked[..., part], order), _ordered(offered[..., part], order)
-        score = q @ k.mT
-        if maps.content_bias is not None:
-            score = score + (k @ _ordered(maps.content_bias[head].to(kind), order))[:, None]
+        bias = 0 if maps.content_bias is None else _ordered(maps.content_bias[head].to(kind), order)
+        score = (q + bias) @ k.mT if order < 0 or maps.content_bias is None else q @ k.mT + (k @ bias)[:, None]
         if features is not None:
-            projected = features if maps.position is None else features @ maps.position[head].to(kind).mT
-            score = score + torch.einsum("bqw,qkw->bqk", q, _ordered(projected, order))
+            score = score + _feature_scores(asked[..., part], features, maps.position, head, order)
         heads.append(score / width**0.5)
     return torch.stack(heads, dim=1)
+
+
+def _feature_scores(
+    q: Float[Tensor, "batch queries width"],
+    features: Float[Tensor, "queries keys features"],
+    position: Tensor | None,
+    head: int,
+    order: int,
+) -> Float[Tensor, "batch queries keys"]:
+    """Multiplies queries, W_k,h and features; the order says which product is taken first."""
+    if position is None:
+        return torch.einsum("bqw,qkw->bqk", _ordered(q, order), _ordered(features, order))
+    matrix = position[head].to(features.dtype)
+    if order < 0:
+        return torch.einsum("bqf,qkf->bqk", q @ matrix, features)
+    return torch.einsum("bqw,qkw->bqk", q, features @ matrix.mT)
 
 
 def _block_diagonal(layer: RelativeAttention) -> Sequence[Tensor]:
