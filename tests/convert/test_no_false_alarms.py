@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies"),  # the type check does
 ]
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
-SIZES = {1: (23,), 2: (11, 13), 3: (5, 7, 6)}
+SIZES = {1: (23,), 2: (7, 9), 3: (4, 5, 4)}
 
 
 def right(conversion, *verdicts):
@@ -42,7 +42,7 @@ def loses_bias(conv):
     if conv.bias is None or not isinstance(conv, TransposedConvolution):
         return False
     with torch.no_grad():
-        y = conv(torch.zeros(1, conv.in_channels, *SIZES[len(conv.kernel_size)], dtype=conv.weight.dtype))
+        y = conv(torch.zeros(1, conv.in_channels, *[11] * len(conv.kernel_size), dtype=conv.weight.dtype))
     return not torch.equal(y, conv.bias.view(-1, *(1,) * len(conv.kernel_size)).expand_as(y))
 
 
@@ -121,7 +121,7 @@ def test_networks_of_convolutions():
     draw = draws()
     for _ in range(12):
         dtype, count = draw.choice([torch.float32, torch.float64]), draw.choice([1, 2, 5])
-        network, x = convolutional(draw).to(dtype), torch.randn(count, 3, 17, 19, dtype=dtype)
+        network, x = convolutional(draw).to(dtype), torch.randn(count, 3, 9, 11, dtype=dtype)
         made = right(network_to_attention(network, images=x, content=draw.random() < 0.2), "exact")
         right(network_to_conv(made, images=x, fold=draw.random() < 0.5), "exact")
         right(network_to_attention(network, images=x, sharpness=draw.choice([5.0, 46.0])))
