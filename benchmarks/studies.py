@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from convattn.lab.study_record import difference_in_words
 from convattn.lab.tables import markdown_table
 
 __all__ = ["TrainedRun", "difference_table", "provenance", "read_study", "spread"]
@@ -56,15 +57,12 @@ def spread(values: Sequence[float]) -> str:
 
 
 def difference_table(differences: Sequence[dict[str, Any]], what: str) -> str:
-    """Tabulates paired differences of accuracy in points, and what they are worth; `what` heads the recipes' column."""
+    """Tabulates paired differences of accuracy, in points; `what` heads the recipes' column."""
     rows = []
     for item in differences:
-        interval = "" if item["low"] is None else f"{100 * item['low']:+.2f} to {100 * item['high']:+.2f}"
         shown = ", ".join(f"{100 * value:+.2f}" for value in item["values"])
-        rows.append([f"`{item['label']}`", f"`{item['baseline']}`", f"{100 * item['mean']:+.2f}", interval, shown])
-    table = markdown_table([what, "less", "mean, points", "95 % bootstrap interval", "by seed"], rows)
-    worth = dict.fromkeys(item["worth"] for item in differences)  # one sentence for each number of seeds
-    return "\n\n".join([table, *worth])
+        rows.append([f"`{item['label']}`", f"`{item['baseline']}`", difference_in_words(item["values"]), shown])
+    return markdown_table([what, "less", "mean", "by seed"], rows)
 
 
 def provenance(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from scipy.stats import sem, t
-
 from convattn.heads.head_report import CONVOLUTIONAL, HeadReport, LayerStatistics
+from convattn.lab.study_record import LEAST_SEEDS, t_interval
 from convattn.lab.tables import markdown_table
 
 NAME = "trained-heads"
@@ -200,9 +199,9 @@ def _cutmix(networks: Sequence[Mapping[str, Any]]) -> str:
 
 def verdict(gaps: Sequence[float]) -> str:
     """Says how CutMix moves the mean attention distance: the 95 % t interval of the paired differences."""
-    if len(gaps) < 3:
+    if len(gaps) < LEAST_SEEDS:
         return f"{mean(gaps):+.3f} on average (n = {len(gaps)}: too few for an interval)."
-    low, high = t(len(gaps) - 1, mean(gaps), sem(gaps)).interval(0.95)
+    low, high = t_interval(gaps)
     resolved = "The difference is resolved" if low > 0 or high < 0 else "No difference is resolved"
     return f"{resolved}: {mean(gaps):+.3f} on average (n = {len(gaps)}; 95 % t interval {low:+.3f} to {high:+.3f})."
 

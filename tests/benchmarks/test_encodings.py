@@ -12,6 +12,7 @@ from convattn.data import load_digits, normalise
 from convattn.encodings import Quadratic
 from convattn.lab import study, train
 from convattn.lab.study_engines import Engine
+from convattn.lab.study_record import difference_in_words
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
 
@@ -66,8 +67,8 @@ def test_the_question_is_answered_seed_by_seed(page, table):
     runs = {(run.label, run.record["seed"]): run.results["test_accuracy"] for run in read_study(table)[1]}
     values = [100 * (runs["sa-learned", seed] - runs["sa-distance", seed]) for seed in (0, 1)]
     shown = ", ".join(f"{value:+.2f}" for value in values)
-    ends = f"{sum(values) / 2:+.2f} | {min(values):+.2f} to {max(values):+.2f}"
-    assert f"| `sa-learned` | `sa-distance` | {ends} | {shown} |" in page
+    mean = f"{sum(values) / 2:+.2f} points, n = 2: too few for an interval"
+    assert f"| `sa-learned` | `sa-distance` | {mean} | {shown} |" in page
     assert "sa-distance-table-start" not in page  # not in this study
     assert "With content, or without?" not in page
 
@@ -152,7 +153,7 @@ def test_pixels_seen_are_the_exponential_of_the_entropy():
         assert value == pytest.approx(entropy.exp().mean().item(), rel=1e-5)
 
 
-def test_what_failed_and_what_each_interval_is_worth_is_on_the_page(table, tmp_path):
+def test_what_failed_and_too_few_seeds_are_on_the_page(table, tmp_path):
     study_file, copied = table / "study.json", tmp_path / "table"
     copied.mkdir()
     for place in table.iterdir():
@@ -161,7 +162,6 @@ def test_what_failed_and_what_each_interval_is_worth_is_on_the_page(table, tmp_p
     record = json.loads(study_file.read_text())
     lost = next(run for run in record["runs"] if run["label"] == "sa-distance" and run["seed"] == 1)
     record["runs"].remove(lost)
-    record["differences"][0]["worth"] = "Another number of seeds."
     record["failures"] = [{"label": "sa-distance", "seed": 1, "log": "x.log", "reason": "Killed"}]
     candidate = record["search"]["choices"][0]["candidates"][0]
     candidate["failed"] = ["Out of luck"]
@@ -169,9 +169,9 @@ def test_what_failed_and_what_each_interval_is_worth_is_on_the_page(table, tmp_p
     main(["--runs", str(copied), "--output", str(tmp_path / "docs"), "--images", "5"])
     page = (tmp_path / "docs" / "encodings.md").read_text(encoding="utf-8")
     assert "- Failed: sa-distance, seed 1: Killed." in page
-    assert "n = 1: one difference has no interval" in page.partition("## Beside")[0]
-    beside = page.partition("## Beside")[2].partition("\n## ")[0]
-    assert all(item["worth"] in beside for item in record["differences"])
+    asked, _, beside = page.partition("## Beside")
+    assert "points, n = 1: too few for an interval |" in asked
+    assert all(difference_in_words(item["values"]) in beside for item in record["differences"])
     assert "| Out of luck |" in page
 
 

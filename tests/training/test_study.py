@@ -18,7 +18,7 @@ from convattn.lab import study
 from convattn.lab import study_engines as engines
 from convattn.lab.study_engines import LocalEngine, _slots, sigterm_raises
 from convattn.lab.study_plan import last_line, plan_runs
-from convattn.lab.study_record import StudyRecord
+from convattn.lab.study_record import StudyRecord, difference_in_words, t_interval
 from convattn.provenance import RunRecord
 
 RECIPE = "digits-quadratic"
@@ -53,8 +53,7 @@ def test_every_recipe_runs_with_every_seed_and_is_summarised(tmp_path):
         assert (group.accuracy.n, group.accuracy.minimum, group.accuracy.maximum) == (3, min(found), max(found))
     (difference,) = record.differences
     assert (difference.label, difference.baseline, difference.seeds) == (labels[1], labels[0], (0, 1, 2))
-    assert difference.low == min(difference.values) < difference.high == max(difference.values)
-    assert "n = 3: the interval is the range" in difference.worth
+    assert (difference.low, difference.high) == t_interval(difference.values)
     assert StudyRecord.load(tmp_path / "study.json") == record
     assert sum("done in 11.0 s" in line for line in told) == 6
 
@@ -63,7 +62,7 @@ def test_page_and_table_have_every_number(tmp_path):
     record, _ = run(tmp_path, grid={"training.epochs": ("1", "2")}, failing=())
     page = (tmp_path / "study.md").read_text()
     assert all(each.record_sha256 in page and each.folder in page for each in record.runs)
-    assert record.differences[0].worth in page
+    assert difference_in_words(record.differences[0].values) in page
     rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
     for row, group in zip(rows, record.groups, strict=True):
         assert (row["recipe"], float(row["accuracy_mean"])) == (group.label, group.accuracy.mean)

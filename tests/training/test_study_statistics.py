@@ -1,9 +1,8 @@
-import itertools
-import statistics
-
+import numpy as np
 import pytest
 
-from convattn.lab.study_record import bootstrap_interval, interval_worth, paired_difference, summarise
+from convattn.errors import ArgumentError
+from convattn.lab.study_record import difference_in_words, paired_difference, summarise, t_interval
 
 
 def test_summary_has_the_sample_deviation():
@@ -21,30 +20,30 @@ def test_differences_are_paired_by_seed():
     assert (one.mean, one.deviation, one.low, one.high) == (1.0, None, None, None)
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_interval_of_two_or_three_is_the_range(n):
-    values = (0.02, -0.01, 0.07)[:n]
-    assert bootstrap_interval(values) == (min(values), max(values))
-    assert f"n = {n}: the interval is the range" in interval_worth(n)
+def test_the_interval_is_that_of_a_table_of_t():
+    """Mean 2, deviation 1, n = 3: half the width is t(0.975; 2) / √3, and 4.303 is in every table."""
+    low, high = t_interval([1.0, 2.0, 3.0])
+    assert (low, high) == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4)
+    assert t_interval([2.0] * 4) == (2.0, 2.0)
 
 
-def test_interval_of_five_lies_inside_the_range_at_the_exact_quantiles():
-    """All 5⁵ resamples, counted: the drawn ones' quantiles lie between those of close levels."""
-    values = (0.02, -0.01, 0.07, 0.11, 0.03)
-    means = sorted(map(statistics.fmean, itertools.product(values, repeat=5)))
-    low, high = bootstrap_interval(values)
-    at = lambda share: means[round(share * (len(means) - 1))]  # noqa: E731
-    assert at(0.015) <= low <= at(0.035)
-    assert at(0.965) <= high <= at(0.985)
-    assert min(values) < low < high < max(values)
-    assert bootstrap_interval(values) == (low, high)
+def test_intervals_hold_the_mean_as_often_as_they_say():
+    """Of 4,000 samples of three to eight normal numbers; 95 % ± 4 standard errors."""
+    draws = np.random.default_rng(0)
+    held = 0
+    for number in range(4_000):
+        low, high = t_interval(draws.normal(1.0, 3.0, 3 + number % 6).tolist())
+        held += low <= 1 <= high
+    assert abs(held / 4_000 - 0.95) < 4 * (0.95 * 0.05 / 4_000) ** 0.5
 
 
-def test_worth_counts_how_often_a_range_holds_the_median():
-    """Each of n draws lies below the median half of the time; the range misses it where all lie on one side."""
-    for n in (2, 3):
-        sides = list(itertools.product((0, 1), repeat=n))
-        share = sum(0 < sum(side) < n for side in sides) / len(sides)
-        assert f"in {100 * share:.0f} % of studies" in interval_worth(n)
-    assert interval_worth(1) == "n = 1: one difference has no interval and shows no spread."
-    assert "cannot be wider than the range" in interval_worth(5)
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_fewer_than_three_values_have_no_interval(n):
+    with pytest.raises(ArgumentError, match=f"values must be at least 3, but is {n}"):
+        t_interval([1.0] * n)
+
+
+def test_a_difference_says_whether_it_is_resolved():
+    assert difference_in_words([0.01, 0.02, 0.03]).endswith("95 % t interval -0.48 to +4.48, n = 3: not resolved")
+    assert difference_in_words([0.02, 0.02, 0.03]).endswith("n = 3: resolved")
+    assert difference_in_words([0.02, 0.04]) == "+3.00 points, n = 2: too few for an interval"

@@ -16,6 +16,7 @@ from convattn.lab.study_record import (
     StudyRecord,
     Summary,
     compare,
+    difference_in_words,
     read_search,
     require_same_data,
     search_warnings,
@@ -226,20 +227,18 @@ def _differences(record: StudyRecord) -> list[str]:
             item.label,
             ", ".join(map(str, item.seeds)),
             ", ".join(f"{100 * value:+.2f}" for value in item.values),
-            f"{100 * item.mean:+.2f}" + ("" if item.deviation is None else f" ± {100 * item.deviation:.2f}"),
-            "none" if item.low is None or item.high is None else f"{100 * item.low:+.2f} to {100 * item.high:+.2f}",
+            "none" if item.deviation is None else f"{100 * item.deviation:.2f}",
+            difference_in_words(item.values),
         ]
         for item in record.differences
     )
-    heads = ("recipe", "seeds", "differences", "mean", "95 % interval")
-    worth = "\n".join(f"- {text}" for text in sorted({item.worth for item in record.differences}))
+    heads = ("recipe", "seeds", "differences", "standard deviation", "mean")
     title = f"## Differences to {record.baseline}"
     note = (
-        f"{record.measured.capitalize()} accuracy less the baseline's with the same seed, in percentage points. The "
-        "interval of the mean is the percentile bootstrap's (9,999 resamples, seed 0); with n seeds it cannot be wider "
-        "than the range of the differences."
+        f"{record.measured.capitalize()} accuracy less the baseline's with the same seed, in percentage points. A "
+        "difference is resolved where the interval does not hold 0."
     )
-    return [title, markdown_table(heads, rows), note, worth]
+    return [title, markdown_table(heads, rows), note]
 
 
 def _runs(record: StudyRecord) -> list[str]:

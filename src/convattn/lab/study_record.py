@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
 from convattn.errors import ArgumentError, CheckpointError, DataError, must_be
 from convattn.lab.recipe import differing_keys
 from convattn.lab.run_process import is_finished
@@ -51,9 +49,8 @@ class StudyDifference:
     values: tuple[float, ...]  # The differences, in the order of the seeds
     mean: float  # Their mean
     deviation: float | None  # Their standard deviation, with n − 1; None for a single one
-    low: float | None  # Lower end of the 95 % bootstrap interval of the mean; None for a single difference
+    low: float | None  # Lower end of the 95 % t interval of the mean; None for fewer than three differences
     high: float | None  # Upper end
-    worth: str  # How far an interval over so many seeds can be trusted
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ class StudySearch:
 class StudyRecord(Record):
     """Results of recipes over seeds, and their differences."""
 
-    schema_version: ClassVar[int] = 2
+    schema_version: ClassVar[int] = 3
 
     command: str  # Command that repeats the study; with the study's folder as ``-o`` it continues the study
     seeds: tuple[int, ...]  # Seeds that each recipe is run with
@@ -144,19 +141,10 @@ class StudyRecord(Record):
         for group in self.groups:
             spread = "" if group.accuracy.deviation is None else f" ± {100 * group.accuracy.deviation:.2f}"
             lines.append(f"{group.label}: {100 * group.accuracy.mean:.2f}{spread} %, n = {group.accuracy.n}")
-        for item in self.differences:
-            interval = (
-                "" if item.low is None or item.high is None else f" [{100 * item.low:+.2f}, {100 * item.high:+.2f}]"
-            )
-            lines.append(f"{item.label} less {item.baseline}: {100 * item.mean:+.2f}{interval} points; {item.worth}")
+        lines += [f"{item.label} less {item.baseline}: {difference_in_words(item.values)}" for item in self.differences]
         lines += [f"warning: {text}" for text in self.warnings]
         lines += [f"FAILED {item.label}, seed {item.seed}: {item.reason} ({item.log})" for item in self.failures]
         return "\n".join(lines)
-
-
-_RESAMPLES = 9_999
-_SEED = 0
-"""Of the resampling, so that the same runs always give the same interval."""
 
 
 def summarise(values: Sequence[float]) -> Summary:
@@ -178,7 +166,8 @@ def paired_difference(
     if not seeds:
         return None
     differences = tuple(values[seed] - against[seed] for seed in seeds)
-    found, interval = summarise(differences), bootstrap_interval(differences)
+    found = summarise(differences)
+    low, high = t_interval(differences) if len(differences) >= LEAST_SEEDS else (None, None)
     return StudyDifference(
         label=label,
         baseline=baseline,
@@ -186,50 +175,59 @@ def paired_difference(
         values=differences,
         mean=found.mean,
         deviation=found.deviation,
-        low=interval[0],
-        high=interval[1],
-        worth=interval_worth(len(seeds)),
+        low=low,
+        high=high,
     )
 
 
-def bootstrap_interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
-    """Computes the 95 % percentile bootstrap interval of a mean, from 9,999 resamples with a fixed seed.
-
-    Fewer than two values have no interval. Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993),
-    section 13.3.
-    """
-    if len(values) < 2:
-        return None, None
-    rows = np.random.default_rng(_SEED).integers(0, len(values), (_RESAMPLES, len(values)))
-    means = np.asarray(values, dtype=np.float64)[rows].mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    # The mean of equal numbers can be a rounding error away from them, but no mean leaves the range.
-    return max(float(low), min(values)), min(float(high), max(values))
+LEAST_SEEDS = 3
+"""Fewest differences that an interval of their mean is made of: two leave one degree of freedom."""
 
 
-def interval_worth(n: int) -> str:
-    """Says how far a percentile bootstrap interval over n differences can be trusted.
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Computes the 95 % t interval of a mean, for values that are independent and nearly normal.
 
-    A resample that draws the smallest value n times has probability n⁻ⁿ. For n of 2 and 3 that is above 2.5 %, so that
-    the interval is exactly the range; and the range of n independent draws holds the median of what they are drawn from
-    with probability 1 − 2¹⁻ⁿ.
+    Args:
+        values: Three or more values, as the differences of paired runs, one per seed.
+
+    Returns:
+        The ends of the interval, in the unit of the values.
+
+    Raises:
+        ArgumentError: There are fewer than three values.
 
     Example:
-        >>> print(interval_worth(3))
-        n = 3: the interval is the range from the smallest to the largest difference; such a range holds the median
-        difference in 75 % of studies, not in 95 %.
+        >>> low, high = t_interval([1.0, 2.0, 3.0])
+        >>> round(low, 2), round(high, 2)
+        (-0.48, 4.48)
     """
-    if n < 2:
-        return "n = 1: one difference has no interval and shows no spread."
-    if n < 4:
-        return (
-            f"n = {n}: the interval is the range from the smallest to the largest difference; such a range holds the "
-            f"median difference in {100 * (1 - 2 ** (1 - n)):.0f} % of studies, not in 95 %."
-        )
-    return (
-        f"n = {n}: the percentile bootstrap cannot be wider than the range of the differences, and holds the mean in "
-        "fewer than 95 % of studies where seeds are few."
-    )
+    from scipy import stats
+
+    if len(values) < LEAST_SEEDS:
+        raise ArgumentError(must_be("values", f"at least {LEAST_SEEDS}", len(values)))
+    mean, error = statistics.fmean(values), float(stats.sem(values))
+    if error == 0:  # scipy returns nan
+        return mean, mean
+    low, high = stats.t(len(values) - 1, mean, error).interval(0.95)
+    return float(low), float(high)
+
+
+def difference_in_words(values: Sequence[float]) -> str:
+    """Words the mean of paired differences in percentage points, with its interval, n, and whether it is resolved.
+
+    Args:
+        values: Differences as fractions, one per seed.
+
+    Example:
+        >>> difference_in_words([0.01, 0.02, 0.03])
+        '+2.00 points, 95 % t interval -0.48 to +4.48, n = 3: not resolved'
+    """
+    mean, n = f"{100 * statistics.fmean(values):+.2f} points", len(values)
+    if n < LEAST_SEEDS:
+        return f"{mean}, n = {n}: too few for an interval"
+    low, high = t_interval(values)
+    resolved = "resolved" if low > 0 or high < 0 else "not resolved"
+    return f"{mean}, 95 % t interval {100 * low:+.2f} to {100 * high:+.2f}, n = {n}: {resolved}"
 
 
 QUANTITIES = ("accuracy", "seconds", "parameters")
