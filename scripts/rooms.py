@@ -34,7 +34,7 @@ ABOVE = {
     ROOT: 1_610,
     "convert": 4_030,
     "models": 1_310,
-    "networks": 1_950,
+    "networks": 1_900,
     "heads": 5_710,
     "viewer": 2_250,
     "cli": 1_400,

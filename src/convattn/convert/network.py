@@ -139,7 +139,7 @@ def network_to_attention(
     given = read_arguments(model, images)
     with keep_random_state(model):
         found, left = find_convolutions(model, include, exclude)
-        made, certificates = _with_attention(model, found, sharpness=sharpness, content=content, impl=impl)
+        made, certificates = with_attention(model, found, sharpness=sharpness, content=content, impl=impl)
         copied = copy_module(made).eval()
         watch = Watch(copied, [item.name for item in left])
         convolutions = {plain.names[0]: (plain.conv, plain.same) for plain in found}
@@ -267,7 +267,7 @@ def _hook_notes(module: nn.Module) -> list[str]:
     return notes
 
 
-def _with_attention(
+def with_attention(
     model: nn.Module, found: Sequence[PlainConvolution], **options: Any
 ) -> tuple[nn.Module, list[Certificate]]:
     """Copies a network with attention layers in the places of convolutions; returns it and their certificates."""
