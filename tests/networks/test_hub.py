@@ -81,9 +81,3 @@ def test_a_folder_goes_to_the_hub_as_it_is(hub, made, tmp_path):
 def test_what_is_neither_folder_nor_repository_is_told(hub):
     with pytest.raises(CheckpointError, match="someone/else is not a folder, and cannot be fetched from the Hub"):
         from_pretrained("someone/else")
-
-
-def test_the_method_uploads_what_is_saved(hub, tmp_path):
-    assert ResNet(1, width=8).push_to_hub("someone/network") == "https://hub/someone/network"
-    uploaded = sorted(file.name for file in (tmp_path / "hub" / "someone" / "network").iterdir())
-    assert uploaded == ["README.md", "config.json", "model.safetensors"]

@@ -3,11 +3,9 @@
 import copy
 import inspect
 import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +13,7 @@ from torch import nn
 
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, without_trace
 from convattn.files import as_path, new_files, new_folder, write_atomically
-from convattn.models.pretrained import fetch, front_matter, upload
+from convattn.models.pretrained import fetch, front_matter
 from convattn.sealed import CONFIG, read_sealed, require_sizes, write_sealed
 from convattn.wording import some
 
@@ -55,7 +53,7 @@ _Model = TypeVar("_Model", bound="ImageClassifier")
 
 
 class ImageClassifier(nn.Module, ABC):
-    """A network with `save_pretrained`, `from_pretrained` and `push_to_hub`.
+    """A network with `save_pretrained` and `from_pretrained`; `convattn.push_to_hub` uploads it.
 
     A saved network is ``model.safetensors`` (weights) and ``config.json`` (the constructor's arguments, the class under
     the key "architecture", and digests of all). Loading raises if anything was changed or the weights do not fit
@@ -112,25 +110,6 @@ class ImageClassifier(nn.Module, ABC):
                 raise UnsupportedModelError(f"cannot save {type(self).__name__}: {error}") from None
             if not (folder / _CARD).exists():
                 write_atomically(temporary / _CARD, self._card())
-
-    def push_to_hub(self, repo_id: str, *, commit_message: str = "Upload network by convattn", **options: Any) -> str:
-        """Saves the network in a temporary folder and uploads it to the Hugging Face Hub.
-
-        Args:
-            repo_id: Repository "owner/name"; it is created if it does not exist.
-            commit_message: Message of the commit.
-            **options: `private`, `token`, `branch` and `create_pr`, as in `convattn.push_to_hub`.
-
-        Returns:
-            The address of the commit.
-
-        Raises:
-            UnsupportedModelError: The network could not be loaded again, or a tensor holds NaN.
-            MissingDependencyError: huggingface-hub is not installed.
-        """
-        with tempfile.TemporaryDirectory() as place:
-            self.save_pretrained(Path(place) / "network")
-            return upload(Path(place) / "network", repo_id, commit_message=commit_message, **options)
 
     @classmethod
     def from_pretrained(

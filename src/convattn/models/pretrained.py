@@ -120,32 +120,6 @@ def fetch(
     return Path(fetched)
 
 
-def upload(
-    folder: Path,
-    repo_id: str,
-    *,
-    commit_message: str,
-    private: bool | None = None,
-    token: str | None = None,
-    branch: str | None = None,
-    create_pr: bool | None = None,
-) -> str:
-    """Uploads a folder to a repository of the Hub, which is created if it does not exist.
-
-    The options are those of `convattn.push_to_hub`. Returns the address of the commit. Raises MissingDependencyError if
-    huggingface-hub is not installed.
-    """
-    api = optional_module("huggingface_hub", "huggingface-hub", "hub").HfApi(token=token)
-    return api.upload_folder(
-        repo_id=api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id,
-        repo_type="model",
-        folder_path=folder,
-        commit_message=commit_message,
-        revision=branch,
-        create_pr=create_pr,
-    )
-
-
 def front_matter(**entries: str | list[str]) -> str:
     r"""Writes the head of a model card, as the Hub reads it; JSON text is YAML as well.
 

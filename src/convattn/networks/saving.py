@@ -16,10 +16,10 @@ from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.convert.saved_layers import KINDS
 from convattn.convert.surgery import full_name
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, optional_module
 from convattn.files import as_path, new_folder, require_new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
-from convattn.models.pretrained import front_matter, upload
+from convattn.models.pretrained import front_matter
 from convattn.networks.loading import SCHEMA, saved_config
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import (
@@ -256,13 +256,13 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
             saved_config(folder)
             if source is not None or options or certificate is not None:
                 raise ArgumentError(f"source, options and certificate must be left out, because {folder} has its own")
-        return upload(
-            folder,
-            repo_id,
+        api = optional_module("huggingface_hub", "huggingface-hub", "hub").HfApi(token=token)
+        return api.upload_folder(
+            repo_id=api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id,
+            repo_type="model",
+            folder_path=folder,
             commit_message=commit_message,
-            private=private,
-            token=token,
-            branch=branch,
+            revision=branch,
             create_pr=create_pr,
         )
 
