@@ -303,6 +303,10 @@ def _content(width: int, *, gated: bool, shared_position: bool) -> Content:
     )
 
 
+_SHARED_ARGUMENTS = ("num_classes", "in_channels", "width", "depth", "ffn", "patch", "dropout", "initializer_range")
+"""Arguments that `AttentionNet` and `ConvNet` have in common, beside `dense`."""
+
+
 @final
 class ConvNet(MixingNet):
     """The same network as `AttentionNet`, with K x K convolutions in place of attention.
@@ -407,22 +411,9 @@ class ConvNet(MixingNet):
             differing = f"padding modes {' and '.join(modes)}" if len(modes) > 1 else "linear maps in some blocks only"
             raise ConversionError(f"cannot make a ConvNet: the blocks have {differing}, but must be alike")
         size = max(max(mixer.kernel_size) for mixer in mixers)
-        block = source.blocks[0]
-        assert isinstance(block, MixingBlock)
+        shared = {name: network.arguments[name] for name in _SHARED_ARGUMENTS}
         with torch.device("meta"):  # all tensors come from the network
-            made = cls(
-                size,
-                num_classes=network.num_classes,
-                in_channels=network.in_channels,
-                width=network.width,
-                depth=len(mixers),
-                ffn=network.ffn,
-                patch=network.patch,
-                dropout=block.dropout.p,
-                initializer_range=network.initializer_range,
-                dense=dense.pop(),
-                padding_mode=modes[0],
-            )
+            made = cls(size, **shared, dense=dense.pop(), padding_mode=modes[0])
         for block, mixer in zip(source.blocks, mixers, strict=True):
             block.mixer = _enlarge(mixer, size)
         made.patches, made.embed, made.blocks, made.head = source.patches, source.embed, source.blocks, source.head
