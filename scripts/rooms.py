@@ -33,8 +33,8 @@ TOLERANCE = 1.1
 ABOVE = {
     ROOT: 1_610,
     "convert": 4_030,
-    "models": 1_310,
-    "networks": 1_900,
+    "models": 1_255,
+    "networks": 1_895,
     "heads": 5_710,
     "viewer": 2_250,
     "cli": 1_400,

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -168,14 +169,10 @@ def normalisation(source: str | None, network: nn.Module, folder: Path | None) -
     Returns None if the preparation of the network's pictures is unknown or does not give them.
     """
     try:
-        return _read_normalisation(preparation(source, network, folder))
-    except (ArgumentError, MissingDependencyError):  # their preparation is unknown
+        prepare = preparation(source, network, folder)
+    except (ArgumentError, MissingDependencyError):
         return None
-
-
-def _read_normalisation(prepare: Any) -> tuple[Colour, Colour] | None:
-    """Reads the numbers of a transform, or of the last one in a chain."""
-    for step in (prepare, *reversed(getattr(prepare, "transforms", ()))):
+    for step in (prepare, *reversed(getattr(prepare, "transforms", ()))):  # the last one of a chain that has them
         mean, std = getattr(step, "mean", None), getattr(step, "std", None)
         if mean is not None and std is not None:
             return tuple(map(float, mean)), tuple(map(float, std))
@@ -204,7 +201,7 @@ class Pictures(Sequence[Tensor]):
     """Pictures that are decoded and prepared one by one."""
 
     def __init__(self, sources: Sequence[tuple[str, Callable[[], Any]]], prepare: Prepare) -> None:
-        """Takes the name of each picture, for errors, with a function that returns a file or a path to open."""
+        """Takes the name of each picture, for errors, with a function that returns it as an RGB picture of pillow."""
         self._sources, self._prepare = sources, prepare
 
     @property
@@ -220,7 +217,7 @@ class Pictures(Sequence[Tensor]):
         """Returns a prepared picture; one that cannot be read raises DataError."""
         name, source = self._sources[number]
         try:
-            picture = decode_picture(source())
+            picture = source()
         except (OSError, PictureError) as error:
             raise DataError(f"cannot read the image {name}: {error}") from None
         return self._prepare(picture)
@@ -247,7 +244,7 @@ def open_images(path: Path, prepare: Callable[[], Prepare], *, limit: int | None
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
         if not files:
             raise DataError(f"{path} holds no images ({', '.join(sorted(ENDINGS))})")
-        return Pictures([(str(file), lambda file=file: file) for file in files[:limit]], prepare())
+        return Pictures([(str(file), partial(decode_picture, file)) for file in files[:limit]], prepare())
     if not path.is_file() or path.suffix.lower() not in (".parquet", ".npy"):
         raise ArgumentError(must_be("--images", "a folder, a .parquet or a .npy file", str(path)))
     if path.suffix.lower() == ".parquet":
@@ -281,14 +278,13 @@ def _read_parquet(path: Path, prepare: Callable[[], Prepare], limit: int | None)
     if chosen in _TOKEN_COLUMNS:
         return _token_ids(path, rows)
     encoded = [row.get("bytes") if isinstance(row, dict) else row for row in rows]
-    sources = [(f"{path}, row {row}", lambda data=data: _file(data)) for row, data in enumerate(encoded)]
-    return Pictures(sources, prepare())
+    return Pictures([(f"{path}, row {row}", partial(_decode, data)) for row, data in enumerate(encoded)], prepare())
 
 
-def _file(data: Any) -> io.BytesIO:
+def _decode(data: Any) -> Any:
     if not isinstance(data, bytes):
-        raise OSError(f"no picture, but a {type(data).__name__}")
-    return io.BytesIO(data)
+        raise PictureError("none", f"no picture, but a {type(data).__name__}")
+    return decode_picture(io.BytesIO(data))
 
 
 def _token_ids(path: Path, rows: Sequence[Any]) -> Tensor:
@@ -310,19 +306,17 @@ def _read_array(path: Path, prepare: Callable[[], Prepare], limit: int | None) -
         raise DataError(f"{path} must hold numbers of at least one image, but is {array.dtype} of shape {array.shape}")
     array = array[:limit]
     if array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] == 3:
-        make = prepare()
-        pictures = [(f"{path}, image {row}", lambda row=row: _encoded(array[row])) for row in range(len(array))]
-        return Pictures(pictures, make)
+        return Pictures(
+            [(f"{path}, image {row}", partial(_picture, pixels)) for row, pixels in enumerate(array)], prepare()
+        )
     with np.errstate(over="ignore"):  # infinite numbers are refused later
         return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
 
 
-def _encoded(pixels: np.ndarray) -> io.BytesIO:
-    """Returns a picture as a file in memory, without loss."""
-    file = io.BytesIO()
-    _pillow().Image.fromarray(np.ascontiguousarray(pixels)).save(file, "bmp")
-    file.seek(0)
-    return file
+def _picture(pixels: np.ndarray) -> Any:
+    picture = _pillow().Image.fromarray(np.ascontiguousarray(pixels))
+    _require_size(picture, PIXELS)
+    return picture
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,7 +355,7 @@ def own_images(folder: Path | None, limit: int) -> OwnImages | None:
 
 
 def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages:
-    """Returns `own_images`, or raises ArgumentError if the data of the network of that title are unknown."""
+    """Returns `own_images`; raises ArgumentError, with the network's title, if its data are unknown."""
     found = own_images(folder, limit)
     if found is None:
         raise ArgumentError(f"--images must be given: {title} is not known to be trained on CIFAR-10 or digits")
