@@ -173,7 +173,13 @@ def fit_layers(
     held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
     fit, rest = images[~held], images[held]
     with without_autocast(images.device):  # it would go on with the weights before a fit
-        _require_fit(argument, rest[:1], model, teacher)
+        try:
+            for network in (model, teacher):
+                run(network, Arguments((rest[:1],), {}, "one of the images"))
+        except Exception as error:  # foreign networks may fail in any way
+            raise ArgumentError(
+                f"{argument} must fit both networks, but one of them raised {type(error).__name__}: {error}"
+            ) from error
         before = _end_to_end(model, teacher, rest, output)
         if not math.isfinite(before[0]):
             raise ArgumentError(_NOT_FINITE.format(argument))
@@ -192,16 +198,6 @@ def fit_layers(
         top1_changed_before=before[2],
         top1_changed_after=after[2],
     )
-
-
-def _require_fit(argument: str, image: Tensor, *networks: nn.Module) -> None:
-    try:
-        for network in networks:
-            run(network, Arguments((image,), {}, "one of the images"))
-    except Exception as error:  # foreign networks may fail in any way
-        raise ArgumentError(
-            f"{argument} must fit both networks, but one of them raised {type(error).__name__}: {error}"
-        ) from error
 
 
 def _fit_layer(
@@ -311,15 +307,17 @@ def refine(
         ('blocks.0.mixer', 16, 4)
     """
     _require_arguments(conv_model, attention_model, images, ridge)
-    refined, teacher = copy_network(conv_model).eval(), copy_network(attention_model).eval()
-    pairs, left_alone = _convolutions_to_fit(refined, teacher)
+    refined, teacher = copy_network(conv_model), copy_network(attention_model).eval()
+    fitted = copy_network(refined).eval()  # its runs may change its buffers
+    pairs, left_alone = _convolutions_to_fit(fitted, teacher)
     if not pairs and not left_alone:
         raise ArgumentError(
             "conv_model must be the result of network_to_conv on attention_model, but none of its convolutions"
             " replaces an attention layer"
         )
-    record = fit_layers(refined, teacher, pairs, images, _scores, ridge=ridge, argument="images", left_alone=left_alone)
-    _restore_modes_and_buffers(refined, conv_model)
+    record = fit_layers(fitted, teacher, pairs, images, _scores, ridge=ridge, argument="images", left_alone=left_alone)
+    for name, pair in pairs.items():
+        refined.get_submodule(name).load_state_dict(pair.layer.state_dict())
     return refined, record
 
 
@@ -336,16 +334,6 @@ def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images
     require_batch("images", images)
     if isinstance(ridge, bool) or not (isinstance(ridge, int | float) and 0 < ridge < math.inf):
         raise ArgumentError(must_be("ridge", "a positive finite number", ridge))
-
-
-def _restore_modes_and_buffers(refined: nn.Module, conv_model: nn.Module) -> None:
-    """Restores modes and buffers, which the runs may have changed."""
-    modes = {name: module.training for name, module in conv_model.named_modules()}
-    for name, module in refined.named_modules():
-        module.training = modes[name]
-    with torch.no_grad():
-        for name, buffer in conv_model.named_buffers():
-            refined.get_buffer(name).copy_(buffer)
 
 
 def _convolutions_to_fit(conv_model: nn.Module, teacher: nn.Module) -> tuple[dict[str, LayerToFit], list[LeftAlone]]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate
-from convattn.convert.taps import SUPPORTED_CONVOLUTIONS, TransposedConvolution
+from convattn.convert.taps import OPTIONS, SUPPORTED_CONVOLUTIONS, TransposedConvolution
 from convattn.convert.to_attention import ATTENTION_LAYERS, SamePaddedAttention
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
 from convattn.errors import (
@@ -29,9 +29,6 @@ from convattn.layers import Content, RelativeAttention
 from convattn.sealed import CONFIG, read_sealed, weights_digest, write_sealed
 
 _SCHEMA = 1
-
-_OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
-"""Arguments of a convolution that it holds as attributes."""
 
 KINDS = MappingProxyType(
     {kind.__name__: kind for kind in (*ATTENTION_LAYERS, SamePaddedAttention, *SUPPORTED_CONVOLUTIONS)}
@@ -135,7 +132,7 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
     if isinstance(layer, SamePaddedAttention):
         return {"kind": kind.__name__, "attention": describe_layer(layer.attention)}
     if kind in SUPPORTED_CONVOLUTIONS:
-        options: dict[str, Any] = {name: getattr(layer, name) for name in _OPTIONS}
+        options: dict[str, Any] = {name: getattr(layer, name) for name in OPTIONS}
         options |= {"bias": layer.bias is not None, "padding_mode": layer.padding_mode}
         if isinstance(layer, TransposedConvolution):
             options["output_padding"] = layer.output_padding

@@ -208,7 +208,8 @@ _HARMLESS = {
 }
 """What a subclass may define without computing something else."""
 
-_FIELDS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+"""Arguments that a convolution holds as attributes, beside its padding mode."""
 
 
 def _standardised(module: nn.Module) -> Tensor:
@@ -318,7 +319,7 @@ def _build_plain(
     base: type[nn.Module], working: nn.Module, kernel_of: Callable[[nn.Module], Tensor] | None
 ) -> AnyConvolution:
     """Builds the plain convolution around the tensors of another; `kernel_of` computes its kernel, if given."""
-    options = {name: getattr(working, name) for name in _FIELDS}
+    options = {name: getattr(working, name) for name in (*OPTIONS, "padding_mode")}
     if not options["in_channels"] or not options["out_channels"]:
         raise UnsupportedModelError("it has no channels")
     if base in TRANSPOSED_CONVOLUTIONS.values():
