@@ -17,11 +17,10 @@ from tests.adapters.report_cases import (
 )
 from torch import nn
 
-from convattn import analyze, replace_convolutional_heads
+from convattn import replace_convolutional_heads
 from convattn.errors import ArgumentError
 from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.replace import HeadReplacement
-from convattn.models import AttentionNet
 
 NETWORKS = {
     "timm": (timm_vit, (20, 28), GRID),
@@ -202,9 +201,3 @@ def test_layers_without_an_output_matrix_are_refused():
     report = report_of(network, attention_maps(network, x), (11,), 0)
     with pytest.raises(ArgumentError, match=r"refit must be None, because .*another module applies its output matrix"):
         replace_convolutional_heads(network, report, heads=every_head(report), refit=words(count=6))
-    torch.manual_seed(0)
-    own = AttentionNet("learned_axial", content=True, width=8, depth=1, heads=2, ffn=5, image_size=16).eval()
-    pictures = torch.randn(6, 3, 16, 16)
-    told = analyze(own, pictures, controls=(), progress=False)
-    with pytest.raises(ArgumentError, match=r"refit must be None, because .*layers of this library are not refitted"):
-        replace_convolutional_heads(own, told, heads=every_head(told), refit=pictures)

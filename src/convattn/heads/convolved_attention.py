@@ -1,4 +1,4 @@
-"""Attention of which some or all heads average values by displacement, over tokens and over images."""
+"""Attention over tokens of which some or all heads average values by displacement."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from math import isqrt, prod
 from typing import final
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,7 +14,6 @@ from torch.nn import functional
 from convattn.errors import ShapeError
 from convattn.functional.torch_modes import without_autocast
 from convattn.heads.families.attention_class import TokenAttention, linear
-from convattn.layers import FactoredValues, RelativeAttention
 
 _CONVOLVE = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _PER_TAP = 8
@@ -142,24 +141,6 @@ class MeasuredHeads:
     prefix_maps: Float[Tensor, "heads prefix tokens"]  # Weights of each prefix token's query, of sum 1
 
 
-def _kernel_means(groups: Sequence[MeasuredHeads], like: Tensor) -> nn.ModuleList:
-    """Makes the heads that average, in at least float32; they learn if `like` does."""
-    kind = torch.promote_types(like.dtype, torch.float32)
-    means = nn.ModuleList(KernelMeans(group.kernel.to(like.device, kind), group.first) for group in groups)
-    return means.requires_grad_(like.requires_grad)
-
-
-def _averaged(
-    means: nn.ModuleList,
-    values: Float[Tensor, "batch heads positions width"],
-    sizes: Sequence[int],
-    present: Bool[Tensor, "batch positions"] | None = None,
-) -> Float[Tensor, "batch heads positions width"]:
-    """Averages the values of all heads, group by group."""
-    parts = values.split([part.heads for part in means], dim=1)
-    return torch.cat([part(own, sizes, present) for part, own in zip(means, parts, strict=True)], dim=1)
-
-
 @final
 class ContentHeads(nn.Module):
     """Heads that attend by content as before: softmax(s q kᵀ) v, with the query and key rows of these heads only."""
@@ -279,8 +260,9 @@ class ConvolvedAttention(nn.Module):
         self.output = None if out is None else linear(out.weight[:, rows], out.bias, like=out)
         back = torch.argsort(torch.tensor(order, device=like.device))
         self.register_buffer("back", back if out is None and order != sorted(order) else None, persistent=False)
-        self.means = _kernel_means(groups, like)
         kind = {"device": like.device, "dtype": torch.promote_types(like.dtype, torch.float32)}
+        means = nn.ModuleList(KernelMeans(group.kernel.to(**kind), group.first) for group in groups)
+        self.means = means.requires_grad_(like.requires_grad)
         shares = torch.cat([group.prefix_shares for group in groups]).to(**kind)
         maps = torch.cat([group.prefix_maps for group in groups]).to(**kind)
         self.prefix_shares = nn.Parameter(shares, requires_grad=like.requires_grad)
@@ -319,7 +301,8 @@ class ConvolvedAttention(nn.Module):
         """Averages values at positions by displacement, and those of all tokens for prefix tokens."""
         prefix, positions = values.split([self.prefix, values.shape[2] - self.prefix], dim=2)
         there = None if present is None else present[:, self.prefix :]
-        around = _averaged(self.means, positions, sizes, there)
+        parts = positions.split([means.heads for means in self.means], dim=1)
+        around = torch.cat([means(part, sizes, there) for means, part in zip(self.means, parts, strict=True)], dim=1)
         if not self.prefix:
             return around
         shares = self.prefix_shares.to(values.dtype)
@@ -339,58 +322,3 @@ class ConvolvedAttention(nn.Module):
             expected = f"{self.prefix + prod(self.grid)} ({self.prefix} prefix and {grid} positions)"
             raise ShapeError(f"tokens must be {expected}, as where the heads were measured, but are {tokens}")
         return self.grid
-
-
-@final
-class ConvolvedImages(nn.Module):
-    """A layer from images to images whose heads average by displacement: y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k].
-
-    Attributes:
-        value: What is averaged: W_val, (heads, width, inputs), or None for the pixels themselves.
-        output: What follows: W_out or W_h, (heads, outputs, width or inputs).
-        bias: b, or None.
-        means: The heads, in the order of `value` and `output`.
-    """
-
-    value: Tensor | None
-    bias: Tensor | None
-
-    def __init__(self, layer: RelativeAttention, groups: Sequence[MeasuredHeads]) -> None:
-        """Copies the matrices of a layer, with all of its heads in groups of similar size."""
-        super().__init__()
-        order = torch.tensor([head for group in groups for head in group.heads])
-        values, like = layer.values, next(layer.values.parameters())
-        factored = isinstance(values, FactoredValues)
-        self.value = _copied(values.value[order], values.value) if factored else None
-        self.output = _copied(values.output[order], values.output) if factored else _copied(values.maps()[order], like)
-        self.bias = None if layer.bias is None else _copied(layer.bias, layer.bias)
-        self.means = _kernel_means(groups, like)
-        self.dims = layer.dims
-
-    def forward(self, x: Float[Tensor, "batch inputs *sizes"]) -> Float[Tensor, "batch outputs *sizes"]:
-        """Returns the images that the averages make.
-
-        Args:
-            x: Images.
-
-        Returns:
-            Images of the same size.
-
-        Raises:
-            ShapeError: The images have another number of axes.
-        """
-        if x.ndim != self.dims + 2:
-            raise ShapeError(f"x must have {self.dims + 2} axes, batch and channels first, but has {x.ndim}")
-        sizes, pixels = tuple(x.shape[2:]), rearrange(x, "batch inputs ... -> batch (...) inputs")
-        if self.value is None:
-            values = pixels[:, None].expand(-1, len(self.output), -1, -1)
-        else:
-            values = einsum(self.value, pixels, "heads width inputs, batch n inputs -> batch heads n width")
-        y = _averaged(self.means, values, sizes)
-        y = einsum(self.output, y, "heads outputs width, batch heads n width -> batch outputs n")
-        return (y if self.bias is None else y + self.bias[:, None]).unflatten(2, sizes)
-
-
-def _copied(numbers: Tensor, like: nn.Parameter) -> nn.Parameter:
-    """Copies numbers into a parameter, which learns if the parameter does that they come from."""
-    return nn.Parameter(numbers.detach().clone(), requires_grad=like.requires_grad)

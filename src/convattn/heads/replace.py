@@ -3,9 +3,8 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, final
 
 import torch
@@ -25,7 +24,8 @@ from convattn.convert.surgery import (
 )
 from convattn.errors import ArgumentError, ShapeError, UnsupportedModelError, must_be, must_be_a, must_fit
 from convattn.heads.catalogue import PATCH_COUNTERS, is_own, read_matrices
-from convattn.heads.convolved_attention import ConvolvedAttention, ConvolvedImages, MeasuredHeads
+from convattn.heads.convolved_attention import ConvolvedAttention
+from convattn.heads.families.attention_class import TokenAttention
 from convattn.heads.head_report import CONVOLUTIONAL, HeadReport, LayerReport
 from convattn.heads.replaceable_heads import (
     check_heads,
@@ -35,7 +35,6 @@ from convattn.heads.replaceable_heads import (
     why_not_head,
     why_not_layer,
 )
-from convattn.layers import RelativeAttention
 from convattn.record import Record
 from convattn.sealed import weights_digest
 from convattn.wording import counted, some
@@ -153,14 +152,13 @@ def replace_convolutional_heads(
     no query, key and softmax. Kernels and shares are parameters, so that the network can be trained on.
 
     Args:
-        model: timm's or transformers' ViT, torchvision's, timm's ConViT, transformers' BERT, or a network of this
-            library with content, of which whole layers are replaced; it is not changed.
+        model: timm's or transformers' ViT, torchvision's, timm's ConViT, or transformers' BERT; it is not changed.
         report: What `analyze` measured on this network.
         threshold: Least position score R², in (0, 1].
         heads: Pairs of a layer's name and a head's number: replace these, whatever their score.
         refit: Some hundred images, without labels, on which the output matrix of each layer with replaced heads is then
             fitted by least squares to the layer as it was; one of five is held out, and a fit that does not help there
-            is undone. None keeps the output matrices. Not of BERT and of this library's layers.
+            is undone. None keeps the output matrices. Not of BERT.
         images: Held-out images, or arguments in a tuple or a mapping, on which both networks are compared and timed.
         same_weights: Whether to raise an error if the report was measured with other weights than the network has now.
             False is for weights that were cast since, or are loaded afterwards.
@@ -207,13 +205,14 @@ def replace_convolutional_heads(
         old = made.get_submodule(layer.name)
         boxes: dict[int, tuple[int, ...]] = {}
         try:
-            rebuild = _rebuilder(old, layer, len(wanted))
+            matrices = _read_layer(old, layer)
             for head in wanted:
                 require_consistent_head(layer, layer.heads[head])
             if wanted:
                 groups = measured_heads(layer, wanted)
-                new_layers[old] = keep_modes(old, rebuild(groups))
-                if len(layer.grid) == 2 and not is_own(old):
+                grid = None if layer.pattern == "sequence" and not layer.prefix else layer.grid
+                new_layers[old] = keep_modes(old, matrices.wrap(ConvolvedAttention(matrices, groups, grid)))
+                if len(layer.grid) == 2:
                     bind_to_grid(made, layer.name, layer.grid)
                 boxes = {head: tuple(group.kernel.shape[1:]) for group in groups for head in group.heads}
         except UnsupportedModelError as error:
@@ -293,35 +292,16 @@ def _weights_limit(report: HeadReport, model: nn.Module, *, same_weights: bool) 
     return [f"weights that the report was not measured with: {layers}"]
 
 
-def _rebuilder(old: nn.Module, layer: LayerReport, replaced: int) -> Callable[[Sequence[MeasuredHeads]], nn.Module]:
-    """Returns what makes a layer anew with some heads replaced, or raises UnsupportedModelError with the reason."""
-    if isinstance(old, RelativeAttention) and is_own(old):
-        require_replaceable(old, replaced)
-        heads, made = old.num_heads, partial(ConvolvedImages, old)
-    else:
-        matrices = read_matrices(old)
-        grid = None if layer.pattern == "sequence" and not layer.prefix else layer.grid
-        heads, made = matrices.heads, lambda groups: matrices.wrap(ConvolvedAttention(matrices, groups, grid))
-    if heads != len(layer.heads):
-        raise ArgumentError(f"report must be of this network, but {layer.name} has {heads} heads")
-    return made
-
-
-def require_replaceable(layer: RelativeAttention, replaced: int) -> None:
-    """Raises UnsupportedModelError with the reason alone if a layer of this library cannot lose so many heads."""
-    geometry = layer.geometry
-    sizes = tuple(size + 2 for size in geometry.kernel_size)
-    axes = zip(geometry.axes(sizes), sizes, strict=True)
-    if layer.content is None:
-        raise UnsupportedModelError("it has no content: attention_to_conv makes a convolution of it")
-    if layer.groups != 1:
-        raise UnsupportedModelError("its channels are in groups")
-    if any(axis.keys != size or axis.queries != range(size) for axis, size in axes):
-        raise UnsupportedModelError("its keys are not the pixels that its queries are at")
-    if 0 < replaced < layer.num_heads:
-        raise UnsupportedModelError(
-            "its other heads attend by content, and only whole layers of its class are replaced"
-        )
+def _read_layer(old: nn.Module, layer: LayerReport) -> TokenAttention:
+    """Copies the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
+    if is_own(old):
+        content = "heads of this library's layers with content are not replaced"
+        position = "it has no content: attention_to_conv makes a convolution of it"
+        raise UnsupportedModelError(position if old.content is None else content)
+    matrices = read_matrices(old)
+    if matrices.heads != len(layer.heads):
+        raise ArgumentError(f"report must be of this network, but {layer.name} has {matrices.heads} heads")
+    return matrices
 
 
 @final
@@ -456,11 +436,10 @@ def refit_outputs(model: nn.Module, made: nn.Module, names: Sequence[str], image
     for name in names:
         layer = student.get_submodule(name)
         attention = _convolved(layer)
-        if attention is not None and attention.output is not None:
+        if attention.output is not None:
             fitted[attention.output] = name
         else:
-            why = "layers of this library are not refitted" if attention is None else _APPLIED_ELSEWHERE
-            left.append(LeftAlone(name, type(layer).__name__, why))
+            left.append(LeftAlone(name, type(layer).__name__, "another module applies its output matrix"))
     if not fitted:
         raise ArgumentError(f"refit must be None, because {left[0].summary()}")
     layers = {
@@ -472,18 +451,14 @@ def refit_outputs(model: nn.Module, made: nn.Module, names: Sequence[str], image
     with torch.no_grad():
         for output, name in fitted.items():
             attention = _convolved(made.get_submodule(name))
-            assert attention is not None
             assert attention.output is not None
             attention.output.load_state_dict(output.state_dict())
     return record
 
 
-_APPLIED_ELSEWHERE = "another module applies its output matrix"
-
-
-def _convolved(layer: nn.Module) -> ConvolvedAttention | None:
-    """Returns the attention in a layer with replaced heads; None for layers of this library."""
-    return next((part for part in layer.modules() if isinstance(part, ConvolvedAttention)), None)
+def _convolved(layer: nn.Module) -> ConvolvedAttention:
+    """Returns the attention in a layer with replaced heads."""
+    return next(part for part in layer.modules() if isinstance(part, ConvolvedAttention))
 
 
 def _first(network: nn.Module, images: Tensor) -> Tensor:
