@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from convattn.heads import kernels
-from convattn.heads.kernels import FusedKernel, weights_of
-from convattn.heads.reading import own_weights, prove_own, rows_sum_to_one
+from convattn.heads import reading
+from convattn.heads.reading import FusedKernel, own_weights, prove_own, rows_sum_to_one, weights_of
 from convattn.layers import RelativeAttention2d
 from convattn.testing.budget import assert_within_budget, roundings
 
@@ -41,7 +40,7 @@ def plain(q, k, mask=None, causal=False):
 @pytest.mark.parametrize("at_once", [1, 500, 10**6])
 @pytest.mark.parametrize("name", masks())
 def test_weights_are_those_of_the_formula(name, at_once, monkeypatch):
-    monkeypatch.setattr(kernels, "_SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(reading, "_SCORES_AT_ONCE", at_once)
     draw = torch.Generator().manual_seed(1)
     q, k = torch.randn(5, 3, QUERIES, 4, generator=draw), torch.randn(5, 3, KEYS, 4, generator=draw)
     mask, causal = masks()[name]

@@ -12,8 +12,8 @@ from convattn.heads.families.reduced_keys import cell_centres, read_pooled, read
 from convattn.heads.families.timm_vits import read_class_token, read_patches, read_tokens
 from convattn.heads.families.transformers_encoders import read_sequence, read_tower
 from convattn.heads.families.windows import read_sam
-from convattn.heads.kernels import factors_of_einsum
 from convattn.heads.layout import Layout, global_layout, on_grid
+from convattn.heads.reading import factors_of_einsum
 
 
 def module(**attributes):

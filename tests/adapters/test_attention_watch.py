@@ -76,10 +76,10 @@ def test_rows_that_do_not_sum_to_one_are_said_so():
 
 def test_weights_that_are_not_the_modules_own_are_refused(monkeypatch):
     """The negative control of the proof: weights with a leak of 1e-5."""
-    from convattn.heads import kernels
+    from convattn.heads import reading
 
-    right = kernels.FusedKernel.weights
-    monkeypatch.setattr(kernels.FusedKernel, "weights", lambda self: right(self) + 1e-5)
+    right = reading.FusedKernel.weights
+    monkeypatch.setattr(reading.FusedKernel, "weights", lambda self: right(self) + 1e-5)
     with pytest.raises(UnsupportedModelError, match=r"blocks\.0\.attn \(Attention\): weights × values is .* rounding"):
         seen_by(TIMM["class token"].build(), drawn(3, 20, 28))
 

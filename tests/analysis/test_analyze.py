@@ -12,11 +12,10 @@ from torch import nn
 from convattn import AttentionNet
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError
 from convattn.heads import catalogue as registered
-from convattn.heads.analysis import analyze, control_count
+from convattn.heads.analysis import analyze, can_shuffle, control_count, shuffled, untrained
 from convattn.heads.catalogue import register_attention
 from convattn.heads.head_report import HeadReport
 from convattn.heads.layout import global_layout
-from convattn.heads.measure import can_shuffle, shuffled, untrained
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 
 
