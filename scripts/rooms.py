@@ -35,7 +35,7 @@ ABOVE = {
     "convert": 4_030,
     "models": 1_255,
     "networks": 1_895,
-    "heads": 5_710,
+    "heads": 5_583,
     "viewer": 2_250,
     "cli": 1_400,
     "lab": 6_120,
