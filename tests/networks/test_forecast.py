@@ -70,16 +70,6 @@ def test_layers_that_images_do_not_reach_and_images_that_do_not_fit(network):
         forecast_attention(nn.Sequential(nn.Conv2d(3, 5, 3)), torch.randn(1, 5, 8, 8))
 
 
-@pytest.mark.parametrize("options", [{"impl": "fourier"}, {"impl": "separable", "content": True}])
-def test_forecast_refuses_the_paths_that_the_conversion_refuses(options, network):
-    x = torch.randn(1, 3, 8, 8)
-    with pytest.raises(ArgumentError, match="impl") as refused:
-        network_to_attention(network, images=x, **options)
-    with pytest.raises(ArgumentError) as forecast:
-        forecast_attention(network, x, **options)
-    assert str(forecast.value) == str(refused.value)
-
-
 def test_a_forecast_of_another_kind_is_refused():
     with pytest.raises(CheckpointError, match="not a ConversionForecast"):
         ConversionForecast.from_json("{}")

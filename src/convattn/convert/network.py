@@ -37,7 +37,6 @@ from convattn.convert.surgery import (
     names_by_module,
     patterns,
     read_arguments,
-    require_matches,
 )
 from convattn.convert.taps import REFUSED, AnyConvolution, PlainConvolution, TransposedConvolution, read_plain
 from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention
@@ -134,7 +133,10 @@ def network_to_attention(
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "an nn.Module", model))
-    require_path(impl, content=bool(content))
+    if impl not in _PATHS:
+        raise UnknownNameError("impl", impl, _PATHS)
+    if content and impl != "auto":
+        raise ArgumentError(must_be("impl", '"auto" with content, whose softmax cannot be taken axis by axis', impl))
     require_share("tolerance", tolerance)
     given = read_arguments(model, images)
     with keep_random_state(model):
@@ -165,14 +167,6 @@ def network_to_attention(
     return made, certify_network(
         "network_to_attention", (model, made), layers, left, comparison, tolerance=limit, impl=impl, not_covered=notes
     )
-
-
-def require_path(impl: str, *, content: bool) -> None:
-    """Raises if the layers of a network, with or without content, cannot compute on the path `impl`."""
-    if impl not in _PATHS:
-        raise UnknownNameError("impl", impl, _PATHS)
-    if content and impl != "auto":
-        raise ArgumentError(must_be("impl", '"auto" with content, whose softmax cannot be taken axis by axis', impl))
 
 
 def find_convolutions(
@@ -211,10 +205,8 @@ def _select(
     named: Mapping[_Module, list[str]], kind: str, include: _Patterns, exclude: _Patterns
 ) -> tuple[list[_Module], list[LeftAlone]]:
     """Splits modules by the patterns for their names into those to convert and those to leave alone."""
-    included, excluded = patterns("include", include), patterns("exclude", exclude)
     every = [name for names in named.values() for name in names]
-    if every:
-        require_matches(every, kind, include=included, exclude=excluded)
+    included, excluded = patterns("include", include, every, kind), patterns("exclude", exclude, every, kind)
     chosen, left = [], []
     for module, names in named.items():
         if excluded is not None and matches(names, excluded):

@@ -58,24 +58,24 @@ def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
     return named
 
 
-def patterns(argument: str, value: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Reads the name patterns given as `argument`: one, several or None; other values raise ArgumentError."""
+def patterns(
+    argument: str, value: str | Sequence[str] | None, names: Sequence[str], kind: str
+) -> tuple[str, ...] | None:
+    """Reads the name patterns given as `argument`: one, several or None.
+
+    Raises ArgumentError for other values, and if one matches none of the `names` of `kind`, which is probably a typo.
+    """
     if value is None:
         return None
     several = (value,) if isinstance(value, str) else value
     if not isinstance(several, Sequence) or not several or not all(isinstance(item, str) for item in several):
         raise ArgumentError(must_be(argument, "a name pattern or a sequence of them", value))
-    return tuple(several)
-
-
-def require_matches(every: Sequence[str], kind: str, **given: Sequence[str] | None) -> None:
-    """Raises ArgumentError if a pattern matches none of the names of `kind`, probably a typo."""
-    for argument, wanted in given.items():
-        unknown = next((pattern for pattern in wanted or () if not matches(every, (pattern,))), None)
-        if unknown is not None:
-            example = next(iter(get_close_matches(unknown, every, n=1, cutoff=0.0)))
+    for pattern in several if names else ():
+        if not matches(names, (pattern,)):
+            example = get_close_matches(pattern, names, n=1, cutoff=0.0)[0]
             expectation = f"a pattern that matches {kind} in the network, for instance {example or '*'!r}"
-            raise ArgumentError(must_be(argument, expectation, unknown))
+            raise ArgumentError(must_be(argument, expectation, pattern))
+    return tuple(several)
 
 
 def matches(names: Sequence[str], wanted: Sequence[str]) -> bool:

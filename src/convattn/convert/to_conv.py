@@ -462,19 +462,8 @@ def padding_modes(geometry: Geometry, asked: str | None) -> tuple[str, ...]:
     return (geometry.padding_mode,)
 
 
-def choose_kernel(
-    layer: RelativeAttention,
-    sizes: tuple[int, ...],
-    maps: Float[Tensor, "heads outputs channels"],
-    taps: tuple[int, ...] | None,
-    mass: float,
-    modes: Sequence[str],
-) -> KernelChoice:
-    """Returns the kernel of one padding mode: one for any image size, or else the closest to the layer.
-
-    Closeness is measured on random pixels of mean 1 and deviation 1.
-    """
-    choices = [_kernel_for(layer, sizes, maps, taps, mass, mode) for mode in modes]
+def closest_kernel(layer: RelativeAttention, sizes: tuple[int, ...], choices: Sequence[KernelChoice]) -> KernelChoice:
+    """Returns the first kernel for any image size, or else the closest on random pixels of mean 1 and deviation 1."""
     for choice in choices:
         if choice.any_size or len(choices) == 1:
             return choice
@@ -483,7 +472,7 @@ def choose_kernel(
     return min(choices, key=lambda choice: (make_convolution(exact, choice)(x) - expected).square().mean().item())
 
 
-def _kernel_for(
+def choose_kernel(
     layer: RelativeAttention,
     sizes: tuple[int, ...],
     maps: Float[Tensor, "heads outputs channels"],
@@ -491,7 +480,7 @@ def _kernel_for(
     mass: float,
     mode: str,
 ) -> KernelChoice:
-    """Returns the kernel of hard heads if all are hard and a window holds them, else that of the attention itself."""
+    """Returns the kernel of hard heads if all are and a window holds them, else that of the attention itself."""
     geometry, axes = layer.geometry, unit_steps(layer.geometry, sizes)
     hard = find_hard_heads(layer, axes, mode)
     window = None if hard is None else hard.window(geometry, taps)
@@ -634,7 +623,8 @@ def attention_to_conv(
     try:
         with torch.no_grad(), keep_random_state(layer):
             maps = copy.deepcopy(layer.values).double().maps()
-            choice = choose_kernel(layer, sizes, maps, taps, mass, modes)
+            choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
+            choice = closest_kernel(layer, sizes, choices)
             conv = make_convolution(layer, choice)
             return conv, certify_convolution(
                 layer,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from convattn.convert.surgery import full_name, matches, names_by_module, patterns, require_matches
+from convattn.convert.surgery import full_name, matches, names_by_module, patterns
 from convattn.convert.to_attention import ATTENTION_LAYERS
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.families.attention_class import (
@@ -197,9 +197,10 @@ def chosen_layers(
     model: nn.Module, layers: str | Sequence[str] | None, without: str | Sequence[str] | None = None
 ) -> Mapping[nn.Module, str]:
     """Returns the layers to read with their names; a name or pattern that matches none or only refused ones raises."""
-    wanted, unwanted = patterns("layers", layers), patterns("without", without) or ()
     every = attention_layers(model)
-    require_matches([layer.name for layer in every], "attention layers", layers=wanted, without=unwanted)
+    names = [layer.name for layer in every]
+    wanted = patterns("layers", layers, names, "attention layers")
+    unwanted = patterns("without", without, names, "attention layers") or ()
     for pattern in wanted or ():
         chosen = [layer for layer in every if matches([layer.name], [pattern])]
         if all(layer.refused for layer in chosen):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from convattn.convert import SamePaddedAttention, network_to_conv
 from convattn.convert.certificate import LeftAlone
-from convattn.convert.network import find_convolutions, require_path, with_attention
+from convattn.convert.network import find_convolutions, with_attention
 from convattn.convert.surgery import Arguments, full_name, input_shapes
 from convattn.convert.to_attention import pad_same
 from convattn.layers import RelativeAttention
@@ -85,16 +85,13 @@ def forecast_attention(
     network: nn.Module,
     images: Tensor,
     *,
-    sharpness: float | None = None,
-    impl: str = "auto",
-    content: bool = False,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
+    **options: Any,
 ) -> ConversionForecast:
-    """Tells what `network_to_attention` would change in a network, by converting without measuring."""
-    require_path(impl, content=content)
+    """Tells what `network_to_attention` with these options would change, by converting without measuring."""
     found, left = find_convolutions(network, include, exclude)
-    made, _ = with_attention(network, found, sharpness=sharpness, content=content, impl=impl)
+    made, _ = with_attention(network, found, **options)
     return _forecast("network_to_attention", network, made, images, [item.names for item in found], left)
 
 
