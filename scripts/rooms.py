@@ -32,9 +32,9 @@ TOLERANCE = 1.1
 
 ABOVE = {
     ROOT: 1_610,
-    "convert": 4_030,
+    "convert": 3_990,
     "models": 1_255,
-    "networks": 1_895,
+    "networks": 1_890,
     "heads": 5_583,
     "viewer": 2_250,
     "cli": 1_400,

@@ -239,9 +239,8 @@ class NetworkCertificate(VerdictRecord):
     exact: bool  # Whether every converted layer is exact
     images: str | None  # What the whole networks were compared on, in words; None if they were not compared
     shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
-    reference: (
-        str | None
-    )  # Dtype of the source with which the result is compared; None if it was not, like the next three
+    # Dtype of the source with which the result is compared; None if it was not, like the next three
+    reference: str | None
     measured_error: float | None  # Largest difference to the reference, at the output that comes closest to its budget
     rounding: float | None  # Largest difference that the dtype's rounding explains there, by `docs/error-budget.md`
     largest: float | None  # Largest absolute value of the reference there

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.convert.certificate import LeftAlone
-from convattn.convert.surgery import Arguments, copy_network, input_shapes, names_by_module, run
+from convattn.convert.surgery import Arguments, copy_network, find_empty, input_shapes, names_by_module, run
 from convattn.convert.taps import CONVOLUTIONS, Convolution, read_taps, tap_pixels
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.functional.torch_modes import without_autocast
@@ -327,8 +327,7 @@ def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images
     for argument, model in networks:
         if not isinstance(model, nn.Module):
             raise ArgumentError(must_be_a(argument, "an nn.Module", model))
-        held = [*model.named_parameters(), *model.named_buffers()]
-        empty = next((name for name, tensor in held if tensor.is_meta), None)
+        empty = find_empty(model)
         if empty is not None:
             raise ArgumentError(f"{argument} must have values, but its {empty} is on the meta device")
     require_batch("images", images)

@@ -28,6 +28,7 @@ from convattn.convert.surgery import (
     Watch,
     copy_module,
     copy_network,
+    find_empty,
     full_name,
     graft,
     input_shapes,
@@ -433,8 +434,7 @@ def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | No
         raise ArgumentError(f"labels must be one per image, but there are {len(labels)} labels and {count}")
     if images is None:
         return
-    held = [*model.named_parameters(), *model.named_buffers()]
-    empty = next((name for name, tensor in held if tensor.is_meta), None)
+    empty = find_empty(model)
     if empty is not None:
         raise UnsupportedModelError(
             f"cannot convert {type(model).__name__}: its {empty} is on the meta device and has no values"

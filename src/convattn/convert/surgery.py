@@ -83,6 +83,12 @@ def matches(names: Sequence[str], wanted: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in wanted)
 
 
+def find_empty(module: nn.Module) -> str | None:
+    """Returns the name of a tensor of a module that is on the meta device, and so has no values; None if none is."""
+    held = [*module.named_parameters(), *module.named_buffers()]
+    return next((name for name, tensor in held if tensor.is_meta), None)
+
+
 def copy_module(module: nn.Module) -> nn.Module:
     """Copies a module, even if hooks left tensors in it that belong to an autograd graph."""
     results = [tensor for part in module.modules() for tensor in vars(part).values() if isinstance(tensor, Tensor)]

@@ -226,12 +226,9 @@ class PlainConvolution(NamedTuple):
     """The plain convolution that computes what a module of a network computes."""
 
     names: tuple[str, ...]  # Names of the module in the network, the first one first
-    module: nn.Module  # The module itself
     conv: AnyConvolution  # A convolution of torch itself, no subclass; it may share memory with the module
     same: bool  # Whether the image is first padded by its size, as `SamePaddedAttention` does
-    weight: (
-        nn.Parameter | None
-    )  # The module's parameter `weight`, if that is the kernel; None if the kernel is computed
+    weight: nn.Parameter | None  # The module's own parameter, if it is the kernel; None if the kernel is computed
     bias_is_own: bool  # Whether the bias is the module's parameter `bias` itself, or missing
     notes: tuple[str, ...]  # What changes by the conversion
 
@@ -270,7 +267,6 @@ def read_plain(module: nn.Module, names: Sequence[str]) -> PlainConvolution:
     padding = _STANDARDISED.get(name)
     return PlainConvolution(
         names=tuple(names),
-        module=module,
         conv=conv,
         same=name == _SAME or (padding is not None and getattr(module, padding) not in (None, False)),
         weight=module._parameters["weight"] if name not in _STANDARDISED and "weight" not in computed else None,
