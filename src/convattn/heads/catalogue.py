@@ -198,9 +198,8 @@ def chosen_layers(
 ) -> Mapping[nn.Module, str]:
     """Returns the layers to read with their names; a name or pattern that matches none or only refused ones raises."""
     every = attention_layers(model)
-    names = [layer.name for layer in every]
-    wanted = patterns("layers", layers, names, "attention layers")
-    unwanted = patterns("without", without, names, "attention layers") or ()
+    names, kind = [layer.name for layer in every], "attention layers"
+    wanted, unwanted = patterns("layers", layers, names, kind), patterns("without", without, names, kind) or ()
     for pattern in wanted or ():
         chosen = [layer for layer in every if matches([layer.name], [pattern])]
         if all(layer.refused for layer in chosen):
