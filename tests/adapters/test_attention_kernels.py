@@ -82,7 +82,8 @@ def exact(parts):
 
 def proof_of(parts, *, kernel_off=0.0, weights_off=0.0):
     """Proves a kernel whose first channel, and weights whose product there, are off by so many budgets."""
-    budget = FusedKernel(exact(parts).float(), *parts).settle(2).made[1].budget
+    rounded = FusedKernel(exact(parts).float(), *parts)
+    budget = rounded.proof(rounded.weights(), 1).budget
     out = exact(parts)
     out[..., 0] += kernel_off * budget
     kernel = FusedKernel(out.float(), *parts)

@@ -5,12 +5,11 @@ module's. A `Kernel` holds the tensors of one product; along its first axis imag
 """
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -143,35 +142,15 @@ class Proof(NamedTuple):
     budget: float  # What rounding explains
 
 
-class Kernel(ABC):
-    """One product of weights and values."""
+class FusedKernel:
+    """A call of `scaled_dot_product_attention`; the weights are computed from its queries and keys.
 
-    mask: Tensor | None = None  # What is added to the scores, or which pairs count
-    causal: bool | None = False  # Whether a query sees itself and earlier keys only
-    rounding: float  # How far a weight may be off, as a share of itself
-    made: tuple[Tensor, Proof] | None = None  # The weights and their proof, once they are computed
-
-    def settle(self, images: int) -> "Kernel":
-        """Computes weights and proof now, before the module changes its tensors in place."""
-        weights = self.weights()
-        self.made = weights, self.proof(weights, max(1, self.shape()[0] // max(1, images)))
-        return self
-
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """Returns the sizes of the weights: leading axes, queries, keys."""
-
-    @abstractmethod
-    def weights(self) -> Float[Tensor, "*lead queries keys"]:
-        """Computes the weights in at least float32."""
-
-    @abstractmethod
-    def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
-        """Proves the weights on the first entries of the first axis."""
-
-
-class FusedKernel(Kernel):
-    """A call of `scaled_dot_product_attention`; the weights are computed from its queries and keys."""
+    Attributes:
+        shape: Sizes of the weights: leading axes, queries, keys.
+        mask: What is added to the scores, or which pairs count.
+        causal: Whether a query sees itself and earlier keys only.
+        rounding: How far a weight may be off, as a share of itself.
+    """
 
     def __init__(self, out: Tensor, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
         """Takes the result and the arguments."""
@@ -180,10 +159,7 @@ class FusedKernel(Kernel):
         self._out, self._q, self._k, self._v = out, q, k, v
         self.rounding = torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps
         self.mask, self.causal, self._scale = options.get("attn_mask"), options.get("is_causal"), options.get("scale")
-
-    def shape(self) -> tuple[int, ...]:
-        """Returns the sizes of the weights."""
-        return (*torch.broadcast_shapes(self._q.shape[:-2], self._k.shape[:-2]), self._q.shape[-2], self._k.shape[-2])
+        self.shape = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
         """Computes softmax(q kᵀ · scale + mask)."""
@@ -194,7 +170,8 @@ class FusedKernel(Kernel):
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
         """Compares the product and the kernel's result, each, with torch's plain formula in float64.
 
-        Each has roundings of its own, so their difference may be larger than what rounding explains of one.
+        Only the `first` entries of the first axis are compared. Each has roundings of its own, so their difference may
+        be larger than what rounding explains of one.
         """
         y = self._out[:first]
         given = [part[:first] for part in (self._q, self._k, self._v)]
@@ -252,17 +229,18 @@ def weights_of(
     return made if mask is None else made.nan_to_num_(0.0)
 
 
-class PlainKernel(Kernel):
-    """A product of values with a softmax, or with a tensor computed from one; the weights are its left factor."""
+class PlainKernel:
+    """A product of values with a softmax, or with a tensor computed from one; the weights are its left factor.
+
+    It has the attributes of `FusedKernel`.
+    """
 
     def __init__(self, out: Tensor, weights: Tensor, values: Tensor) -> None:
         """Takes the result and the factors."""
         self._out, self._weights, self._values = out, weights, values
         self.rounding = torch.finfo(weights.dtype).eps
-
-    def shape(self) -> tuple[int, ...]:
-        """Returns the sizes of the weights."""
-        return tuple(self._weights.shape)
+        self.mask, self.causal = None, False
+        self.shape = tuple(weights.shape)
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
         """Returns the left factor."""
@@ -275,6 +253,9 @@ class PlainKernel(Kernel):
         parts = (values, *(rounded_differently(values, seed) for seed in range(LEAST_ROUNDINGS - 1)))
         lows = [(part.mT.contiguous() @ self._weights[:first].mT.contiguous()).mT for part in parts]
         return Proof((hi - y.double()).abs().max().item(), rounding_budget(hi, lows))
+
+
+Kernel: TypeAlias = FusedKernel | PlainKernel
 
 
 def factors_of_einsum(args: tuple[Any, ...], is_weights: Callable[[Any], bool]) -> tuple[Tensor, Tensor] | None:
@@ -394,7 +375,7 @@ def allowed_pairs(
     mask = given if kernel.mask is None else kernel.mask
     if mask is not None and _excludes(mask):
         left = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        whole = left.broadcast_to(kernel.shape()).reshape(images, groups, heads, queries, keys)
+        whole = left.broadcast_to(kernel.shape).reshape(images, groups, heads, queries, keys)
         allowed = allowed.to(whole.device) & whole.any(2, keepdim=True)
     pairs = allowed.any(2).expand(-1, groups, -1, -1).cpu()
     if bool((pairs == pairs[:1]).all()):
@@ -407,6 +388,10 @@ def _excludes(mask: Tensor) -> bool:
     if mask.dtype == torch.bool:
         return not bool(mask.all())
     return mask.is_floating_point() and bool(mask.min() <= torch.finfo(mask.dtype).min / 2)
+
+
+_Product: TypeAlias = tuple[Kernel, Tensor, Proof]
+"""A product that a module computed, with its weights and their proof."""
 
 
 class _Pass:
@@ -423,7 +408,7 @@ class _Pass:
         """Prepares to read the layers `wanted`; `strict` refuses attention in modules that are not known."""
         self._model, self._wanted, self._callback, self._strict = model, wanted, callback, strict
         self._images = 0
-        self._stack: list[tuple[CallContext, list[Kernel]]] = []  # The modules that run, with their products
+        self._stack: list[tuple[CallContext, list[_Product]]] = []  # The modules that run, with their products
         self._features: dict[nn.Module, tuple[int, ...]] = {}
         self._operations = Operations(self._note)
         self._raised: BaseException | None = None
@@ -467,7 +452,7 @@ class _Pass:
             return
         while self._stack[-1][0].module is not module:  # a module that raised, and was caught
             self._stack.pop()
-        call, kernels = self._stack.pop()
+        call, products = self._stack.pop()
         if isinstance(module, nn.Conv2d) or (is_own(module) and module.dims == 2):  # it may stand for a convolution
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
@@ -475,7 +460,7 @@ class _Pass:
             self._operations.paused = True
             try:
                 with torch._C.DisableTorchFunction():
-                    self._callback(self._read(call, kernels, out[0] if isinstance(out, tuple) else out))
+                    self._callback(self._read(call, products, out[0] if isinstance(out, tuple) else out))
             except BaseException as error:
                 self._raised = error
                 raise
@@ -484,16 +469,19 @@ class _Pass:
 
     def _note(self, kernel: Kernel) -> None:
         """Notes a product for the attention module that is running."""
-        for call, kernels in reversed(self._stack):
+        for call, products in reversed(self._stack):
             if call.module in self._wanted:
-                kernels.append(kernel.settle(self._images))
+                # Now, because the module may change its tensors in place afterwards.
+                weights = kernel.weights()
+                proof = kernel.proof(weights, max(1, kernel.shape[0] // max(1, self._images)))
+                products.append((kernel, weights, proof))
                 return
             if is_own(call.module) or attention_class(call.module) is not None:
                 return
         if self._strict:
             running = [call for call, _ in reversed(self._stack)]
             call = next((call for call in running if list(call.module.children())), running[0])
-            sizes, kind = " × ".join(map(str, kernel.shape())), full_name(type(call.module))
+            sizes, kind = " × ".join(map(str, kernel.shape)), full_name(type(call.module))
             where = f"{call.name or 'the model'} ({kind}) attends with weights of {sizes}, but"
             if kind.startswith(_REPLACED):
                 where += " layers whose heads were replaced are not read; read the network before, or name other layers"
@@ -502,26 +490,25 @@ class _Pass:
             self._raised = UnsupportedModelError(where)
             raise self._raised
 
-    def _read(self, call: CallContext, kernels: list[Kernel], out: Tensor) -> AttentionCall:
+    def _read(self, call: CallContext, products: list[_Product], out: Tensor) -> AttentionCall:
         """Reads one layer; UnsupportedModelError names it."""
         try:
             if is_own(call.module):
                 return _read_own(call, out, self._images)
-            return self._read_foreign(call, kernels, out)
+            return self._read_foreign(call, products, out)
         except UnsupportedModelError as error:
             raise _prefixed(call, error) from error
 
-    def _read_foreign(self, call: CallContext, kernels: list[Kernel], out: Tensor) -> AttentionCall:
+    def _read_foreign(self, call: CallContext, products: list[_Product], out: Tensor) -> AttentionCall:
         """Reads a layer of the catalogue; a registered `read` that returns no layout raises ArgumentError."""
         known, images = attention_class(call.module), self._images
-        if len(kernels) != 1:
-            count = f"{len(kernels)} products" if kernels else "no product"
+        if len(products) != 1:
+            count = f"{len(products)} products" if products else "no product"
             raise UnsupportedModelError(f"{count} of weights and values was seen in it, where there must be one")
-        (kernel,) = kernels
-        shape = kernel.shape()
+        ((kernel, weights, proof),) = products
+        shape = kernel.shape
         assert known is not None
         assert known.layout is not None
-        assert kernel.made is not None
         context = replace(call, images=images, shape=shape, mask=kernel.mask, features=self._features)
         layout = known.layout(context)
         if not isinstance(layout, Layout):
@@ -533,7 +520,6 @@ class _Pass:
                 f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
                 f" {queries} queries and {keys} keys"
             )
-        weights, proof = kernel.made
         heads = lead // (images * groups)
         sizes = (images, heads, groups) if known.heads_first else (images, groups, heads)
         weights = weights.reshape(*sizes, queries, keys)
