@@ -3,6 +3,7 @@
 import io
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from convattn import AttentionNet
-from convattn.errors import ArgumentError
 from convattn.heads.reading import watch
 from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d
 from convattn.viewer import Exhibit, Scene, build_scene
@@ -70,7 +70,7 @@ def test_a_picture_that_is_refused_leaves_no_trace(prepare, message):
     """An image that stayed behind would shift the numbers of all that come after it."""
     works = [False]
     good = torch.rand(3, 10, 14)
-    live = Live(_exhibit(), prepare=[lambda picture: good if works[0] else prepare(picture)])
+    live = Live(replace(_exhibit(), prepare=lambda picture: good if works[0] else prepare(picture)))
     before = live.scene_bytes()
     with pytest.raises(RefusedError, match=message) as caught:
         live.add(_file(Image.new("RGB", (20, 20))), "picture")
@@ -81,13 +81,6 @@ def test_a_picture_that_is_refused_leaves_no_trace(prepare, message):
     own = Live(Exhibit(live._exhibits[0].network, good[None]))
     query = (3.0, 5.0)
     assert live.rows(RowsRequest(0, 2, query)) == own.rows(RowsRequest(0, 0, query))
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_there_is_one_preparation_for_each_network(count):
-    exhibits = [_exhibit(), Exhibit(_exhibit().network, torch.rand(2, 3, 10, 14), name="other")]
-    with pytest.raises(ArgumentError, match=r"prepare must be one for each of 2 networks, but is \["):
-        Live(exhibits, prepare=[None] * count)
 
 
 def test_pictures_are_held_up_to_a_number(tmp_path):
@@ -201,7 +194,8 @@ def test_a_call_that_the_first_image_does_not_have_is_left_out():
 
 
 def test_a_network_that_fails_on_a_picture_is_told():
-    live = Live(Exhibit(_Fickle().eval(), torch.zeros(1, 3, 5, 7)), prepare=[lambda _: torch.full((3, 5, 7), 3.0)])
+    images = torch.zeros(1, 3, 5, 7)
+    live = Live(Exhibit(_Fickle().eval(), images, prepare=lambda _: torch.full((3, 5, 7), 3.0)))
     live.add(_file(Image.new("RGB", (7, 5))), "bright")
     with pytest.raises(RefusedError, match=r"the network does not take this image: .*ValueError: too bright") as caught:
         live.rows(RowsRequest(0, 1, (0.0, 0.0)))

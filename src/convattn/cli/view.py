@@ -129,7 +129,7 @@ def _serve(collect: Callable[[], "Exhibition"], host: str, port: int, *, open_pa
 
     with listening(host, port) as opened, one_thread():
         shown = collect()
-        live = Live(shown.exhibits, prepare=shown.prepare, names=shown.names, labels=shown.labels)
+        live = Live(shown.exhibits, names=shown.names, labels=shown.labels)
         address = _address(host, opened.getsockname()[1])
         print_record(ServedPage(live.title, address), f"{live.title} at {address} (Ctrl-C stops)", json=json)
         if open_page:

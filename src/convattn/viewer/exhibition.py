@@ -53,7 +53,6 @@ class Exhibition:
     exhibits: tuple[Exhibit, ...]
     names: tuple[str, ...]  # Of the images
     labels: tuple[str, ...]  # What they show; () if unknown
-    prepare: tuple[Prepare | None, ...]  # How each network's pictures are prepared; None if unknown
 
 
 def gather(
@@ -88,9 +87,7 @@ def gather(
     first = _exhibit(source, loaded, opened, "trained" if loaded.folder else "network")
     first = replace(first, layers=tuple(layers) or None)
     exhibits = [first] if readable_layers(loaded.network) or not compare else []
-    prepare = [_preparation(loaded)] * len(exhibits)
     for what in compare:
-        prepare.append(_preparation(loaded))
         if what == UNTRAINED:
             exhibits.append(untrained(first, _draw(loaded)))
         elif what == CONVERTED:
@@ -102,13 +99,12 @@ def gather(
             if images is None and trained_on(other.folder) != trained_on(loaded.folder):
                 told = f"nothing says that {_title(what)} and {first.title} were trained on the same data"
                 raise ArgumentError(f"--images must be given: {told}")
-            prepare[-1] = _preparation(other)
             name = f"{_title(what)} {len(exhibits) + 1}"
             made = _exhibit(what, other, _open(what, other, images, limit), name)
             exhibits.append(_beside(first, made))
     if report is not None:
         exhibits[0] = replace(exhibits[0], report=_read_report(report, exhibits[0]))
-    return Exhibition(tuple(exhibits), opened.names, opened.labels, tuple(prepare))
+    return Exhibition(tuple(exhibits), opened.names, opened.labels)
 
 
 def _title(source: str) -> str:
@@ -145,6 +141,7 @@ def _exhibit(source: str, loaded: LoadedNetwork, opened: OwnImages, name: str) -
         std=std,
         classes=class_names(trained_on(loaded.folder)),
         heads=heads,
+        prepare=_preparation(loaded),
     )
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from convattn.errors import ArgumentError, ConvAttnError, DataError, must_be, optional_module
+from convattn.errors import ConvAttnError, DataError, must_be, optional_module
 from convattn.networks.images import PictureError, decode_picture
 from convattn.viewer.build import Exhibit, build_scene
 from convattn.viewer.image_maps import LayerCall, Rows, encode_rows, read_layers
@@ -98,9 +98,6 @@ def read_picture(data: bytes, limits: Limits, name: str = "") -> Any:
         raise RefusedError(status, f"{name}: {error}" if name else str(error)) from None
 
 
-Prepare = Callable[[Any], Tensor]
-"""Turns an RGB picture of pillow into the tensor that a network takes."""
-
 _Maps = dict[tuple[str, str], Rows]
 """Maps of one network on one image: by layer and part."""
 
@@ -116,22 +113,14 @@ class Live:
         self,
         exhibits: Exhibit | Sequence[Exhibit],
         *,
-        prepare: Sequence[Prepare | None] = (),
         names: Sequence[str] = (),
         labels: Sequence[str] = (),
         title: str = "",
         limits: Limits | None = None,
     ) -> None:
-        """Takes what `build_scene` takes, and how each network's pictures are prepared.
-
-        Without a preparation, a picture is scaled to the size of the images and normalised by the network's mean and
-        standard deviation; if they are unknown as well, pictures are refused.
-        """
+        """Takes what `build_scene` takes, and the bounds."""
         self._exhibits = [exhibits] if isinstance(exhibits, Exhibit) else list(exhibits)
         self._scene = build_scene(self._exhibits, names=names, labels=labels, title=title, stored=False)
-        if len(prepare) not in (0, len(self._exhibits)):
-            raise ArgumentError(must_be("prepare", f"one for each of {len(self._exhibits)} networks", [*prepare]))
-        self._prepare = [*prepare] or [None] * len(self._exhibits)
         self.limits = limits or Limits()
         self._images: list[list[Tensor]] = [list(one.images) for one in self._exhibits]
         self._given = len(self._images[0])
@@ -190,7 +179,7 @@ class Live:
             count = len(self._images[0])
             if count >= self._given + self.limits.pictures:
                 raise RefusedError(507, f"no more than {counted(self.limits.pictures, 'added picture')} can be held")
-            prepared = [_prepared(*one, picture) for one in zip(self._exhibits, self._prepare, strict=True)]
+            prepared = [_prepared(exhibit, picture) for exhibit in self._exhibits]
             added = replace(self._exhibits[0], images=prepared[0][None])
             seen, place = added.pictures()[0], f"tensors/pictures/{count}"
             image = {"name": readable(name), "label": None, "picture": place, "note": added.notes()[0]}
@@ -254,12 +243,12 @@ def _nearest(layer: Mapping[str, Any], query: tuple[float, float]) -> list[int]:
     return [min(max(math.floor((at - first) / step + 0.5), 0), size - 1) for at, first, step, size in axes]
 
 
-def _prepared(exhibit: Exhibit, prepare: Prepare | None, picture: Any) -> Tensor:
+def _prepared(exhibit: Exhibit, picture: Any) -> Tensor:
     """Returns what a network takes of a picture: of the same shape as its other images, and finite."""
-    if prepare is None:
+    if exhibit.prepare is None:
         return _fitted(exhibit, picture)
     try:
-        made = prepare(picture).to(exhibit.images)
+        made = exhibit.prepare(picture).to(exhibit.images)
     except Exception as error:  # a function from outside may fail in any way
         raise RefusedError(422, f"the picture cannot be prepared ({type(error).__name__}: {error})") from error
     if made.shape != exhibit.images.shape[1:]:

@@ -145,12 +145,14 @@ def view(
         if images is None:
             raise ArgumentError("images are missing: give the prepared images that the network is to see")
         chosen = None if layers is None else tuple(layers)
-        shown = [Exhibit(model, images, mean=mean, std=std, layers=chosen)]
+        shown = [Exhibit(model, images, mean=mean, std=std, layers=chosen, prepare=prepare)]
     else:
         shown = [model] if isinstance(model, Exhibit) else list(model)
         if images is not None:
             raise ArgumentError("images must be None, because exhibits bring theirs")
-    live = Live(shown, prepare=[prepare] * len(shown) if prepare else (), title=title)
+        if prepare is not None:
+            shown = [replace(one, prepare=prepare) for one in shown]
+    live = Live(shown, title=title)
     still = _copy(shown, live.title) if copy else None
     return _widget_class()(live, None if still is None else page_html(live.title, scene=still.to_bytes()))
 
