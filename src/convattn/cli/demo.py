@@ -31,13 +31,9 @@ def demo(*, output: OutputOrDefault = None, json: bool = False) -> int:
 
     folder = first_free(Path("demo")) if output is None else output
     with new_folder(folder, "--output") as temporary, one_thread():
-        shown = demonstrate(temporary, network_folder(_NETWORK), tell=_ignore if json else print_text)
+        shown = demonstrate(temporary, network_folder(_NETWORK), tell=(lambda _: None) if json else print_text)
     print_record(shown, f"\n{shown.summary()}\n\n{_where_next(folder)}", json=json)
     return 0 if shown.passed else 1
-
-
-def _ignore(_: str) -> None:
-    """Tells no progress."""
 
 
 def _where_next(folder: Path) -> str:

@@ -117,16 +117,17 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
         limits.append(f"{_OF_RADIUS}: radius is {first.radius} and {second.radius}")
     if unjudged:
         limits.append(f"{', '.join(sorted(unjudged))}: without a standard error in a report, as of too few images")
-    sides = (0, 1)
+    ones, others = [one for one, _ in matched], [other for _, other in matched]
+    scores = [[layer.measured.convolution_score for layer in layers] for layers in zip(*pairs, strict=True)]
     return ReportComparison(
         first=first.model,
         second=second.model,
         layers=len(pairs),
         heads=len(matched),
-        convolutional=_two([sum(pair[side].convolutional for pair in matched) for side in sides]),
-        hard=_two([sum(pair[side].hard for pair in matched) for side in sides]),
-        mean_distance=_two([mean_of([pair[side].distance for pair in matched]) for side in sides]),
-        convolution_score=_two([mean_of([pair[side].measured.convolution_score for pair in pairs]) for side in sides]),
+        convolutional=(sum(head.convolutional for head in ones), sum(head.convolutional for head in others)),
+        hard=(sum(head.hard for head in ones), sum(head.hard for head in others)),
+        mean_distance=(mean_of([head.distance for head in ones]), mean_of([head.distance for head in others])),
+        convolution_score=(mean_of(scores[0]), mean_of(scores[1])),
         threshold=_THRESHOLD,
         differences=tuple(sorted(found, key=lambda item: -item.errors)),
         not_covered=tuple(limits),
@@ -174,7 +175,3 @@ def _errors(first: Estimate, second: Estimate) -> float:
     if not apart > _THRESHOLD * rounding:  # also where a number is not known
         return 0.0
     return apart / math.hypot(rounding, first.error, second.error)
-
-
-def _two(values: list) -> tuple:
-    return (values[0], values[1])

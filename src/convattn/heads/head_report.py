@@ -217,12 +217,12 @@ def layer_sentence(
         taps = round(measured.hard_tap_coverage.value * kernel_size ** len(grid))
         look, cover = ("looks", "covers") if len(hard) == 1 else ("look", "together they cover")
         parts.append(
-            f"{len(hard)} of {_heads(len(heads))} {look} mostly at one fixed displacement, and {cover} {taps} of the"
-            f" {kernel_size ** len(grid)} taps of a {kernel} kernel"
+            f"{len(hard)} of {counted(len(heads), 'head')} {look} mostly at one fixed displacement, and {cover} {taps}"
+            f" of the {kernel_size ** len(grid)} taps of a {kernel} kernel"
         )
     else:
         most = max(head.hard_share.value for head in heads)
-        none = f"None of {_heads(len(heads))} looks" if len(heads) > 1 else "The only head does not look"
+        none = f"None of {counted(len(heads), 'head')} looks" if len(heads) > 1 else "The only head does not look"
         parts.append(f"{none} mostly at one fixed displacement (at most {_percent(most)} of its attention)")
     content = _percent(mean_of([head.content_share for head in heads]))
     parts.append(f"{_by_position(heads)}, and {content} of the variance of the weights comes from the content")
@@ -236,10 +236,6 @@ def layer_sentence(
         beside = f" ({', '.join(lone)})" if lone else ""
         parts.append(f"The best {kernel} convolution explains at least {_share(score)} of its output{beside}")
     return ". ".join(parts) + "."
-
-
-def _heads(count: int) -> str:
-    return "1 head" if count == 1 else f"{count} heads"
 
 
 def _by_position(heads: Sequence[HeadStatistics]) -> str:

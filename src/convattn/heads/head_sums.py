@@ -12,7 +12,7 @@ from functools import cached_property
 from math import log2
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from convattn.errors import UnsupportedModelError
@@ -94,7 +94,8 @@ def make_pairs(layout: Layout, name: str) -> Pairs:
     valid = (queries >= 0)[:, :, None].expand(-1, -1, len(cols))
     if layout.allowed is not None:
         valid = valid & layout.allowed[:, rows][:, :, cols]
-    steps = _steps(layout.keys[:, None, cols] - _positions(queries.clamp_min(0), layout.grid)[:, :, None])
+    places = layout.query_positions()[:, rows].nan_to_num()
+    steps = ((layout.keys[:, None, cols] - places[:, :, None]).double() * _STEPS).round().long()
     low = steps.amin(dim=(0, 1, 2))
     sizes = steps.amax(dim=(0, 1, 2)) - low + 1
     code = torch.zeros(steps.shape[:-1], dtype=torch.int64, device=steps.device)
@@ -103,33 +104,17 @@ def make_pairs(layout: Layout, name: str) -> Pairs:
     found, bins = code[valid].unique(return_inverse=True)
     numbered = torch.full_like(code, len(found))
     numbered[valid] = bins
-    axes = []
-    for axis in reversed(range(len(layout.grid))):
-        axes.append(found % sizes[axis] + low[axis])
-        found = found // sizes[axis]
+    displacements = torch.stack(torch.unravel_index(found, tuple(sizes.tolist())), dim=1) + low
     return Pairs(
         layout=layout,
         rows=rows,
         cols=cols,
         valid=None if bool(valid.all()) else valid.clone(),
         bins=numbered,
-        displacements=torch.stack(axes[::-1], dim=1).double() / _STEPS,
+        displacements=displacements.double() / _STEPS,
         counts=torch.bincount(bins).double(),
         queries=int(valid.any(dim=2).sum()),
     )
-
-
-def _steps(displacements: Tensor) -> Int64[Tensor, "..."]:
-    return (displacements.double() * _STEPS).round().long()
-
-
-def _positions(flat: Int[Tensor, "groups queries"], grid: tuple[int, ...]) -> Float64[Tensor, "groups queries axes"]:
-    """Returns the position along each axis of flat indices."""
-    axes = []
-    for size in reversed(grid):
-        axes.append(flat % size)
-        flat = flat // size
-    return torch.stack(axes[::-1], dim=-1).double()
 
 
 _TINY = 1e-38
