@@ -35,9 +35,9 @@ ABOVE = {
     "convert": 3_990,
     "models": 1_255,
     "networks": 1_890,
-    "heads": 5_583,
-    "viewer": 2_250,
-    "cli": 1_400,
+    "heads": 5_547,
+    "viewer": 2_236,
+    "cli": 1_391,
     "lab": 6_120,
 }
 """Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""
