@@ -65,7 +65,7 @@ _WEIGHTS_AT_ONCE = 192 * 2**20
 """Bytes of the attention weights of one layer that a batch may have."""
 
 _FIRST, _MOST = 2, 32
-"""Images of the first batch, from which the memory of the others is known, and of any other."""
+"""Images of the first batch, which measures the memory of an image, and at most of each other batch."""
 
 _MEASURED = "measured"
 
@@ -215,8 +215,6 @@ def _require_images(images: Any) -> None:
 def _require_layers(model: nn.Module, layers: Sequence[str] | None) -> None:
     """Raises if the network has no attention, or none of these names."""
     found = {module.name: module for module in attention_layers(model)}
-    if not found:
-        raise UnsupportedModelError(f"model must have attention layers, but {type(model).__name__} has none")
     if layers is None:
         return
     if isinstance(layers, str) or not layers:

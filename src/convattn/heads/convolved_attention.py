@@ -17,7 +17,7 @@ from convattn.heads.families.attention_class import TokenAttention, linear
 
 _CONVOLVE = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _PER_TAP = 8
-"""One tap of a depthwise convolution takes about as long as so many positions in a matrix product."""
+"""Positions in a matrix product that take about as long as one tap of a depthwise convolution."""
 
 
 @final

@@ -18,10 +18,10 @@ _STEPS, _ROUNDING, _LARGEST = 100, 1e-13, 2048
 
 
 def fit_logs(sums: HeadSums, pairs: Pairs) -> tuple[Float64[Tensor, "heads displacements"], Bool[Tensor, " heads"]]:
-    """Finds ln w(δ), Σ w = 1, such that, shared out, every displacement gets the attention that was measured.
+    """Fits ln w(δ), Σ w = 1, by maximum likelihood: each displacement gets the attention that was measured at it.
 
-    Also says which heads do not get there. Nearly all do in rounds, which take all heads at once; a head that looks
-    beyond the border takes Newton's method.
+    Also returns which heads have converged. Rounds over all heads at once are enough for nearly all of them; Newton's
+    method then fits the others, heads that look beyond the border.
     """
     measured = sums.by_displacement.clamp_min(0)
     wanted = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
@@ -109,7 +109,7 @@ def _solve(
 
 
 def _settled(wanted: Float64[Tensor, "*heads displacements"], given: Float64[Tensor, "*heads displacements"]) -> Tensor:
-    """Says which heads get what was measured; those of which nothing is known (nan) are settled."""
+    """Tells which heads have converged, so that they get what was measured; a head of nan counts as converged."""
     return ~((wanted - given).abs().amax(dim=-1) > _SETTLED * wanted.amax(dim=-1))
 
 
@@ -121,11 +121,11 @@ def _keys_by_displacement(pairs: Pairs) -> Float64[Tensor, "queries displacement
 
 
 _FLAT = 1e-14
-"""Squared distance to looking everywhere alike, as a share of the squared attention of a query, that is rounding."""
+"""Squared distance to uniform attention that rounding explains, as a share of a query's squared attention."""
 
 
 class HeldOut:
-    """Squared errors of a model on images that it was not fitted to, beside their squared distance to a trivial one."""
+    """Squared errors of a model on images that it was not fitted to, and those of a trivial model."""
 
     def __init__(self) -> None:
         """Starts without images."""
@@ -160,7 +160,7 @@ class KernelFit:
         logs: ln w(δ) of every head; None before the first images to score.
         settled: Which heads have the weights of maximum likelihood.
         mass: Mean attention of a query on positions.
-        held_out: Errors of these weights, beside those of looking everywhere alike.
+        held_out: Errors of these weights, and those of uniform attention.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class KernelFit:
     def estimate(self, head: int, groups: int) -> Estimate:
         """Returns R² of a head on the images scored.
 
-        It is 0 for weights that describe the head no better than looking everywhere alike.
+        It is 0 for weights that describe the head no better than uniform attention.
         """
         if self.logs is None:
             return Estimate(float("nan"), float("nan"))
@@ -216,7 +216,7 @@ def shared_out(logs: Float64[Tensor, " displacements"], pairs: Pairs) -> Float64
 
 
 def uniform_distance(pairs: Pairs) -> float:
-    """Returns the mean attention distance of a head that looks everywhere alike."""
+    """Returns the mean attention distance of uniform attention."""
     alike = shared_out(torch.zeros_like(pairs.counts), pairs)
     lengths = torch.cat([pairs.lengths, pairs.lengths.new_zeros(1)])
     return float((alike * lengths[pairs.bins]).sum() / pairs.queries)
@@ -236,8 +236,7 @@ class ConvolutionFit:
 
     The input, padded with zeros, is reduced to its first principal components on the first batch if channels × taps
     are more than `FEATURES`. That can only hide what a convolution explains, so that the score is a lower bound. A
-    ridge, chosen by generalised cross-validation on the images of the fit, keeps few images from being learned by
-    heart.
+    ridge, chosen by generalised cross-validation on the images of the fit, avoids overfitting to few images.
     """
 
     def __init__(self, grid: tuple[int, ...], kernel_size: int) -> None:

@@ -145,7 +145,7 @@ _CUT = 2.0**-23
 """Share of a head's kernel that may lie outside the box to which it is cut: no more than float32 rounds away."""
 
 _APART = 4
-"""A head runs in the box of larger ones if that has at most so many times the taps of its own."""
+"""Heads share a box if it has at most this many times the taps of the smallest head's own box."""
 
 
 class _Box(NamedTuple):

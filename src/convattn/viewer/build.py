@@ -23,7 +23,7 @@ from convattn.viewer.page_program import Program, make_program
 from convattn.viewer.scene import SCHEMA, Scene, SceneTensors, readable
 
 _ROUNDING = 1 / 510
-"""What a picture in bytes may be off."""
+"""Rounding error of a picture that is stored in bytes."""
 
 _CLIPPED = (
     "{:.1%} of this image's numbers lie outside 0 to 1 before normalisation (from {:.3g} to {:.3g}). The picture shows"
@@ -94,7 +94,7 @@ class Exhibit:
         return bool(self.mean) and self.images.shape[1] in (1, 3)
 
     def pictures(self) -> UInt8[Tensor, "images rows cols 3"]:
-        """Returns the images as one sees them; where mean and std are unknown, each between its extremes."""
+        """Returns the images as pictures; without mean and std, each is stretched between its extremes."""
         images = self._before_normalisation()
         if not self.mean:
             low, high = (images.flatten(1).aminmax(dim=1)[n].view(-1, 1, 1, 1) for n in (0, 1))
@@ -104,7 +104,7 @@ class Exhibit:
         return (images.clamp(0, 1) * 255).round().to(torch.uint8).expand(-1, 3, -1, -1).movedim(1, -1).contiguous()
 
     def notes(self) -> list[str]:
-        """Says of each image what its picture does not show: numbers outside 0 to 1; "" where it shows all."""
+        """Returns a note for each image: which numbers outside 0 to 1 its picture cuts off; "" if there are none."""
         if not self.mean:
             return [""] * len(self.images)
         images = self._before_normalisation().flatten(1)
@@ -322,7 +322,7 @@ class _Network:
         }
 
     def _left_out(self, program: Program | None, timeline: dict[str, Any] | None) -> list[str]:
-        """Says what the page could show of a network with other pictures, or with all its layers."""
+        """Returns notes on what the page leaves out: it needs pictures of the network's own size, or all layers."""
         exhibit, sentences = self.exhibit, []
         if program and exhibit.shows_pictures and not self._runs:
             (rows, cols), (shown_rows, shown_cols) = exhibit.size, self.size
@@ -371,7 +371,7 @@ def prefix_names(network: nn.Module, count: int) -> list[str]:
 def describe_position(
     layer: RelativeAttention, axes: tuple[Axis, ...], name: str, collected: SceneTensors, *, values: bool = True
 ) -> dict[str, Any]:
-    """Describes the attention of a layer's displacements; `values` tells whether the page computes its output, too.
+    """Describes a layer's attention by displacement; `values` tells whether the page also computes its output.
 
     The scores are those of every displacement on the grid, in float32, from the lowest to the highest along each axis;
     of an encoding that adds up over the axes, those of each axis, whose sum the page takes.

@@ -1,4 +1,4 @@
-"""What the page shows of a network: the network on images, and beside it its copies or other networks."""
+"""Gathers what the page shows: a network on images, and beside it its copies or other networks."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -166,7 +166,7 @@ def _preparation(loaded: LoadedNetwork) -> Prepare | None:
 
 
 def _refuse(missing: MissingDependencyError, _: Any) -> Tensor:
-    """Says what is missing once there is a picture to prepare."""
+    """Raises the error about a missing package, once there is a picture to prepare."""
     raise missing
 
 

@@ -18,11 +18,11 @@ from convattn.viewer.page import page_html
 from convattn.viewer.scene import Scene, SceneSizeError
 
 VIEW = "application/vnd.jupyter.widget-view+json"
-"""What notebooks show by their own JavaScript; pages that are made of notebooks fetch that from the network."""
+"""Output that notebooks show by their own JavaScript; pages made of notebooks load that from the network."""
 
 
 def frame(page: str, mark: str) -> str:
-    """Returns HTML with a whole page inside, which neither sees nor changes what is around it."""
+    """Returns HTML that holds a page in a sandboxed frame."""
     return (
         f'<div data-convattn-copy="{mark}"><iframe title="Attention maps" sandbox="allow-scripts allow-downloads"'
         ' loading="lazy" style="width: 100%; height: 80vh; min-height: 30rem; border: 0; display: block"'
