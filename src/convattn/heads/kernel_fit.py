@@ -124,33 +124,27 @@ _FLAT = 1e-14
 """Squared distance to uniform attention that rounding explains, as a share of a query's squared attention."""
 
 
-class HeldOut:
-    """Squared errors of a model on images that it was not fitted to, and those of a trivial model."""
+def explained(
+    errors: list[Float64[Tensor, " images"]], totals: list[Float64[Tensor, " images"]], groups: int, least: float = 0.0
+) -> Estimate:
+    """Returns R² = 1 − Σ errors / Σ totals, with the standard error of a jackknife over groups of the images.
 
-    def __init__(self) -> None:
-        """Starts without images."""
-        self.errors: list[Float64[Tensor, "*heads images"]] = []
-        self.totals: list[Float64[Tensor, "*heads images"]] = []
+    Args:
+        errors: Squared errors of a model on batches of images that it was not fitted to.
+        totals: Those of a trivial model.
+        groups: Number of groups.
+        least: R² is nan unless the totals are more than this an image.
 
-    @property
-    def images(self) -> int:
-        """Number of images."""
-        return sum(part.shape[-1] for part in self.errors)
-
-    def explained(self, groups: int, head: int | None = None, least: float = 0.0) -> Estimate:
-        """Returns R² = 1 − Σ errors / Σ totals, with the standard error of a jackknife over groups of the images.
-
-        It is nan unless the totals are more than `least` an image. Of several heads `head` is the number of one.
-        """
-        chosen = ... if head is None else head
-        totals = torch.cat([part[chosen] for part in self.totals]) if self.totals else torch.zeros(0)
-        if not float(totals.sum()) > least * len(totals):
-            return Estimate(float("nan"), float("nan"))
-        errors = torch.cat([part[chosen] for part in self.errors])
-        parts = torch.arange(len(errors)) * min(groups, len(errors)) // len(errors)
-        keep = [parts != part for part in parts.unique()] if len(errors) > 1 else []
-        others = [float(1 - errors[kept].sum() / totals[kept].sum()) for kept in keep]
-        return Estimate(float(1 - errors.sum() / totals.sum()), jackknife(others))
+    Returns:
+        The estimate.
+    """
+    error, total = (torch.cat(parts) if parts else torch.zeros(0) for parts in (errors, totals))
+    if not float(total.sum()) > least * len(total):
+        return Estimate(float("nan"), float("nan"))
+    parts = torch.arange(len(error)) * min(groups, len(error)) // len(error)
+    keep = [parts != part for part in parts.unique()] if len(error) > 1 else []
+    others = [float(1 - error[kept].sum() / total[kept].sum()) for kept in keep]
+    return Estimate(float(1 - error.sum() / total.sum()), jackknife(others))
 
 
 class KernelFit:
@@ -160,7 +154,8 @@ class KernelFit:
         logs: ln w(δ) of every head; None before the first images to score.
         settled: Which heads have the weights of maximum likelihood.
         mass: Mean attention of a query on positions.
-        held_out: Errors of these weights, and those of uniform attention.
+        errors: Squared errors of these weights, for each batch of images scored.
+        totals: Those of uniform attention.
     """
 
     def __init__(self) -> None:
@@ -168,7 +163,8 @@ class KernelFit:
         self.logs: Float64[Tensor, "heads displacements"] | None = None
         self.settled = torch.ones(0, dtype=torch.bool)
         self.mass: Float64[Tensor, " heads"] = torch.zeros(0)
-        self.held_out = HeldOut()
+        self.errors: list[Float64[Tensor, "heads images"]] = []
+        self.totals: list[Float64[Tensor, "heads images"]] = []
 
     def score(self, call: AttentionCall, pairs: Pairs, fitted: HeadSums) -> None:
         """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
@@ -185,8 +181,8 @@ class KernelFit:
                 expected = (mass * model).to(tile.dtype)
                 apart = [(part - expected).square_().sum(dim=4) for part in tile.split(images_in_cache(tile))]
                 found.append(torch.cat(apart).double().sum(dim=(1, 3)).mT)
-        self.held_out.errors.append(torch.cat(errors))
-        self.held_out.totals.append(torch.cat(totals))
+        self.errors.append(torch.cat(errors))
+        self.totals.append(torch.cat(totals))
 
     def estimate(self, head: int, groups: int) -> Estimate:
         """Returns R² of a head on the images scored.
@@ -195,7 +191,8 @@ class KernelFit:
         """
         if self.logs is None:
             return Estimate(float("nan"), float("nan"))
-        return self.held_out.explained(groups, head, least=_FLAT * float(self.mass[head]) ** 2)
+        errors, totals = ([part[head] for part in parts] for parts in (self.errors, self.totals))
+        return explained(errors, totals, groups, least=_FLAT * float(self.mass[head]) ** 2)
 
     def kernel(self, head: int, inside: Int64[Tensor, " kernel"]) -> tuple[float, ...]:
         """Returns the weights of a head at some displacements; over all of them they sum to its mean attention."""
@@ -243,7 +240,8 @@ class ConvolutionFit:
         """Starts without images."""
         self.grid, self.kernel_size = grid, kernel_size
         self.fitted = 0  # Number of images fitted to
-        self.held_out = HeldOut()
+        self.errors: list[Float64[Tensor, " images"]] = []
+        self.totals: list[Float64[Tensor, " images"]] = []
         self._basis: Float[Tensor, "channels components"] | None = None
         self._sums: dict[str, Tensor] = {}
         self._solution: tuple[Tensor, Tensor, Tensor] | None = None  # Weights, bias, mean of the output
@@ -256,7 +254,7 @@ class ConvolutionFit:
     @property
     def images(self) -> tuple[int, int]:
         """Images fitted to, and images scored."""
-        return self.fitted, self.held_out.images
+        return self.fitted, sum(map(len, self.errors))
 
     def fit(self, x: Float[Tensor, "images positions channels"], y: Float[Tensor, "images positions outputs"]) -> None:
         """Adds images to fit to."""
@@ -284,12 +282,12 @@ class ConvolutionFit:
         target, features = _rows(y), self._features(x, self._basis)
         weights, bias, mean = (part.to(target) for part in self._solution)
         missed = target - torch.addmm(bias, features, weights)
-        self.held_out.errors.append(_squares(missed).view(len(x), -1).sum(dim=1))
-        self.held_out.totals.append(_squares(target - mean).view(len(x), -1).sum(dim=1))
+        self.errors.append(_squares(missed).view(len(x), -1).sum(dim=1))
+        self.totals.append(_squares(target - mean).view(len(x), -1).sum(dim=1))
 
     def estimate(self, groups: int) -> Estimate:
         """Returns R² on the images scored, with the standard error of a jackknife over groups of them."""
-        return self.held_out.explained(groups)
+        return explained(self.errors, self.totals, groups)
 
     def _features(
         self, x: Float[Tensor, "images positions channels"], basis: Float[Tensor, "channels components"]
