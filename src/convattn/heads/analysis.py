@@ -239,21 +239,17 @@ class Run:
         self._names, self._kernel_size = layers, kernel_size
 
     def measure(
-        self,
-        model: nn.Module,
-        image: Callable[[int], Tensor],
-        after: Callable[[int], None] = lambda _: None,
-        like: "Run | None" = None,
+        self, model: nn.Module, image: Callable[[int], Tensor], after: Callable[[int], None], like: "Run"
     ) -> None:
         """Measures the images, in a random order.
 
-        `image` returns one by its number, `after` is called with the size of each batch, and `like` is a finished run,
-        whose memory for an image is the same.
+        `image` returns one by its number, and `after` is called with the size of each batch. The memory of an image in
+        the run `like`, which may be this one, is known from its first batch on.
         """
         order = torch.randperm(self.count, generator=torch.Generator().manual_seed(SEED)).tolist()
         fitted = self.count - max(1, round(self.count / 5)) if self.count > 1 else self.count
         shape: tuple[int, ...] | None = None
-        for start, stop in self._batches((fitted, self.count), self if like is None else like):
+        for start, stop in self._batches((fitted, self.count), like):
             batch = _batch([image(number) for number in order[start:stop]], shape)
             shape = tuple(batch.shape[1:])
             members = torch.arange(start, stop) * min(GROUPS, self.count) // self.count
