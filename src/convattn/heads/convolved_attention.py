@@ -179,11 +179,12 @@ class GatedHeads(nn.Module):
     def __init__(self, layer: TokenAttention, heads: Sequence[int]) -> None:
         """Copies some heads of a layer."""
         super().__init__()
-        assert layer.gated is not None
+        gates, rows = layer.gates, _head_rows(heads, layer.head_width)
+        assert gates is not None
+        assert layer.position is not None
         assert layer.scale is not None
-        rows, position, gates = _head_rows(heads, layer.head_width), layer.gated.position, layer.gated.gates
         self.query, self.key = _some_rows(layer.query, rows), _some_rows(layer.key, rows)
-        self.position = _some_rows(position, torch.tensor(list(heads)))
+        self.position = _some_rows(layer.position, torch.tensor(list(heads)))
         self.gates = nn.Parameter(gates.detach()[list(heads)].clone(), requires_grad=gates.requires_grad)
         self.heads, self.dropout, self.scale = len(heads), layer.dropout, layer.scale
 
@@ -267,7 +268,7 @@ class ConvolvedAttention(nn.Module):
         maps = torch.cat([group.prefix_maps for group in groups]).to(**kind)
         self.prefix_shares = nn.Parameter(shares, requires_grad=like.requires_grad)
         self.prefix_maps = nn.Parameter(maps, requires_grad=like.requires_grad)
-        attend = ContentHeads if layer.gated is None else GatedHeads
+        attend = ContentHeads if layer.gates is None else GatedHeads
         self.content = attend(layer, others) if others else None
         self.heads, self.averaging, self.grid, self.after = layer.heads, len(averaging), grid, layer.after
 

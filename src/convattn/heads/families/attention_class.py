@@ -82,14 +82,6 @@ ReadLayout: TypeAlias = Callable[[CallContext], Layout]
 """Reads the layout of a call, or raises UnsupportedModelError with the reason alone."""
 
 
-@dataclass(frozen=True)
-class PositionScores:
-    """Attention by position, which is mixed with that by content: σ(λ) of the former, 1 − σ(λ) of the latter."""
-
-    position: nn.Linear  # Scores of the heads from (columns, rows, columns² + rows²) of a displacement
-    gates: nn.Parameter  # λ, (heads,)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenAttention:
     """Multi-head attention over tokens: y = W_out · concat_h softmax(s q_h k_hᵀ) v_h + b."""
@@ -105,7 +97,8 @@ class TokenAttention:
     query_norm: nn.Module = field(default_factory=nn.Identity)  # What is applied to each query before the product
     key_norm: nn.Module = field(default_factory=nn.Identity)  # What is applied to each key
     after: nn.Module = field(default_factory=nn.Identity)  # What follows W_out: the dropout of the output
-    gated: PositionScores | None = None  # What is mixed with the attention by content
+    gates: nn.Parameter | None = None  # λ, (heads,): σ(λ) is the share of attention by position; None if there is none
+    position: nn.Linear | None = None  # Its scores, of (columns, rows, columns² + rows²) of a displacement
 
     @property
     def head_width(self) -> int:

@@ -13,7 +13,6 @@ from convattn.heads.families.attention_class import (
     AttentionClass,
     CallContext,
     PatchNetwork,
-    PositionScores,
     TokenAttention,
     linear,
     require_linear,
@@ -107,7 +106,7 @@ def gated_matrices(attention: nn.Module) -> TokenAttention:
     query, key = split_linear(require_linear(attention, "qk"), 2)
     value, position = require_linear(attention, "v"), require_linear(attention, "pos_proj")
     gates: nn.Parameter = attention.gating_param  # type: ignore[assignment]
-    return replace(_matrices(attention, query, key, value), gated=PositionScores(position, gates))
+    return replace(_matrices(attention, query, key, value), gates=gates, position=position)
 
 
 def _matrices(attention: nn.Module, query: nn.Linear, key: nn.Linear, value: nn.Linear) -> TokenAttention:
