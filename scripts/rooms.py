@@ -35,7 +35,7 @@ ABOVE = {
     "convert": 3_990,
     "models": 1_255,
     "networks": 1_890,
-    "heads": 5_538,
+    "heads": 5_531,
     "viewer": 2_236,
     "cli": 1_391,
     "lab": 6_120,
