@@ -20,13 +20,14 @@ def dense_attention(
 ) -> Float[Tensor, "batch outputs *out"]:
     """Computes a layer by its definition, y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k], in the dtype of x.
 
-    Only parameters and arguments of the layer are read. `backwards` sums from the last term to the first, and divides
-    by the sum of the exponentials last where the scores are those of positions alone. Both round differently.
+    Only parameters and arguments of the layer are read. `backwards` sums from the last term to the first. Where the
+    weights are those of positions alone, and not rounded to fewer bits, it divides by the sum of the exponentials last.
+    Both round differently.
     """
     keys, _, queries = _grids(layer, x)
     position, content = dense_scores(layer, x, formula, backwards=backwards)
-    if backwards and content is None:
-        weights = _exponentials(position)[None].to(x.dtype)
+    if backwards and content is None and position.dtype == x.dtype:
+        weights = _exponentials(position)[None]
         totals = weights.sum(-1, keepdim=True)
     else:
         weights = _weights(layer, position, content, backwards=backwards).to(x.dtype)
