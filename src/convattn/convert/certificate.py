@@ -15,10 +15,10 @@ from convattn.convert.taps import (
     SEED,
     AnyConvolution,
     TransposedConvolution,
-    in_one_product,
     read_taps,
     summed_otherwise,
     tap_by_tap,
+    term_by_term,
 )
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, must_be
@@ -475,7 +475,7 @@ def certify_attention(
     with torch.no_grad(), without_autocast(x.device):
         high = copy.deepcopy(conv).double().cpu()(x.double().cpu())
         made, by_itself, taps = attention(x), layer(x), read_taps(conv)
-        lows = [tap_by_tap(taps, x), in_one_product(taps, x), conv(x), *(conv(other) for other in _moved(x))]
+        lows = [tap_by_tap(taps, x), term_by_term(taps, x), conv(x), *(conv(other) for other in _moved(x))]
     measured_error = max(largest(y.double().cpu() - high) for y in (made, by_itself))
     allowed, bounds = rounding_budget(high, lows), attention_rounding(layer, conv)
     exact, not_covered = leak == 0 and not any(discarded), []

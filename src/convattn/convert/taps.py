@@ -149,15 +149,25 @@ def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float
     return _with_bias(taps, y)
 
 
-def in_one_product(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes a convolution in its own dtype as one matrix product, with a copy of the image for every tap."""
-    every = rearrange(
-        torch.stack(list(tap_pixels(taps, x)), 1),
-        "b taps (groups c) ... -> b 1 (groups taps c) ...",
-        groups=taps.groups,
-    )
-    maps = rearrange(taps.maps, "taps outputs c -> 1 outputs (taps c)")
-    return _with_bias(taps, combine_heads(every, maps, taps.groups))
+_BLOCK = 384
+"""Terms that a matrix product sums one after another before it adds what they make to the rest."""
+
+
+def term_by_term(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes a convolution as matrix products do at worst: one term after another, in at least float32."""
+    kind = torch.promote_types(x.dtype, torch.float32)
+    every, terms = list(tap_pixels(taps, x)), 0
+    total = block = torch.zeros((), dtype=kind)
+    for pixels, weight in zip(every, taps.maps, strict=True):
+        seen = rearrange(pixels.to(kind), "b (groups c) ... -> c b groups 1 (...)", groups=taps.groups)
+        columns = rearrange(weight.to(kind), "(groups outputs) c -> c groups outputs 1", groups=taps.groups)
+        for one, column in zip(seen, columns, strict=True):
+            if terms % _BLOCK == 0:
+                total = total + block
+                block = torch.zeros_like(one * column)
+            block.addcmul_(one, column)
+            terms += 1
+    return _with_bias(taps, (total + block).reshape(len(x), -1, *every[0].shape[2:]).to(x.dtype))
 
 
 def tap_pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
