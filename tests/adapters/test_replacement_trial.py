@@ -14,7 +14,7 @@ from convattn.heads.replace import compare_on_images, replace_convolutional_head
 
 def test_changes_and_predictions_are_those_of_both_outputs():
     network, _, report = measured("bert")
-    x = words(count=40)
+    x = words(count=400)
     made, record = replace_convolutional_heads(network, report, heads=every_head(report), images=x)
     before, after = outputs(network, x).double(), outputs(made, x).double()
     changed = (before.argmax(-1) != after.argmax(-1)).sum()
