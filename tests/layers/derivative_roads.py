@@ -65,6 +65,17 @@ def gradient_twice(numbers):
     return named(leaves, torch.autograd.grad(dotted(numbers, first), inputs, allow_unused=True), inputs)
 
 
+def terms_of_gradient_twice(numbers):
+    """What each number of the output adds to the second derivatives."""
+    layer, leaves = numbers.leaves()
+    inputs, found = list(leaves.values()), []
+    for cube in layer(leaves["x"]).pow(3).flatten():
+        first = torch.autograd.grad(cube, inputs, create_graph=True)
+        second = torch.autograd.grad(dotted(numbers, first), inputs, retain_graph=True, allow_unused=True)
+        found.append(named(leaves, second, inputs))
+    return {name: torch.stack([one[name] for one in found]) for name in leaves}
+
+
 def backward_to_inputs(numbers):
     layer, leaves = numbers.leaves()
     inputs = list(leaves.values())
