@@ -29,7 +29,7 @@ def test_study_trains_compares_and_is_kept(capsys):
     record = StudyRecord.load("there/study.json")
     out, err = capsys.readouterr()
     assert tuple(group.label for group in record.groups) == LABELS
-    assert f"{LABELS[1]} less {LABELS[0]}: {100 * record.differences[0].mean:+.2f} points; n = 1: one difference" in out
+    assert f"{LABELS[1]} less {LABELS[0]}: {100 * record.differences[0].mean:+.2f} points, n = 1: too few" in out
     assert out.endswith("wrote there; look at there/study.md\n")
     assert err.count(": done in ") == 2
     assert record.command.startswith("convattn study digits-quadratic --seeds 3 --set model.width=5")

@@ -121,7 +121,7 @@ def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path,
     shown = gather(str(digits_run), tmp_path / "images.npy")
     assert shown.exhibits[0].mean == ()
     with pytest.raises(MissingDependencyError, match="needs scikit-learn"):  # once a picture is dropped on the page
-        shown.prepare[0](Image.new("RGB", (8, 8)))
+        shown.exhibits[0].prepare(Image.new("RGB", (8, 8)))
 
 
 def test_without_scikit_learn_a_network_of_digits_is_converted(digits_run, tmp_path, no_scikit_learn):
