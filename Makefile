@@ -58,7 +58,7 @@ RUNS ?= seeds.jsonl
 test-seeds: $(VENV)/.dev ## Run the numeric tests with 40 other seeds, 20 of them on other code of torch: takes hours
 	$(PY) scripts/seeds.py -o $(RUNS) --numprocesses=auto --dist=worksteal
 
-docs: $(VENV)/.dev       ## Write docs/commands.md out of the commands' help
+docs: $(VENV)/.dev       ## Write docs/reference/commands.md out of the commands' help
 	$(PY) scripts/command_help.py
 
 constraints:             ## Pin today's versions in constraints.txt (needs uv)

@@ -34,8 +34,8 @@ attention layer the weights are computed from what the module hands to its kerne
 with what the module itself computed.
 
 {read} architectures with {layers} layers were read: the largest error takes {worst:.0%} of its
-[budget](../error-budget.md), and the rows of {normalised} layers sum to one ({exceptions}). {refused} architectures
-are refused, with a reason.
+[budget](../explanation/error-budget.md), and the rows of {normalised} layers sum to one ({exceptions}). {refused}
+architectures are refused, with a reason.
 
 ## Read
 

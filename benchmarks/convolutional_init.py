@@ -40,8 +40,8 @@ PAGE = """\
 # A vision transformer that starts as a convolution
 
 Does it help? One small transformer, trained on {images} handwritten digits from the same random weights as it is, and
-as [`convolutional_init`](../networks-vit.md) starts it with 3 × 3 patches and nine heads. Accuracy on {tests} other
-digits in per cent, mean ± standard deviation over {count} seeds (weights and order of images):
+as [`convolutional_init`](../explanation/vision-transformers.md) starts it with 3 × 3 patches and nine heads. Accuracy
+on {tests} other digits in per cent, mean ± standard deviation over {count} seeds (weights and order of images):
 
 {table}
 

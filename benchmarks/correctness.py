@@ -94,7 +94,7 @@ def roads(images: Float[Tensor, "*shape"], count: int = LEAST_ROUNDINGS) -> list
 
 
 def judge(actual: Mapping[str, Tensor], hi: Mapping[str, Tensor], lows: Sequence[Mapping[str, Tensor]]) -> Check:
-    """Compares results with references, each by the error budget of `docs/error-budget.md`.
+    """Compares results with references, each by the error budget of `docs/explanation/error-budget.md`.
 
     Args:
         actual: Results by name.

@@ -1,4 +1,4 @@
-"""Writes docs/commands.md out of the help that the commands print: `make docs`, or python scripts/command_help.py."""
+"""Writes docs/reference/commands.md out of the help that the commands print: python scripts/command_help.py."""
 
 import io
 from pathlib import Path
@@ -7,7 +7,7 @@ from rich.console import Console
 
 from convattn.cli.app import COMMANDS, build_app
 
-PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
 WIDTH = 100
 
 

@@ -28,7 +28,7 @@ MODULES = {
 """Packages whose module has another name."""
 
 BY_TORCH = {"onnx", "onnxscript"}
-"""What `torch.onnx` imports on its own, for networks that are exported as docs/networks.md says."""
+"""What `torch.onnx` imports on its own, for networks that are exported as docs/how-to/convert.md says."""
 
 
 def requirements(extra: str) -> list[Requirement]:

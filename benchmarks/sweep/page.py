@@ -18,8 +18,8 @@ in evaluation mode: once as softmax attention axis by axis in every layer (`impl
 
 {counts}
 
-- **passed**: every layer and the network as a whole are within the [error budget](../error-budget.md), and on the
-  separable path every layer that the image reached ran as separable softmax attention.
+- **passed**: every layer and the network as a whole are within the [error budget](../explanation/error-budget.md), and
+  on the separable path every layer that the image reached ran as separable softmax attention.
 - **with leftovers**: of those passed, the networks in which a convolution is called as a function by a module that is
   no convolution. The certificate names them; the rest of the network is converted.
 - **failed** and **crashed** are wrong results. **refused** networks raise an error that says why, and nothing is made.

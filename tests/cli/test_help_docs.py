@@ -1,4 +1,4 @@
-"""docs/commands.md is what the commands print."""
+"""docs/reference/commands.md is what the commands print."""
 
 import runpy
 from pathlib import Path
@@ -14,7 +14,7 @@ def test_page_is_current():
 
 
 def test_page_has_every_command():
-    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     assert [line for line in page.splitlines() if line.startswith("## ")] == [
         "## convattn",
         *(f"## convattn {name}" for name in COMMANDS),

@@ -1,4 +1,4 @@
-"""How far one pixel that is not finite reaches, on each path: what `docs/derivatives.md` promises."""
+"""How far one pixel that is not finite reaches, on each path: what `docs/explanation/derivatives.md` promises."""
 
 import pytest
 import torch

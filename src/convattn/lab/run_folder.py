@@ -37,10 +37,10 @@ pa = optional_module("pyarrow.parquet", "pyarrow", "train")
 hub = optional_module("huggingface_hub", "huggingface-hub", "train")
 
 _PSEUDOCODE = {
-    "attention_net": "docs/theory.md §1 to §6 (the operator and its paths); class AttentionNet",
+    "attention_net": "docs/explanation/theory.md §1 to §6 (the operator and its paths); class AttentionNet",
     "conv_net": "class ConvNet: the same blocks with convolutions",
     "resnet": "He, Zhang, Ren, Sun, CVPR 2016; class ResNet",
-    "speed_net": "docs/theory.md §1 to §4; class SpeedNet, with the sizes of Jordan, arXiv 2404.00498",
+    "speed_net": "docs/explanation/theory.md §1 to §4; class SpeedNet, with the sizes of Jordan, arXiv 2404.00498",
 }
 
 _USE = {

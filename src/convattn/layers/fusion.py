@@ -34,7 +34,7 @@ def fuse(layer: _Layer, following: nn.Module) -> _Layer:
     A layer with groups is refused: after a map that joins all channels its matrices would no longer be block-diagonal,
     but `groups` times as large as before, and the fused layer slower than the two.
 
-    Source: `docs/theory.md` §1.
+    Source: `docs/explanation/theory.md` §1.
 
     Args:
         layer: The attention layer, without groups; it is not changed.

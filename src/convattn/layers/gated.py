@@ -28,7 +28,7 @@ class GatedRelativeAttention(RelativeAttention, ABC):
     without content, on the same path and to the same bits. With gradients, in compiled graphs, or once a gate is open,
     the weights of every query and key are computed, some images at a time (`plan` says how much memory that takes).
 
-    Source: d'Ascoli et al. 2021 (ConViT), eq. 6, for "sigmoid"; `docs/theory.md` §6.
+    Source: d'Ascoli et al. 2021 (ConViT), eq. 6, for "sigmoid"; `docs/explanation/theory.md` §6.
 
     Attributes:
         gate: λ or g, (heads,); see also the attributes of `RelativeAttention`.

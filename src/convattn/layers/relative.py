@@ -152,7 +152,7 @@ class RelativeAttention(HasKernel, ABC):
     A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores if requested. Keys are the pixels of
     the padded image; queries are the positions at which a convolution with the same arguments centres its window.
 
-    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §2; `docs/theory.md` §1.
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §2; `docs/explanation/theory.md` §1.
 
     Attributes:
         dims: Number of spatial axes.

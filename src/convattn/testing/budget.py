@@ -33,7 +33,7 @@ class Sums(NamedTuple):
 def budget(hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, "*shape"]]) -> float:
     """Returns the largest error that rounding explains: 2 (max|lo − hi| + eps(dtype) · max|hi|).
 
-    Source: `docs/theory.md` §8.
+    Source: `docs/explanation/theory.md` §8.
 
     Args:
         hi: Reference in float64.

@@ -43,7 +43,7 @@ class Scene:
     """What the interactive page shows.
 
     Saved, it is one safetensors file: the header is JSON under "convattn.scene" in its metadata, and names the tensors.
-    `docs/viewer.md` describes the format.
+    `docs/how-to/viewer.md` describes the format.
 
     Attributes:
         header: Title, images, networks and their layers, as JSON types.

@@ -3,7 +3,7 @@ import { addProduct, partOf } from "./numbers.js";
 /** @import { Padding, Pair } from "./scene.js" */
 
 /**
- * Where queries and keys stand, and the scores of displacements, as `docs/theory.md` §1 defines them.
+ * Where queries and keys stand, and the scores of displacements, as `docs/explanation/theory.md` §1 defines them.
  * @typedef {object} LayerGeometry  where queries stand among the keys
  * @property {Pair} keys  rows and columns of the padded image
  * @property {Pair} grid  rows and columns of the queries

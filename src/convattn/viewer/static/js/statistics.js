@@ -1,4 +1,4 @@
-// Numbers of one row of attention: what a head looks at from one query. `docs/analysis.md` names them; here they are of
+// Numbers of one row of attention: what a head looks at from one query. `docs/how-to/analyse.md` names them; here they are of
 // one query, on the same units: steps of the layer's keys.
 
 import { partOf } from "./numbers.js";
