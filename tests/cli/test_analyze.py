@@ -175,7 +175,6 @@ def mistakes(place):
     parquet.write_table(pa.table({"label": [1]}), place / "label.parquet")
     parquet.write_table(pa.table({"img": pa.array([], pa.binary())}), place / "none.parquet")
     parquet.write_table(pa.table({"img": [b"half"]}), place / "half.parquet")
-    parquet.write_table(pa.table({"input_ids": [[1, 2], [3]]}), place / "ragged.parquet")
     np.save(place / "grey.npy", np.zeros((3, 1, 32, 32), dtype=np.float32))
     np.save(place / "nan.npy", np.full((3, 3, 32, 32), np.nan, dtype=np.float32))
     return {
@@ -187,10 +186,9 @@ def mistakes(place):
         "bad.parquet": "not a readable parquet file",
         "flat.npy": "must hold numbers of at least one image",
         "words.npy": "must hold numbers of at least one image",
-        "label.parquet": "must have a column image, img, input_ids, tokens, token_ids, but has label",
+        "label.parquet": "must have a column image or img, but has label",
         "none.parquet": "has no rows",
         "half.parquet": r"cannot read the image .*half\.parquet, row 0",
-        "ragged.parquet": "token ids must be lists of one length",
         "grey.npy": "images must",
         "nan.npy": "images must hold finite numbers",
     }

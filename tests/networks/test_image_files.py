@@ -42,25 +42,3 @@ def test_rows_without_a_picture_are_named(tmp_path):
     parquet.write_table(pa.table({"image": rows}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"cannot read the image .*a\.parquet, row 0: no picture, but a NoneType"):
         open_images(tmp_path / "a.parquet", lambda: unused)[0]
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([[2, 3], [5, None]], r"a\.parquet: token ids must be whole numbers \("),
-        ([["2", "3"]], r"a\.parquet: token ids must be whole numbers \("),
-        ([[2, 3], [5]], r"a\.parquet: token ids must be lists of one length"),
-        ([2, 3], r"a\.parquet: token ids must be lists of one length"),
-    ],
-    ids=["missing", "text", "of several lengths", "no lists"],
-)
-def test_token_ids_that_are_none_are_refused(rows, message, tmp_path):
-    parquet.write_table(pa.table({"input_ids": rows}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=message):
-        open_images(tmp_path / "a.parquet", unused)
-
-
-def test_token_ids_are_read_as_they_are(tmp_path):
-    parquet.write_table(pa.table({"input_ids": [[2, 3, 5], [7, 11, 13]]}), tmp_path / "a.parquet")
-    found = open_images(tmp_path / "a.parquet", unused)
-    assert torch.equal(found, torch.tensor([[2, 3, 5], [7, 11, 13]]))

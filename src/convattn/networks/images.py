@@ -193,7 +193,8 @@ def draw_images(network: nn.Module, shape: tuple[int, ...] | None = None) -> Flo
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 """Endings of files that are read as pictures."""
 
-_IMAGE_COLUMNS, _TOKEN_COLUMNS = ("image", "img"), ("input_ids", "tokens", "token_ids")
+_COLUMNS = ("image", "img")
+"""Columns of a parquet file that hold pictures; the first one is taken."""
 
 
 @final
@@ -224,12 +225,12 @@ class Pictures(Sequence[Tensor]):
 
 
 def open_images(path: Path, prepare: Callable[[], Prepare], *, limit: int | None = None) -> Sequence[Tensor] | Tensor:
-    """Opens a folder of pictures, a parquet file of pictures or token ids, or an array of numpy.
+    """Opens a folder of pictures, a parquet file of pictures, or an array of numpy.
 
     Args:
-        path: A folder; a file that ends in .parquet, with a column image or img of pictures or a column input_ids of
-            token ids; or one that ends in .npy: (images, rows, cols, 3) of bytes are pictures, whole numbers (texts,
-            length) are token ids, and floating-point numbers are what the network takes.
+        path: A folder; a file that ends in .parquet, with a column image or img of pictures; or one that ends in .npy:
+            (images, rows, cols, 3) of bytes are pictures, other whole numbers (texts, length) are token ids, and
+            floating-point numbers are what the network takes.
         prepare: Returns how pictures are prepared; called only if there are any.
         limit: How many to take, in the order of their names or rows; None takes all.
 
@@ -262,21 +263,18 @@ def stack_images(opened: Sequence[Tensor] | Tensor, path: Path) -> Float[Tensor,
     return torch.stack(made)
 
 
-def _read_parquet(path: Path, prepare: Callable[[], Prepare], limit: int | None) -> Sequence[Tensor] | Tensor:
+def _read_parquet(path: Path, prepare: Callable[[], Prepare], limit: int | None) -> Pictures:
     pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
     try:
         names = pa.parquet.read_schema(path).names
-        chosen = next((name for name in (*_IMAGE_COLUMNS, *_TOKEN_COLUMNS) if name in names), None)
+        chosen = next((name for name in _COLUMNS if name in names), None)
         if chosen is None:
-            wanted = ", ".join((*_IMAGE_COLUMNS, *_TOKEN_COLUMNS))
-            raise DataError(f"{path} must have a column {wanted}, but has {', '.join(names) or 'none'}")
+            raise DataError(f"{path} must have a column {' or '.join(_COLUMNS)}, but has {', '.join(names) or 'none'}")
         rows = pa.parquet.read_table(path, columns=[chosen])[chosen].slice(0, limit).to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from None
     if not rows:
         raise DataError(f"{path} has no rows")
-    if chosen in _TOKEN_COLUMNS:
-        return _token_ids(path, rows)
     encoded = [row.get("bytes") if isinstance(row, dict) else row for row in rows]
     return Pictures([(f"{path}, row {row}", partial(_decode, data)) for row, data in enumerate(encoded)], prepare())
 
@@ -285,16 +283,6 @@ def _decode(data: Any) -> Any:
     if not isinstance(data, bytes):
         raise PictureError("none", f"no picture, but a {type(data).__name__}")
     return decode_picture(io.BytesIO(data))
-
-
-def _token_ids(path: Path, rows: Sequence[Any]) -> Tensor:
-    lengths = {len(row) if isinstance(row, list) else -1 for row in rows}
-    if len(lengths) > 1 or -1 in lengths:
-        raise DataError(f"{path}: token ids must be lists of one length; cut or sort the texts, without padding")
-    try:
-        return torch.tensor(rows, dtype=torch.int64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{path}: token ids must be whole numbers ({error})") from None
 
 
 def _read_array(path: Path, prepare: Callable[[], Prepare], limit: int | None) -> Sequence[Tensor] | Tensor:
