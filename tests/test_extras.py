@@ -4,12 +4,14 @@ import ast
 import re
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from convattn.cli.info import _optional_packages
 from convattn.lab.loop import TRACKERS
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +82,26 @@ def test_the_core_imports_what_is_always_installed_and_no_more():
         if room not in OUTSIDE_THE_CORE:
             surplus = module_level_imports(path.read_text(encoding="utf-8")) - always
             assert not surplus, f"{path} needs {surplus}: use optional_module in a function"
+
+
+HINT = re.compile(r'(?:MissingDependencyError\(|optional_module\("[\w.]+", )"([\w-]+)", "(\w+)"\)')
+"""Where code names a package and the extra that brings it; the lab may name its own, which brings all it needs."""
+
+
+def test_every_hint_names_the_extra_that_info_names(monkeypatch):
+    lines = [f"{one}; extra == '{extra}'" for extra, one in PAIRS]
+    monkeypatch.setattr(metadata, "requires", lambda _: lines)
+    known = _optional_packages()
+    assert known["timm"] == "timm"
+    named = [
+        (room, *found)
+        for path in (ROOT / "src" / "convattn").rglob("*.py")
+        for room in [path.relative_to(ROOT / "src" / "convattn").parts[0]]
+        for found in HINT.findall(path.read_text(encoding="utf-8"))
+        if room != "errors.py"  # examples
+    ]
+    assert len(named) > 15
+    assert not [one for one in named if one[2] != known[one[1]] and (one[0], one[2]) != ("lab", "train")]
 
 
 def test_what_a_file_imports_is_seen():

@@ -244,3 +244,16 @@ def test_full_demo_passes_with_the_network_of_the_package(tmp_path):
     assert shown.passed
     assert shown.network.card == pretrained_card(shown.network.card.name)
     assert contents(tmp_path / "demo") == FILES
+
+
+def test_all_missing_packages_are_named_before_anything_is_made(monkeypatch, tmp_path, capsys):
+    for module in ("matplotlib", "jinja2", "sklearn"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["demo", "-o", str(tmp_path / "demo")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        "convattn: this needs matplotlib, jinja2, scikit-learn, which are not installed; run: pip install matplotlib"
+        ' jinja2 scikit-learn (or the extra "train" of convattn)\n'
+    )
+    assert not (tmp_path / "demo").exists()

@@ -222,7 +222,10 @@ def test_figure_without_panels_is_left_as_it_is(tmp_path):
 
 
 def test_missing_matplotlib_is_told_before_anything_is_made(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("convattn.cli.output.find_spec", lambda _: None)
     assert main(["reproduce", "all", "--runs", str(runs), "-o", "made"]) == 2
-    assert re.search(r'this needs matplotlib, .*pip install matplotlib \(or the extra "train"', capsys.readouterr().err)
+    assert re.search(
+        r'this needs matplotlib, .*pip install matplotlib pyarrow jinja2 \(or the extra "train"',
+        capsys.readouterr().err,
+    )
     assert not (tmp_path / "made").exists()

@@ -39,8 +39,14 @@ def test_intervals_hold_the_mean_as_often_as_they_say():
 
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_fewer_than_three_values_have_no_interval(n):
-    with pytest.raises(ArgumentError, match=f"values must be at least 3, but is {n}"):
+    with pytest.raises(ArgumentError, match=f"^number of values must be at least 3, but is {n}$"):
         t_interval([1.0] * n)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_have_no_interval(wrong):
+    with pytest.raises(ArgumentError, match="values must be finite"):
+        t_interval([1.0, wrong, 2.0, 3.0])
 
 
 def test_a_difference_says_whether_it_is_resolved():

@@ -1,19 +1,12 @@
 """`convattn analyze`: what the heads of a network look at; `convattn compare`: two such reports."""
 
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
-from convattn.cli.output import (
-    Output,
-    OutputOrDefault,
-    WholeNumber,
-    print_record,
-    require_images,
-)
+from convattn.cli.output import Output, OutputOrDefault, WholeNumber, print_record, require_images, require_packages
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, MissingDependencyError, must_be
+from convattn.errors import ArgumentError, must_be
 
 
 def analyze(  # noqa: PLR0913 - the options of the command
@@ -58,10 +51,9 @@ def analyze(  # noqa: PLR0913 - the options of the command
 
     Raises:
         ArgumentError: The output folder holds something, or an option has a wrong value.
-        MissingDependencyError: matplotlib is not installed.
+        MissingDependencyError: Packages of the extra "train" are not installed; the message names them all.
     """
-    if find_spec("matplotlib") is None:
-        raise MissingDependencyError("matplotlib", "train")
+    require_packages("matplotlib", "jinja2", "pyarrow")
     if limit < 1:
         raise ArgumentError(must_be("--limit", "at least 1", limit))
     require_images(images, source)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from convattn.cli.output import OutputOrDefault, first_free, print_record, print_text
+from convattn.cli.output import OutputOrDefault, first_free, print_record, print_text, require_packages
 from convattn.cli.threads import one_thread
 
 _NETWORK = "convattn:cifar10-small"
@@ -24,7 +24,11 @@ def demo(*, output: OutputOrDefault = None, json: bool = False) -> int:
 
     Returns:
         0, or 1 if a certificate failed or the network sees something else than its card says.
+
+    Raises:
+        MissingDependencyError: Packages of the extra "train" are not installed; the message names them all.
     """
+    require_packages("matplotlib", "jinja2", "sklearn", "PIL")
     from convattn.files import new_folder
     from convattn.lab.demonstration import demonstrate
     from convattn.models.pretrained import network_folder
@@ -39,14 +43,10 @@ def demo(*, output: OutputOrDefault = None, json: bool = False) -> int:
 def _where_next(folder: Path) -> str:
     """Returns the page to open, and commands to try next."""
     view = folder / "view" / "index.html"
-    return "\n".join(
-        [
-            f"wrote {folder}; look at {folder / 'index.html'}, and touch the heads in {view},",
-            "then try:",
-            f"  convattn convert {folder / 'convolution'} -o {folder.name}-softer --sharpness 5 --allow-difference",
-            f"  convattn view {_NETWORK} --compare untrained --compare converted -o {folder.name}-view",
-            f"  convattn convert {_NETWORK} --to conv --kernel-size 3 --allow-difference -o {folder.name}-narrow",
-            "  convattn train digits-quadratic",
-            "  convattn info",
-        ]
-    )
+    return f"""wrote {folder}; look at {folder / "index.html"}, and touch the heads in {view},
+then try:
+  convattn convert {folder / "convolution"} -o {folder.name}-softer --sharpness 5 --allow-difference
+  convattn view {_NETWORK} --compare untrained --compare converted -o {folder.name}-view
+  convattn convert {_NETWORK} --to conv --kernel-size 3 --allow-difference -o {folder.name}-narrow
+  convattn train digits-quadratic
+  convattn info"""

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from convattn.cli.output import OutputOrDefault, first_free, print_record
-from convattn.errors import ArgumentError, MissingDependencyError
+from convattn.cli.output import OutputOrDefault, first_free, print_record, require_packages
+from convattn.errors import ArgumentError
 
 
 def reproduce(
@@ -41,16 +41,13 @@ def reproduce(
 
     Raises:
         ArgumentError: The folder of runs is not given.
-        MissingDependencyError: matplotlib is not installed.
+        MissingDependencyError: Packages of the extra "train" are not installed; the message names them all.
     """
-    from importlib.util import find_spec
-
     if runs is None:
         raise ArgumentError(
             "--runs must be given: the folder in which convattn train has made its runs, for instance runs"
         )
-    if find_spec("matplotlib") is None:
-        raise MissingDependencyError("matplotlib", "train")
+    require_packages("matplotlib", "pyarrow", "jinja2")
     from convattn.lab.reproduction import TARGETS
     from convattn.lab.reproduction import reproduce as make
 

@@ -194,7 +194,7 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
         The ends of the interval, in the unit of the values.
 
     Raises:
-        ArgumentError: There are fewer than three values.
+        ArgumentError: There are fewer than three values, or one is not finite.
 
     Example:
         >>> low, high = t_interval([1.0, 2.0, 3.0])
@@ -204,7 +204,9 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
     from scipy import stats
 
     if len(values) < LEAST_SEEDS:
-        raise ArgumentError(must_be("values", f"at least {LEAST_SEEDS}", len(values)))
+        raise ArgumentError(must_be("number of values", f"at least {LEAST_SEEDS}", len(values)))
+    if not all(map(math.isfinite, values)):
+        raise ArgumentError(must_be("values", "finite", list(values)))
     mean, error = statistics.fmean(values), float(stats.sem(values))
     if error == 0:  # scipy returns nan
         return mean, mean
