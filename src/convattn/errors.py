@@ -193,12 +193,10 @@ class MissingDependencyError(ConvAttnError, ImportError):
     def __init__(self, package: str, extra: str) -> None:
         """Names the package, or several separated by spaces, and the extra that brings them."""
         self.package, self.extra = package, extra
-        names = ", ".join(package.split())
-        are = "are" if " " in package else "is"
-        super().__init__(f"this needs {names}, which {are} not installed; run: {install_hint(package, extra)}")
+        names = f"{', '.join(package.split())}, which {'are' if ' ' in package else 'is'}"
+        super().__init__(f"this needs {names} not installed; run: {install_hint(package, extra)}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        """Lets the error cross from one process to another."""
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:  # pickled to cross from one process to another
         return type(self), (self.package, self.extra)
 
 

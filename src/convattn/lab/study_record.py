@@ -208,10 +208,8 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
     if not all(map(math.isfinite, values)):
         raise ArgumentError(must_be("values", "finite", list(values)))
     mean, error = statistics.fmean(values), float(stats.sem(values))
-    if error == 0:  # scipy returns nan
-        return mean, mean
-    low, high = stats.t(len(values) - 1, mean, error).interval(0.95)
-    return float(low), float(high)
+    reach = float(stats.t(len(values) - 1).ppf(0.975)) * error
+    return mean - reach, mean + reach
 
 
 def difference_in_words(values: Sequence[float]) -> str:

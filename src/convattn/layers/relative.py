@@ -165,7 +165,6 @@ class RelativeAttention(HasKernel, ABC):
     """
 
     dims: ClassVar[int]
-    encoding: Any  # an `Encoding`: type checkers cannot know of which class, and so with which attributes
     gate: nn.Parameter | None
 
     def __init__(  # noqa: PLR0913 - the arguments of nn.ConvNd, plus those of attention
