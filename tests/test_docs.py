@@ -13,6 +13,7 @@ PAGES = sorted(
     for page in ROOT.rglob("*.md")
     if not any(part.startswith(".") or part in NOT_OURS for part in page.relative_to(ROOT).parts)
 )
+RUNNABLE_FOLDERS = ("docs/how-to", "docs/explanation", "docs/reference")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
@@ -23,6 +24,13 @@ def name(path: Path) -> str:
 
 def blocks(page: Path, language: str) -> list[str]:
     return [code for found, code in FENCE.findall(page.read_text(encoding="utf-8")) if found == language]
+
+
+RUNNABLE = [
+    page
+    for page in PAGES
+    if name(page) == "README.md" or (name(page).startswith(RUNNABLE_FOLDERS) and blocks(page, "python"))
+]
 
 
 def anchors(page: Path) -> set[str]:
@@ -48,24 +56,12 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/how-to/analyse.md",
-        "docs/reference/adapters.md",
-        "docs/how-to/encoding.md",
-        "docs/how-to/replace-heads.md",
-        "docs/how-to/viewer.md",
-    ],
-)
+@pytest.mark.parametrize("page", RUNNABLE, ids=name)
 def test_python_blocks_run(page, tmp_path, monkeypatch, encodings_forgotten):
     monkeypatch.chdir(tmp_path)
-    found = blocks(ROOT / page, "python")
-    assert found
     namespace = {"__name__": "readme"}
-    for number, code in enumerate(found, start=1):
-        exec(compile(code, f"{page}, python block {number}", "exec"), namespace)
+    for number, code in enumerate(blocks(page, "python"), start=1):
+        exec(compile(code, f"{name(page)}, python block {number}", "exec"), namespace)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name)
